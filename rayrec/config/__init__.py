@@ -1,0 +1,27 @@
+"""The pydantic models of a recipe; `load_recipe` reads one with overrides applied."""
+
+from rayrec.config.base import Config
+from rayrec.config.evaluate import EvaluateConfig
+from rayrec.config.model import DCNv2Config, DLRMConfig, ModelConfig
+from rayrec.config.preprocess import PreprocessConfig
+from rayrec.config.recipe import Recipe, dump_recipe, load_recipe, shipped_recipes
+from rayrec.config.serve import ServeConfig
+from rayrec.config.source import CriteoSourceConfig, SourceConfig
+from rayrec.config.train import TrainConfig
+
+__all__ = [
+    "Config",
+    "CriteoSourceConfig",
+    "DCNv2Config",
+    "DLRMConfig",
+    "EvaluateConfig",
+    "ModelConfig",
+    "PreprocessConfig",
+    "Recipe",
+    "ServeConfig",
+    "SourceConfig",
+    "TrainConfig",
+    "dump_recipe",
+    "load_recipe",
+    "shipped_recipes",
+]

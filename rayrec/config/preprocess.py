@@ -1,0 +1,102 @@
+"""How raw rows become a dataset folder."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from rayrec.config.base import Config
+
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class DaySplitConfig(Config):
+    """As published for Criteo Terabyte: one day is held out and halved by line count, the other days train.
+
+    The first half is `test`, the second `validation`, both in file order.
+    """
+
+    kind: Literal["day"] = "day"
+    held_out_day: int = Field(23, ge=0)
+
+
+class _Fractions(Config):
+    validation: Fraction = 0.0
+    """Share of the rows in the `validation` split."""
+    test: Fraction = 0.1
+    """Share of the rows in the `test` split."""
+
+    @model_validator(mode="after")
+    def _leaves_rows_to_train(self) -> "_Fractions":
+        if self.validation + self.test >= 1.0:
+            raise ValueError("validation + test must be below 1, so that rows are left for train")
+        return self
+
+
+class FractionSplitConfig(_Fractions):
+    """By position: the first rows in file order train, then `validation`, the last rows are `test`."""
+
+    kind: Literal["fraction"] = "fraction"
+
+
+class HashSplitConfig(_Fractions):
+    """By a hash of the row's text and `preprocess.seed`: the same row always falls into the same split."""
+
+    kind: Literal["hash"] = "hash"
+
+
+class FileSplitConfig(Config):
+    """By file: the command line names the files of each split (`--input train=PATH --input test=PATH`)."""
+
+    kind: Literal["files"] = "files"
+
+
+SplitConfig = Annotated[
+    DaySplitConfig | FractionSplitConfig | HashSplitConfig | FileSplitConfig, Field(discriminator="kind")
+]
+
+
+class ShardLayoutConfig(Config):
+    """The Parquet files of a split; defaults chosen by measurement (benchmarks/shard_layout.py)."""
+
+    rows_per_part: PositiveInt = 4_194_304
+    """Most rows in one Parquet file."""
+    rows_per_row_group: PositiveInt = 32_768
+    """Rows in one row group: the unit that ingest reads and shuffles."""
+    compression: Literal["none", "lz4", "zstd", "snappy"] = "lz4"
+
+
+class SparkConfig(Config):
+    """The Spark application that runs on Ray; unset values are sized from the cluster's free resources."""
+
+    executors: PositiveInt | None = None
+    executor_cores: PositiveInt | None = None
+    executor_memory: str | None = Field(None, pattern=r"^\d+[kmgt]$")
+    """JVM heap of one executor, as Spark writes it: `4g`."""
+    shuffle_partitions: PositiveInt | None = None
+
+
+class PreprocessConfig(Config):
+    split: SplitConfig = HashSplitConfig()
+    frequency_limit: int | dict[str, int] = 15
+    """A categorical value that occurs fewer times gets id 0. One number, or numbers by column with `default`."""
+    vocabulary_from: Literal["train", "all"] = "train"
+    """Rows that vocabularies are counted over. `all` repeats the original's leak of the test rows."""
+    max_table_size: PositiveInt | None = Field(None, ge=2)
+    """Most rows of one embedding table; ids beyond it share rows by hashing."""
+    numeric_log: bool = True
+    """Numeric columns become ln(x + 3), missing or undefined 0; without it x, missing 0."""
+    order: Literal["input", "total_random", "day_random"] = "total_random"
+    """Order of the rows of `train`; the other splits always keep the order of the input."""
+    max_rejected_fraction: float = Field(0.01, ge=0.0, le=1.0)
+    """A larger share of bad rows stops the job."""
+    seed: int = 0
+    broadcast_limit: PositiveInt = 2_000_000
+    """Vocabularies up to this many values are looked up in memory; the rest of a larger one is joined by Spark."""
+    layout: ShardLayoutConfig = ShardLayoutConfig()
+    spark: SparkConfig = SparkConfig()
+
+    def frequency_limit_of(self, column: str) -> int:
+        """The least count at which a value of `column` keeps its own id."""
+        if isinstance(self.frequency_limit, int):
+            return self.frequency_limit
+        return self.frequency_limit.get(column, self.frequency_limit.get("default", 1))

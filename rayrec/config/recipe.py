@@ -1,0 +1,157 @@
+"""A recipe: one YAML file that describes a whole run, from source to serving.
+
+Precedence: the models' defaults, then the recipe's file, then `section.key=value` overrides.
+"""
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from rayrec.common.errors import ConfigError
+from rayrec.config.base import Config
+from rayrec.config.evaluate import EvaluateConfig
+from rayrec.config.model import DLRMConfig, ModelConfig
+from rayrec.config.preprocess import PreprocessConfig
+from rayrec.config.serve import ServeConfig
+from rayrec.config.source import CriteoSourceConfig, SourceConfig
+from rayrec.config.train import TrainConfig
+
+
+class Recipe(Config):
+    """Everything that a command needs to know besides the paths."""
+
+    name: str
+    description: str = ""
+    source: SourceConfig = CriteoSourceConfig()
+    preprocess: PreprocessConfig = PreprocessConfig()
+    model: ModelConfig = DLRMConfig()
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    serve: ServeConfig = ServeConfig()
+
+
+def shipped_recipes() -> dict[str, str]:
+    """Name -> YAML text of every recipe in the package."""
+    folder = resources.files("rayrec.recipes")
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
+    return {f.name.removesuffix(".yaml"): f.read_text() for f in files}
+
+
+def load_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> Recipe:
+    """Load a shipped recipe by name, or one from a YAML file, and apply `section.key=value` overrides.
+
+    Raises ConfigError naming the recipe, the key and the nearest known name.
+    """
+    origin, text = _read(recipe)
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise ConfigError(f"{origin}{where}: {problem}; fix the YAML") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{origin}: a recipe is a mapping of sections (model:, train:, ...)")
+    for override in overrides:
+        _apply_override(content, override)
+    content.setdefault("name", Path(origin).stem)
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(f"{origin}: {describe_validation_error(error, Recipe)}") from None
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The resolved recipe as YAML; `load_recipe` of it gives an equal one."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+
+
+def describe_validation_error(error: ValidationError, root: type[BaseModel]) -> str:
+    """One line on the first problem of `error`, with the nearest known key where one is unknown."""
+    first = error.errors()[0]
+    location = ".".join(str(part) for part in first["loc"])
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        *parents, key = first["loc"]
+        known = _keys_at(root, [str(part) for part in parents])
+        nearest = difflib.get_close_matches(str(key), known, n=1)
+        hint = f"did you mean '{nearest[0]}'?" if nearest else f"known keys: {', '.join(sorted(known))}"
+        return f"unknown key '{location}'; {hint}{more}"
+    if first["type"] == "union_tag_not_found":
+        return f"{location}: say which kind it is (key 'kind'){more}"
+    message = first["msg"].removeprefix("Value error, ")
+    shown = "" if isinstance(first["input"], (dict, BaseModel)) else f" (got {first['input']!r})"
+    return f"{location or 'recipe'}: {message}{shown}{more}"
+
+
+def _read(recipe: str | Path) -> tuple[str, str]:
+    path = Path(recipe)
+    if path.suffix in {".yaml", ".yml"}:
+        try:
+            return str(path), path.read_text()
+        except OSError as error:
+            raise ConfigError(f"{path}: {(error.strerror or 'cannot be read').lower()}; give a recipe file") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{path}: not UTF-8 text; give a YAML recipe") from None
+    shipped = shipped_recipes()
+    if str(recipe) not in shipped:
+        nearest = difflib.get_close_matches(str(recipe), shipped, n=1)
+        hint = f"did you mean '{nearest[0]}'?" if nearest else f"shipped: {', '.join(shipped)}"
+        raise ConfigError(f"recipe '{recipe}': not shipped; {hint} A file's name ends in .yaml")
+    return str(recipe), shipped[str(recipe)]
+
+
+def _apply_override(content: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"--set {override}: write it as section.key=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {override}: '{text}' is not a YAML value") from None
+    if isinstance(value, str):
+        # YAML 1.1 reads 1e-3 as a string; a person who types it means the number.
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    *sections, last = key.split(".")
+    node = content
+    for section in sections:
+        child = node.get(section)
+        if child is None:
+            child = node[section] = {}
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {override}: '{section}' is a value, not a section")
+        node = child
+    node[last] = value
+
+
+def _keys_at(root: type[BaseModel], location: list[str]) -> list[str]:
+    """The keys that the config at `location` knows; tags of discriminated unions in it are stepped over."""
+    candidates: list[type[BaseModel]] = [root]
+    for part in location:
+        inner = [m for c in candidates if part in c.model_fields for m in _configs_in(c.model_fields[part].annotation)]
+        if inner:
+            candidates = inner
+        else:
+            tagged = [c for c in candidates if "kind" in c.model_fields and c.model_fields["kind"].default == part]
+            candidates = tagged or candidates
+    return sorted({name for c in candidates for name in c.model_fields})
+
+
+def _configs_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if typing.get_origin(annotation) in {typing.Union, types.UnionType, typing.Annotated}:
+        return [m for argument in typing.get_args(annotation) for m in _configs_in(argument)]
+    return []
+
+

@@ -1,0 +1,137 @@
+"""How a model is trained: data order, sharding, optimizers, precision, checkpoints."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from rayrec.config.base import Config
+
+MetricName = Literal["auc", "log_loss", "normalized_entropy"]
+HIGHER_IS_BETTER: dict[str, bool] = {"auc": True, "log_loss": False, "normalized_entropy": False}
+Sharding = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
+
+
+class EmbeddingOptimizerConfig(Config):
+    """Applied inside the backward pass of the tables (fused). `adam` and `lamb` need a GPU."""
+
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "lamb"] = "sgd"
+    lr: PositiveFloat = 24.0
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+
+
+class DenseOptimizerConfig(Config):
+    """For everything but the embedding tables."""
+
+    kind: Literal["sgd", "adagrad", "adam", "adamw"] = "sgd"
+    lr: PositiveFloat = 24.0
+    momentum: NonNegativeFloat = 0.0
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+
+
+class ScheduleConfig(Config):
+    """Factor on both learning rates: linear warm-up from 0, constant, polynomial decay.
+
+    At step s (from 1): s/warmup_steps up to warmup_steps; from decay_start on
+    ((decay_start + decay_steps - s)/decay_steps)^decay_power, never below end_factor.
+    """
+
+    warmup_steps: NonNegativeInt = 0
+    decay_start: PositiveInt | None = None
+    """None: no decay."""
+    decay_steps: PositiveInt = 24_000
+    decay_power: PositiveFloat = 2.0
+    end_factor: NonNegativeFloat = 0.0
+
+
+class ShardingConfig(Config):
+    """Where embedding tables lie."""
+
+    default: Literal["auto"] | Sharding = "auto"
+    """`auto`: TorchRec's planner chooses."""
+    tables: dict[str, Sharding] = {}
+    """By table (the feature's name), instead of the default."""
+    memory_per_worker: str | None = Field(None, pattern=r"^\d+(\.\d+)?\s*([KMGT]i?)?B$")
+    """Memory for tables and their optimizer state on one worker, such as `80GB`; unset: what the device has."""
+
+
+class CheckpointConfig(Config):
+    every_steps: PositiveInt | None = None
+    every_minutes: PositiveFloat | None = 15.0
+    keep_last: PositiveInt = 2
+    keep_best: MetricName | None = "auc"
+    """Also keep the checkpoint with the best value of this metric on the evaluated split."""
+
+
+class EarlyStopConfig(Config):
+    """Stop as soon as an evaluation reaches the target."""
+
+    metric: MetricName = "auc"
+    target: float
+
+
+class IngestConfig(Config):
+    """How batches reach the model."""
+
+    shuffle: Literal["none", "row_groups", "rows"] = "rows"
+    """`row_groups` permutes whole row groups each epoch, `rows` also the rows inside each."""
+    read_streams: PositiveInt = 16
+    """Row groups that one global batch mixes rows of; a worker holds its share of them in memory."""
+    prefetch_batches: PositiveInt = 4
+    in_memory: bool = False
+    """Read the split into memory once instead of streaming it each epoch; the batches are the same."""
+
+
+class MLflowConfig(Config):
+    tracking_uri: str
+    experiment: str = "rayrec"
+
+
+class TrackingConfig(Config):
+    tensorboard: bool = True
+    mlflow: MLflowConfig | None = None
+
+
+class TrainConfig(Config):
+    global_batch_size: PositiveInt = 65_536
+    """Rows of one optimizer step over all workers."""
+    epochs: PositiveInt = 1
+    max_steps: PositiveInt | None = None
+    """Stop after this many steps, whatever the number of epochs."""
+    seed: int = 12345
+    workers: PositiveInt = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    embedding_optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
+    dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    gradient_accumulation: PositiveInt = 1
+    """Parts in which a worker's share of the batch passes the dense network; the step stays that of the whole batch."""
+    freeze: tuple[str, ...] = ()
+    """Parts that keep their initial (or loaded) values: `embeddings`, `dense_network`, or a parameter-name prefix."""
+    sharding: ShardingConfig = ShardingConfig()
+    ingest: IngestConfig = IngestConfig()
+    evaluation_split: str = "validation"
+    """Split of the evaluations during training; `test` where the dataset has no such split."""
+    evaluations_per_epoch: NonNegativeInt = 1
+    early_stop: EarlyStopConfig | None = None
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    compile: bool = False
+    """torch.compile the dense network."""
+    max_failures: NonNegativeInt = 3
+    """Times a dead worker restarts the run from its last checkpoint."""
+    log_every_steps: PositiveInt = 100
+    tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="after")
+    def _workers_share_the_batch(self) -> "TrainConfig":
+        if self.global_batch_size % self.workers:
+            raise ValueError(
+                f"global_batch_size ({self.global_batch_size}) must be a multiple of workers ({self.workers})"
+            )
+        if self.early_stop is not None and self.evaluations_per_epoch == 0:
+            raise ValueError("early_stop needs evaluations_per_epoch of at least 1")
+        return self

@@ -1,0 +1,120 @@
+"""The feature schema: travels with the data and with the model, so that nothing downstream guesses a column."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, ValidationError, model_validator
+
+from rayrec.common.errors import UserError
+from rayrec.common.files import write_json
+from rayrec.config import Config
+from rayrec.config.recipe import describe_validation_error
+from rayrec.features.transforms import CategoricalTransform, HashIds, NumericTransform, Vocabulary
+
+SCHEMA_FILE = "schema.json"
+
+
+class NumericFeature(Config):
+    """One float32 per row."""
+
+    kind: Literal["numeric"] = "numeric"
+    name: str
+    transforms: tuple[NumericTransform, ...] = ()
+
+
+class CategoricalFeature(Config):
+    """One id per row (int32, 0 = missing or unknown), looked up in an embedding table of `cardinality` rows."""
+
+    kind: Literal["categorical"] = "categorical"
+    name: str
+    transforms: tuple[CategoricalTransform, ...] = ()
+    cardinality: PositiveInt
+    """Rows of the table: ids are 0 ... cardinality - 1."""
+    embedding_dim: PositiveInt | None = None
+    """Width of the table; None in a dataset, resolved from the model's config when it is built."""
+
+    @model_validator(mode="after")
+    def _cardinality_fits_transforms(self) -> "CategoricalFeature":
+        largest = None
+        for transform in self.transforms:
+            if isinstance(transform, Vocabulary):
+                largest = transform.size + 1
+            elif isinstance(transform, HashIds) and largest is not None:
+                largest = min(largest, transform.buckets)
+        if largest is not None and largest > self.cardinality:
+            raise ValueError(f"feature '{self.name}': its transforms give ids up to {largest - 1}, cardinality is "
+                             f"{self.cardinality}")
+        return self
+
+
+class MultiHotFeature(CategoricalFeature):
+    """A list of ids per row (possibly empty), pooled after the look-up."""
+
+    kind: Literal["multi_hot"] = "multi_hot"  # type: ignore[assignment]
+    pooling: Literal["sum", "mean"] = "sum"
+    hotness: PositiveInt = 1
+    """Most ids of a row; longer raw lists are cut."""
+
+
+Feature = Annotated[NumericFeature | CategoricalFeature | MultiHotFeature, Field(discriminator="kind")]
+
+
+class Schema(Config):
+    """Every feature, in the order in which a model concatenates them; the label; optional group and weight columns."""
+
+    version: Literal[1] = 1
+    label: str
+    """Column of 0/1 labels (float32 in a dataset)."""
+    group: str | None = None
+    """Column of int64 group ids for ranking metrics."""
+    weight: str | None = None
+    """Column of float32 row weights."""
+    features: tuple[Feature, ...]
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> "Schema":
+        names = [f.name for f in self.features] + [n for n in (self.label, self.group, self.weight) if n]
+        repeated = sorted({n for n in names if names.count(n) > 1})
+        if repeated:
+            raise ValueError(f"names used twice: {', '.join(repeated)}")
+        return self
+
+    @property
+    def numeric(self) -> tuple[NumericFeature, ...]:
+        return tuple(f for f in self.features if isinstance(f, NumericFeature))
+
+    @property
+    def categorical(self) -> tuple[CategoricalFeature, ...]:
+        """Features with an embedding table, multi-hot ones included."""
+        return tuple(f for f in self.features if isinstance(f, CategoricalFeature))
+
+    def with_embedding_dims(self, default: int, by_feature: dict[str, int]) -> "Schema":
+        """A copy with every table's width set. Raises UserError on a name that is no categorical feature."""
+        known = {f.name for f in self.categorical}
+        unknown = sorted(set(by_feature) - known)
+        if unknown:
+            raise UserError(f"model.embedding_dims: no categorical feature '{unknown[0]}'; "
+                            f"the dataset has {', '.join(sorted(known))}")
+        features = tuple(
+            f.model_copy(update={"embedding_dim": by_feature.get(f.name, default)})
+            if isinstance(f, CategoricalFeature) else f
+            for f in self.features
+        )
+        return self.model_copy(update={"features": features})
+
+    def save(self, folder: Path) -> None:
+        """Write `schema.json` into `folder`, atomically."""
+        write_json(folder / SCHEMA_FILE, self.model_dump(mode="json"))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Schema":
+        """Read `folder/schema.json`. Raises UserError where it is missing or invalid."""
+        path = folder / SCHEMA_FILE
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise UserError(f"{path}: missing; give a dataset or model folder") from None
+        except ValidationError as error:
+            raise UserError(f"{path}: {describe_validation_error(error, cls)}") from None
+
+

@@ -1,0 +1,101 @@
+"""The dataset folder: what preprocessing writes and ingest reads.
+
+    schema.json   vocabulary/   train/ validation/ test/ (Parquet parts)   rejected/   manifest.json (written last)
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rayrec.common.errors import UserError
+from rayrec.common.files import write_json
+from rayrec.config import Config, Recipe
+from rayrec.config.recipe import describe_validation_error
+from rayrec.features.schema import Schema
+
+MANIFEST_FILE = "manifest.json"
+VOCABULARY_FOLDER = "vocabulary"
+REJECTED_FOLDER = "rejected"
+
+
+class PartInfo(Config):
+    """One Parquet part, its path relative to the dataset folder."""
+
+    path: str
+    rows: int
+    row_groups: tuple[int, ...]
+    """Rows of each row group."""
+    bytes: int
+    sha256: str
+
+
+class SplitInfo(Config):
+    """One split: its parts in the order of its rows."""
+
+    rows: int
+    positives: float
+    """Sum of the labels: gives the base rate that normalised entropy compares with."""
+    parts: tuple[PartInfo, ...]
+
+
+class SourceFile(Config):
+    """What identifies a raw input file, to tell whether a dataset was made from it."""
+
+    path: str
+    bytes: int
+    modified: float
+    """Seconds since the epoch."""
+
+
+class Manifest(Config):
+    """Written last: a folder without one is unfinished, and no command reads it."""
+
+    version: int = 1
+    splits: dict[str, SplitInfo]
+    rejected: dict[str, int]
+    """Rejected rows by reason."""
+    sources: tuple[SourceFile, ...]
+    config: dict[str, Any]
+    """The resolved recipe."""
+
+    def save(self, folder: Path) -> None:
+        write_json(folder / MANIFEST_FILE, self.model_dump(mode="json"))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A finished dataset folder."""
+
+    folder: Path
+    schema: Schema
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Dataset":
+        """Open a finished dataset folder. Raises UserError where it is missing, unfinished or invalid."""
+        folder = Path(folder).absolute()
+        path = folder / MANIFEST_FILE
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder; --data takes the output of `rayrec preprocess`")
+        try:
+            manifest = Manifest.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise UserError(f"{path}: missing, so the dataset is unfinished; run `rayrec preprocess` again") from None
+        except ValidationError as error:
+            raise UserError(f"{path}: {describe_validation_error(error, Manifest)}") from None
+        return cls(folder, Schema.load(folder), manifest)
+
+    def split(self, name: str) -> SplitInfo:
+        """Raises UserError on a split that the dataset does not have, or that has no rows."""
+        split = self.manifest.splits.get(name)
+        if split is None or split.rows == 0:
+            filled = [n for n, s in self.manifest.splits.items() if s.rows]
+            raise UserError(f"{self.folder}: no rows in split '{name}'; it has {', '.join(filled) or 'none'}")
+        return split
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that the dataset was made with."""
+        return Recipe.model_validate(self.manifest.config)

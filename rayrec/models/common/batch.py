@@ -1,0 +1,50 @@
+"""What a model reads: one batch of encoded rows."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+
+@dataclass
+class Batch(Pipelineable):
+    """B rows on one device. Every rank of a step holds the same B: short ranks are padded with rows of weight 0.
+
+    A padding row repeats ids of a real row, so that it touches no embedding row that the batch does not touch anyway;
+    its weight of 0 keeps it out of the loss, of every gradient and of every metric.
+    """
+
+    dense: Tensor
+    """(B, numeric features) float32, in the schema's order."""
+    sparse: KeyedJaggedTensor
+    """Keys: the categorical features in the schema's order; values int32 or int64 ids; stride B."""
+    label: Tensor
+    """(B,) float32, 0 or 1."""
+    weight: Tensor
+    """(B,) float32; 0 for padding, 1 for real rows unless the schema has a weight column."""
+    group: Tensor | None = None
+    """(B,) int64 group ids where the schema has a group column."""
+
+    @property
+    def size(self) -> int:
+        """B, padding included."""
+        return self.label.shape[0]
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
+        return self._map(lambda t: t.to(device=device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "Batch":
+        return self._map(lambda t: t.pin_memory())
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                value.record_stream(stream)
+
+    def _map(self, function: Any) -> "Batch":
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: function(v) for name, v in values.items() if v is not None})
