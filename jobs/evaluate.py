@@ -1,0 +1,90 @@
+"""Evaluate a trained model: `python -m jobs.evaluate --source RUN|MODEL --data FOLDER [--split test]`."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import PositiveInt
+
+from jobs.entry_point import Job, main
+from jobs.result import Result
+from rayrec.common.progress import Progress
+from rayrec.config import Config
+
+if TYPE_CHECKING:
+    from rayrec.training.parallel_model import ParallelModel
+
+
+class EvaluateRequest(Config):
+    """Compute exact metrics over a split."""
+
+    source: Path
+    """Run folder or model folder."""
+    data: Path
+    """Dataset folder."""
+    split: str = "test"
+    """Split to evaluate on."""
+    checkpoint: str = "latest"
+    """Of a run: `latest`, `best`, or a step."""
+    workers: PositiveInt | None = None
+    """By default as many as the model was trained on."""
+    device: Literal["auto", "cpu", "cuda"] | None = None
+    """By default as in training."""
+
+
+def run(request: EvaluateRequest, progress: Progress) -> Result:
+    """Evaluate; `rows` counts the rows of the split, each of which counts once."""
+    from cluster.ray_session import ray_session
+    from rayrec.common.errors import UserError
+    from rayrec.inference.model_folder import TABLES_FOLDER, ModelFolder
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.training.driver import evaluate, fill_from_checkpoint
+    from rayrec.training.run_folder import RunFolder
+
+    dataset = Dataset.open(request.data)
+    if (request.source / TABLES_FOLDER).is_dir():
+        model = ModelFolder.open(request.source)
+        recipe, schema = model.recipe, model.schema
+        fill = partial(_fill_from_model_folder, str(model.folder))
+    else:
+        run_folder = RunFolder.open(request.source)
+        recipe, schema = run_folder.recipe, run_folder.schema
+        fill = partial(fill_from_checkpoint, run_folder.checkpoint(request.checkpoint))
+    sizes = {f.name: f.cardinality for f in schema.categorical}
+    if sizes != {f.name: f.cardinality for f in dataset.schema.categorical} or len(schema.numeric) != len(
+        dataset.schema.numeric
+    ):
+        raise UserError(
+            f"{request.data}: its features are not those that {request.source} was trained on; "
+            "evaluate on a dataset of the same preprocessing"
+        )
+    given = {"workers": request.workers, "device": request.device}
+    train = recipe.train.model_validate(
+        {**recipe.train.model_dump(), "global_batch_size": recipe.evaluate.global_batch_size}
+        | {key: value for key, value in given.items() if value is not None}
+    )
+    with ray_session():
+        metrics = evaluate(
+            recipe.model_copy(update={"train": train}), dataset, request.split, fill, progress=progress
+        )
+    return Result(command="evaluate", rows=dataset.split(request.split).rows, metrics={request.split: metrics})
+
+
+def _fill_from_model_folder(folder: str, model: "ParallelModel") -> None:
+    """Copy each worker's rows and columns of the tables, and the dense network, from a model folder."""
+    from rayrec.inference.model_folder import ModelFolder
+    from rayrec.training.parallel_model import local_shards
+
+    source = ModelFolder.open(folder)
+    state = model.state_dict()
+    for feature in source.schema.categorical:
+        table = source.table(feature)
+        for shard, row, column in local_shards(state[f"embeddings.embedding_bags.{feature.name}.weight"]):
+            shard.copy_(table[row : row + shard.shape[0], column : column + shard.shape[1]])
+    model.dense_network.load_state_dict(source.dense())
+
+
+JOB = Job("evaluate", EvaluateRequest, run)
+
+if __name__ == "__main__":
+    raise SystemExit(main(JOB))

@@ -1,0 +1,48 @@
+"""Train a recipe's model on a dataset: `python -m jobs.train --recipe NAME --data FOLDER --output FOLDER`."""
+
+from pathlib import Path
+
+from jobs.entry_point import Job, main
+from jobs.request import TrainingRecipeRequest
+from jobs.result import Result
+from rayrec.common.progress import Progress
+
+
+class TrainRequest(TrainingRecipeRequest):
+    """Train a model."""
+
+    data: Path
+    """Dataset folder, the output of `preprocess`."""
+    output: Path
+    """Run folder to write."""
+    resume: bool = False
+    """Continue the run in `output` from its latest checkpoint."""
+
+
+def run(request: TrainRequest, progress: Progress) -> Result:
+    """Train, and evaluate on every held-out split; `rows` counts those trained on."""
+    from cluster.ray_session import ray_session
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.training.checkpoint import Checkpoints
+    from rayrec.training.driver import train
+    from rayrec.training.run_folder import RunFolder
+
+    recipe = request.load_recipe()
+    dataset = Dataset.open(request.data)
+    with ray_session():
+        metrics = train(recipe, dataset, request.output, resume=request.resume, progress=progress)
+    reached = Checkpoints(RunFolder.open(request.output).checkpoints, recipe.train.checkpoint).latest()
+    assert reached is not None
+    return Result(
+        command="train",
+        output=request.output,
+        rows=reached.step * recipe.train.global_batch_size,
+        metrics=metrics,
+        details={"steps": reached.step, "training_seconds": reached.seconds},
+    )
+
+
+JOB = Job("train", TrainRequest, run)
+
+if __name__ == "__main__":
+    raise SystemExit(main(JOB))

@@ -1,0 +1,24 @@
+"""Amounts of memory, as people write and read them."""
+
+import re
+
+from rayrec.common.errors import ConfigError
+
+
+def parse_bytes(text: str) -> int:
+    """'80GB', '1.5 GiB' -> bytes; GB is 10^9, GiB is 2^30. Raises ConfigError on anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(i?)B", text)
+    if match is None:
+        raise ConfigError(f"memory '{text}': write it as 80GB or 64GiB")
+    number, letter, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** ("KMGT".index(letter) + 1))
+
+
+def format_bytes(count: float) -> str:
+    """Bytes for people: '15.6 GiB'."""
+    unit = "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            break
+        count /= 1024
+    return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"

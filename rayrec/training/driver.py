@@ -1,0 +1,245 @@
+"""Training and evaluation on a Ray cluster: Ray Train starts the workers and restarts them when one dies."""
+
+import json
+import os
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.progress import Progress, SilentProgress
+from rayrec.config import Recipe
+from rayrec.ingest.dataset import Dataset
+from rayrec.training.history import read_history
+from rayrec.training.run_folder import METRICS_FILE, RUN_FILE, RunFolder
+
+if TYPE_CHECKING:
+    from rayrec.training.parallel_model import ParallelModel
+    from rayrec.training.place import Place
+
+# Where a worker leaves the user's mistake that it met: Ray would restart the run for it as for a dead worker.
+_MISTAKE_FILE = ".mistake.json"
+
+Metrics = dict[str, dict[str, float | None]]
+
+
+def train(
+    recipe: Recipe,
+    dataset: Dataset,
+    output: Path,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Metrics:
+    """Train a recipe's model; returns the metrics by held-out split. Needs a Ray session.
+
+    `output` becomes the run folder. With `resume` a run in it is continued exactly where its latest checkpoint left
+    it, on any number of workers, and begun where there is none. A dead worker restarts the run from the latest
+    checkpoint up to `train.max_failures` times. Raises UserError, with what was trained so far kept.
+    """
+    output = output.absolute()
+    if resume and (output / RUN_FILE).exists():
+        run = RunFolder.resume(output, recipe, dataset)
+    else:
+        run = RunFolder.create(output, recipe, dataset)
+    (run.path / METRICS_FILE).unlink(missing_ok=True)
+    shown = progress or SilentProgress()
+    shown.stage("training", dataset.split("train").rows * recipe.train.epochs)
+    watcher = _HistoryWatcher(run.history, recipe, dataset, shown)
+    with watcher:
+        _run_workers(_train_on_worker, recipe, dataset, run.path, {}, recipe.train.max_failures)
+    metrics: Metrics = json.loads((run.path / METRICS_FILE).read_text())
+    return metrics
+
+
+def evaluate(
+    recipe: Recipe,
+    dataset: Dataset,
+    split: str,
+    fill: Callable[["ParallelModel"], None],
+    *,
+    progress: Progress | None = None,
+) -> dict[str, float | None]:
+    """Metrics of a model over every row of a split, each counted once, on the recipe's workers. Needs a Ray session.
+
+    `fill` puts the weights into each worker's part of the model, in place; it travels to the workers by pickle.
+    """
+    shown = progress or SilentProgress()
+    shown.stage(f"evaluating on {split}", dataset.split(split).rows)
+    with tempfile.TemporaryDirectory(dir=dataset.folder.parent, prefix=".rayrec-evaluate-") as folder:
+        arguments = {"split": split, "fill": fill}
+        _run_workers(_evaluate_on_worker, recipe, dataset, Path(folder), arguments, recipe.train.max_failures)
+        metrics: dict[str, float | None] = json.loads((Path(folder) / METRICS_FILE).read_text())
+    shown.advance(dataset.split(split).rows)
+    return metrics
+
+
+def fill_from_checkpoint(checkpoint: Path, model: "ParallelModel") -> None:
+    """Load the weights of a run's checkpoint; `functools.partial(fill_from_checkpoint, path)` suits `evaluate`."""
+    from rayrec.training.checkpoint import load_state
+
+    load_state({"model": model.state_dict()}, checkpoint)
+
+
+def _run_workers(
+    loop: Callable[[dict[str, Any]], None],
+    recipe: Recipe,
+    dataset: Dataset,
+    folder: Path,
+    arguments: dict[str, Any],
+    max_failures: int,
+) -> None:
+    """Run `loop` on the recipe's number of workers; `folder` is seen by all of them."""
+    import ray
+    from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    from rayrec.training.precision import resolve_device
+
+    resources = ray.cluster_resources()
+    device = resolve_device(recipe.train.device, gpus=resources.get("GPU", 0))
+    workers = recipe.train.workers
+    available = int(resources.get("GPU" if device == "cuda" else "CPU", 0))
+    if workers > available:
+        raise ConfigError(
+            f"train.workers: {workers} workers need {workers} {'GPUs' if device == 'cuda' else 'CPUs'}, the cluster has "
+            f"{available}; lower --workers"
+        )
+    mistake = folder / _MISTAKE_FILE
+    mistake.unlink(missing_ok=True)
+    trainer = TorchTrainer(
+        loop,
+        train_loop_config={
+            "recipe": recipe.model_dump(mode="json"),
+            "dataset": str(dataset.folder),
+            "folder": str(folder),
+            **arguments,
+        },
+        torch_config=TorchConfig(backend="nccl" if device == "cuda" else "gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=workers,
+            use_gpu=device == "cuda",
+            resources_per_worker={"CPU": 1, "GPU": 1} if device == "cuda" else {"CPU": 1},
+        ),
+        run_config=RunConfig(
+            # Ray resumes a run of the same name by itself; rayrec's own checkpoints decide that.
+            name=f"{folder.name}-{uuid.uuid4().hex[:8]}",
+            storage_path=str(folder / ".ray_train"),
+            failure_config=FailureConfig(max_failures=max_failures),
+            logging_config=LoggingConfig(log_level="WARNING"),
+        ),
+    )
+    trainer.fit()
+    if mistake.exists():
+        content = json.loads(mistake.read_text())
+        mistake.unlink()
+        raise (ConfigError if content["is_config"] else UserError)(content["message"])
+
+
+def _train_on_worker(arguments: dict[str, Any]) -> None:
+    from rayrec.training.loop import train_worker
+
+    run = RunFolder.open(arguments["folder"])
+    _on_worker(
+        arguments, lambda recipe, dataset, place: train_worker(recipe, dataset, run, place)
+    )
+
+
+def _evaluate_on_worker(arguments: dict[str, Any]) -> None:
+    from rayrec.common.files import write_json
+    from rayrec.training.evaluation_pass import evaluate_split
+    from rayrec.training.loop import build_parallel_model
+    from rayrec.training.splits import SplitReader
+
+    def work(recipe: Recipe, dataset: Dataset, place: "Place") -> None:
+        model = build_parallel_model(recipe, dataset, place)
+        arguments["fill"](model)
+        splits = SplitReader(dataset, recipe.train.ingest, place)
+        metrics = evaluate_split(model, splits, arguments["split"], recipe.evaluate)
+        if place.rank == 0:
+            write_json(Path(arguments["folder"]) / METRICS_FILE, metrics)
+
+    _on_worker(arguments, work)
+
+
+def _on_worker(arguments: dict[str, Any], work: Callable[..., None]) -> None:
+    """Call `work(recipe, dataset, place)` in a Ray Train worker; a user's mistake is left in a file for the driver."""
+    import ray.train
+    import ray.train.torch
+    import torch
+
+    from rayrec.training.place import Place
+
+    mistake = Path(arguments["folder"]) / _MISTAKE_FILE
+    if mistake.exists():
+        return
+    context = ray.train.get_context()
+    place = Place(
+        rank=context.get_world_rank(),
+        world_size=context.get_world_size(),
+        local_world_size=context.get_local_world_size(),
+        device=ray.train.torch.get_device(),
+    )
+    if place.device.type == "cpu":
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.local_world_size))
+    try:
+        work(Recipe.model_validate(arguments["recipe"]), Dataset.open(arguments["dataset"]), place)
+    except UserError as error:
+        from rayrec.common.files import write_json
+
+        write_json(mistake, {"message": str(error), "is_config": isinstance(error, ConfigError)})
+        raise
+
+
+class _HistoryWatcher:
+    """Shows a run's history as it grows: the workers write it, the driver only reads."""
+
+    def __init__(self, path: Path, recipe: Recipe, dataset: Dataset, progress: Progress) -> None:
+        self._path, self._recipe, self._progress = path, recipe, progress
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="rayrec-history", daemon=True)
+        self._shown_rows = 0
+        self._seen = sum(1 for _ in read_history(path))
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.5):
+            self._show_new()
+        self._show_new()
+
+    def _show_new(self) -> None:
+        records = list(read_history(self._path))
+        # A resumed worker cuts records off before it adds to them.
+        self._seen = min(self._seen, len(records))
+        for record in records[self._seen :]:
+            self._show(record)
+        self._seen = len(records)
+
+    def _show(self, record: dict[str, Any]) -> None:
+        rows = record["step"] * self._recipe.train.global_batch_size
+        if rows > self._shown_rows:
+            self._progress.advance(rows - self._shown_rows)
+            self._shown_rows = rows
+        if record["event"] == "train":
+            self._progress.note(
+                f"loss {record['loss']:.4f}, {record['samples_per_second']:,.0f} samples/s, "
+                f"{record['data_wait_share']:.0%} of the time waiting for data"
+            )
+        elif record["event"] == "evaluate":
+            values = ", ".join(f"{k} {record[k]:.4f}" for k in ("auc", "log_loss") if record.get(k) is not None)
+            self._progress.message(f"step {record['step']}: {record['split']} {values}")
+        elif record["event"] == "epoch":
+            dropped = f"; the last {record['rows_dropped']} rows fill no batch" if record["rows_dropped"] else ""
+            self._progress.message(
+                f"epoch {record['epoch'] + 1}: {record['batches']} batches on {record['workers']} workers "
+                f"({record['device']}, {record['precision']}: {record['precision_reason']}){dropped}"
+            )

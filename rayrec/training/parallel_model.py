@@ -1,0 +1,130 @@
+"""A model spread over the ranks: sharded embedding tables, a replicated dense network."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingEnv
+
+from rayrec.common.errors import ConfigError
+from rayrec.config import ModelConfig, TrainConfig
+from rayrec.features.schema import Schema
+from rayrec.models.common.batch import Batch
+from rayrec.models.common.embeddings import concat_pooled
+from rayrec.models.common.initialization import initialize_dense, initialize_table
+from rayrec.models.registry import build_model
+from rayrec.training.sharding import EmbeddingTables, TablePlan, torchrec_plan
+from rayrec.training.table_optimizer import TableOptimizer, fused_parameters
+
+
+class ParallelModel:
+    """The two halves of a `RankingModel`, each distributed in its own way.
+
+    TorchRec shards the tables; torch's DistributedDataParallel replicates the dense network. They are called one after
+    the other, so that the trainer can stop between their backward passes. Initial values do not depend on the plan.
+    Needs an initialised process group; every rank must construct it with the same arguments.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        schema: Schema,
+        train: TrainConfig,
+        plan: TablePlan,
+        device: torch.device,
+        local_world_size: int,
+    ) -> None:
+        self.device = device
+        self.plan = plan
+        whole = build_model(model, schema, device="meta")
+        self.schema = whole.schema
+        self._keys = [feature.name for feature in self.schema.categorical]
+        self.trains_tables = "embeddings" not in train.freeze
+        self.tables = DistributedModelParallel(
+            EmbeddingTables(whole.embeddings),
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            device=device,
+            plan=torchrec_plan(plan, whole.embeddings, device, local_world_size),
+            sharders=[EmbeddingBagCollectionSharder(fused_params=fused_parameters(train.embedding_optimizer, device))],
+        )
+        self.table_optimizer = TableOptimizer(train.embedding_optimizer, self.tables, plan)
+        self.dense_network = whole.dense_network.to_empty(device=device)
+        self._initialize(train.seed)
+        _freeze(self.dense_network, train.freeze)
+        called: nn.Module = torch.compile(self.dense_network) if train.compile else self.dense_network
+        self.trains_dense = any(p.requires_grad for p in self.dense_network.parameters())
+        if dist.get_world_size() > 1 and self.trains_dense:
+            called = DistributedDataParallel(
+                called,
+                device_ids=[device] if device.type == "cuda" else None,
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,
+            )
+        self.dense = called
+        """The dense network as it is called in training: compiled and replicated as asked for."""
+
+    def pooled(self, batch: Batch) -> Tensor:
+        """Pooled embeddings (B, sum of widths) in the schema's order; a collective."""
+        return concat_pooled(self.tables(batch.sparse), self._keys)
+
+    @torch.no_grad()
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits (B,) float32 without gradients; a collective, as every rank holds a part of the tables."""
+        return self.dense_network(batch.dense, self.pooled(batch))
+
+    def without_dense_sync(self) -> AbstractContextManager[None]:
+        """Gradients of the dense network stay local in this block and are summed into the next pass outside it."""
+        return self.dense.no_sync() if isinstance(self.dense, DistributedDataParallel) else nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The names and shapes of the undistributed model; tables as ShardedTensors. Shares memory with the model."""
+        dense = {f"dense_network.{name}": value for name, value in self.dense_network.state_dict().items()}
+        return {**self.tables.state_dict(), **dense}
+
+    @torch.no_grad()
+    def _initialize(self, seed: int) -> None:
+        initialize_dense(self.dense_network, seed)
+        state = self.tables.state_dict()
+        for feature in self.schema.categorical:
+            assert feature.embedding_dim is not None
+            for shard, row, column in local_shards(state[f"embeddings.embedding_bags.{feature.name}.weight"]):
+                initialize_table(
+                    shard,
+                    rows=feature.cardinality,
+                    dim=feature.embedding_dim,
+                    table=feature.name,
+                    seed=seed,
+                    row_offset=row,
+                    column_offset=column,
+                )
+
+
+def local_shards(value: Tensor | ShardedTensor) -> list[tuple[Tensor, int, int]]:
+    """This rank's parts of a table as (rows x columns tensor, first row, first column); views, not copies."""
+    if isinstance(value, ShardedTensor):
+        parts = []
+        for shard in value.local_shards():
+            row, column = shard.metadata.shard_offsets
+            parts.append((shard.tensor, row, column))
+        return parts
+    return [(value, 0, 0)]
+
+
+def _freeze(dense_network: nn.Module, parts: tuple[str, ...]) -> None:
+    names = [f"dense_network.{name}" for name, _ in dense_network.named_parameters()]
+    for part in parts:
+        if part == "embeddings":
+            continue
+        chosen = [name for name in names if name == part or name.startswith(f"{part}.")]
+        if not chosen:
+            children = ", ".join(f"dense_network.{name}" for name, _ in dense_network.named_children())
+            raise ConfigError(f"train.freeze: no part '{part}'; use embeddings, dense_network, or one of {children}")
+        for name, parameter in dense_network.named_parameters():
+            if f"dense_network.{name}" in chosen:
+                parameter.requires_grad_(False)

@@ -1,0 +1,86 @@
+"""Which device and which number format a run computes in, and why."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from rayrec.common.errors import ConfigError
+
+PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
+DeviceName = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How the dense network computes; embedding tables and master weights stay float32."""
+
+    name: PrecisionName
+    device: DeviceName
+    reason: str
+    """Why this was picked, for the log."""
+
+    @property
+    def scales_loss(self) -> bool:
+        """float16 gradients underflow without loss scaling; bfloat16 has float32's range."""
+        return self.name == "fp16"
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Autocast for the dense network."""
+        if self.name in {"bf16", "fp16"}:
+            dtype = torch.bfloat16 if self.name == "bf16" else torch.float16
+            with torch.autocast(self.device, dtype=dtype):
+                yield
+        else:
+            yield
+
+    def apply_to_process(self) -> None:
+        """Set the process-wide matmul mode."""
+        torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = self.name == "tf32"
+
+
+def resolve_device(wanted: Literal["auto", "cpu", "cuda"], *, gpus: float) -> DeviceName:
+    """`auto` is cuda where the cluster has GPUs. Raises ConfigError where cuda is asked for and there is none."""
+    if wanted == "cuda" and gpus < 1:
+        raise ConfigError("train.device: 'cuda' was asked for, but the cluster has no GPU; use cpu or auto")
+    if wanted == "auto":
+        return "cuda" if gpus >= 1 else "cpu"
+    return wanted
+
+
+def resolve_precision(wanted: Literal["auto"] | PrecisionName, device: DeviceName) -> Precision:
+    """Pick what the hardware does well. Must run on a worker, whose hardware counts."""
+    if device == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        name = f"{torch.cuda.get_device_name()} (sm_{major}{minor})"
+        if wanted == "auto":
+            if major >= 8:
+                return Precision("bf16", device, f"{name} has bfloat16 tensor cores")
+            if major == 7:
+                return Precision("fp16", device, f"{name} has float16 tensor cores and no bfloat16")
+            return Precision("fp32", device, f"{name} has no tensor cores")
+        if wanted in {"bf16", "tf32"} and major < 8:
+            raise ConfigError(f"train.precision: {name} has no {wanted}; use fp16, fp32 or auto")
+        return Precision(wanted, device, "asked for")
+    if wanted == "tf32":
+        raise ConfigError("train.precision: tf32 is a mode of NVIDIA GPUs; use fp32, bf16 or auto on a CPU")
+    if wanted == "auto":
+        fast = sorted({"amx_bf16", "avx512_bf16"} & cpu_flags())
+        if fast:
+            return Precision("bf16", device, f"this CPU has {fast[0]}")
+        return Precision("fp32", device, "this CPU has no bfloat16 instructions (avx512_bf16, amx_bf16)")
+    return Precision(wanted, device, "asked for")
+
+
+def cpu_flags() -> set[str]:
+    """The processor's feature flags; empty where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())

@@ -1,0 +1,124 @@
+"""The run folder: what training writes, evaluation, export and a resumed run read.
+
+    run.json  config.yaml  schema.json  plan.json  history.jsonl  metrics.json  checkpoints/  tensorboard/
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.files import require_absent, write_atomically, write_json
+from rayrec.config import Recipe, dump_recipe, load_recipe
+from rayrec.features.schema import Schema
+from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+
+RUN_FILE = "run.json"
+CONFIG_FILE = "config.yaml"
+PLAN_FILE = "plan.json"
+HISTORY_FILE = "history.jsonl"
+METRICS_FILE = "metrics.json"
+CHECKPOINTS_FOLDER = "checkpoints"
+CHECKPOINT_INDEX_FILE = "index.json"
+
+# Sections and fields of train that a resumed run may change: they decide neither the model nor its batches.
+_MAY_CHANGE = {
+    "workers", "device", "precision", "epochs", "max_steps", "gradient_accumulation", "sharding", "checkpoint",
+    "evaluation_split", "evaluations_per_epoch", "early_stop", "compile", "max_failures", "log_every_steps", "tracking",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths and small files of one run."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS_FOLDER
+
+    @property
+    def history(self) -> Path:
+        return self.path / HISTORY_FILE
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunFolder":
+        """A run that was begun. Raises UserError where the folder is none."""
+        folder = cls(Path(path).absolute())
+        if not (folder.path / RUN_FILE).is_file():
+            raise UserError(f"{folder.path}: not a run folder (no {RUN_FILE}); give the output of `rayrec train`")
+        return folder
+
+    @classmethod
+    def create(cls, path: str | Path, recipe: Recipe, dataset: Dataset) -> "RunFolder":
+        """Begin a run. Raises UserError where `path` is not empty."""
+        folder = cls(Path(path).absolute())
+        require_absent(folder.path)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder._describe(recipe)
+        dims = recipe.model
+        dataset.schema.with_embedding_dims(dims.embedding_dim, dims.embedding_dims).save(folder.path)
+        write_json(folder.path / RUN_FILE, {"dataset": str(dataset.folder), "manifest": _fingerprint(dataset)})
+        return folder
+
+    @classmethod
+    def resume(cls, path: str | Path, recipe: Recipe, dataset: Dataset) -> "RunFolder":
+        """Continue a run with `recipe`. Raises ConfigError where it would not be the same run."""
+        folder = cls.open(path)
+        if folder._content()["manifest"] != _fingerprint(dataset):
+            raise ConfigError(f"{folder.path}: was trained on another dataset than {dataset.folder}; give that one")
+        before, now = folder.recipe, recipe
+        if before.model != now.model:
+            raise ConfigError(f"{folder.path}: --resume with another model section; start a new run instead")
+        for field in type(now.train).model_fields:
+            old, new = getattr(before.train, field), getattr(now.train, field)
+            if field == "ingest":
+                old, new = (v.model_copy(update={"in_memory": False, "prefetch_batches": 1}) for v in (old, new))
+            if field not in _MAY_CHANGE and old != new:
+                raise ConfigError(
+                    f"{folder.path}: --resume with train.{field} changed from {old!r} to {new!r}; "
+                    "set it back, or start a new run"
+                )
+        folder._describe(recipe)
+        return folder
+
+    def checkpoint(self, which: str) -> Path:
+        """Folder of the checkpoint `latest`, `best` or of a step. Raises UserError where there is none."""
+        index = self.checkpoints / CHECKPOINT_INDEX_FILE
+        if not index.exists():
+            raise UserError(f"{self.path}: has no checkpoint yet; train on with --resume")
+        content = json.loads(index.read_text())
+        name = content[which] if which in {"latest", "best"} else f"step-{int(which):08d}" if which.isdigit() else None
+        if name not in content["checkpoints"]:
+            raise UserError(
+                f"{self.path}: no checkpoint '{which}'; it has {', '.join(content['checkpoints'])}, 'latest'"
+                + (", 'best'" if content["best"] else "")
+            )
+        return self.checkpoints / name
+
+    @property
+    def recipe(self) -> Recipe:
+        return load_recipe(self.path / CONFIG_FILE)
+
+    @property
+    def schema(self) -> Schema:
+        """With embedding dimensions."""
+        return Schema.load(self.path)
+
+    @property
+    def dataset_folder(self) -> Path:
+        return Path(self._content()["dataset"])
+
+    def _describe(self, recipe: Recipe) -> None:
+        write_atomically(self.path / CONFIG_FILE, dump_recipe(recipe))
+
+    def _content(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.path / RUN_FILE).read_text())
+        return content
+
+
+def _fingerprint(dataset: Dataset) -> str:
+    return hashlib.sha256((dataset.folder / MANIFEST_FILE).read_bytes()).hexdigest()

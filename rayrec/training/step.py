@@ -1,0 +1,106 @@
+"""One optimizer step.
+
+The backward pass is cut at the pooled embeddings: the dense network's runs first, then, once its gradients are known
+to be finite and are unscaled, the tables', which updates them. So fused optimizers see true gradients under loss
+scaling, an overflow on any rank changes nothing anywhere, and gradient accumulation runs the dense network in parts
+but updates each table once, exactly as without it.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from rayrec.config import TrainConfig
+from rayrec.models.common.batch import Batch
+from rayrec.training.dense_optimizer import build_dense_optimizer
+from rayrec.training.loss_scale import LossScale
+from rayrec.training.parallel_model import ParallelModel
+from rayrec.training.precision import Precision
+from rayrec.training.schedule import lr_factor
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one step gives back."""
+
+    loss: Tensor
+    """() float32: this rank's weighted sum of row losses / the weight of the whole global batch; sums to the mean."""
+    updated: bool
+    """False where gradients overflowed, and nothing was changed."""
+
+
+class TrainStep:
+    """Forward, backward and update on one batch; every rank calls it with its share of the same global batch."""
+
+    def __init__(self, model: ParallelModel, config: TrainConfig, precision: Precision) -> None:
+        self._model = model
+        self._config = config
+        self._precision = precision
+        self._world_size = dist.get_world_size()
+        self.loss_scale = LossScale(model.device) if precision.scales_loss else None
+        trained = [p for p in model.dense_network.parameters() if p.requires_grad]
+        self.dense_optimizer = build_dense_optimizer(config.dense_optimizer, trained) if trained else None
+        self._trained = trained
+
+    def __call__(self, batch: Batch, total_weight: float, step: int) -> StepOutcome:
+        """`total_weight`: sum of the weights of the global batch; `step` counts from 1."""
+        self._set_lr(step)
+        with torch.set_grad_enabled(self._model.trains_tables):
+            pooled = self._model.pooled(batch)
+        boundary = pooled.detach().requires_grad_(self._model.trains_tables)
+        loss = self._dense_passes(batch, boundary, total_weight)
+        updated = self._gradients_are_usable(boundary)
+        if updated:
+            if self._model.trains_tables:
+                pooled.backward(boundary.grad)
+                self._model.table_optimizer.step()
+            if self.dense_optimizer is not None:
+                self.dense_optimizer.step()
+        if self.dense_optimizer is not None:
+            self.dense_optimizer.zero_grad(set_to_none=True)
+        return StepOutcome(loss, updated)
+
+    def lrs(self, step: int) -> tuple[float, float]:
+        """Learning rates of the tables and of the dense network at `step`."""
+        factor = lr_factor(self._config.schedule, step)
+        return self._config.embedding_optimizer.lr * factor, self._config.dense_optimizer.lr * factor
+
+    def _set_lr(self, step: int) -> None:
+        table_lr, dense_lr = self.lrs(step)
+        self._model.table_optimizer.set_lr(table_lr)
+        if self.dense_optimizer is not None:
+            for group in self.dense_optimizer.param_groups:
+                group["lr"] = dense_lr
+
+    def _dense_passes(self, batch: Batch, boundary: Tensor, total_weight: float) -> Tensor:
+        """Forward and backward of the dense network, in parts; gradients end in its parameters and `boundary`."""
+        parts = self._config.gradient_accumulation
+        columns = (batch.dense, boundary, batch.label, batch.weight)
+        chunks = list(zip(*(column.chunk(parts) for column in columns), strict=True))
+        total = torch.zeros((), device=self._model.device)
+        for index, (dense, pooled, label, weight) in enumerate(chunks):
+            last = index == len(chunks) - 1
+            with nullcontext() if last else self._model.without_dense_sync():
+                with self._precision.autocast():
+                    logits = self._model.dense(dense, pooled)
+                loss = F.binary_cross_entropy_with_logits(logits.float(), label, weight, reduction="sum") / total_weight
+                # Both DDP and TorchRec average gradients over ranks; the loss is a sum over them.
+                scaled = loss * self._world_size
+                if self.loss_scale is not None:
+                    scaled = scaled * self.loss_scale.scale
+                if scaled.requires_grad:
+                    scaled.backward()
+            total += loss.detach()
+        return total
+
+    def _gradients_are_usable(self, boundary: Tensor) -> bool:
+        if self.loss_scale is None:
+            return True
+        gradients = [p.grad for p in self._trained if p.grad is not None]
+        if boundary.grad is not None:
+            gradients.append(boundary.grad)
+        return self.loss_scale.unscale_(gradients)

@@ -1,0 +1,174 @@
+"""What training computes does not depend on workers, plans, interruptions or the number of passes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from builders import make_dataset
+from rayrec.config import Recipe
+from rayrec.models.registry import build_model
+from rayrec.training.checkpoint import folder_name
+from rayrec.training.history import read_history
+from rayrec.training.run_folder import RunFolder
+from training_runs import Case, losses, recipe, run_cases
+
+STEPS = 50
+MIXED = {"C1": "row_wise", "C2": "data_parallel", "C3": "column_wise", "C4": "table_wise", "M1": "row_wise"}
+MIXED_ROWWISE = {**MIXED, "C3": "row_wise"}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"kind": "sgd", "lr": 0.5},
+    "adagrad": {"kind": "adagrad", "lr": 0.05},
+    "rowwise_adagrad": {"kind": "rowwise_adagrad", "lr": 0.05},
+}
+DCNV2 = {"kind": "dcnv2", "embedding_dim": 8, "bottom_mlp": [8], "cross_layers": 2, "cross_rank": 4, "top_mlp": [8]}
+
+
+def _sharding(default: str, tables: dict[str, str] | None = None) -> dict[str, Any]:
+    return {"default": default, "tables": tables or {}, "memory_per_worker": "1GB"}
+
+
+def _plans(optimizer: str) -> dict[str, dict[str, Any]]:
+    return {
+        "table_wise": _sharding("table_wise"),
+        "row_wise": _sharding("row_wise"),
+        "mixed": _sharding("table_wise", MIXED_ROWWISE if optimizer == "rowwise_adagrad" else MIXED),
+    }
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("training") / "data"
+    make_dataset(folder, {"train": 3_500, "test": 300}, numeric=3, categorical=4, multi_hot=1, seed=1)
+    return folder
+
+
+def _recipe(optimizer: str, **train: Any) -> Recipe:
+    dense = {"kind": "adam", "lr": 0.01} if optimizer == "adagrad" else {"kind": "sgd", "lr": 0.1}
+    model = DCNV2 if optimizer == "rowwise_adagrad" else None
+    schedule = {"warmup_steps": 10, "decay_start": 30, "decay_steps": 40}
+    common = {"embedding_optimizer": OPTIMIZERS[optimizer], "dense_optimizer": dense, "max_steps": STEPS}
+    return recipe(model=model, **{**common, "schedule": schedule, **train})
+
+
+def weights_of(folder: Path, step: int) -> dict[str, Tensor]:
+    """The undistributed weights of a run's checkpoint."""
+    run = RunFolder.open(folder)
+    model = build_model(run.recipe.model, run.schema).state_dict()
+    dcp.load({"model": model}, checkpoint_id=run.checkpoints / folder_name(step))
+    return model
+
+
+@pytest.fixture(scope="module")
+def runs(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every run of the table of the first test: one worker as the reference, two under each plan."""
+    folder = tmp_path_factory.mktemp("runs")
+    one = [Case(folder / f"{name}-1", _recipe(name)) for name in OPTIMIZERS]
+    one.append(Case(folder / "accumulated-1", _recipe("adagrad", gradient_accumulation=3)))
+    two = [
+        Case(folder / f"{name}-{plan}", _recipe(name, sharding=sharding))
+        for name in OPTIMIZERS
+        for plan, sharding in _plans(name).items()
+    ]
+    two.append(Case(folder / "accumulated-2", _recipe("adagrad", gradient_accumulation=4)))
+    run_cases(1, dataset, one)
+    run_cases(2, dataset, two)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("run", "reference"),
+    [(f"{name}-{plan}", f"{name}-1") for name in OPTIMIZERS for plan in ("table_wise", "row_wise", "mixed")]
+    + [("accumulated-1", "adagrad-1"), ("accumulated-2", "adagrad-1")],
+)
+def test_losses_and_weights_do_not_depend_on_the_workers(runs: Path, run: str, reference: str) -> None:
+    expected = losses(runs / reference)
+    assert sorted(expected) == list(range(1, STEPS + 1))
+    assert losses(runs / run) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert expected[STEPS] < expected[1] - 0.01
+    expected_weights = weights_of(runs / reference, STEPS)
+    for name, value in weights_of(runs / run, STEPS).items():
+        np.testing.assert_allclose(value, expected_weights[name], rtol=1e-4, atol=2e-5, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def resumed(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs stopped after 23 steps and continued: on as many workers, on fewer, on more."""
+    folder = tmp_path_factory.mktemp("resumed")
+    first = {name: _recipe("adagrad", max_steps=23, sharding=sharding) for name, sharding in RESUMED.items()}
+    whole = {name: _recipe("adagrad", sharding=sharding) for name, sharding in RESUMED.items()}
+    two_to_one = Case(folder / "two-one", first["rows"])
+    one_to_two = Case(folder / "one-two", first["tables"])
+    two_to_two = Case(folder / "two-two", first["mixed"])
+    run_cases(2, dataset, [Case(folder / "two", whole["mixed"]), two_to_one, two_to_two])
+    run_cases(1, dataset, [Case(folder / "one", whole["tables"]), one_to_two])
+    run_cases(1, dataset, [Case(two_to_one.folder, whole["tables"])])
+    run_cases(2, dataset, [Case(one_to_two.folder, whole["mixed"]), Case(two_to_two.folder, whole["mixed"])])
+    return folder
+
+
+RESUMED = {
+    "tables": _sharding("table_wise"),
+    "rows": _sharding("row_wise"),
+    "mixed": _sharding("table_wise", {**MIXED, "C4": "row_wise"}),
+}
+
+
+@pytest.mark.parametrize(("run", "uninterrupted"), [("two-one", "one"), ("one-two", "two"), ("one-two", "one")])
+def test_a_run_resumes_on_another_number_of_workers(resumed: Path, run: str, uninterrupted: str) -> None:
+    expected = losses(resumed / uninterrupted)
+    assert losses(resumed / run) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_a_resumed_run_ends_in_the_same_weights_to_the_bit(resumed: Path) -> None:
+    expected = weights_of(resumed / "two", STEPS)
+    for name, value in weights_of(resumed / "two-two", STEPS).items():
+        assert value.equal(expected[name]), name
+    assert losses(resumed / "two-two") == losses(resumed / "two")
+
+
+def test_evaluation_agrees_across_plans_and_counts_each_row_once(resumed: Path) -> None:
+    """The loops evaluate at the end: the same metrics from runs that ended in the same weights."""
+    metrics = {name: json.loads((resumed / name / "metrics.json").read_text())["test"] for name in ("one", "two")}
+    assert metrics["one"]["rows"] == metrics["two"]["rows"] == 300
+    for name, value in metrics["one"].items():
+        assert metrics["two"][name] == pytest.approx(value, abs=1e-5), name
+
+
+def test_parts_of_a_run(dataset: Path, tmp_path: Path) -> None:
+    """Freezing, early stop, evaluations and the checkpoints that are kept, in one process start."""
+    half = {"evaluations_per_epoch": 2, "epochs": 3, "max_steps": None}
+    cases = {
+        "frozen-tables": _recipe("sgd", freeze=["embeddings"], max_steps=5),
+        "frozen-bottom": _recipe("sgd", freeze=["dense_network.bottom_mlp"], max_steps=5),
+        "initial": _recipe("sgd", max_steps=5, embedding_optimizer={"lr": 1e-30}, dense_optimizer={"lr": 1e-30}),
+        "stopped": _recipe("sgd", early_stop={"metric": "auc", "target": 0.5}, **half),
+        "kept": _recipe("sgd", checkpoint={"every_steps": 10, "keep_last": 2, "keep_best": "log_loss"}, **half),
+    }
+    run_cases(1, dataset, [Case(tmp_path / name, case) for name, case in cases.items()])
+
+    initial = weights_of(tmp_path / "initial", 5)
+    for name, value in weights_of(tmp_path / "frozen-tables", 5).items():
+        assert value.equal(initial[name]) == name.startswith("embeddings."), name
+    for name, value in weights_of(tmp_path / "frozen-bottom", 5).items():
+        assert value.equal(initial[name]) == name.startswith("dense_network.bottom_mlp."), name
+
+    batches = 3_500 // 64
+    assert max(losses(tmp_path / "stopped")) == -(-batches // 2)
+    assert max(losses(tmp_path / "kept")) == 3 * batches
+    evaluations = _evaluations(tmp_path / "kept")
+    assert [r["step"] for r in evaluations] == [27, 54, 81, 108, 135, 162]
+    best = min(evaluations, key=lambda r: r["log_loss"])["step"]
+    index = json.loads((tmp_path / "kept" / "checkpoints" / "index.json").read_text())
+    kept = sorted({160, 162, best})
+    assert index["checkpoints"] == [folder_name(step) for step in kept]
+    assert (index["latest"], index["best"]) == (folder_name(162), folder_name(best))
+    assert sorted(p.name for p in (tmp_path / "kept" / "checkpoints").glob("step-*")) == index["checkpoints"]
+
+
+def _evaluations(folder: Path) -> list[dict[str, Any]]:
+    return [r for r in read_history(folder / "history.jsonl") if r["event"] == "evaluate"]

@@ -1,0 +1,85 @@
+"""Training without Ray: the loop of a worker in processes that this module starts, for tests of what it computes."""
+
+import json
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from rayrec.config import Recipe
+from rayrec.ingest.dataset import Dataset
+from rayrec.training.loop import train_worker
+from rayrec.training.place import Place
+from rayrec.training.run_folder import RunFolder
+
+BASE: dict[str, Any] = {
+    "name": "test",
+    "model": {"kind": "dlrm", "embedding_dim": 8, "bottom_mlp": [16, 8], "top_mlp": [16]},
+    "train": {
+        "global_batch_size": 64,
+        "seed": 5,
+        "device": "cpu",
+        "precision": "fp32",
+        "embedding_optimizer": {"kind": "sgd", "lr": 0.5},
+        "dense_optimizer": {"kind": "sgd", "lr": 0.1},
+        "ingest": {"in_memory": True, "read_streams": 4},
+        "checkpoint": {"every_minutes": None},
+        "evaluations_per_epoch": 0,
+        "log_every_steps": 1,
+        "tracking": {"tensorboard": False},
+        "sharding": {"memory_per_worker": "1GB"},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run, or one more attempt at it where the folder holds a run."""
+
+    folder: Path
+    recipe: Recipe
+
+
+def recipe(*, model: dict[str, Any] | None = None, **train: Any) -> Recipe:
+    """The base recipe with keys of its `train` (and, on request, `model`) section replaced."""
+    content = {**BASE, "train": {**BASE["train"], **train}}
+    if model is not None:
+        content["model"] = model
+    return Recipe.model_validate(content)
+
+
+def run_cases(workers: int, dataset: Path, cases: Sequence[Case]) -> None:
+    """Run the cases one after the other on `workers` processes."""
+    # Not the arguments of spawn: their classes would be pickled by reference to this module under pytest's name.
+    arguments = pickle.dumps((str(dataset), [(str(c.folder), c.recipe.model_dump(mode="json")) for c in cases]))
+    rendezvous = cases[0].folder.parent / f".rendezvous-{workers}-{cases[0].folder.name}"
+    rendezvous.unlink(missing_ok=True)
+    mp.spawn(_worker, (workers, str(rendezvous), arguments), nprocs=workers)
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Loss by step of a run."""
+    records = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    return {r["step"]: r["loss"] for r in records if r["event"] == "train"}
+
+
+def _worker(rank: int, workers: int, rendezvous: str, arguments: bytes) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=workers)
+    data, cases = pickle.loads(arguments)
+    dataset = Dataset.open(data)
+    for folder, content in cases:
+        case = Recipe.model_validate(content)
+        begun = (Path(folder) / "run.json").exists()
+        dist.barrier()
+        if rank == 0:
+            RunFolder.resume(folder, case, dataset) if begun else RunFolder.create(folder, case, dataset)
+        dist.barrier()
+        place = Place(rank=rank, world_size=workers, local_world_size=workers, device=torch.device("cpu"))
+        train_worker(case, dataset, RunFolder.open(folder), place)
+    dist.destroy_process_group()

@@ -1,0 +1,121 @@
+"""The sharding plan: complete, within memory, as the recipe says."""
+
+from typing import Any
+
+import pytest
+import torch
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.units import format_bytes, parse_bytes
+from rayrec.config.train import EmbeddingOptimizerConfig, ShardingConfig
+from rayrec.training.sharding import TablePlan, plan_tables
+
+# The cardinalities of Criteo Terabyte at frequency limit 15.
+CRITEO = [
+    7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209, 10667, 104, 4, 968, 15,
+    8165896, 2675940, 7156453, 302516, 12022, 97, 35,
+]  # fmt: skip
+SMALL = [1000, 50, 7, 20000]
+
+
+def _plan(
+    rows: list[int], dim: int, workers: int, memory: str, optimizer: str = "sgd", **sharding: Any
+) -> TablePlan:
+    tables = [
+        EmbeddingBagConfig(name=f"C{i}", feature_names=[f"C{i}"], num_embeddings=n, embedding_dim=dim)
+        for i, n in enumerate(rows)
+    ]
+    return plan_tables(
+        EmbeddingBagCollection(tables=tables, device=torch.device("meta")),
+        ShardingConfig(**sharding),
+        EmbeddingOptimizerConfig(kind=optimizer),
+        world_size=workers,
+        local_world_size=workers,
+        memory_per_worker=parse_bytes(memory),
+        batch_size=1024,
+    )
+
+
+def _cells(plan: TablePlan, table: str) -> set[tuple[int, int]]:
+    """Cells of a table by shard corner and size; asserts that no cell is covered twice."""
+    cells: set[tuple[int, int]] = set()
+    for shard in (s for s in plan.shards if s.table == table):
+        block = {
+            (r, c)
+            for r in range(shard.row, shard.row + shard.rows)
+            for c in range(shard.column, shard.column + shard.columns)
+        }
+        if shard.sharding != "data_parallel":
+            assert not cells & block
+        cells |= block
+    return cells
+
+
+@pytest.mark.parametrize("sharding", ["auto", "table_wise", "row_wise", "column_wise", "data_parallel"])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_every_cell_lies_somewhere_once(workers: int, sharding: str) -> None:
+    plan = _plan([50, 7, 9], 8, workers, "1GB", default=sharding)
+    for table, rows in (("C0", 50), ("C1", 7), ("C2", 9)):
+        assert len(_cells(plan, table)) == rows * 8
+    if sharding == "data_parallel":
+        assert len(plan.shards) == 3 * workers
+    assert len(plan.bytes_by_rank()) == workers
+
+
+def test_overrides_win_table_by_table() -> None:
+    plan = _plan(SMALL, 16, 2, "1GB", default="table_wise", tables={"C0": "row_wise", "C3": "column_wise"})
+    kinds = {s.table: s.sharding for s in plan.shards}
+    assert kinds == {"C0": "row_wise", "C1": "table_wise", "C2": "table_wise", "C3": "column_wise"}
+
+
+@pytest.mark.parametrize(
+    ("workers", "memory", "fits"), [(1, "80GB", True), (8, "3GB", True), (2, "12GB", True), (2, "8GB", False)]
+)
+def test_tables_of_criteo_terabyte(workers: int, memory: str, fits: bool) -> None:
+    if not fits:
+        with pytest.raises(UserError, match=r"need 15.6 GiB .* 2 workers of 7.5 GiB cannot hold them"):
+            _plan(CRITEO, 128, workers, memory)
+        return
+    plan = _plan(CRITEO, 128, workers, memory)
+    assert max(plan.bytes_by_rank()) <= parse_bytes(memory)
+    assert sum(plan.bytes_by_rank()) >= sum(CRITEO) * 512
+
+
+def test_a_table_beyond_one_worker_is_split() -> None:
+    plan = _plan([40_000_000, 100], 64, 4, "4GB")
+    assert {s.rank for s in plan.shards if s.table == "C0"} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "sharding", "message"),
+    [
+        ("rowwise_adagrad", {"default": "column_wise"}, "'C0' cannot be column_wise under embedding_optimizer"),
+        ("adam", {"tables": {"C1": "data_parallel"}}, "'C1' cannot be data_parallel"),
+        ("sgd", {"tables": {"C9": "row_wise"}}, r"tables\.C9: no such table; the model has C0, C1, C2, C3"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(optimizer: str, sharding: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _plan(SMALL, 16, 2, "1GB", optimizer, **sharding)
+
+
+def test_column_shards_need_columns_in_fours() -> None:
+    with pytest.raises(ConfigError, match="multiple of 4"):
+        _plan([100], 10, 2, "1GB", default="column_wise")
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "shown"),
+    [("80GB", 80 * 10**9, "74.5 GiB"), ("1.5 GiB", 3 * 2**29, "1.5 GiB"), ("512KB", 512_000, "500.0 KiB")],
+)
+def test_amounts_of_memory(text: str, count: int, shown: str) -> None:
+    assert parse_bytes(text) == count
+    assert format_bytes(count) == shown
+
+
+@pytest.mark.parametrize("text", ["80", "80 gigs", "-1GB", ""])
+def test_an_amount_that_is_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="write it as 80GB"):
+        parse_bytes(text)
