@@ -33,16 +33,27 @@ def ray_session(address: str | None = None, num_cpus: int | None = None) -> Iter
         except ConnectionError:
             raise UserError(f"no Ray cluster answers at {address}; check --address or RAY_ADDRESS") from None
     else:
-        ray.init(
-            num_cpus=num_cpus or max(8, 4 * (os.cpu_count() or 1)),
-            include_dashboard=True,
-            logging_level=logging.WARNING,
-            log_to_driver=False,
-        )
+        _start(num_cpus or max(8, 4 * (os.cpu_count() or 1)))
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _start(num_cpus: int) -> None:
+    """Start Ray on this machine; a second try where a busy machine is slower than Ray's fixed half minute."""
+    import ray
+
+    def start() -> None:
+        ray.init(num_cpus=num_cpus, include_dashboard=True, logging_level=logging.WARNING, log_to_driver=False)
+
+    try:
+        start()
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        ray.shutdown()
+        start()
 
 
 _ENVIRONMENT = {

@@ -1,7 +1,6 @@
 """Show the sharding plan of a recipe without training: `python -m jobs.plan --recipe NAME --data FOLDER --workers N`."""
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import PositiveInt
 
@@ -27,9 +26,10 @@ class PlanRequest(RecipeRequest):
 
 def run(request: PlanRequest, progress: Progress) -> Result:
     """Plan; `details` holds what training writes to plan.json."""
+    from rayrec.common.units import parse_bytes
     from rayrec.ingest.dataset import Dataset
     from rayrec.models.registry import build_model
-    from rayrec.training.sharding import parse_bytes, plan_tables
+    from rayrec.training.sharding import plan_tables
 
     recipe = request.load_recipe()
     dataset = Dataset.open(request.data)

@@ -5,6 +5,7 @@ from pathlib import Path
 from jobs.entry_point import Job, main
 from jobs.request import TrainingRecipeRequest
 from jobs.result import Result
+from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
 
 
@@ -29,6 +30,10 @@ def run(request: TrainRequest, progress: Progress) -> Result:
 
     recipe = request.load_recipe()
     dataset = Dataset.open(request.data)
+    if request.resume:
+        RunFolder.open(request.output)
+    else:
+        require_absent(request.output)
     with ray_session():
         metrics = train(recipe, dataset, request.output, resume=request.resume, progress=progress)
     reached = Checkpoints(RunFolder.open(request.output).checkpoints, recipe.train.checkpoint).latest()

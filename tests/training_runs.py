@@ -9,10 +9,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from torch import Tensor
 
 from rayrec.config import Recipe
 from rayrec.ingest.dataset import Dataset
+from rayrec.models.registry import build_model
+from rayrec.training.checkpoint import folder_name
 from rayrec.training.loop import train_worker
 from rayrec.training.place import Place
 from rayrec.training.run_folder import RunFolder
@@ -66,6 +70,14 @@ def losses(folder: Path) -> dict[int, float]:
     """Loss by step of a run."""
     records = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     return {r["step"]: r["loss"] for r in records if r["event"] == "train"}
+
+
+def weights_of(folder: Path, step: int) -> dict[str, Tensor]:
+    """The undistributed weights of a run's checkpoint."""
+    run = RunFolder.open(folder)
+    model = build_model(run.recipe.model, run.schema).state_dict()
+    dcp.load({"model": model}, checkpoint_id=run.checkpoints / folder_name(step))
+    return model
 
 
 def _worker(rank: int, workers: int, rendezvous: str, arguments: bytes) -> None:

@@ -2,7 +2,7 @@
 
 
 class UserError(ValueError):
-    """A failure whose message alone tells the user what to change; the CLI prints it without a traceback, exit code 1."""
+    """A failure whose message alone tells the user what to change; printed without a traceback, exit code 1."""
 
 
 class ConfigError(UserError):

@@ -3,8 +3,8 @@
 Precedence: the models' defaults, then the recipe's file, then `section.key=value` overrides.
 """
 
+import contextlib
 import difflib
-import types
 import typing
 from collections.abc import Iterable
 from importlib import resources
@@ -22,6 +22,9 @@ from rayrec.config.preprocess import PreprocessConfig
 from rayrec.config.serve import ServeConfig
 from rayrec.config.source import CriteoSourceConfig, SourceConfig
 from rayrec.config.train import TrainConfig
+
+_TAGS = ("kind", "op")
+"""Keys that tell apart the members of a union."""
 
 
 class Recipe(Config):
@@ -76,16 +79,19 @@ def dump_recipe(recipe: Recipe) -> str:
 def describe_validation_error(error: ValidationError, root: type[BaseModel]) -> str:
     """One line on the first problem of `error`, with the nearest known key where one is unknown."""
     first = error.errors()[0]
-    location = ".".join(str(part) for part in first["loc"])
+    location, _ = _locate(root, first["loc"])
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if first["type"] == "extra_forbidden":
         *parents, key = first["loc"]
-        known = _keys_at(root, [str(part) for part in parents])
+        _, configs = _locate(root, parents)
+        known = sorted({name for c in configs for name in c.model_fields})
         nearest = difflib.get_close_matches(str(key), known, n=1)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else f"known keys: {', '.join(sorted(known))}"
+        hint = f"did you mean '{nearest[0]}'?" if nearest else f"known keys: {', '.join(known)}"
         return f"unknown key '{location}'; {hint}{more}"
     if first["type"] == "union_tag_not_found":
         return f"{location}: say which kind it is (key 'kind'){more}"
+    if first["type"] == "json_invalid":
+        return "damaged, not whole JSON; make it again"
     message = first["msg"].removeprefix("Value error, ")
     shown = "" if isinstance(first["input"], (dict, BaseModel)) else f" (got {first['input']!r})"
     return f"{location or 'recipe'}: {message}{shown}{more}"
@@ -103,8 +109,8 @@ def _read(recipe: str | Path) -> tuple[str, str]:
     shipped = shipped_recipes()
     if str(recipe) not in shipped:
         nearest = difflib.get_close_matches(str(recipe), shipped, n=1)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else f"shipped: {', '.join(shipped)}"
-        raise ConfigError(f"recipe '{recipe}': not shipped; {hint} A file's name ends in .yaml")
+        hint = f"did you mean '{nearest[0]}'?" if nearest else f"shipped: {', '.join(shipped)}."
+        raise ConfigError(f"recipe '{recipe}': not shipped; {hint} A recipe file's name ends in .yaml")
     return str(recipe), shipped[str(recipe)]
 
 
@@ -118,10 +124,8 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: '{text}' is not a YAML value") from None
     if isinstance(value, str):
         # YAML 1.1 reads 1e-3 as a string; a person who types it means the number.
-        try:
+        with contextlib.suppress(ValueError):
             value = float(value)
-        except ValueError:
-            pass
     *sections, last = key.split(".")
     node = content
     for section in sections:
@@ -134,24 +138,22 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
     node[last] = value
 
 
-def _keys_at(root: type[BaseModel], location: list[str]) -> list[str]:
-    """The keys that the config at `location` knows; tags of discriminated unions in it are stepped over."""
-    candidates: list[type[BaseModel]] = [root]
+def _locate(root: type[BaseModel], location: Iterable[int | str]) -> tuple[str, list[type[BaseModel]]]:
+    """`location` as a person writes it, without pydantic's tags of unions, and the configs that may lie there."""
+    path: list[str] = []
+    configs = [root]
     for part in location:
-        inner = [m for c in candidates if part in c.model_fields for m in _configs_in(c.model_fields[part].annotation)]
-        if inner:
-            candidates = inner
-        else:
-            tagged = [c for c in candidates if "kind" in c.model_fields and c.model_fields["kind"].default == part]
-            candidates = tagged or candidates
-    return sorted({name for c in candidates for name in c.model_fields})
+        tagged = [c for c in configs if part in {c.model_fields[t].default for t in _TAGS if t in c.model_fields}]
+        if tagged:
+            configs = tagged
+            continue
+        path.append(str(part))
+        inner = [m for c in configs if part in c.model_fields for m in _configs_in(c.model_fields[part].annotation)]
+        configs = inner or configs
+    return ".".join(path), configs
 
 
 def _configs_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    if typing.get_origin(annotation) in {typing.Union, types.UnionType, typing.Annotated}:
-        return [m for argument in typing.get_args(annotation) for m in _configs_in(argument)]
-    return []
-
-
+    return [m for argument in typing.get_args(annotation) for m in _configs_in(argument)]

@@ -18,7 +18,14 @@ class EmbeddingOptimizerConfig(Config):
     lr: PositiveFloat = 24.0
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
+    """Of `adam` and `lamb`."""
     betas: tuple[float, float] = (0.9, 0.999)
+
+    @model_validator(mode="after")
+    def _decays_weights_where_it_can(self) -> "EmbeddingOptimizerConfig":
+        if self.weight_decay and self.kind not in {"adam", "lamb"}:
+            raise ValueError(f"weight_decay is not available for the tables' '{self.kind}'; set it to 0")
+        return self
 
 
 class DenseOptimizerConfig(Config):

@@ -1,1 +1,1 @@
-"""The feature schema and the transforms: one definition, applied by Spark to tables and by the predictor to requests."""
+"""The feature schema and its transforms: one definition, applied by Spark to tables and in serving to requests."""

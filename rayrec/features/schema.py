@@ -42,8 +42,9 @@ class CategoricalFeature(Config):
             elif isinstance(transform, HashIds) and largest is not None:
                 largest = min(largest, transform.buckets)
         if largest is not None and largest > self.cardinality:
-            raise ValueError(f"feature '{self.name}': its transforms give ids up to {largest - 1}, cardinality is "
-                             f"{self.cardinality}")
+            raise ValueError(
+                f"feature '{self.name}': its transforms give ids up to {largest - 1}, cardinality is {self.cardinality}"
+            )
         return self
 
 
@@ -93,11 +94,14 @@ class Schema(Config):
         known = {f.name for f in self.categorical}
         unknown = sorted(set(by_feature) - known)
         if unknown:
-            raise UserError(f"model.embedding_dims: no categorical feature '{unknown[0]}'; "
-                            f"the dataset has {', '.join(sorted(known))}")
+            raise UserError(
+                f"model.embedding_dims: no categorical feature '{unknown[0]}'; "
+                f"the dataset has {', '.join(sorted(known))}"
+            )
         features = tuple(
             f.model_copy(update={"embedding_dim": by_feature.get(f.name, default)})
-            if isinstance(f, CategoricalFeature) else f
+            if isinstance(f, CategoricalFeature)
+            else f
             for f in self.features
         )
         return self.model_copy(update={"features": features})
@@ -116,5 +120,3 @@ class Schema(Config):
             raise UserError(f"{path}: missing; give a dataset or model folder") from None
         except ValidationError as error:
             raise UserError(f"{path}: {describe_validation_error(error, cls)}") from None
-
-

@@ -1,6 +1,6 @@
 """The dataset folder: what preprocessing writes and ingest reads.
 
-    schema.json   vocabulary/   train/ validation/ test/ (Parquet parts)   rejected/   manifest.json (written last)
+schema.json   vocabulary/   train/ validation/ test/ (Parquet parts)   rejected/   manifest.json (written last)
 """
 
 from dataclasses import dataclass

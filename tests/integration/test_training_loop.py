@@ -6,16 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch.distributed.checkpoint as dcp
-from torch import Tensor
 
 from builders import make_dataset
 from rayrec.config import Recipe
-from rayrec.models.registry import build_model
 from rayrec.training.checkpoint import folder_name
 from rayrec.training.history import read_history
-from rayrec.training.run_folder import RunFolder
-from training_runs import Case, losses, recipe, run_cases
+from training_runs import Case, losses, recipe, run_cases, weights_of
 
 STEPS = 50
 MIXED = {"C1": "row_wise", "C2": "data_parallel", "C3": "column_wise", "C4": "table_wise", "M1": "row_wise"}
@@ -53,14 +49,6 @@ def _recipe(optimizer: str, **train: Any) -> Recipe:
     schedule = {"warmup_steps": 10, "decay_start": 30, "decay_steps": 40}
     common = {"embedding_optimizer": OPTIMIZERS[optimizer], "dense_optimizer": dense, "max_steps": STEPS}
     return recipe(model=model, **{**common, "schedule": schedule, **train})
-
-
-def weights_of(folder: Path, step: int) -> dict[str, Tensor]:
-    """The undistributed weights of a run's checkpoint."""
-    run = RunFolder.open(folder)
-    model = build_model(run.recipe.model, run.schema).state_dict()
-    dcp.load({"model": model}, checkpoint_id=run.checkpoints / folder_name(step))
-    return model
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,70 @@
+# Needs Python 3.11, pip and make; everything else is brought into .venv (Java and uv too).
+#   make demo | test | lint | bench | gpu-check     EXTRA=gpu: the CUDA builds instead of the CPU ones
+
+PYTHON ?= python3
+EXTRA ?= cpu
+VENV := .venv
+BIN := $(VENV)/bin
+LOCK := requirements/$(EXTRA).lock
+UV_VERSION := 0.13.8
+
+# uv does not read pip's settings: it is handed pip's certificate and pip's extra place to look for wheels.
+PIP_SETTING = $(shell $(PYTHON) -m pip config get global.$(1) 2>/dev/null)
+CERTIFICATE := $(or $(SSL_CERT_FILE),$(PIP_CERT),$(call PIP_SETTING,cert))
+FIND_LINKS := $(or $(UV_FIND_LINKS),$(PIP_FIND_LINKS),$(call PIP_SETTING,find-links))
+UV := $(if $(CERTIFICATE),SSL_CERT_FILE="$(CERTIFICATE)") UV_LINK_MODE=copy $(BIN)/uv
+# PyPI's torch for Linux is the CUDA build. The CPU build comes from the extra place, else from PyTorch's own index.
+TORCH_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match
+SOURCE_cpu := $(if $(FIND_LINKS),--find-links "$(FIND_LINKS)",$(TORCH_INDEX))
+SOURCE_gpu :=
+
+# One stamp for each state of the lock: a changed lock, extra or project file installs again, nothing else does.
+STAMP := $(VENV)/.installed-$(EXTRA)-$(shell cat $(LOCK) pyproject.toml 2>/dev/null | cksum | cut -d ' ' -f 1)
+
+.PHONY: setup lock demo test lint format bench gpu-check clean
+
+setup: $(STAMP)
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
+		|| { echo "error: $(PYTHON) is not Python 3.11; run make PYTHON=python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
+	$(UV) pip sync --quiet --python $(BIN)/python $(SOURCE_$(EXTRA)) $(LOCK)
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
+	rm -f $(VENV)/.installed-*
+	touch $@
+
+COMPILE = $(UV) pip compile pyproject.toml --quiet --extra dev --python-version 3.11 --no-annotate \
+	--custom-compile-command "make lock"
+
+lock: $(STAMP)
+	$(COMPILE) --extra cpu --overrides requirements/cpu-overrides.txt $(SOURCE_cpu) \
+		--output-file requirements/cpu.lock
+	$(COMPILE) --extra gpu $(SOURCE_gpu) --output-file requirements/gpu.lock
+
+demo: setup
+	$(BIN)/rayrec demo
+
+test: setup
+	$(BIN)/python -m pytest --durations=10 tests/unit tests/integration tests/end_to_end
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+# Also runs where nothing is installed but torch and Triton: `make gpu-check PYTHON=python3`.
+gpu-check:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_check
+
+clean:
+	rm -rf demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

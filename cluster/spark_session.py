@@ -1,0 +1,141 @@
+"""A Spark application on the running Ray session: RayDP starts its executors as Ray actors."""
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from rayrec.common.errors import UserError
+from rayrec.config.preprocess import SparkConfig
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_GIB = 2**30
+_UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+# What a Java process says on its way up, whatever its log level.
+_START_UP_NOISE = re.compile(
+    rb"Picked up |NOTE: |Setting default log level|To adjust logging level|Setting Spark log level"
+    rb"|^WARNING: |^SLF4J|^\d\d/\d\d/\d\d .* (INFO|WARN) |^[\d-]+ [\d:.,]+ (INFO|WARN) |^\s*$"
+)
+
+
+@dataclass(frozen=True)
+class SparkSize:
+    """The executors of an application."""
+
+    executors: int
+    cores: int
+    memory_bytes: int
+    """JVM heap of one executor; its Python workers, where the Arrow code runs, have their own."""
+
+
+@contextmanager
+def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkSession"]:
+    """Hold a Spark session on the Ray session that is running (`cluster.ray_session`); it is stopped in any case.
+
+    The executors need the interpreter of this process and the files that it reads and writes at the same paths.
+    Raises UserError where the cluster has not the CPUs or the memory that `config` asks for.
+    """
+    import raydp
+
+    size = spark_size(config)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    parallelism = size.executors * size.cores
+    with _quiet_java():
+        session = raydp.init_spark(
+            app_name=f"{name}-{uuid4().hex[:8]}",  # names a Ray actor, so it must be unique in the cluster
+            num_executors=size.executors,
+            executor_cores=size.cores,
+            executor_memory=f"{size.memory_bytes // 2**20}m",
+            # Fault tolerant mode exists for ray.data.from_spark; the hand-over here is Parquet.
+            fault_tolerant_mode=False,
+            configs={
+                "spark.log.level": "FATAL",  # a failed task's error reaches the caller as an exception
+                "spark.ui.enabled": "false",
+                "spark.ui.showConsoleProgress": "false",
+                "spark.executorEnv.PYTHONPATH": os.pathsep.join(_import_paths()),
+                "spark.python.daemon.module": "cluster.spark_python_daemon",
+                "spark.sql.execution.arrow.pyspark.enabled": "true",
+                "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
+                "spark.sql.shuffle.partitions": str(config.shuffle_partitions or 4 * parallelism),
+                "spark.default.parallelism": str(parallelism),
+                "spark.ray.raydp_spark_master.actor.resource.CPU": "0",
+            },
+        )
+    try:
+        yield session
+    finally:
+        raydp.stop_spark()
+
+
+def spark_size(config: SparkConfig) -> SparkSize:
+    """What `config` asks for, and for the rest one executor a node with the CPUs and a quarter of the memory now free.
+
+    A Ray session on one machine may declare more CPUs than the machine has; an executor counts real ones.
+    """
+    import ray
+
+    nodes = max(1, sum(node["Alive"] and node["Resources"].get("CPU", 0) >= 1 for node in ray.nodes()))
+    free = ray.available_resources()
+    free_cpus, free_memory = int(free.get("CPU", 0)), int(free.get("memory", 0))
+    executors = config.executors or nodes
+    real_cpus = (os.cpu_count() or 1) if nodes == 1 else free_cpus
+    cores = config.executor_cores or max(1, min(free_cpus, real_cpus) // executors)
+    if config.executor_memory:
+        memory = int(config.executor_memory[:-1]) * _UNITS[config.executor_memory[-1]]
+    else:
+        memory = max(_GIB, min(free_memory // (4 * executors), 16 * _GIB))
+    if executors * cores > free_cpus:
+        raise UserError(
+            f"preprocess.spark: {executors} executors of {cores} cores need {executors * cores} CPUs and Ray has "
+            f"{free_cpus} free; lower executors or executor_cores"
+        )
+    if executors * memory > free_memory:
+        raise UserError(
+            f"preprocess.spark: {executors} executors of {memory / _GIB:.1f} GiB need more memory than the "
+            f"{free_memory / _GIB:.1f} GiB that Ray has free; lower executors or executor_memory"
+        )
+    return SparkSize(executors, cores, memory)
+
+
+def _import_paths() -> list[str]:
+    """Where this process found the packages whose code the workers run, and what it was told itself."""
+    import cluster
+    import rayrec
+
+    roots = [str(Path(package.__path__[0]).parent) for package in (rayrec, cluster)]
+    return list(dict.fromkeys([*roots, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
+
+
+@contextmanager
+def _quiet_java() -> Iterator[None]:
+    """Pass the error output of processes started in the block through a filter for as long as they live.
+
+    Java announces JAVA_TOOL_OPTIONS and Spark its first log lines before any setting is read. The processes inherit
+    the write end of a pipe as file 2; a thread copies what is worth reading to the true error output.
+    """
+    sys.stderr.flush()
+    terminal, own = os.dup(2), os.dup(2)
+    read_end, write_end = os.pipe()
+    os.dup2(write_end, 2)
+    os.close(write_end)
+
+    def copy() -> None:
+        with os.fdopen(read_end, "rb") as lines, os.fdopen(terminal, "wb", buffering=0) as out:
+            for line in lines:
+                if not _START_UP_NOISE.search(line):
+                    out.write(line)
+
+    threading.Thread(target=copy, name="java-stderr", daemon=True).start()
+    try:
+        yield
+    finally:
+        os.dup2(own, 2)
+        os.close(own)

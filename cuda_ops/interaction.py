@@ -1,0 +1,143 @@
+"""DLRM's dot interaction (Naumov et al. 2019, arXiv:1906.00091, section 2.1): the operator `rayrec::dot_interaction`.
+
+CPU and any device without a kernel of its own use the reference in this file; CUDA uses the Triton kernels of
+`cuda_ops.interaction_kernels`, which never hold a (B, n, n) matrix.
+
+Shapes: B rows, F embeddings, D width, n = F + 1 vectors with a dense vector, F without; P = n (n - 1) / 2 pairs.
+"""
+
+import functools
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+
+def dot_interaction(dense: Tensor | None, embeddings: Tensor) -> Tensor:
+    """The dense vector, then the dot products of all pairs of vectors.
+
+    Vector 0 is `dense`, vectors 1 ... F are the embeddings (without `dense`: 0 ... F - 1 are the embeddings). Pair
+    (i, j), i > j, is at place i (i - 1) / 2 + j after the dense vector: the strict lower triangle, row by row.
+
+    Args:
+        dense: (B, D), or None.
+        embeddings: (B, F, D). The two may differ in dtype: float64, float32, float16 or bfloat16.
+
+    Returns:
+        (B, D + P) with `dense`, (B, P) without; in autocast's dtype where autocast is on, else in the wider dtype of
+        the two. Inputs are rounded to that dtype; products are summed in float32 (float64 for float64).
+
+    Differentiable once; a second backward raises. Raises ValueError on shapes that do not fit.
+    """
+    if embeddings.dim() != 3:
+        raise ValueError(f"embeddings must be (B, F, D), not {tuple(embeddings.shape)}")
+    if dense is not None and dense.shape != (embeddings.shape[0], embeddings.shape[2]):
+        raise ValueError(f"dense must be (B, D) of embeddings {tuple(embeddings.shape)}, not {tuple(dense.shape)}")
+    device = embeddings.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    else:
+        dtype = embeddings.dtype if dense is None else torch.promote_types(dense.dtype, embeddings.dtype)
+    return _forward(dense, embeddings, dtype)
+
+
+def output_width(vectors: int, dim: int, has_dense: bool) -> int:
+    """Columns of the result for `vectors` interacting vectors, the dense one included."""
+    return vectors * (vectors - 1) // 2 + (dim if has_dense else 0)
+
+
+# torch.library infers the operator's schema from Optional[...]; the older torch does not read "Tensor | None".
+def reference_forward(dense: Optional[Tensor], embeddings: Tensor, dtype: torch.dtype) -> Tensor:  # noqa: UP045
+    """`dot_interaction` by batched matrix products, computed in `dtype`."""
+    vectors = _stack(dense, embeddings, dtype)
+    products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+    triangle = products.index_select(1, _triangle(vectors.shape[1], products.device))
+    return triangle if dense is None else torch.cat([dense.to(dtype), triangle], dim=1)
+
+
+def reference_backward(grad: Tensor, dense: Optional[Tensor], embeddings: Tensor) -> tuple[Tensor, Tensor]:  # noqa: UP045
+    """Gradients of dense ((B, 0) where there is none) and of embeddings: (G + G^T) X, with G the triangle of `grad`."""
+    vectors = _stack(dense, embeddings, grad.dtype)
+    rows, n, dim = vectors.shape
+    width = 0 if dense is None else dim
+    symmetric = grad.index_select(1, _symmetric(n, width, grad.device)).view(rows, n, n)
+    symmetric.diagonal(dim1=1, dim2=2).zero_()
+    gradient = torch.bmm(symmetric, vectors)
+    if dense is None:
+        return grad.new_empty(rows, 0), gradient.to(embeddings.dtype)
+    return (gradient[:, 0] + grad[:, :width]).to(dense.dtype), gradient[:, 1:].to(embeddings.dtype, copy=True)
+
+
+_forward = torch.library.custom_op("rayrec::dot_interaction", reference_forward, mutates_args=())
+_backward = torch.library.custom_op("rayrec::dot_interaction_backward", reference_backward, mutates_args=())
+
+
+def _stack(dense: Tensor | None, embeddings: Tensor, dtype: torch.dtype) -> Tensor:
+    """All vectors, (B, n, D), in `dtype`."""
+    if dense is None:
+        return embeddings.to(dtype)
+    return torch.cat([dense.to(dtype).unsqueeze(1), embeddings.to(dtype)], dim=1)
+
+
+@functools.cache
+def _triangle(n: int, device: torch.device) -> Tensor:
+    """Places of the strict lower triangle, row by row, in a flattened (n, n) matrix."""
+    row, column = torch.tril_indices(n, n, -1, device=device)
+    return row * n + column
+
+
+@functools.cache
+def _symmetric(n: int, width: int, device: torch.device) -> Tensor:
+    """Column of the result (`width` dense ones first) that each cell of a flattened (n, n) matrix of pairs is in.
+
+    The diagonal, which is in none, holds 0.
+    """
+    place = torch.zeros(n, n, dtype=torch.int64, device=device)
+    row, column = torch.tril_indices(n, n, -1, device=device)
+    place[row, column] = width + torch.arange(row.numel(), device=device)
+    return (place + place.T).flatten()
+
+
+@_forward.register_kernel("cuda")
+def _(dense: Tensor | None, embeddings: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype == torch.float64:  # for checks of gradients; no kernel is worth it
+        return reference_forward(dense, embeddings, dtype)
+    from cuda_ops import interaction_kernels
+
+    return interaction_kernels.forward(dense, embeddings, dtype)
+
+
+@_backward.register_kernel("cuda")
+def _(grad: Tensor, dense: Tensor | None, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+    if grad.dtype == torch.float64:
+        return reference_backward(grad, dense, embeddings)
+    from cuda_ops import interaction_kernels
+
+    return interaction_kernels.backward(grad, dense, embeddings)
+
+
+@_forward.register_fake
+def _(dense: Tensor | None, embeddings: Tensor, dtype: torch.dtype) -> Tensor:
+    rows, embedding_count, dim = embeddings.shape
+    width = output_width(embedding_count + (dense is not None), dim, dense is not None)
+    return embeddings.new_empty(rows, width, dtype=dtype)
+
+
+@_backward.register_fake
+def _(grad: Tensor, dense: Tensor | None, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+    grad_dense = grad.new_empty(grad.shape[0], 0) if dense is None else dense.new_empty(dense.shape)
+    return grad_dense, embeddings.new_empty(embeddings.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Tensor | None, Tensor, torch.dtype], output: Tensor) -> None:
+    dense, embeddings, _ = inputs
+    ctx.save_for_backward(dense, embeddings)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:
+    dense, embeddings = ctx.saved_tensors
+    grad_dense, grad_embeddings = _backward(grad, dense, embeddings)
+    return (None if dense is None else grad_dense), grad_embeddings, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_setup_context)

@@ -1,0 +1,127 @@
+"""`rayrec demo`: the whole way from raw logs to an answered HTTP request, each step as the command that does it."""
+
+import importlib
+import json
+import shlex
+import shutil
+import socket
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import PositiveInt
+
+from jobs.entry_point import Job, build_request, describe_result, execute, main
+from jobs.result import RESULT_FILE, Result
+from rayrec.common.errors import UserError
+from rayrec.common.files import require_absent
+from rayrec.common.progress import Progress
+from rayrec.config import Config
+
+WORKERS = 2
+
+
+class DemoRequest(Config):
+    """What the demo makes, and where."""
+
+    model: Literal["dlrm", "dcnv2"] = "dlrm"
+    output: Path = Path("demo")
+    """Folder for all that the demo makes; that of an earlier demo is replaced."""
+    rows: PositiveInt = 100_000
+    """Rows to generate."""
+
+
+def run(request: DemoRequest, progress: Progress) -> Result:
+    """Run every step in one Ray session; `metrics` are the evaluation's, `details` the request and its answer."""
+    from cluster.ray_session import ray_session
+
+    folder = request.output
+    _replace_earlier_demo(folder)
+    recipe = f"{request.model}-criteo-debug"
+    raw, dataset, trained, model = (folder / name for name in ("raw", "dataset", "run", "model"))
+    # Command, its arguments, its options: fields of the command's request.
+    steps: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("generate", {"source": "criteo"}, {"rows": request.rows, "output": raw}),
+        ("preprocess", {"recipe": recipe}, {"input": (f"{raw}/criteo.tsv",), "output": dataset}),
+        ("train", {"recipe": recipe}, {"data": dataset, "output": trained, "workers": WORKERS}),
+        ("evaluate", {"source": trained}, {"data": dataset, "split": "test"}),
+        ("export", {"run": trained}, {"output": model}),
+    ]
+    results: dict[str, Result] = {}
+    progress.stage("start Ray")
+    with ray_session():
+        progress.finish()
+        for command, arguments, options in steps:
+            progress.message(f"\n$ {as_command(command, arguments, options)}")
+            job = importlib.import_module(f"jobs.{command}").JOB
+            results[command] = execute(job, build_request(job.request, {**arguments, **options}), progress)
+            progress.message(describe_result(results[command]))
+        exchange = _serve_one_request(model, progress)
+    best = results["generate"].details["truth"]["best_auc"]
+    reached = results["evaluate"].metrics
+    progress.message(
+        f"\nAUC of the test split: {reached['test']['auc']:.4f}; the generator's clicks allow {best:.4f} at best."
+    )
+    details = {"best_auc": best, **exchange}
+    return Result(command="demo", output=folder, rows=request.rows, metrics=reached, details=details)
+
+
+def as_command(command: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """The command line of a step."""
+    words = ["rayrec", command, *map(str, arguments.values())]
+    for name, value in options.items():
+        for item in value if isinstance(value, tuple) else (value,):
+            words += [f"--{name.replace('_', '-')}", str(item)]
+    return shlex.join(words)
+
+
+def _serve_one_request(model: Path, progress: Progress) -> dict[str, Any]:
+    """Serve the model folder, post one row of raw features, and stop."""
+    from jobs.serve import ServeRequest, serving
+    from rayrec.features.schema import Schema
+    from rayrec.inference.example_row import example_row
+
+    port = _free_port()
+    progress.message(f"\n$ {as_command('serve', {'model': model}, {'port': port})}")
+    body = {"instances": [example_row(Schema.load(model), model)]}
+    with serving(ServeRequest(model=(model,), port=port), progress) as url:
+        endpoint = f"{url}/v1/models/{model.name}:predict"
+        progress.finish()
+        progress.message(f"\n$ curl -s {endpoint} -d {shlex.quote(json.dumps(body))}")
+        request = urllib.request.Request(endpoint, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as response:
+            answer = json.loads(response.read())
+        progress.message(json.dumps(answer))
+    return {"request": body, "answer": answer}
+
+
+def _replace_earlier_demo(folder: Path) -> None:
+    """Make `folder` empty and mark it as a demo's. Raises UserError where something else is in it."""
+    if (folder / RESULT_FILE).is_file():
+        if Result.load(folder).command != "demo":
+            raise UserError(f"{folder}: holds the output of another command; give another --output, or remove it first")
+        shutil.rmtree(folder)
+    require_absent(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Were the demo stopped at any moment, the next one still finds whose folder it is.
+    Result(command="demo", status="interrupted", output=folder, error="did not finish").save(folder)
+
+
+def _free_port() -> int:
+    """8000 where it is free, else any."""
+    for wanted in (8000, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", wanted))
+            except OSError:
+                continue
+            port: int = probe.getsockname()[1]
+            return port
+    raise UserError("no TCP port is free on 127.0.0.1")
+
+
+JOB = Job("demo", DemoRequest, run)
+
+if __name__ == "__main__":
+    raise SystemExit(main(JOB))

@@ -1,0 +1,101 @@
+"""Write the model folder of a run: `python -m jobs.export --run RUN --output MODEL`."""
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jobs.entry_point import Job, main
+from jobs.result import Result
+from rayrec.common.errors import UserError
+from rayrec.common.files import require_absent
+from rayrec.common.progress import Progress, SilentProgress
+from rayrec.config import Config
+
+if TYPE_CHECKING:
+    from rayrec.inference.model_folder import Metrics
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.training.run_folder import RunFolder
+
+
+class ExportRequest(Config):
+    """Write the model folder that serve and predict read."""
+
+    run: Path
+    """Run folder, the output of `train`."""
+    output: Path
+    """Model folder to write."""
+    checkpoint: str = "best"
+    """`best` (the latest where none was evaluated), `latest`, or the step of a checkpoint."""
+
+
+def run(request: ExportRequest, progress: Progress) -> Result:
+    """Export a checkpoint; `metrics` are those that it reached, `details` name it."""
+    require_absent(request.output)
+    checkpoint, metrics = export_run(request.run, request.output, request.checkpoint, progress)
+    return Result(command="export", output=request.output, metrics=metrics, details={"checkpoint": checkpoint.name})
+
+
+def export_run(run_folder: Path, output: Path, checkpoint: str, progress: Progress) -> "tuple[Path, Metrics]":
+    """Export a checkpoint of a run to `output`; returns the checkpoint's folder and what it reached, by split."""
+    from rayrec.inference.export import export_checkpoint
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.training.run_folder import RunFolder
+
+    run = RunFolder.open(run_folder)
+    dataset = Dataset.open(run.dataset_folder)
+    folder = _checkpoint(run, checkpoint)
+    metrics = _metrics(run, dataset, folder)
+    progress.stage(f"export {folder.name}")
+    export_checkpoint(folder, output, recipe=run.recipe, dataset=dataset, metrics=metrics)
+    return folder, metrics
+
+
+@contextlib.contextmanager
+def exported(path: Path) -> Iterator[Path]:
+    """The model folder at `path`; of a run folder, that of its best checkpoint, exported for the time of the block."""
+    from rayrec.inference.model_folder import TABLES_FOLDER
+    from rayrec.training.run_folder import RUN_FILE
+
+    if (path / TABLES_FOLDER).is_dir():
+        yield path.absolute()
+    elif (path / RUN_FILE).is_file():
+        with tempfile.TemporaryDirectory(prefix="rayrec-model-") as temporary:
+            # The folder's name becomes the model's name in serving.
+            output = Path(temporary) / path.absolute().name
+            export_run(path, output, "best", SilentProgress())
+            yield output
+    else:
+        raise UserError(f"{path}: neither a model nor a run folder; give the output of `rayrec export` or `train`")
+
+
+def _checkpoint(run: "RunFolder", which: str) -> Path:
+    if which == "best":
+        # A run that was never evaluated has no best checkpoint.
+        with contextlib.suppress(UserError):
+            return run.checkpoint("best")
+        which = "latest"
+    return run.checkpoint(which)
+
+
+def _metrics(run: "RunFolder", dataset: "Dataset", checkpoint: Path) -> "Metrics":
+    """What the checkpoint reached: of the last one all splits, of another its evaluation during training."""
+    from rayrec.training.checkpoint import read_progress
+    from rayrec.training.run_folder import METRICS_FILE
+
+    final = run.path / METRICS_FILE
+    if final.is_file() and checkpoint == run.checkpoint("latest"):
+        metrics: Metrics = json.loads(final.read_text())
+        return metrics
+    reached = read_progress(checkpoint).metrics
+    wanted = run.recipe.train.evaluation_split
+    split = wanted if wanted in dataset.manifest.splits else "test"
+    return {split: dict(reached)} if reached else {}
+
+
+JOB = Job("export", ExportRequest, run)
+
+if __name__ == "__main__":
+    raise SystemExit(main(JOB))

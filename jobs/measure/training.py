@@ -1,0 +1,57 @@
+"""Throughput of training, streamed from Parquet and from memory, one after the other in one Ray session."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rayrec.common.errors import UserError
+from rayrec.common.progress import Progress
+from rayrec.config import Recipe
+from rayrec.ingest.dataset import Dataset
+
+
+def measure_training(
+    recipe: Recipe, dataset: Dataset, *, warmup_steps: int, steps: int, progress: Progress
+) -> list[dict[str, Any]]:
+    """Samples/s over `steps` steps after `warmup_steps`, as `rayrec train` runs them; needs a Ray session."""
+    from rayrec.training.driver import train
+    from rayrec.training.history import read_history
+    from rayrec.training.run_folder import HISTORY_FILE
+
+    per_epoch = dataset.split("train").rows // recipe.train.global_batch_size
+    if per_epoch == 0:
+        raise UserError(
+            f"{dataset.folder}: fewer rows in train than train.global_batch_size ({recipe.train.global_batch_size}); "
+            "lower it, or give more rows"
+        )
+    table = []
+    for in_memory in (False, True):
+        content = recipe.train.model_dump()
+        content |= {
+            "max_steps": warmup_steps + steps,
+            "epochs": -(-(warmup_steps + steps) // per_epoch),
+            "log_every_steps": warmup_steps,
+            "evaluations_per_epoch": 0,
+            "early_stop": None,
+            "ingest": {**content["ingest"], "in_memory": in_memory},
+            "checkpoint": {**content["checkpoint"], "every_steps": None, "every_minutes": None},
+        }
+        config = recipe.model_copy(update={"train": recipe.train.model_validate(content)})
+        with tempfile.TemporaryDirectory() as folder:
+            run = Path(folder) / "run"
+            train(config, dataset, run, progress=progress)
+            records = [r for r in read_history(run / HISTORY_FILE) if r["event"] == "train"]
+        measured = [r for r in records if r["step"] > warmup_steps]
+        rows = [after["step"] - before["step"] for before, after in zip(records, records[1:], strict=False)]
+        seconds = [n * config.train.global_batch_size / r["samples_per_second"] for n, r in zip(rows, measured, strict=True)]
+        table.append({
+            "data": "memory" if in_memory else "stream",
+            "workers": config.train.workers,
+            "global_batch_size": config.train.global_batch_size,
+            "steps": sum(rows),
+            "samples_per_second": sum(rows) * config.train.global_batch_size / sum(seconds),
+            "data_wait_share": sum(r["data_wait_share"] * s for r, s in zip(measured, seconds, strict=True)) / sum(seconds),
+            "peak_memory_bytes": max(r["peak_memory_bytes"] for r in measured),
+        })  # fmt: skip
+    table[0]["ratio_to_memory"] = table[0]["samples_per_second"] / table[1]["samples_per_second"]
+    return table

@@ -1,0 +1,66 @@
+"""Turn raw logs into a dataset folder: `python -m jobs.preprocess --recipe NAME --input RAW --output FOLDER`."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import Field
+
+from jobs.entry_point import Job, main
+from jobs.request import RecipeRequest
+from jobs.result import Result
+from rayrec.common.progress import Progress
+from rayrec.config.preprocess import FileSplitConfig
+
+_NAMED = re.compile(r"(?P<split>[A-Za-z_]\w*)=(?P<path>.+)", re.DOTALL)
+
+
+class PreprocessRequest(RecipeRequest):
+    """Preprocess raw files with Spark on Ray."""
+
+    input: tuple[str, ...] = Field(min_length=1)
+    """Raw files, folders, globs or URIs; each SPLIT=PATH where preprocess.split.kind is files."""
+    output: Path
+    """Dataset folder to write."""
+
+
+def run(request: PreprocessRequest, progress: Progress) -> Result:
+    """Preprocess; `rows` counts those of all splits, `details` them by split, and the rejected ones by reason."""
+    from cluster.ray_session import ray_session
+    from cluster.spark_session import spark_session
+    from rayrec.preprocessing.pipeline import Preprocessing
+
+    recipe = request.load_recipe()
+    by_file = isinstance(recipe.preprocess.split, FileSplitConfig)
+    job = Preprocessing(recipe, inputs_by_split(request.input, named=by_file), request.output)
+    progress.stage("start Spark on Ray")
+    with ray_session(), spark_session(recipe.preprocess.spark) as spark:
+        manifest = job.run(spark, progress)
+    splits = {name: split.rows for name, split in manifest.splits.items()}
+    return Result(
+        command="preprocess",
+        output=request.output,
+        rows=sum(splits.values()),
+        details={"splits": splits, "rejected": manifest.rejected},
+    )
+
+
+def inputs_by_split(inputs: Iterable[str], *, named: bool) -> dict[str | None, list[str]]:
+    """Paths by split, those that name none under None.
+
+    `named`: whether the recipe expects SPLIT=PATH; without it only the usual names of splits are read as such, since a
+    path may hold an equals sign (`year=2014/clicks`).
+    """
+    paths: dict[str | None, list[str]] = {}
+    for text in inputs:
+        match = _NAMED.fullmatch(text)
+        is_split = match is not None and (named or match["split"] in {"train", "validation", "test"})
+        split, path = (match["split"], match["path"]) if match and is_split else (None, text)
+        paths.setdefault(split, []).append(path)
+    return paths
+
+
+JOB = Job("preprocess", PreprocessRequest, run)
+
+if __name__ == "__main__":
+    raise SystemExit(main(JOB))

@@ -1,0 +1,38 @@
+"""`rayrec recipes`: lists the shipped recipes, or prints one with every default filled in."""
+
+from jobs.entry_point import Job, main
+from jobs.result import Result
+from rayrec.common.progress import Progress
+from rayrec.config import Config, Recipe, dump_recipe, load_recipe, shipped_recipes
+
+
+class RecipesRequest(Config):
+    """Which recipe to print; without a name all are listed."""
+
+    name: str | None = None
+    """Name of a shipped recipe, or path of a YAML file."""
+
+
+def run(request: RecipesRequest, progress: Progress) -> Result:
+    """List (`details.recipes`: name -> description) or resolve (`details.recipe`)."""
+    if request.name is not None:
+        recipe = load_recipe(request.name)
+        return Result(command="recipes", details={"recipe": recipe.model_dump(mode="json")})
+    return Result(
+        command="recipes", details={"recipes": {name: load_recipe(name).description for name in shipped_recipes()}}
+    )
+
+
+def describe(result: Result) -> str:
+    """The recipe as YAML, or a line for each recipe."""
+    if "recipe" in result.details:
+        return dump_recipe(Recipe.model_validate(result.details["recipe"])).rstrip()
+    recipes: dict[str, str] = result.details["recipes"]
+    width = max(map(len, recipes))
+    return "\n".join(f"{name:{width}}  {description}".rstrip() for name, description in recipes.items())
+
+
+JOB = Job("recipes", RecipesRequest, run, describe)
+
+if __name__ == "__main__":
+    raise SystemExit(main(JOB))

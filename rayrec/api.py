@@ -1,0 +1,172 @@
+"""The Python API: what the command line does, for notebooks and programs.
+
+    import rayrec
+
+    rayrec.preprocess("dlrm-criteo", "train.txt", "dataset")
+    run = rayrec.train("dlrm-criteo", "dataset", "run", workers=2, overrides={"train.epochs": 2})
+    print(run.metrics["validation"]["auc"])
+    rayrec.export("run", "model")
+    rayrec.load_model("model").predict([{"I1": 3, "C1": "68fd1e64"}])
+
+Every function validates the same request as its command, writes the same files and returns the command's `Result`.
+Errors that the user can fix are `rayrec.common.errors.UserError` (a ValueError), in one line.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jobs.result import Result
+    from rayrec.config import Recipe
+    from rayrec.inference.predictor import Predictor
+
+AnyPath = str | PathLike[str]
+Overrides = Mapping[str, Any]
+"""Keys are `section.key` of a recipe, such as `train.epochs`."""
+
+
+def load_recipe(recipe: AnyPath, overrides: Overrides | None = None) -> "Recipe":
+    """The validated recipe: a shipped one by name, or a YAML file, with `overrides` applied."""
+    from rayrec.config import load_recipe
+
+    return load_recipe(str(recipe), _as_options(overrides))
+
+
+def generate(
+    source: str,
+    rows: int,
+    output: AnyPath,
+    *,
+    seed: int = 0,
+    days: int | None = None,
+    compress: bool = False,
+    progress: bool = True,
+) -> "Result":
+    """Write `rows` raw rows with the layout of `source` (`criteo`) into the new folder `output`.
+
+    `result.details["truth"]` has the best reachable AUC and log loss of their click model. `days`: that
+    many files `day_0` ... instead of one; `compress`: gzip files.
+    """
+    return _run("generate", progress, source=source, rows=rows, output=output, seed=seed, days=days, compress=compress)
+
+
+def preprocess(
+    recipe: AnyPath,
+    input: str | Sequence[str],
+    output: AnyPath,
+    *,
+    overrides: Overrides | None = None,
+    progress: bool = True,
+) -> "Result":
+    """Turn raw files into the new dataset folder `output`, with Spark on Ray.
+
+    `input`: files, folders, globs or URIs; each `SPLIT=PATH` where `preprocess.split.kind` is `files`.
+    """
+    inputs = (input,) if isinstance(input, str) else tuple(input)
+    return _run("preprocess", progress, recipe=recipe, input=inputs, output=output, set=_as_options(overrides))
+
+
+def train(
+    recipe: AnyPath,
+    data: AnyPath,
+    output: AnyPath,
+    *,
+    workers: int | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    resume: bool = False,
+    overrides: Overrides | None = None,
+    progress: bool = True,
+) -> "Result":
+    """Train on the dataset folder `data` into the run folder `output`; `result.metrics` has what it reached by split.
+
+    `workers`, `device` and `precision` win over the recipe's `train` section and `overrides`; `resume` continues the
+    run that is in `output`.
+    """
+    return _run(
+        "train",
+        progress,
+        recipe=recipe,
+        data=data,
+        output=output,
+        workers=workers,
+        device=device,
+        precision=precision,
+        resume=resume,
+        set=_as_options(overrides),
+    )
+
+
+def evaluate(
+    source: AnyPath,
+    data: AnyPath,
+    *,
+    split: str = "test",
+    checkpoint: str = "latest",
+    workers: int | None = None,
+    device: str | None = None,
+    progress: bool = True,
+) -> "Result":
+    """Exact metrics of a run or model folder over a split of a dataset folder, every row once.
+
+    `checkpoint`: of a run, `latest`, `best` or a step.
+    """
+    return _run(
+        "evaluate",
+        progress,
+        source=source,
+        data=data,
+        split=split,
+        checkpoint=checkpoint,
+        workers=workers,
+        device=device,
+    )
+
+
+def predict(
+    model: AnyPath, input: str, output: AnyPath, *, raw: bool = False, split: str = "test", progress: bool = True
+) -> "Result":
+    """Score a split of a dataset folder, or with `raw` raw rows, into the new folder `output`, streaming."""
+    return _run("predict", progress, model=model, input=str(input), output=output, raw=raw, split=split)
+
+
+def export(run: AnyPath, output: AnyPath, *, checkpoint: str = "best", progress: bool = True) -> "Result":
+    """Write the model folder `output` of a run folder: schema, vocabularies and weights, without pickle.
+
+    `checkpoint`: `best`, `latest` or a step.
+    """
+    return _run("export", progress, run=run, output=output, checkpoint=checkpoint)
+
+
+def load_model(folder: AnyPath) -> "Predictor":
+    """The predictor of a model folder, on CPU: `predict(rows)` takes raw features and gives probabilities."""
+    from rayrec.inference.predictor import load_model
+
+    return load_model(Path(folder))
+
+
+def _run(command: str, show_progress: bool, **values: Any) -> "Result":
+    import importlib
+
+    from jobs.entry_point import build_request, execute
+    from rayrec.common.console import console_progress
+    from rayrec.common.progress import SilentProgress
+
+    job = importlib.import_module(f"jobs.{command}").JOB
+    given = {
+        name: str(value) if isinstance(value, PathLike) else value
+        for name, value in values.items()
+        if value is not None
+    }
+    request = build_request(job.request, given)
+    with console_progress() if show_progress else nullcontext(SilentProgress()) as progress:
+        return execute(job, request, progress)
+
+
+def _as_options(overrides: Overrides | None) -> tuple[str, ...]:
+    """As the command line's `--set` takes them; JSON is YAML."""
+    return tuple(f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items())

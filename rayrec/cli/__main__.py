@@ -1,0 +1,3 @@
+from rayrec.cli.main import main
+
+main()

@@ -1,0 +1,269 @@
+"""The command line: parse, build a request, call the job, show the result.
+
+Nothing heavy is imported before a command is known, so that `rayrec --help` answers at once.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rayrec.cli.options import (
+    DataOption,
+    DebugOption,
+    DeviceOption,
+    JsonOption,
+    NewOutputOption,
+    PrecisionOption,
+    RecipeArgument,
+    SetOption,
+    WorkersOption,
+)
+
+app = typer.Typer(
+    name="rayrec",
+    help="From raw click logs to a served ranking model: Spark on Ray, Ray Data, Ray Train with TorchRec, Ray Serve.",
+    no_args_is_help=True,
+    # Plain help: importing rich's renderers takes longer than all the rest together.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """The `rayrec` program: exits with 0 done, 1 failed, 2 wrong usage or config, 130 interrupted."""
+    try:
+        code = app(prog_name="rayrec", standalone_mode=False)
+    except typer.TyperException as error:
+        message = " ".join(error.format_message().split()).removesuffix(".")
+        if message:
+            print(f"error: {message}; see `rayrec {_command()}--help`", file=sys.stderr)
+        code = error.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        print("error: interrupted", file=sys.stderr)
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"rayrec {version('rayrec')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    model: Annotated[str | None, typer.Argument(help="dlrm or dcnv2.", show_default="dlrm")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for all that the demo makes.", show_default="demo")
+    ] = None,
+    rows: Annotated[int | None, typer.Option(help="Rows to generate.", show_default="100000")] = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Generate data, preprocess, train on two workers, evaluate, export, serve one request."""
+    _run("demo", json, debug, model=model, output=output, rows=rows)
+
+
+@app.command()
+def doctor(json: JsonOption = False, debug: DebugOption = False) -> None:
+    """Check this machine and environment, and print the fix for each thing wrong."""
+    _run("doctor", json, debug)
+
+
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this recipe instead of the list.")] = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """List the shipped recipes, or print one."""
+    _run("recipes", json, debug, name=name)
+
+
+@app.command()
+def generate(
+    source: Annotated[str, typer.Argument(help="criteo")],
+    rows: Annotated[int, typer.Option(help="Rows to write.")],
+    output: NewOutputOption,
+    seed: Annotated[int | None, typer.Option(help="Seed of the rows.", show_default="0")] = None,
+    days: Annotated[
+        int | None, typer.Option(help="Write day_0 ... as Criteo Terabyte has them.", show_default="one file")
+    ] = None,
+    compress: Annotated[bool, typer.Option("--compress", help="Write gzip files.")] = False,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Write data with the real layout, drawn from a known truth."""
+    _run("generate", json, debug, source=source, rows=rows, output=output, seed=seed, days=days, compress=compress)
+
+
+@app.command()
+def preprocess(
+    recipe: RecipeArgument,
+    input: Annotated[
+        list[str],
+        typer.Option(help="Raw file, folder, glob or URI; repeatable; SPLIT=PATH where files are splits."),
+    ],
+    output: NewOutputOption,
+    set: SetOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Turn raw logs into a dataset folder, with Spark on Ray."""
+    _run("preprocess", json, debug, recipe=recipe, input=input, output=output, set=set)
+
+
+@app.command()
+def train(
+    recipe: RecipeArgument,
+    data: DataOption,
+    output: Annotated[Path, typer.Option(help="Run folder; must not exist, unless with --resume.")],
+    workers: WorkersOption = None,
+    device: DeviceOption = None,
+    precision: PrecisionOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --output where it stopped.")] = False,
+    set: SetOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Train a recipe's model on a dataset folder, with Ray Train and TorchRec."""
+    _run(
+        "train", json, debug, recipe=recipe, data=data, output=output, workers=workers, device=device,
+        precision=precision, resume=resume, set=set,
+    )  # fmt: skip
+
+
+@app.command()
+def evaluate(
+    source: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="Run folder or model folder.")],
+    data: DataOption,
+    split: Annotated[str | None, typer.Option(help="Split of the dataset.", show_default="test")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Of a run: latest, best, or a step.", show_default="latest")
+    ] = None,
+    workers: WorkersOption = None,
+    device: DeviceOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Compute exact metrics over a split, each row once."""
+    _run(
+        "evaluate", json, debug, source=source, data=data, split=split, checkpoint=checkpoint, workers=workers,
+        device=device,
+    )  # fmt: skip
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="Run folder or model folder.")],
+    input: Annotated[str, typer.Option(help="Dataset folder; with --raw, raw rows (file, folder, glob or URI).")],
+    output: NewOutputOption,
+    raw: Annotated[bool, typer.Option("--raw", help="The input is raw rows, not a dataset folder.")] = False,
+    split: Annotated[str | None, typer.Option(help="Split of the dataset folder.", show_default="test")] = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Score a file or folder, streaming."""
+    _run("predict", json, debug, model=model, input=input, output=output, raw=raw, split=split)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    output: NewOutputOption,
+    checkpoint: Annotated[str | None, typer.Option(help="best, latest, or a step.", show_default="best")] = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Write the model folder that serve and predict read."""
+    _run("export", json, debug, run=run, output=output, checkpoint=checkpoint)
+
+
+@app.command()
+def plan(
+    recipe: RecipeArgument,
+    data: DataOption,
+    workers: Annotated[int | None, typer.Option(help="Workers to plan for.", show_default="1")] = None,
+    workers_per_node: Annotated[
+        int | None, typer.Option(help="Workers on one machine.", show_default="all of them")
+    ] = None,
+    memory_per_worker: Annotated[
+        str | None, typer.Option(help="Memory of one worker for tables.", show_default="80GB")
+    ] = None,
+    set: SetOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show how the tables would be sharded, without training."""
+    _run(
+        "plan", json, debug, recipe=recipe, data=data, workers=workers, workers_per_node=workers_per_node,
+        memory_per_worker=memory_per_worker, set=set,
+    )  # fmt: skip
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="Model or run folders; FOLDER, or NAME=FOLDER.")
+    ],
+    port: Annotated[int | None, typer.Option(help="HTTP port.", show_default="8000")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Answer HTTP requests with raw features, through Ray Serve."""
+    _run("serve", json, debug, model=model, port=port, host=host)
+
+
+@app.command()
+def benchmark(
+    what: Annotated[str, typer.Argument(help="train, inference, ingest or preprocess.")],
+    recipe: RecipeArgument,
+    data: Annotated[Path | None, typer.Option(help="Dataset folder.", show_default="made from generated rows")] = None,
+    rows: Annotated[int | None, typer.Option(help="Rows to generate.", show_default="200000")] = None,
+    warmup_steps: Annotated[int | None, typer.Option(help="Steps that are not counted.", show_default="20")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps that are.", show_default="100")] = None,
+    batch_size: Annotated[
+        list[int] | None, typer.Option(help="Of inference; repeatable.", show_default="1 to 16384")
+    ] = None,
+    workers: WorkersOption = None,
+    device: DeviceOption = None,
+    precision: PrecisionOption = None,
+    set: SetOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Measure one part on this machine."""
+    _run(
+        "benchmark", json, debug, what=what, recipe=recipe, data=data, rows=rows, warmup_steps=warmup_steps,
+        steps=steps, batch_size=batch_size, workers=workers, device=device, precision=precision, set=set,
+    )  # fmt: skip
+
+
+def _run(command: str, json: bool, debug: bool, **options: Any) -> None:
+    from jobs.entry_point import run_command
+
+    job = importlib.import_module(f"jobs.{command}").JOB
+    given = {name: value for name, value in options.items() if value is not None}
+    raise typer.Exit(run_command(job, given, json_output=json, debug=debug))
+
+
+def _command() -> str:
+    """The command that the user typed, followed by a space; empty where there is none."""
+    names = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    return next((f"{argument} " for argument in sys.argv[1:] if argument in names), "")

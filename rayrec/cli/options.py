@@ -1,0 +1,26 @@
+"""The options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RecipeArgument = Annotated[str, typer.Argument(help="Name of a shipped recipe (see `rayrec recipes`), or a YAML file.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override of the recipe; repeatable.", metavar="SECTION.KEY=VALUE"),
+]
+DataOption = Annotated[Path, typer.Option(help="Dataset folder: the output of `rayrec preprocess`.")]
+NewOutputOption = Annotated[Path, typer.Option(help="Folder to write; must not exist.")]
+WorkersOption = Annotated[
+    int | None, typer.Option(help="Worker processes (train.workers).", show_default="the recipe's")
+]
+DeviceOption = Annotated[
+    str | None, typer.Option(help="auto, cpu or cuda (train.device).", show_default="the recipe's")
+]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(help="auto, fp32, tf32, bf16 or fp16 (train.precision).", show_default="the recipe's"),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")]

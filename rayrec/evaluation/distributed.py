@@ -1,0 +1,90 @@
+"""Metrics over all ranks: sums are added, kept scores travel to the first rank, the result to every rank."""
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rayrec.common.errors import UserError
+from rayrec.evaluation.auc import Scores
+from rayrec.evaluation.binary import BinaryMetrics
+
+# Scores sent at a time (16 MB): bounds the buffers of the receiver and of the backend.
+_PIECE = 1 << 22
+
+
+def compute_over_ranks(metrics: BinaryMetrics, group: dist.ProcessGroup | None = None) -> dict[str, float | None]:
+    """The metrics of the rows of all ranks of `group` (default: all), the same dict on every rank.
+
+    A collective call. Every rank's accumulator is used up. Raises what `BinaryMetrics.compute` raises, on every rank.
+    """
+    merge_over_ranks(metrics, group)
+    outcome: list[dict[str, float | None] | str | None] = [None]
+    if dist.get_rank(group) == 0:
+        try:
+            outcome = [metrics.compute()]
+        except UserError as error:
+            # The other ranks wait for the result: they must fail, too.
+            outcome = [str(error)]
+    dist.broadcast_object_list(outcome, group=group, group_src=0, device=_device(group))
+    (result,) = outcome
+    if not isinstance(result, dict):
+        raise UserError(result)
+    return result
+
+
+def merge_over_ranks(metrics: BinaryMetrics, group: dist.ProcessGroup | None = None) -> None:
+    """Merge the accumulators of all ranks into that of the first rank of `group`; the others are used up."""
+    metrics.sums = _sum_over_ranks(metrics.sums, group)
+    state = np.array([metrics.stored_rows, metrics.histogram is not None], dtype=np.float64)
+    stored, histograms = _sum_over_ranks(state, group)
+    if histograms or stored > metrics.exact_auc_rows:
+        metrics.use_histogram()
+        assert metrics.histogram is not None
+        metrics.histogram.positives = _sum_over_ranks(metrics.histogram.positives, group)
+        metrics.histogram.negatives = _sum_over_ranks(metrics.histogram.negatives, group)
+    else:
+        _collect_scores(metrics.positives, group)
+        _collect_scores(metrics.negatives, group)
+
+
+def _collect_scores(scores: Scores, group: dist.ProcessGroup | None) -> None:
+    """Append the scores of the other ranks to those of the first."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    own = np.zeros((size, 2))
+    own[rank] = scores.rows, scores.weighted
+    for other, (rows, weighted) in enumerate(_sum_over_ranks(own, group).tolist()[1:], start=1):
+        if rank == other:
+            _send(scores.logits(), group)
+            if weighted:
+                _send(scores.weights(), group)
+        elif rank == 0:
+            logits = _receive(int(rows), other, group)
+            scores.add(logits, _receive(int(rows), other, group) if weighted else np.ones_like(logits))
+
+
+def _send(values: NDArray[np.float32], group: dist.ProcessGroup | None) -> None:
+    for start in range(0, len(values), _PIECE):
+        piece = torch.from_numpy(values[start : start + _PIECE]).to(_device(group))
+        dist.send(piece, group=group, group_dst=0)
+
+
+def _receive(rows: int, source: int, group: dist.ProcessGroup | None) -> NDArray[np.float32]:
+    values = torch.empty(rows, dtype=torch.float32)
+    for piece in values.split(_PIECE) if rows else ():
+        arrived = torch.empty(len(piece), dtype=torch.float32, device=_device(group))
+        dist.recv(arrived, group=group, group_src=source)
+        piece.copy_(arrived)
+    return values.numpy()
+
+
+def _sum_over_ranks(values: NDArray[np.float64], group: dist.ProcessGroup | None) -> NDArray[np.float64]:
+    total: Tensor = torch.from_numpy(values).to(_device(group), copy=True)
+    dist.all_reduce(total, group=group)
+    return total.cpu().numpy()
+
+
+def _device(group: dist.ProcessGroup | None) -> torch.device:
+    """Where the backend takes its tensors."""
+    return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")

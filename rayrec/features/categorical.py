@@ -1,0 +1,80 @@
+"""Categorical transforms over Arrow and NumPy: the one implementation that Spark, prediction and serving run."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rayrec.common.errors import UserError
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature
+from rayrec.features.transforms import HashIds
+from rayrec.features.vocabulary import VocabularyLookup
+
+
+def id_dtype(feature: CategoricalFeature) -> np.dtype[np.signedinteger]:
+    """int32, or int64 where the table has more rows than int32 can number."""
+    return np.dtype(np.int32 if feature.cardinality <= 2**31 else np.int64)
+
+
+def encode_categorical(
+    feature: CategoricalFeature, column: pa.Array, lookup: VocabularyLookup | None
+) -> NDArray[np.signedinteger]:
+    """One id per row, in 0 ... cardinality - 1; 0 for what is missing (null, the empty string) or unlisted.
+
+    With a `lookup` the column holds strings. Without, it holds integer ids, of the feature's vocabulary (looked up
+    elsewhere) or of a feature that has none. An id that is null or outside of the table becomes 0.
+    Raises UserError naming the feature where the column's type is another.
+    """
+    ids = _integers(feature.name, column) if lookup is None else lookup.ids(_strings(feature.name, column))
+    for transform in feature.transforms:
+        if isinstance(transform, HashIds):
+            ids = np.where(ids > 0, fold_ids(ids, transform.buckets), 0)
+    inside: NDArray[np.int64] = np.where((ids >= 0) & (ids < feature.cardinality), ids, 0)
+    return inside.astype(id_dtype(feature))
+
+
+def encode_multi_hot(feature: MultiHotFeature, column: pa.Array, lookup: VocabularyLookup | None) -> pa.Array:
+    """A list of ids per row, from a column of lists of what `encode_categorical` takes; a null list is empty.
+
+    Missing elements (null, the empty string) are dropped, the first `hotness` of the others stay, and of these the
+    unlisted ones become id 0.
+    """
+    if pa.types.is_null(column.type):
+        column = column.cast(pa.list_(pa.null()))
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        raise UserError(f"feature '{feature.name}': needs a list of values in each row, got {column.type}")
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    row = np.repeat(np.arange(len(column)), lengths)
+    values = column.flatten()
+    values = values if lookup is None else _strings(feature.name, values)
+
+    present = values.is_valid() if lookup is None else pc.fill_null(pc.not_equal(values, ""), False)
+    row, values = row[present.to_numpy(zero_copy_only=False)], values.filter(present)
+    position = np.arange(len(row)) - np.searchsorted(row, row)
+    kept = position < feature.hotness
+    row, values = row[kept], values.filter(pa.array(kept))
+
+    offsets = np.searchsorted(row, np.arange(len(column) + 1)).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(encode_categorical(feature, values, lookup)))
+
+
+def fold_ids(ids: NDArray[np.int64], buckets: int) -> NDArray[np.int64]:
+    """`HashIds` for ids from 1: those below `buckets` stay, the others share the rows 1 ... buckets - 1 with them."""
+    return 1 + (ids - 1) % (buckets - 1)
+
+
+def _integers(name: str, column: pa.Array) -> NDArray[np.int64]:
+    if pa.types.is_null(column.type):
+        return np.zeros(len(column), np.int64)
+    if not pa.types.is_integer(column.type):
+        raise UserError(f"feature '{name}': needs integer ids, got {column.type}")
+    return column.cast(pa.int64()).fill_null(0).to_numpy()
+
+
+def _strings(name: str, column: pa.Array) -> pa.Array:
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_null(kind):
+        return pa.nulls(len(column), pa.string())
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise UserError(f"feature '{name}': needs strings, got {column.type}")
+    return column.cast(pa.large_string()) if pa.types.is_string_view(kind) else column

@@ -1,0 +1,45 @@
+"""Numeric transforms over Arrow and NumPy: the one implementation that Spark, prediction and serving run."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.common.errors import UserError
+from rayrec.features.transforms import Fill, Log, NumericTransform
+
+
+def encode_numeric(name: str, column: pa.Array, transforms: Sequence[NumericTransform]) -> NDArray[np.float32]:
+    """Apply `transforms` in order to a raw column of integers, floats or nulls.
+
+    Returns float32, finite everywhere: what is missing or undefined after the last transform is 0. The arithmetic is
+    float64 and is rounded once at the end, so the bits depend neither on the raw column's type nor on the batch.
+    Raises UserError naming the feature where the column's type is no number.
+    """
+    values = _as_float64(name, column)
+    for transform in transforms:
+        values = _apply(transform, values)
+    with np.errstate(over="ignore"):
+        result = values.astype(np.float32)
+    return np.where(np.isfinite(result), result, np.float32(0.0))
+
+
+def _apply(transform: NumericTransform, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Missing values are NaN between transforms."""
+    match transform:
+        case Log(offset=offset):
+            shifted = values + offset
+            return np.log(shifted, out=np.full_like(shifted, np.nan), where=shifted > 0.0)
+        case Fill(value=value):
+            return np.where(np.isnan(values), value, values)
+
+
+def _as_float64(name: str, column: pa.Array) -> NDArray[np.float64]:
+    """Null, NaN and infinity become NaN."""
+    if pa.types.is_null(column.type):
+        return np.full(len(column), np.nan)
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise UserError(f"feature '{name}': needs numbers, got {column.type}")
+    values = column.to_numpy(zero_copy_only=False).astype(np.float64)
+    return np.where(np.isfinite(values), values, np.nan)

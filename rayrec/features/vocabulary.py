@@ -1,0 +1,122 @@
+"""Vocabularies: the Parquet files that list a feature's values by id, and their look-up in memory."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from rayrec.common.errors import UserError
+from rayrec.features.string_hash import hash_string, hash_strings
+
+VOCABULARY_SCHEMA = pa.schema(
+    [pa.field("value", pa.string(), False), pa.field("id", pa.int64(), False), pa.field("count", pa.int64(), False)]
+)
+SCALAR_LOOKUPS = 64
+"""Up to so many values, one at a time (about 5 us each) is faster than vectorised (about 300 us a call)."""
+
+
+class VocabularyLookup:
+    """Value -> id of one vocabulary, exact, in 20 bytes a value plus the value's own bytes.
+
+    The values' 64-bit hashes are sorted once and searched by bisection. A hit is confirmed against the value itself, so
+    values that share a hash stay apart.
+    """
+
+    def __init__(self, values: pa.Array) -> None:
+        """`values` (string): the value of id 1, 2, ... in order, each once."""
+        self._values = values.cast(pa.large_string())
+        hashes = hash_strings(self._values)
+        order = np.argsort(hashes, kind="stable")
+        self._hashes: NDArray[np.uint64] = hashes[order]
+        # Half the memory where 32 bits number the values.
+        self._rank: NDArray[np.integer] = order.astype(np.int32) if len(hashes) <= 2**31 else order
+
+    @classmethod
+    def load(cls, path: Path, max_values: int | None = None) -> "VocabularyLookup":
+        """Read a vocabulary, a Parquet file or a folder of parts; with `max_values`, only its most frequent values.
+
+        A value beyond those is unlisted for the look-up. Raises UserError where the files are missing or no vocabulary.
+        """
+        return cls(pa.chunked_array(list(_read(path, max_values)), pa.large_string()).combine_chunks())
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def ids(self, values: pa.Array) -> NDArray[np.int64]:
+        """(n,) ids of n values (string, large_string or a dictionary of them); 0 for null, empty and unlisted ones."""
+        if len(values) <= SCALAR_LOOKUPS:
+            return np.fromiter((self._id_of(v) for v in values.to_pylist()), np.int64, len(values))
+        if pa.types.is_dictionary(values.type) and len(values.dictionary) > len(values):
+            values = values.dictionary_decode()  # a slice of a long column, most of whose dictionary it does not use
+        # Columns repeat values, so that most of the rows are served by a gather.
+        encoded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
+        ids = np.append(self._ids_of(encoded.dictionary.cast(pa.large_string())), 0)
+        return ids[encoded.indices.cast(pa.int64()).fill_null(len(ids) - 1).to_numpy()]
+
+    def _id_of(self, value: str | None) -> int:
+        if not value:
+            return 0
+        hashed = np.uint64(hash_string(value))
+        entry = int(self._hashes.searchsorted(hashed))
+        while entry < len(self._hashes) and self._hashes[entry] == hashed:
+            rank = int(self._rank[entry])
+            if self._values[rank].as_py() == value:
+                return rank + 1
+            entry += 1
+        return 0
+
+    def _ids_of(self, values: pa.Array) -> NDArray[np.int64]:
+        ids = np.zeros(len(values), np.int64)
+        present = pc.fill_null(pc.not_equal(values, ""), False).to_numpy(zero_copy_only=False)
+        hashes = hash_strings(values)
+        # Searching in ascending order walks the table once instead of missing the cache at every step.
+        pending = np.argsort(hashes)
+        pending = pending[present[pending]]
+        entry = np.searchsorted(self._hashes, hashes[pending])
+        while len(pending):
+            inside = entry < len(self._hashes)
+            pending, entry = pending[inside], entry[inside]
+            same = self._hashes[entry] == hashes[pending]
+            pending, entry = pending[same], entry[same]
+            rank = self._rank[entry]
+            listed = self._values.take(pa.array(rank))
+            equal = pc.equal(listed, values.take(pa.array(pending))).to_numpy(zero_copy_only=False)
+            ids[pending[equal]] = rank[equal].astype(np.int64) + 1
+            # Left over: values whose hash is that of another value; the next entry may be theirs.
+            pending, entry = pending[~equal], entry[~equal] + 1
+        return ids
+
+
+def write_vocabulary(path: Path, values: Sequence[str], counts: Sequence[int]) -> None:
+    """Write a vocabulary to one Parquet file; `values` by descending count, ties by value: the first one has id 1."""
+    table = pa.table([values, range(1, len(values) + 1), counts], schema=VOCABULARY_SCHEMA)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path)
+
+
+def _read(path: Path, max_values: int | None) -> Iterator[pa.Array]:
+    """The values in order of id, as large_string arrays."""
+    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise UserError(f"{path}: no Parquet parts of a vocabulary in it; run `rayrec preprocess` again")
+    rows = 0
+    for file in files:
+        try:
+            with pq.ParquetFile(file) as parquet:
+                for batch in parquet.iter_batches(columns=["value", "id"]):
+                    head = batch if max_values is None else batch.slice(0, max_values - rows)
+                    ids = head.column("id").to_numpy(zero_copy_only=False)
+                    if not np.array_equal(ids, np.arange(rows + 1, rows + 1 + len(ids))):
+                        raise UserError(f"{file}: ids do not run on from {rows + 1}; run `rayrec preprocess` again")
+                    rows += len(ids)
+                    yield head.column("value").cast(pa.large_string())
+                    if rows == max_values:
+                        return
+        except FileNotFoundError:
+            raise UserError(f"{file}: missing; the vocabulary belongs beside schema.json") from None
+        except (pa.ArrowInvalid, KeyError) as error:
+            raise UserError(f"{file}: not a vocabulary (columns value, id): {str(error).splitlines()[0]}") from None

@@ -1,0 +1,315 @@
+"""Scores of whole files: read by Ray Data tasks, scored by a pool of predictors, written in the order of the input.
+
+OUTPUT/scores/part-00000.parquet ...    OUTPUT/rejected/part-00000.parquet ... (raw rows that cannot be used)
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+
+from rayrec.common.errors import UserError
+from rayrec.common.files import new_folder
+from rayrec.common.progress import Progress
+from rayrec.config import SourceConfig
+from rayrec.inference.model_folder import ModelFolder
+from rayrec.inference.predictor import load_model
+from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
+from rayrec.sources.files import Chunk, list_inputs, plan_chunks, read_lines
+from rayrec.sources.registry import read_chunk, text_source
+from rayrec.sources.rejected import REJECTED_SCHEMA
+
+if TYPE_CHECKING:
+    from ray.data import Dataset as RayDataset
+
+SCORES_FOLDER = "scores"
+_ROWS_PER_PART = 4_194_304
+_CHUNK_BYTES = 2**26
+_BLOCK_BYTES = 2**23
+_BLOCKS_AHEAD = 4
+
+# Columns that travel beside the features; no feature's name begins so.
+_LABEL, _SCORE, _CHUNK, _LINE, _REASON, _TEXT = "\0label", "\0score", "\0chunk", "\0line", "\0reason", "\0text"
+_LABEL_AND_SCORE = [pa.field("label", pa.float32()), pa.field("score", pa.float32(), nullable=False)]
+_DATASET_SCORES = pa.schema([pa.field("row", pa.int64(), nullable=False), *_LABEL_AND_SCORE])
+_RAW_SCORES = pa.schema(
+    [pa.field("file", pa.string(), nullable=False), pa.field("line", pa.int64(), nullable=False), *_LABEL_AND_SCORE]
+)
+
+
+# What every raw block has, good rows or bad, labels or none.
+_EMPTY_RAW = pa.schema(
+    [(_LABEL, pa.float32()), (_LINE, pa.int64()), (_REASON, pa.string()), (_TEXT, pa.string())]
+).empty_table()
+_REJECTED_COLUMNS = {"line": _LINE, "reason": _REASON, "text": _TEXT}
+
+
+@dataclass(frozen=True)
+class PredictionCounts:
+    """What a batch prediction did."""
+
+    rows: int
+    """Rows scored."""
+    rejected: dict[str, int]
+    """Rows set aside, by reason."""
+
+
+def predict_dataset(
+    model: ModelFolder, dataset: Dataset, split: str, output: Path, progress: Progress
+) -> PredictionCounts:
+    """Score a split of a dataset folder; needs a Ray session. `output` is written whole or not at all.
+
+    `scores/` has columns row (int64, position in the split), label (float32), score (float32), in the split's order.
+    Raises UserError where the dataset was not encoded as the model's training data was.
+    """
+    _require_same_features(model, dataset)
+    parts = dataset.split(split).parts
+    tasks = [
+        pa.table({"path": [str(dataset.folder / part.path)], "row_group": [index]})
+        for part in parts
+        for index in range(len(part.row_groups))
+    ]
+    reader = _DatasetReader(tuple(f.name for f in model.schema.features), dataset.schema.label)
+    progress.stage(f"predict {split}", dataset.split(split).rows)
+    rows = 0
+    with new_folder(output) as folder, _Parts(folder / SCORES_FOLDER, _DATASET_SCORES) as scores:
+        for block in _score(tasks, reader, model, is_raw=False):
+            position = pa.array(np.arange(rows, rows + len(block)))
+            scores.write(pa.table([position, block[_LABEL], block[_SCORE]], schema=_DATASET_SCORES))
+            rows += len(block)
+            progress.advance(len(block))
+    return PredictionCounts(rows, {})
+
+
+def predict_raw(
+    model: ModelFolder, source: SourceConfig, paths: list[str], output: Path, progress: Progress
+) -> PredictionCounts:
+    """Score raw files, with or without a label column; needs a Ray session. `output` is written whole or not at all.
+
+    `scores/` has columns file, line (int64, from 1), label (float32, null where the file has none), score (float32), in
+    the order of the input; `rejected/` has the rows that cannot be used with file, line, reason and text. Raises
+    UserError where a path gives no file, or no row can be used.
+    """
+    chunks = plan_chunks(list_inputs(paths), _CHUNK_BYTES)
+    reader = _RawReader(source, chunks, {c.file_index: _is_labelled(source, c) for c in chunks if c.start == 0})
+    tasks = [pa.table({"chunk": pa.array([index], pa.int32())}) for index in range(len(chunks))]
+    progress.stage("predict")
+    lines = _LineNumbers(chunks)
+    counts = PredictionCounts(0, {})
+    with (
+        new_folder(output) as folder,
+        _Parts(folder / SCORES_FOLDER, _RAW_SCORES) as scores,
+        _Parts(folder / REJECTED_FOLDER, REJECTED_SCHEMA) as rejected,
+    ):
+        for block in _score(tasks, reader, model, is_raw=True):
+            file, line = lines.of(block)
+            placed = block.append_column("file", file).append_column("line", line)
+            is_good = pc.is_null(block[_REASON])
+            good, bad = placed.filter(is_good), placed.filter(pc.invert(is_good))
+            scores.write(pa.table([good[n] for n in ("file", "line", _LABEL, _SCORE)], schema=_RAW_SCORES))
+            rejected.write(pa.table([bad[n] for n in ("file", "line", _REASON, _TEXT)], schema=REJECTED_SCHEMA))
+            counts = _add(counts, len(good), bad[_REASON])
+            progress.advance(len(block))
+        if counts.rows == 0:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.rejected.items()) or "no rows"
+            raise UserError(f"{', '.join(paths)}: nothing to score ({reasons}); give files of kind '{source.kind}'")
+    return counts
+
+
+def _add(counts: PredictionCounts, rows: int, reasons: pa.ChunkedArray) -> PredictionCounts:
+    rejected = dict(counts.rejected)
+    for entry in pc.value_counts(reasons).to_pylist():
+        rejected[entry["values"]] = rejected.get(entry["values"], 0) + entry["counts"]
+    return replace(counts, rows=counts.rows + rows, rejected=rejected)
+
+
+def _require_same_features(model: ModelFolder, dataset: Dataset) -> None:
+    encoded = {f.name: f for f in dataset.schema.features}
+    for feature in model.schema.features:
+        other = encoded.get(feature.name)
+        if other is None:
+            raise UserError(f"{dataset.folder}: has no feature '{feature.name}', as the model; give another dataset")
+        if feature.model_copy(update={"embedding_dim": None}) != other.model_copy(update={"embedding_dim": None}):
+            raise UserError(
+                f"{dataset.folder}: feature '{feature.name}' was encoded otherwise than for the model; preprocess with "
+                "the model's vocabulary, or score the raw rows with --raw"
+            )
+
+
+def _is_labelled(source: SourceConfig, first: Chunk) -> bool:
+    block = next(read_lines(first), b"\n")
+    return text_source(source).has_label(block[: block.index(b"\n")])
+
+
+@dataclass(frozen=True)
+class _DatasetReader:
+    """Reads row groups of a dataset's parts."""
+
+    features: tuple[str, ...]
+    label: str
+
+    def __call__(self, tasks: pa.Table) -> Iterator[pa.Table]:
+        for task in tasks.to_pylist():
+            with pq.ParquetFile(task["path"], memory_map=True) as part:
+                rows = part.read_row_group(task["row_group"], columns=[*self.features, self.label])
+            yield rows.rename_columns([_LABEL if name == self.label else name for name in rows.column_names])
+
+
+@dataclass(frozen=True)
+class _RawReader:
+    """Reads and parses chunks of raw files: good rows and, with a reason, bad ones; lines count within it."""
+
+    source: SourceConfig
+    chunks: list[Chunk]
+    labelled: dict[int, bool]
+    """By file."""
+
+    def __call__(self, tasks: pa.Table) -> Iterator[pa.Table]:
+        source = text_source(self.source)
+        label = source.columns.label
+        for index in tasks["chunk"].to_pylist():
+            chunk = self.chunks[index]
+            for block in read_chunk(source, chunk, self.labelled[chunk.file_index]):
+                good = pa.Table.from_batches([block.rows]).append_column(_LINE, pa.array(block.lines))
+                good = good.rename_columns([_LABEL if name == label else name for name in good.column_names])
+                bad = pa.table({inner: block.rejected[name] for name, inner in _REJECTED_COLUMNS.items()})
+                rows = pa.concat_tables([_EMPTY_RAW, good, bad], promote_options="default")
+                yield rows.append_column(_CHUNK, pa.array(np.full(len(rows), index, np.int32)))
+
+
+class _ScoreBlocks:
+    """An actor of the pool: adds the score to the columns that are not features, which it drops."""
+
+    def __init__(self, folder: Path, is_raw: bool) -> None:
+        torch.set_num_threads(1)  # the pool is what runs in parallel
+        self._predictor = load_model(folder)
+        self._predict = self._predictor.predict if is_raw else self._predictor.predict_encoded
+        self._features = frozenset(f.name for f in self._predictor.schema.features)
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        rows = block.select([name for name in block.column_names if name in self._features])
+        scores = np.full(len(block), np.nan, np.float32)
+        good = np.ones(len(block), bool)
+        if _REASON in block.column_names:
+            good = pc.is_null(block[_REASON]).to_numpy()
+            rows = rows.filter(pa.array(good))
+        if len(rows):
+            (batch,) = rows.combine_chunks().to_batches()
+            scores[good] = self._predict(batch)
+        return block.drop_columns(rows.column_names).append_column(_SCORE, pa.array(scores))
+
+
+class _LineNumbers:
+    """File and line of rows that come in order with their chunk and their line in it."""
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self._file_index = np.array([chunk.file_index for chunk in chunks])
+        self._names = pa.array([chunk.file.name for chunk in chunks], pa.string())
+        # Every line is a row, good or bad: so many came of each chunk, all before the first of the next.
+        self._lines = np.zeros(len(chunks), np.int64)
+
+    def of(self, block: pa.Table) -> tuple[pa.Array, pa.Array]:
+        chunk = block[_CHUNK].to_numpy()
+        self._lines += np.bincount(chunk, minlength=len(self._lines))
+        before = np.cumsum(self._lines) - self._lines
+        first_of_file = np.searchsorted(self._file_index, self._file_index)
+        base = before - before[first_of_file]
+        return self._names.take(pa.array(chunk)), pa.array(block[_LINE].to_numpy() + base[chunk])
+
+
+class _Parts:
+    """Writes tables one after the other to `part-00000.parquet`, ... of a folder, which it makes with the first row."""
+
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        self._folder = folder
+        self._schema = schema
+        self._writer: pq.ParquetWriter | None = None
+        self._parts = 0
+        self._rows = 0
+
+    def write(self, table: pa.Table) -> None:
+        if table.num_rows == 0:
+            return
+        if self._writer is None:
+            self._folder.mkdir(exist_ok=True)
+            path = self._folder / f"part-{self._parts:05d}.parquet"
+            self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
+            self._parts, self._rows = self._parts + 1, 0
+        self._writer.write_table(table)
+        self._rows += table.num_rows
+        if self._rows >= _ROWS_PER_PART:
+            self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _score(
+    tasks: list[pa.Table], reader: Callable[[pa.Table], Iterator[pa.Table]], model: ModelFolder, *, is_raw: bool
+) -> Iterator[pa.Table]:
+    """The scored blocks of the tasks, in order. Memory is bounded: Ray Data pauses tasks whose output nobody takes."""
+    import ray
+    from ray.data import ActorPoolStrategy, DataContext
+
+    context = DataContext.get_current().copy()
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.target_max_block_size = _BLOCK_BYTES
+    # A Ray session on one machine may declare more CPUs than there are.
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    actors = max(1, min(len(tasks), nodes * (os.cpu_count() or 1)))
+    # Ray Data fuses the two maps: an actor reads what it scores, so raw rows do not pass through the object store.
+    with DataContext.current(context):
+        data: RayDataset = (
+            ray.data.from_arrow(tasks)
+            .map_batches(reader, batch_size=None, batch_format="pyarrow")
+            .map_batches(
+                _ScoreBlocks,
+                fn_constructor_kwargs={"folder": model.folder, "is_raw": is_raw},
+                batch_size=None,
+                batch_format="pyarrow",
+                compute=ActorPoolStrategy(min_size=1, max_size=actors),
+            )
+        )
+    blocks = iter(data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=_BLOCKS_AHEAD))
+    try:
+        with _user_errors():
+            yield from blocks
+    finally:
+        blocks.close()
+
+
+@contextmanager
+def _user_errors() -> Iterator[None]:
+    """Raise a UserError that a task raised as it was raised there, without Ray's traceback."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            inner = getattr(cause, "cause", None)
+            for candidate in (inner, cause):
+                if isinstance(candidate, UserError):
+                    raise UserError(str(candidate).splitlines()[-1]) from None
+            cause = inner if isinstance(inner, BaseException) else cause.__cause__
+        raise

@@ -1,0 +1,91 @@
+"""The text of MODEL_CARD.md (Mitchell et al. 2019, arXiv:1810.03993), from what is known of the run."""
+
+from rayrec.config import Recipe
+from rayrec.inference.model_folder import Metrics
+from rayrec.ingest.dataset import Dataset
+
+_TEXT = """\
+# {name}
+
+{description}
+
+A {kind} model that gives the probability of a positive label (a click) for one row of raw features.
+
+## Intended use
+
+Ranking and bidding by click probability for traffic like the training data: `rayrec serve` over HTTP, `rayrec predict`
+for files, `rayrec.load_model` in Python. Features are given raw; the transforms and vocabularies are in this folder.
+
+## Data
+
+| split | rows | positive labels |
+| --- | ---: | ---: |
+{splits}
+
+Rows rejected: {rejected:,}. Source: {sources}.
+Features: {numeric} numeric, {categorical} categorical ({rows:,} embedding rows, {parameters:,} embedding weights).
+
+## Metrics
+
+{metrics}
+
+## Configuration
+
+Model: `{model}`
+
+Training: global batch {batch:,}, {epochs} epoch(s), seed {seed}; tables {table_optimizer}, dense {dense_optimizer};
+checkpoint `{checkpoint}`. All of it: `config.yaml`.
+
+## Limits
+
+- Scores are calibrated for the training data's share of positive labels; after a shift of traffic measure
+  calibration before using them as probabilities.
+- A categorical value that the training data had not, or too rarely, shares one embedding with missing values.
+- No fairness analysis was made; features may stand in for properties of persons.
+"""
+
+
+def model_card(recipe: Recipe, dataset: Dataset, metrics: Metrics, checkpoint: str) -> str:
+    """The card in Markdown; `checkpoint` is the name of the one exported."""
+    schema = dataset.schema
+    model = recipe.model
+    tables = [(f.cardinality, model.embedding_dims.get(f.name, model.embedding_dim)) for f in schema.categorical]
+    splits = "\n".join(
+        f"| {name} | {split.rows:,} | {split.positives / split.rows:.2%} |"
+        for name, split in dataset.manifest.splits.items()
+        if split.rows
+    )
+    sources = [source.path.rpartition("/")[2] for source in dataset.manifest.sources]
+    shown = ", ".join(sources[:3]) + (f" and {len(sources) - 3} more files" if len(sources) > 3 else "")
+    train = recipe.train
+    return _TEXT.format(
+        name=recipe.name,
+        description=recipe.description or f"Made by rayrec from the recipe `{recipe.name}`.",
+        kind=model.kind.upper(),
+        splits=splits,
+        rejected=sum(dataset.manifest.rejected.values()),
+        sources=shown or "not recorded",
+        numeric=len(schema.numeric),
+        categorical=len(schema.categorical),
+        rows=sum(rows for rows, _ in tables),
+        parameters=sum(rows * dim for rows, dim in tables),
+        metrics=_metrics_table(metrics),
+        model=model.model_dump_json(),
+        batch=train.global_batch_size,
+        epochs=train.epochs,
+        seed=train.seed,
+        table_optimizer=f"{train.embedding_optimizer.kind} (lr {train.embedding_optimizer.lr:g})",
+        dense_optimizer=f"{train.dense_optimizer.kind} (lr {train.dense_optimizer.lr:g})",
+        checkpoint=checkpoint,
+    )
+
+
+def _metrics_table(metrics: Metrics) -> str:
+    rows = [
+        f"| {split} | {name} | {'undefined' if value is None else f'{value:.6g}'} |"
+        for split, values in metrics.items()
+        for name, value in values.items()
+    ]
+    if not rows:
+        return "The checkpoint was not evaluated; `rayrec evaluate` does it."
+    return "\n".join(["| split | metric | value |", "| --- | --- | ---: |", *rows])

@@ -1,0 +1,215 @@
+"""The model folder: all that prediction needs, in plain files.
+
+    schema.json   vocabulary/   config.yaml   metrics.json   MODEL_CARD.md
+    weights/dense.safetensors   weights/tables/<table>.safetensors
+
+Loading one runs no pickle and no code from the folder. Tables are mapped from disk: a process holds the rows that it
+has looked up, and the replicas of a machine share them. There is no list of checksums: a safetensors file declares its
+length and a Parquet file ends in its index, so a file that was cut short does not load.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rayrec.common.errors import UserError
+from rayrec.common.files import new_folder, write_atomically, write_json
+from rayrec.config import Recipe, dump_recipe, load_recipe
+from rayrec.features.schema import CategoricalFeature, Schema
+from rayrec.features.transforms import Vocabulary
+
+CONFIG_FILE = "config.yaml"
+METRICS_FILE = "metrics.json"
+CARD_FILE = "MODEL_CARD.md"
+DENSE_FILE = "weights/dense.safetensors"
+TABLES_FOLDER = "weights/tables"
+TABLE_TENSOR = "weight"
+# `format: pt` is what readers of safetensors expect; the version is that of this folder's layout.
+_METADATA = {"format": "pt", "rayrec_version": "1"}
+
+Metrics = dict[str, dict[str, float | None]]
+"""By split, then by metric; None where a metric is undefined."""
+
+
+def write_model_folder(
+    output: Path,
+    *,
+    schema: Schema,
+    recipe: Recipe,
+    metrics: Metrics,
+    card: str,
+    vocabularies_in: Path,
+    dense: Mapping[str, Tensor],
+    fill_table: Callable[[CategoricalFeature, Tensor], None],
+) -> None:
+    """Write a model folder to `output`, whole or not at all.
+
+    Args:
+        schema: With every embedding dimension resolved.
+        card: Text of MODEL_CARD.md.
+        vocabularies_in: The folder that the schema's vocabulary files are relative to; they are copied.
+        dense: State dict of the model's `dense_network`.
+        fill_table: Called with each feature and the (cardinality, embedding_dim) float32 tensor that its table's file
+            is mapped to; writes the weights into it. So no more than what it holds itself needs to fit in memory.
+    """
+    with new_folder(output) as folder:
+        schema.save(folder)
+        write_atomically(folder / CONFIG_FILE, dump_recipe(recipe))
+        write_json(folder / METRICS_FILE, metrics)
+        write_atomically(folder / CARD_FILE, card)
+        for file in _vocabulary_files(schema):
+            _copy(vocabularies_in / file, folder / file)
+        (folder / TABLES_FOLDER).mkdir(parents=True)
+        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in dense.items()}
+        save_file(contiguous, folder / DENSE_FILE, metadata=_METADATA)
+        for feature in schema.categorical:
+            with _new_table(folder / table_file(feature.name), _shape(feature)) as table:
+                fill_table(feature, table)
+
+
+def table_file(name: str) -> str:
+    """Path of a table's file in a model folder; a name with `/` in it stays one file."""
+    return f"{TABLES_FOLDER}/{quote(name, safe=' ')}.safetensors"
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model folder whose parts were found to be there and to fit together; weights are read on demand."""
+
+    folder: Path
+    schema: Schema
+    recipe: Recipe
+    metrics: Metrics
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "ModelFolder":
+        """Open a model folder. Raises UserError naming the file that is missing or does not fit."""
+        folder = Path(folder).absolute()
+        if not (folder / TABLES_FOLDER).is_dir():
+            raise UserError(f"{folder}: not a model folder (no {TABLES_FOLDER}/); give the output of `rayrec export`")
+        schema = Schema.load(folder)
+        recipe = load_recipe(folder / CONFIG_FILE)
+        opened = cls(folder, schema, recipe, _read_metrics(folder / METRICS_FILE))
+        for feature in schema.categorical:
+            opened._check_table(feature)
+        for file in _vocabulary_files(schema):
+            if not (folder / file).exists():
+                raise UserError(f"{folder / file}: missing; export the model again")
+        return opened
+
+    def table(self, feature: CategoricalFeature) -> Tensor:
+        """The (cardinality, embedding_dim) float32 table of a feature, mapped from its file."""
+        with _open_tensors(self.folder / table_file(feature.name)) as tensors:
+            return tensors.get_tensor(TABLE_TENSOR)
+
+    def dense(self) -> dict[str, Tensor]:
+        """State dict of the model's `dense_network`."""
+        with _open_tensors(self.folder / DENSE_FILE) as tensors:
+            names = tensors.keys()
+            return {name: tensors.get_tensor(name) for name in names}
+
+    def _check_table(self, feature: CategoricalFeature) -> None:
+        path = self.folder / table_file(feature.name)
+        with _open_tensors(path) as tensors:
+            names = tensors.keys()
+            if TABLE_TENSOR not in names:
+                raise UserError(f"{path}: no tensor '{TABLE_TENSOR}' in it; export the model again")
+            found = tensors.get_slice(TABLE_TENSOR)
+            shape, dtype = tuple(found.get_shape()), found.get_dtype()
+        if shape != _shape(feature) or dtype != "F32":
+            raise UserError(
+                f"{path}: holds {dtype} {shape}, the schema wants F32 {_shape(feature)}; export the model again"
+            )
+
+
+def _shape(feature: CategoricalFeature) -> tuple[int, int]:
+    if feature.embedding_dim is None:
+        raise UserError(f"schema: feature '{feature.name}' has no embedding_dim; give the schema of a model")
+    return feature.cardinality, feature.embedding_dim
+
+
+def _vocabulary_files(schema: Schema) -> list[str]:
+    """Relative paths of the schema's vocabularies. Raises UserError on one that would leave the folder."""
+    files = {t.file for f in schema.categorical for t in f.transforms if isinstance(t, Vocabulary)}
+    for file in files:
+        path = PurePosixPath(file)
+        if path.is_absolute() or ".." in path.parts:
+            raise UserError(f"schema: vocabulary file '{file}' lies outside the folder; use a path below it")
+    return sorted(files)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Not a hard link: a model must not change when somebody writes into the dataset that it came from."""
+    if not source.exists():
+        raise UserError(f"{source}: missing; the dataset that the model was trained on must still be there")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, copy_function=shutil.copyfile)
+    else:
+        shutil.copyfile(source, target)
+
+
+@contextlib.contextmanager
+def _new_table(path: Path, shape: tuple[int, int]) -> Iterator[Tensor]:
+    """A new safetensors file with one float32 tensor, mapped for writing; on disk when the block ends."""
+    size = 4 * shape[0] * shape[1]
+    description = {"dtype": "F32", "shape": shape, "data_offsets": (0, size)}
+    header = json.dumps({"__metadata__": _METADATA, TABLE_TENSOR: description}).encode()
+    # Padded so that the rows begin on a page: 8 bytes of length, the header, spaces.
+    header += b" " * (-(8 + len(header)) % 4096)
+    start = 8 + len(header)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.flush()
+        try:
+            # Writing through a map to a full disk is a SIGBUS; reserving the space fails as an error.
+            os.posix_fallocate(file.fileno(), 0, start + size)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+                raise
+            raise UserError(
+                f"{path}: no space for a table of {size:,} bytes; free the disk, or give another --output"
+            ) from None
+    rows = np.memmap(path, dtype=np.float32, mode="r+", offset=start, shape=shape)
+    yield torch.from_numpy(rows)
+    rows.flush()
+
+
+@contextlib.contextmanager
+def _open_tensors(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            version = (tensors.metadata() or {}).get("rayrec_version")
+            if version != _METADATA["rayrec_version"]:
+                raise UserError(f"{path}: version {version} of the file is unknown; export with this version of rayrec")
+            yield tensors
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; export the model again") from None
+    except SafetensorError as error:
+        raise UserError(f"{path}: damaged ({error}); export the model again") from None
+
+
+def _read_metrics(path: Path) -> Metrics:
+    try:
+        metrics = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; export the model again") from None
+    except ValueError:
+        raise UserError(f"{path}: not JSON; export the model again") from None
+    if not isinstance(metrics, dict):
+        raise UserError(f"{path}: not a mapping of splits to metrics; export the model again")
+    return metrics

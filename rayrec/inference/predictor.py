@@ -1,0 +1,142 @@
+"""The predictor: raw rows in, probabilities out, from a model folder."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rayrec.common.errors import UserError
+from rayrec.config import Recipe
+from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema
+from rayrec.inference.model_folder import Metrics, ModelFolder
+from rayrec.inference.raw_rows import RawRows
+from rayrec.models.registry import build_model
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CHUNK_ROWS = 1024
+"""Rows of one forward pass: their embeddings stay in the processor's cache and memory does not grow with the rows."""
+
+
+def load_model(folder: str | Path) -> "Predictor":
+    """The predictor of a model folder, on CPU. Raises UserError naming the file that is missing or does not fit."""
+    return Predictor(ModelFolder.open(folder))
+
+
+class Predictor:
+    """Scores rows. Nothing in it changes after construction, so threads may share one."""
+
+    def __init__(self, model_folder: ModelFolder) -> None:
+        self.folder: Path = model_folder.folder
+        self.schema: Schema = model_folder.schema
+        """Every feature with its transforms, cardinality and embedding dimension."""
+        self.recipe: Recipe = model_folder.recipe
+        self.metrics: Metrics = model_folder.metrics
+        """What the model reached, by split."""
+        self._encoder = FeatureEncoder(self.schema, self.folder)
+        self.raw_rows = RawRows(self.schema, self._encoder.raw_schema)
+        self._dense_network = _load_dense_network(model_folder)
+        self._lookups = [_Lookup(feature, model_folder.table(feature)) for feature in self.schema.categorical]
+        self._pooled_width = sum(lookup.width for lookup in self._lookups)
+
+    def predict(self, rows: "Sequence[Mapping[str, Any]] | pa.RecordBatch | pd.DataFrame") -> NDArray[np.float32]:
+        """Probabilities (n,) float32 of n rows of raw features, as the raw data has them.
+
+        Rows are mappings of feature names to values, or columns named as the features. A feature that is left out, null
+        or (in columns) NaN is missing. Raises UserError naming the row and the field that is unknown or wrong.
+        """
+        return self.predict_encoded(self._encoder.encode(self._columns_of(rows)))
+
+    def predict_encoded(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
+        """Probabilities (n,) float32 of n encoded rows: columns of a dataset folder, found by name.
+
+        Raises UserError where a feature has no column.
+        """
+        names = rows.schema.names
+        for feature in self.schema.features:
+            if feature.name not in names:
+                raise UserError(f"column '{feature.name}': missing; the rows must have every feature of the model")
+        parts = [self._score(rows.slice(start, CHUNK_ROWS)) for start in range(0, rows.num_rows, CHUNK_ROWS)]
+        return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+    def _columns_of(self, rows: Any) -> pa.RecordBatch:
+        if isinstance(rows, pa.RecordBatch):
+            return self.raw_rows.from_batch(rows)
+        if isinstance(rows, (Mapping, str)):
+            raise UserError("rows: give a list of rows (objects of feature names and values), not one alone")
+        if isinstance(rows, Sequence):
+            return self.raw_rows.from_rows(rows)
+        try:
+            batch = pa.RecordBatch.from_pandas(rows, preserve_index=False)
+        except pa.ArrowException as error:
+            # A column of mixed types; Arrow's message names it.
+            raise UserError(f"rows: {' '.join(str(error).split())}; give columns of one type") from None
+        return self.raw_rows.from_batch(batch)
+
+    def _score(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
+        dense = np.empty((rows.num_rows, len(self.schema.numeric)), np.float32)
+        for index, feature in enumerate(self.schema.numeric):
+            dense[:, index] = rows.column(feature.name).to_numpy()
+        pooled = np.empty((rows.num_rows, self._pooled_width), np.float32)
+        start = 0
+        for lookup in self._lookups:
+            lookup.read(rows.column(lookup.name), out=pooled[:, start : start + lookup.width])
+            start += lookup.width
+        with torch.inference_mode():
+            logits: Tensor = self._dense_network(torch.from_numpy(dense), torch.from_numpy(pooled))
+            return torch.sigmoid(logits).numpy()
+
+
+class _Lookup:
+    """One feature's look-up and pooling, as the model's EmbeddingBagCollection does them.
+
+    A one-hot feature is a plain gather, several times faster than a bag of one id for the few rows of a request.
+    """
+
+    def __init__(self, feature: CategoricalFeature, table: Tensor) -> None:
+        self.name = feature.name
+        self.width: int = table.shape[1]
+        self._table = table
+        self._rows = table.numpy()
+        self._pooling = feature.pooling if isinstance(feature, MultiHotFeature) else None
+
+    def read(self, ids: pa.Array, out: NDArray[np.float32]) -> None:
+        """Write the (B, width) pooled embeddings of B rows of ids (int32 or int64, or lists of them)."""
+        if self._pooling is None:
+            out[:] = self._rows[ids.to_numpy()]
+            return
+        # `offsets` of a slice do not begin at 0; `flatten` respects the slice.
+        offsets = ids.offsets.to_numpy().astype(np.int64)
+        values = torch.from_numpy(ids.flatten().to_numpy().astype(np.int64))
+        bags = torch.from_numpy(offsets - offsets[0])
+        with torch.inference_mode():
+            pooled = F.embedding_bag(values, self._table, bags, mode=self._pooling, include_last_offset=True)
+        out[:] = pooled.numpy()
+
+
+def _load_dense_network(model_folder: ModelFolder) -> nn.Module:
+    model = build_model(model_folder.recipe.model, model_folder.schema, device="meta")
+    if model.schema != model_folder.schema:
+        raise UserError(
+            f"{model_folder.folder}: config.yaml and schema.json disagree on embedding dimensions; export again"
+        )
+    network = model.dense_network
+    weights = model_folder.dense()
+    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise UserError(
+                f"{model_folder.folder}: dense weight '{name}' is {found.get(name, 'missing')}, "
+                f"config.yaml makes it {expected.get(name, 'unknown')}; export the model again"
+            )
+    network.load_state_dict(weights, assign=True)
+    return network.eval()

@@ -1,0 +1,204 @@
+"""Batches from packed rows: the consumer's half of a plan, which only copies slices."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from rayrec.features.schema import MultiHotFeature, Schema
+from rayrec.ingest.plan import BatchPlan
+from rayrec.ingest.reader import PackedRows, RowPacker
+from rayrec.models.common.batch import Batch
+
+
+@dataclass
+class HostBatch:
+    """A batch's arrays in host memory, pinned if they go to a GPU."""
+
+    dense: Tensor
+    ids: Tensor
+    """Ids of all features, one feature after the other."""
+    lengths: Tensor | None
+    """(features * B,) ids of each row of each feature; None where it is 1 everywhere."""
+    ids_per_feature: list[int]
+    label: Tensor
+    weight: Tensor
+    group: Tensor | None
+
+    def to_batch(self, schema: Schema, device: torch.device) -> Batch:
+        """Copy to `device`, without waiting where the arrays are pinned."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        size, keys = len(self.label), [f.name for f in schema.categorical]
+        if self.lengths is None:
+            lengths, offsets = _one_id_each(size, len(keys), self.ids.dtype, device)
+        else:
+            lengths, offsets = move(self.lengths), None
+        starts = np.concatenate([[0], np.cumsum(self.ids_per_feature)]).tolist()
+        sparse = KeyedJaggedTensor(
+            keys,
+            move(self.ids),
+            lengths=lengths,
+            offsets=offsets,
+            stride=size,
+            # Given here, because asking the device for them later would wait for it.
+            length_per_key=self.ids_per_feature,
+            offset_per_key=[int(start) for start in starts],
+        )
+        return Batch(
+            dense=move(self.dense),
+            sparse=sparse,
+            label=move(self.label),
+            weight=move(self.weight),
+            group=None if self.group is None else move(self.group),
+        )
+
+
+@dataclass
+class _Piece:
+    """Rows start ... stop - 1 of `rows`, which are rows at, at + 1 ... of a batch."""
+
+    rows: PackedRows
+    start: int
+    stop: int
+    at: int
+
+    @property
+    def source(self) -> slice:
+        return slice(self.start, self.stop)
+
+    @property
+    def target(self) -> slice:
+        return slice(self.at, self.at + self.stop - self.start)
+
+
+class BatchAssembler:
+    """Yields the batches of a plan, merging its reads, which `arriving` gives in the plan's order."""
+
+    def __init__(self, packer: RowPacker, plan: BatchPlan, *, pin_memory: bool) -> None:
+        self._schema = packer.schema
+        self._id_type = torch.int32 if packer.id_type == np.int32 else torch.int64
+        self._plan = plan
+        self._pin_memory = pin_memory
+
+    def batches(self, arriving: Iterator[PackedRows]) -> Iterator[HostBatch]:
+        """The batches from the plan's first on; holds one read of each lane."""
+        plan = self._plan
+        held: dict[int, tuple[int, PackedRows]] = {}
+        arrived = 0
+        for number in range(plan.start_batch, plan.num_batches):
+            pieces, filled = [], 0
+            for lane, read, start, stop in plan.slices(number):
+                if lane not in held or held[lane][0] != read:
+                    assert read == arrived, (read, arrived)
+                    held.pop(lane, None)  # before waiting for the next one
+                    held[lane] = read, next(arriving)
+                    arrived += 1
+                pieces.append(_Piece(held[lane][1], start, stop, filled))
+                filled += stop - start
+            yield self._merge(pieces, filled, plan.local_size(number))
+
+    def _merge(self, pieces: list[_Piece], filled: int, size: int) -> HostBatch:
+        """Copy the pieces and pad them to `size` rows: a padding row repeats the first row with weight 0 and empty
+        lists; without any row, ids and numbers are 0."""
+        schema = self._schema
+        has_lists = any(isinstance(f, MultiHotFeature) for f in schema.categorical)
+        dense = self._empty((size, len(schema.numeric)), torch.float32)
+        label, weight = self._empty((size,), torch.float32), self._empty((size,), torch.float32)
+        group = self._empty((size,), torch.int64) if schema.group else None
+        one_hot = sum(not isinstance(f, MultiHotFeature) for f in schema.categorical)
+
+        _copy(dense.numpy(), [(p.target, p.rows.dense[p.source]) for p in pieces], filled)
+        _copy(label.numpy(), [(p.target, p.rows.label[p.source]) for p in pieces], filled)
+        if schema.weight:
+            _copy(weight.numpy(), [(p.target, _present(p.rows.weight)[p.source]) for p in pieces], filled)
+        else:
+            weight.fill_(1.0)
+        weight[filled:] = 0.0
+        if group is not None:
+            _copy(group.numpy(), [(p.target, _present(p.rows.group)[p.source]) for p in pieces], filled)
+
+        if not has_lists:
+            ids = self._empty((one_hot, size), self._id_type)
+            self._fill_one_hot(ids.numpy(), pieces, filled)
+            return HostBatch(dense, ids.view(-1), None, [size] * one_hot, label, weight, group)
+
+        per_feature = self._ids_per_feature(pieces, size)
+        ids = self._empty((sum(per_feature),), self._id_type)
+        lengths = self._empty((len(per_feature), size), self._id_type)
+        self._fill_mixed(ids.numpy(), lengths.numpy(), per_feature, pieces, filled)
+        return HostBatch(dense, ids, lengths.view(-1), per_feature, label, weight, group)
+
+    def _fill_one_hot(self, ids: NDArray[np.integer], pieces: list[_Piece], filled: int) -> None:
+        for piece in pieces:
+            ids[:, piece.target] = piece.rows.one_hot[:, piece.source]
+        ids[:, filled:] = ids[:, :1] if filled else 0
+
+    def _ids_per_feature(self, pieces: list[_Piece], size: int) -> list[int]:
+        counts, lists = [], 0
+        for feature in self._schema.categorical:
+            if isinstance(feature, MultiHotFeature):
+                offsets = [(p, p.rows.multi_hot[lists].offsets) for p in pieces]
+                counts.append(sum(int(o[p.stop]) - int(o[p.start]) for p, o in offsets))
+                lists += 1
+            else:
+                counts.append(size)
+        return counts
+
+    def _fill_mixed(
+        self,
+        ids: NDArray[np.integer],
+        lengths: NDArray[np.integer],
+        per_feature: list[int],
+        pieces: list[_Piece],
+        filled: int,
+    ) -> None:
+        start = lists = singles = 0
+        for index, feature in enumerate(self._schema.categorical):
+            target = ids[start : start + per_feature[index]]
+            if isinstance(feature, MultiHotFeature):
+                at = 0
+                for piece in pieces:
+                    ragged = piece.rows.multi_hot[lists]
+                    offsets = ragged.offsets[piece.start : piece.stop + 1]
+                    values = ragged.values[offsets[0] : offsets[-1]]
+                    target[at : at + len(values)] = values
+                    lengths[index, piece.target] = np.diff(offsets)
+                    at += len(values)
+                lengths[index, filled:] = 0
+                lists += 1
+            else:
+                _copy(target, [(p.target, p.rows.one_hot[singles, p.source]) for p in pieces], filled)
+                lengths[index] = 1
+                singles += 1
+            start += per_feature[index]
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        # Pinned memory comes from torch's cache, which waits for a buffer's copies before it gives it out again.
+        return torch.empty(shape, dtype=dtype, pin_memory=self._pin_memory)
+
+
+def _copy(target: NDArray, parts: list[tuple[slice, NDArray]], filled: int) -> None:
+    """Fill rows of `target`, the rest with its first row (0 where there is none)."""
+    for place, values in parts:
+        target[place] = values
+    target[filled:] = target[:1] if filled else 0
+
+
+def _present(column: NDArray | None) -> NDArray:
+    assert column is not None, "a column that the schema names is always packed"
+    return column
+
+
+@lru_cache(maxsize=8)
+def _one_id_each(size: int, features: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(lengths, offsets) of `features` features with one id a row: the same for every batch of a size."""
+    count = size * features
+    return torch.ones(count, dtype=dtype, device=device), torch.arange(count + 1, dtype=dtype, device=device)

@@ -1,0 +1,279 @@
+"""The order of the data, decided before any of it is read.
+
+The row groups ("units") of a split, permuted by (seed, epoch), form one long sequence of rows. It is cut into S lanes.
+Global batch b of n rows takes the next n*(s+1)//S - n*s//S rows of each lane s in turn, so it mixes rows of S distant
+places, and all lanes end with the last batch. Rank r of W holds rows n*r//W ... n*(r+1)//W of the batch, in this order.
+
+So the rows of global batch b depend on the seed and the epoch alone, and ranks mostly read different row groups: those
+of their lanes. A row group is decoded a second time only where a lane's end or a rank's border cuts it: at most
+S - 1 row groups an epoch for the lanes, and the row groups of at most W - 1 lanes for the ranks (none if W divides S).
+Everything is computed from arrays with one entry a row group; a batch's slices are found when they are asked for.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.ingest.dataset import PartInfo
+
+Shuffle = Literal["none", "row_groups", "rows"]
+
+# First word of the entropy of each use of the seed, so that no two uses draw the same numbers.
+_UNIT_ORDER, _ROW_ORDER = 1, 2
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """The row groups of a split, in the order of its rows; empty ones left out. One array entry a row group."""
+
+    files: tuple[str, ...]
+    """Paths relative to the dataset folder."""
+    file: NDArray[np.int32]
+    """Index into `files`."""
+    row_group: NDArray[np.int32]
+    """Index within the file."""
+    rows: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, parts: Sequence[PartInfo]) -> "Units":
+        groups = np.array([len(part.row_groups) for part in parts], dtype=np.int64)
+        rows = np.array([rows for part in parts for rows in part.row_groups], dtype=np.int64)
+        file = np.repeat(np.arange(len(parts), dtype=np.int32), groups)
+        row_group = np.arange(len(rows)) - np.repeat(np.cumsum(groups) - groups, groups)
+        filled = rows > 0
+        return cls(tuple(part.path for part in parts), file[filled], row_group.astype(np.int32)[filled], rows[filled])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Read(NamedTuple):
+    """Rows start ... stop - 1 of a row group, counted after the permutation of its rows."""
+
+    unit: int
+    """Index into `Units`."""
+    start: int
+    stop: int
+
+
+class Slice(NamedTuple):
+    """Rows that a batch takes from a read; offsets are relative to the read's first row."""
+
+    lane: int
+    """A lane's slices use its reads one after the other: the next read means that the previous one is used up."""
+    read: int
+    """Index into the plan's reads."""
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchPlan:
+    """One epoch of a split as seen by one rank: which rows each batch holds and in what order to read them."""
+
+    units: Units
+    global_batch_size: int
+    world_size: int = 1
+    rank: int = 0
+    read_streams: int = 16
+    """Most lanes; there are never more than row groups or than rows in a batch."""
+    shuffle: Shuffle = "rows"
+    seed: int = 0
+    epoch: int = 0
+    drop_last: bool = True
+    """Leave out the last global batch where it is not full."""
+    start_batch: int = 0
+    """First batch that is read, to resume inside an epoch; what only earlier batches need is not read."""
+
+    @cached_property
+    def total_rows(self) -> int:
+        """Rows of the split."""
+        return int(self.units.rows.sum())
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of the epoch, those before `start_batch` included; the same on every rank."""
+        return self._full_batches + (self._remainder > 0 and not self.drop_last)
+
+    @property
+    def rows_dropped(self) -> int:
+        """Rows of the split that are in no batch of this epoch."""
+        return self._remainder if self.drop_last else 0
+
+    def row_count(self, batch: int) -> int:
+        """Rows of the global batch, over all ranks."""
+        assert 0 <= batch < self.num_batches, batch
+        return self.global_batch_size if batch < self._full_batches else self._remainder
+
+    def local_rows(self, batch: int) -> int:
+        """Rows of the batch on this rank."""
+        start, stop = self._rank_window(self.row_count(batch))
+        return stop - start
+
+    def local_size(self, batch: int) -> int:
+        """Rows of the batch on every rank once short ranks are padded."""
+        return -(-self.row_count(batch) // self.world_size)
+
+    def slices(self, batch: int) -> Iterator[Slice]:
+        """The rows of `batch` on this rank, in order."""
+        assert self.start_batch <= batch < self.num_batches, batch
+        edges = self._full_edges if batch < self._full_batches else self._last_edges
+        window_start, window_stop = self._rank_window(int(edges[-1]))
+        first = int(np.searchsorted(edges, window_start, side="right")) - 1
+        stop = int(np.searchsorted(edges, window_stop, side="left"))
+        for lane in range(first, stop):
+            lane_first, reads = self._reads_of_lane[lane]
+            edge, next_edge = int(edges[lane]), int(edges[lane + 1])
+            # For the last partial batch, too, a lane has given `batch` full quotas before.
+            quota = int(self._full_edges[lane + 1] - self._full_edges[lane])
+            base = int(self._lane_starts[lane]) + batch * quota - edge
+            position, end = base + max(window_start, edge), base + min(window_stop, next_edge)
+            place = int(np.searchsorted(self._unit_starts, position, side="right")) - 1
+            while position < end:
+                taken = min(end, int(self._unit_starts[place + 1])) - position
+                read = int(reads[place - lane_first])
+                offset = position - int(self._unit_starts[place]) - int(self._read_columns[1][read])
+                yield Slice(lane, read, offset, offset + taken)
+                position += taken
+                place += 1
+
+    @property
+    def num_reads(self) -> int:
+        return len(self._read_columns[0])
+
+    def read(self, index: int) -> Read:
+        """The reads in the order in which the batches from `start_batch` on first need them."""
+        unit, start, stop = self._read_columns
+        return Read(int(unit[index]), int(start[index]), int(stop[index]))
+
+    def row_order(self, read: Read) -> NDArray[np.int64] | None:
+        """Rows of the row group that make up `read`; None where they are start ... stop - 1 themselves."""
+        if self.shuffle != "rows":
+            return None
+        return row_permutation(self.seed, self.epoch, read.unit, int(self.units.rows[read.unit]))[
+            read.start : read.stop
+        ]
+
+    @property
+    def _full_batches(self) -> int:
+        return self.total_rows // self.global_batch_size
+
+    @property
+    def _remainder(self) -> int:
+        return self.total_rows % self.global_batch_size
+
+    def _rank_window(self, rows: int) -> tuple[int, int]:
+        """Where this rank's rows lie in a global batch of `rows`."""
+        return rows * self.rank // self.world_size, rows * (self.rank + 1) // self.world_size
+
+    @cached_property
+    def _num_lanes(self) -> int:
+        return max(1, min(self.read_streams, len(self.units), self.global_batch_size))
+
+    @cached_property
+    def _full_edges(self) -> NDArray[np.int64]:
+        """(lanes + 1): where each lane's rows start in a full batch."""
+        return self.global_batch_size * np.arange(self._num_lanes + 1, dtype=np.int64) // self._num_lanes
+
+    @cached_property
+    def _last_edges(self) -> NDArray[np.int64]:
+        """(lanes + 1): where each lane's rows start in the last, partial batch."""
+        return self._remainder * np.arange(self._num_lanes + 1, dtype=np.int64) // self._num_lanes
+
+    @cached_property
+    def _lane_starts(self) -> NDArray[np.int64]:
+        """(lanes + 1): where each lane starts in the sequence."""
+        return self._full_batches * self._full_edges + self._last_edges
+
+    @cached_property
+    def _unit_order(self) -> NDArray[np.int64]:
+        if self.shuffle == "none":
+            return np.arange(len(self.units))
+        return _generator(_UNIT_ORDER, self.seed, self.epoch).permutation(len(self.units))
+
+    @cached_property
+    def _unit_starts(self) -> NDArray[np.int64]:
+        """(units + 1): where each unit, in the epoch's order, starts in the sequence."""
+        return np.concatenate([[0], np.cumsum(self.units.rows[self._unit_order])])
+
+    @cached_property
+    def _read_columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """(unit, start, stop) of each read."""
+        return self._reads[0]
+
+    @cached_property
+    def _reads_of_lane(self) -> list[tuple[int, NDArray[np.int64]]]:
+        """By lane: the place in the epoch's order of its first unit, and the read of each of its units or -1."""
+        return self._reads[1]
+
+    @cached_property
+    def _reads(
+        self,
+    ) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], list[tuple[int, NDArray[np.int64]]]]:
+        lanes = [self._needs_of_lane(lane) for lane in range(self._num_lanes)]
+        needed = [np.flatnonzero(batch < self.num_batches) for _, batch, _, _ in lanes]
+        lane_of = np.repeat(np.arange(len(lanes)), [len(n) for n in needed])
+        place = np.concatenate([first + n for (first, *_), n in zip(lanes, needed, strict=True)])
+        batch, start, stop = (
+            np.concatenate([columns[i][n] for (_, *columns), n in zip(lanes, needed, strict=True)]) for i in range(3)
+        )
+        order = np.lexsort((place, lane_of, batch))
+        rank_of = np.empty_like(order)
+        rank_of[order] = np.arange(len(order))
+        reads_of_lane = []
+        for lane, (first, batches, _, _) in enumerate(lanes):
+            reads = np.full(len(batches), -1, dtype=np.int64)
+            reads[needed[lane]] = rank_of[lane_of == lane]
+            reads_of_lane.append((first, reads))
+        return (self._unit_order[place][order], start[order], stop[order]), reads_of_lane
+
+    def _needs_of_lane(self, lane: int) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """What this rank needs of a lane: the place of its first unit in the epoch's order, and for each of its units
+        the first batch that needs it (num_batches if none does) and the range of its rows that are needed."""
+        lane_start, lane_stop = (int(edge) for edge in self._lane_starts[lane : lane + 2])
+        first = int(np.searchsorted(self._unit_starts, lane_start, side="right")) - 1
+        stop = max(first, int(np.searchsorted(self._unit_starts, lane_stop, side="left")))  # an empty lane has none
+        # Positions from here on are relative to the lane.
+        unit_starts = self._unit_starts[first:stop] - lane_start
+        begin = np.maximum(unit_starts, 0)
+        end = np.minimum(self._unit_starts[first + 1 : stop + 1], lane_stop) - lane_start
+        quota = int(self._full_edges[lane + 1] - self._full_edges[lane])
+
+        batch = np.full(len(begin), self.num_batches, dtype=np.int64)
+        needed_start, needed_stop = end.copy(), begin.copy()
+        offset, count = self._window_in_lane(lane, self._full_edges)
+        if count:
+            # The rank takes [b * quota + offset, b * quota + offset + count) in each full batch b.
+            batch_first = np.maximum((begin - offset - count) // quota + 1, self.start_batch)
+            batch_last = np.minimum((end - offset - 1) // quota, self._full_batches - 1)
+            hit = batch_first <= batch_last
+            batch[hit] = batch_first[hit]
+            needed_start[hit] = np.maximum(begin, batch_first * quota + offset)[hit]
+            needed_stop[hit] = np.minimum(end, batch_last * quota + offset + count)[hit]
+        offset, count = self._window_in_lane(lane, self._last_edges)
+        if count and max(self.start_batch, self._full_batches) < self.num_batches:
+            window_start = self._full_batches * quota + offset
+            hit = (begin < window_start + count) & (end > window_start)
+            batch[hit] = np.minimum(batch[hit], self._full_batches)
+            needed_start[hit] = np.minimum(needed_start, np.maximum(begin, window_start))[hit]
+            needed_stop[hit] = np.maximum(needed_stop, np.minimum(end, window_start + count))[hit]
+        return first, batch, needed_start - unit_starts, needed_stop - unit_starts
+
+    def _window_in_lane(self, lane: int, edges: NDArray[np.int64]) -> tuple[int, int]:
+        """(offset, count) of this rank's rows among those that a batch with these edges takes from the lane."""
+        start, stop = self._rank_window(int(edges[-1]))
+        offset = max(start, int(edges[lane])) - int(edges[lane])
+        return offset, max(0, min(stop, int(edges[lane + 1])) - int(edges[lane]) - offset)
+
+
+def row_permutation(seed: int, epoch: int, unit: int, rows: int) -> NDArray[np.int64]:
+    """(rows,): the order of the rows of a row group in an epoch under `shuffle: rows`."""
+    return _generator(_ROW_ORDER, seed, epoch, unit).permutation(rows)
+
+
+def _generator(*entropy: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64([value % 2**64 for value in entropy]))

@@ -1,0 +1,106 @@
+"""A rank's reads through Ray Data: decoded and packed by tasks ahead of the consumer, in the plan's order."""
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from rayrec.common.errors import UserError
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.plan import BatchPlan, row_permutation
+from rayrec.ingest.reader import PackedRows, RowPacker
+
+# One task reads about this many rows: enough to outweigh a task's overhead of some milliseconds.
+_ROWS_PER_TASK = 131_072
+# Tasks of one rank that run at once: enough for about 4M rows/s, beyond what a rank trains on.
+_MOST_TASKS = 8
+_BLOCK_BYTES = 2**22
+_BLOCKS_AHEAD = 4
+
+
+def stream_reads(dataset: Dataset, plan: BatchPlan) -> Generator[PackedRows]:
+    """The plan's reads, in its order. Needs a Ray session; closing the iterator ends the execution.
+
+    Memory is bounded whatever the number of reads: Ray Data pauses tasks whose output nobody takes.
+    """
+    import ray
+    from ray.data import ExecutionResources, TaskPoolStrategy
+    from ray.exceptions import RayError
+
+    packer = RowPacker(dataset.folder, dataset.schema)
+    reader = _PlannedReader(packer, plan.shuffle == "rows", plan.seed, plan.epoch)
+    cpus = int(ray.cluster_resources().get("CPU", 1)) // plan.world_size
+    concurrency = max(1, min(_MOST_TASKS, cpus // 2))
+
+    tasks = _descriptors(plan, concurrency)
+    descriptors = ray.data.from_arrow(tasks)
+    # The dataset's own copy: other datasets of the process keep theirs.
+    context = descriptors.context
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    # Reads are handed over as they are packed, not when the task ends; tiny ones together.
+    context.target_max_block_size = _BLOCK_BYTES
+    # Each rank's execution takes itself for the only one of the cluster.
+    store = ray.cluster_resources().get("object_store_memory", 0.0)
+    context.execution_options.resource_limits = ExecutionResources(object_store_memory=store / 4 / plan.world_size)
+    data = descriptors.map_batches(
+        reader,
+        batch_size=None,
+        batch_format="pyarrow",
+        zero_copy_batch=True,
+        compute=TaskPoolStrategy(size=min(concurrency, len(tasks))),
+    )
+    blocks = iter(data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=_BLOCKS_AHEAD))
+    try:
+        for block in blocks:
+            yield from packer.from_table(block)
+    except RayError as error:
+        # A bad part is the user's to fix: without Ray's traceback of the task that met it.
+        raise _user_error_behind(error) or error from None
+    finally:
+        blocks.close()
+
+
+def _user_error_behind(error: BaseException | None) -> UserError | None:
+    while error is not None:
+        cause = getattr(error, "cause", None)
+        if type(cause) is UserError:
+            return UserError(str(cause).partition("\n")[0])  # Ray Data appends advice on retries
+        error = cause or error.__cause__
+    return None
+
+
+@dataclass(frozen=True)
+class _PlannedReader:
+    """What a task does with its part of the list of reads."""
+
+    packer: RowPacker
+    permute: bool
+    seed: int
+    epoch: int
+
+    def __call__(self, reads: pa.Table) -> Iterator[pa.Table]:
+        for read in reads.to_pylist():
+            rows = slice(read["start"], read["stop"])
+            order = row_permutation(self.seed, self.epoch, read["unit"], read["rows"])[rows] if self.permute else rows
+            yield self.packer.to_table(self.packer.read(read["path"], read["row_group"], order))
+
+
+def _descriptors(plan: BatchPlan, concurrency: int) -> list[pa.Table]:
+    """The reads, in order, as one table a task."""
+    units, reads = plan.units, [plan.read(index) for index in range(plan.num_reads)]
+    table = pa.table(
+        {
+            "unit": pa.array([read.unit for read in reads], pa.int64()),
+            "path": pa.array([units.files[units.file[read.unit]] for read in reads], pa.string()),
+            "row_group": pa.array([int(units.row_group[read.unit]) for read in reads], pa.int32()),
+            "rows": pa.array([int(units.rows[read.unit]) for read in reads], pa.int64()),
+            "start": pa.array([read.start for read in reads], pa.int64()),
+            "stop": pa.array([read.stop for read in reads], pa.int64()),
+        }
+    )
+    mean_rows = max(1, int(units.rows.mean()))
+    # Short splits are cut finer, so that all tasks have work.
+    per_task = max(1, min(_ROWS_PER_TASK // mean_rows, -(-len(reads) // (4 * concurrency))))
+    return [table.slice(start, per_task).combine_chunks() for start in range(0, len(reads), per_task)]

@@ -1,0 +1,69 @@
+"""DCN-V2: Deep & Cross Network, version 2 (Wang et al. 2021, arXiv:2008.13535), stacked, low-rank cross layers.
+
+Shapes: B rows, N numeric features, W width of the cross network, R rank of its layers.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.config import DCNv2Config
+from rayrec.features.schema import Schema
+from rayrec.models.common.embeddings import build_embeddings, embedding_widths
+from rayrec.models.common.initialization import copy_normal
+from rayrec.models.common.mlp import hidden_layers, scoring_layers
+from rayrec.models.common.precision import to_autocast_dtype
+from rayrec.models.common.ranking import RankingModel
+
+KERNEL_STD = 0.05
+"""Of the cross layers' truncated normal kernels: the default of Keras, which the published model used."""
+
+
+def build_dcnv2(config: DCNv2Config, schema: Schema, device: torch.device) -> RankingModel:
+    """DCN-V2 for the features of `schema`."""
+    schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
+    return RankingModel(schema, build_embeddings(schema, device), DCNv2DenseNetwork(config, schema, device))
+
+
+class DCNv2DenseNetwork(nn.Module):
+    """Cross layers over [bottom MLP's output, pooled embeddings], then the top MLP to one logit.
+
+    Without numeric features there is no bottom MLP, and the cross layers see the embeddings alone.
+    """
+
+    def __init__(self, config: DCNv2Config, schema: Schema, device: torch.device) -> None:
+        super().__init__()
+        numeric = len(schema.numeric)
+        self.bottom_mlp = hidden_layers(numeric, config.bottom_mlp, device) if numeric else None
+        width = sum(embedding_widths(schema)) + (config.bottom_mlp[-1] if numeric else 0)
+        self.cross_layers = nn.ModuleList(
+            LowRankCrossLayer(width, config.cross_rank, device) for _ in range(config.cross_layers)
+        )
+        self.top_mlp = scoring_layers(width, config.top_mlp, device)
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        """dense (B, N) float32, pooled (B, sum of widths) in the schema's order -> logits (B,) float32."""
+        x0_BW = pooled if self.bottom_mlp is None else torch.cat([self.bottom_mlp(dense), pooled], dim=1)
+        x0_BW = to_autocast_dtype(x0_BW)
+        x_BW = x0_BW
+        for layer in self.cross_layers:
+            x_BW = layer(x0_BW, x_BW)
+        logits: Tensor = self.top_mlp(x_BW)
+        return logits.squeeze(1).float()
+
+
+class LowRankCrossLayer(nn.Module):
+    """x_{l+1} = x_0 * (V (U x_l) + b) + x_l, with U of (R, W) and V of (W, R) (paper, equation 2)."""
+
+    def __init__(self, width: int, rank: int, device: torch.device) -> None:
+        super().__init__()
+        self.u = nn.Linear(width, rank, bias=False, device=device)
+        self.v = nn.Linear(rank, width, device=device)
+
+    def forward(self, x0_BW: Tensor, x_BW: Tensor) -> Tensor:
+        return torch.addcmul(x_BW, x0_BW, self.v(self.u(x_BW)))
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Kernels truncated normal, bias 0, as published."""
+        copy_normal(self.u.weight, KERNEL_STD, generator, truncate=True)
+        copy_normal(self.v.weight, KERNEL_STD, generator, truncate=True)
+        self.v.bias.zero_()

@@ -1,0 +1,85 @@
+"""Ranges of parsed rows: how the rows of a split, in order, are dealt to tasks."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+SEGMENT_ROWS = 262_144
+"""Most rows of a segment: bounds what a task holds at a time."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive rows of one Parquet file of parsed rows."""
+
+    path: Path
+    start: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece small enough for one task, and where it stands in its split."""
+
+    index: int
+    """Among the segments of the job."""
+    piece: Piece
+    first: int
+    """Position in the split of the first row."""
+
+
+def cut_pieces(pieces: Iterable[Piece], start: int, stop: int) -> list[Piece]:
+    """The rows `start` ... `stop` - 1 of the concatenated pieces."""
+    result = []
+    offset = 0
+    for piece in pieces:
+        low, high = max(start, offset), min(stop, offset + piece.rows)
+        if low < high:
+            result.append(Piece(piece.path, piece.start + low - offset, high - low))
+        offset += piece.rows
+    return result
+
+
+def count_rows(pieces: Iterable[Piece]) -> int:
+    return sum(piece.rows for piece in pieces)
+
+
+def make_segments(pieces: Iterable[Piece], first_index: int = 0) -> list[Segment]:
+    """Cut the pieces of a split, in order, into segments numbered from `first_index`."""
+    segments: list[Segment] = []
+    position = 0
+    for piece in pieces:
+        for start in range(0, piece.rows, SEGMENT_ROWS):
+            rows = min(SEGMENT_ROWS, piece.rows - start)
+            part = Piece(piece.path, piece.start + start, rows)
+            segments.append(Segment(first_index + len(segments), part, position))
+            position += rows
+    return segments
+
+
+def cut_segments(segments: Iterable[Segment], start: int, stop: int) -> list[Segment]:
+    """The rows `start` ... `stop` - 1 of a split as segments that keep the index of the one they are cut from."""
+    result = []
+    for segment in segments:
+        low, high = max(start, segment.first), min(stop, segment.first + segment.piece.rows)
+        if low < high:
+            piece = Piece(segment.piece.path, segment.piece.start + low - segment.first, high - low)
+            result.append(Segment(segment.index, piece, low))
+    return result
+
+
+def read_piece(piece: Piece, columns: Sequence[str], dictionaries: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a piece, a row group at a time; the columns `dictionaries` dictionary encoded."""
+    with pq.ParquetFile(piece.path, read_dictionary=list(dictionaries)) as file:
+        offset = 0
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            low, high = max(piece.start, offset), min(piece.start + piece.rows, offset + rows)
+            if low < high:
+                table = file.read_row_group(group, columns=list(columns), use_threads=False)
+                (batch,) = table.combine_chunks().to_batches()
+                yield batch.slice(low - offset, high - low)
+            offset += rows

@@ -1,0 +1,109 @@
+"""Running Python functions as tasks of a Spark application: progress, and errors as the user is to read them."""
+
+import errno
+import pickle
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from rayrec.common.errors import UserError
+from rayrec.common.progress import Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_POLL_SECONDS = 0.5
+_USER_ERROR = re.compile(rf"^{re.escape(UserError.__module__)}\.\w+: (.+)$", re.MULTILINE)
+DISK_FULL = "no space left on the disk of the output or of Spark's temporary files (SPARK_LOCAL_DIRS); free some"
+
+
+class Counter(Protocol):
+    """Counts rows from within tasks."""
+
+    def add(self, term: int) -> None: ...
+
+
+@contextmanager
+def counted_rows(spark: "SparkSession", progress: Progress, stage: str, total: int | None = None) -> Iterator[Counter]:
+    """A stage of the work: hold a counter that its tasks add rows to, and pass its growth on to `progress`.
+
+    Spark delivers what a task has added when the task ends. An exception that a task raised for the user leaves the
+    block as that UserError.
+    """
+    progress.stage(stage, total)
+    counter = spark.sparkContext.accumulator(0)
+    ended = threading.Event()
+
+    def watch() -> None:
+        shown = 0
+        is_last = False
+        while not is_last:
+            is_last = ended.wait(_POLL_SECONDS)
+            rows = counter.value
+            # Tasks that ran again after a failure count twice.
+            grown = (rows if total is None else min(rows, total)) - shown
+            if grown > 0:
+                progress.advance(grown)
+                shown += grown
+
+    watcher = threading.Thread(target=watch, name=f"progress-{stage}", daemon=True)
+    watcher.start()
+    try:
+        with user_errors():
+            yield counter
+    finally:
+        ended.set()
+        watcher.join()
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Raise UserError for a failure, here or in a Spark task, that is the user's to fix; others pass as they are."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        text = str(error)
+        if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in text:
+            raise UserError(DISK_FULL) from error
+        if found := _USER_ERROR.search(text):
+            raise UserError(found[1]) from error
+        raise
+
+
+def run_tasks(spark: "SparkSession", items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
+    """One task an item, on the executors; the results (small: they pass through this process) in the items' order."""
+    if not items:
+        return []
+
+    def run(item: Item) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(function(item))])], names=["result"])
+
+    # Through a data frame, as all other tasks: Spark keeps Python workers for data frames and for RDDs apart.
+    return [pickle.loads(result) for (result,) in frame_of_tasks(spark, items, run, "result binary").collect()]
+
+
+def frame_of_tasks(
+    spark: "SparkSession", items: Sequence[Item], function: Callable[[Item], Iterator[pa.RecordBatch]], schema: str
+) -> "DataFrame":
+    """A data frame (`schema` in Spark's DDL) of the batches that `function` yields for the items, a partition an item."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                yield from function(items[index])
+
+    return spark.range(0, len(items), 1, max(1, len(items))).mapInArrow(run, schema)
+
+
+def collect_rows(frame: "DataFrame") -> list[tuple[Any, ...]]:
+    """The rows of a small data frame."""
+    return [tuple(row) for row in frame.collect()]

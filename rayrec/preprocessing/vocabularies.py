@@ -1,0 +1,194 @@
+"""Second stage: count every categorical value and number the frequent ones by rank, without a column ever in one place.
+
+A task counts the values of its rows in Arrow; Spark adds up the counts by (feature, value) and sorts by (feature,
+descending count, value) into ranges. A range knows its rows of each feature, so offsets turn places into ids.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from rayrec.common.progress import Progress
+from rayrec.features.vocabulary import VOCABULARY_SCHEMA
+from rayrec.preprocessing.parquet_files import new_parquet
+from rayrec.preprocessing.segments import Segment, read_piece
+from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, run_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_VALUES_PER_FILE = 4_194_304
+"""A longer vocabulary is a folder of parts."""
+_VALUES_PER_TASK = 524_288
+_COUNTED = pa.schema([("feature", pa.int32()), ("value", pa.string()), ("count", pa.int64())])
+_RANKED = pa.schema([pa.field("value", pa.string(), False), pa.field("count", pa.int64(), False)])
+
+
+def vocabulary_file(feature: str, size: int) -> str:
+    """Where the vocabulary of a feature lies, relative to the dataset: a file, or a folder of parts for a long one."""
+    return f"vocabulary/{feature}.parquet" if size <= _VALUES_PER_FILE else f"vocabulary/{feature}"
+
+
+def fit_vocabularies(
+    spark: "SparkSession",
+    segments: Sequence[Segment],
+    limits: Mapping[str, int],
+    output: Path,
+    scratch: Path,
+    progress: Progress,
+) -> dict[str, int]:
+    """Write the vocabularies of the features in `limits` under `output`; returns their sizes.
+
+    `limits`: the least count at which a value is listed. Ids go from 1 by descending count, ties by ascending value
+    (the order of the UTF-8 bytes), so they depend on the rows alone.
+    """
+    features = list(limits)
+    with counted_rows(spark, progress, "count values", sum(s.piece.rows for s in segments)) as counter:
+
+        def count(segment: Segment) -> Iterator[pa.RecordBatch]:
+            yield from _count_values(segment, features)
+            counter.add(segment.piece.rows)
+
+        from pyspark.sql import functions as f
+
+        counted = frame_of_tasks(spark, segments, count, "feature int, value string, count long")
+        least = f.element_at(f.array(*[f.lit(limit) for limit in limits.values()]), f.col("feature") + 1)
+        ranked = (
+            counted.groupBy("feature", "value")
+            .agg(f.sum("count").alias("count"))
+            .filter(f.col("count") >= least)
+            .orderBy("feature", f.desc("count"), "value")
+        )
+
+        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from _write_ranks(batches, scratch / "ranked")
+
+        found = collect_rows(ranked.mapInArrow(write, "feature int, partition int, rows long"))
+    parts: dict[int, list[tuple[int, int]]] = {index: [] for index in range(len(features))}
+    for feature, partition, rows in sorted(found):
+        parts[feature].append((partition, rows))
+    sizes = {name: sum(rows for _, rows in parts[index]) for index, name in enumerate(features)}
+    progress.stage("number values", sum(sizes.values()))
+    _number(spark, features, parts, sizes, output, scratch / "ranked")
+    progress.advance(sum(sizes.values()))
+    return sizes
+
+
+def _count_values(segment: Segment, features: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The distinct values of a segment by feature, with their counts."""
+    partial: dict[str, list[tuple[pa.Array, NDArray[np.int64]]]] = {name: [] for name in features}
+    for batch in read_piece(segment.piece, features, features):
+        for name in features:
+            column = batch.column(name)
+            indices = column.indices.drop_null().to_numpy()
+            counts = np.bincount(indices, minlength=len(column.dictionary))
+            partial[name].append((column.dictionary, counts))
+    for number, name in enumerate(features):
+        values = pa.chunked_array([v for v, _ in partial[name]], pa.string())
+        counts = pa.array(np.concatenate([c for _, c in partial[name]]))
+        table = pa.table({"value": values, "count": counts})
+        table = table.filter(pa.compute.greater(table["count"], 0)).group_by("value", use_threads=False).aggregate(
+            [("count", "sum")]
+        )  # fmt: skip
+        columns = [pa.array(np.full(len(table), number, np.int32)), table["value"], table["count_sum"]]
+        yield from pa.table(columns, schema=_COUNTED).combine_chunks().to_batches()
+
+
+def _write_ranks(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa.RecordBatch]:
+    """Write a sorted range, a file a feature in it; gives (feature, partition, rows) of each file."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    partition = context.partitionId()
+    for feature, run in _runs(batches):
+        rows = 0
+        with new_parquet(_rank_path(folder, feature, partition), _RANKED) as writer:
+            for batch in run:
+                writer.write_batch(pa.RecordBatch.from_arrays([batch["value"], batch["count"]], schema=_RANKED))
+                rows += batch.num_rows
+        yield pa.RecordBatch.from_arrays(
+            [pa.array([feature], pa.int32()), pa.array([partition], pa.int32()), pa.array([rows], pa.int64())],
+            names=["feature", "partition", "rows"],
+        )
+
+
+def _rank_path(folder: Path, feature: int, partition: int) -> Path:
+    return folder / str(feature) / f"{partition:05d}.parquet"
+
+
+def _runs(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+    """Consecutive rows of one feature, as a stream of batches; a run must be consumed before the next is asked for."""
+    def cut() -> Iterator[tuple[int, pa.RecordBatch]]:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            feature = batch["feature"].to_numpy()
+            bounds = [0, *(np.flatnonzero(np.diff(feature)) + 1).tolist(), len(feature)]
+            for low, high in pairwise(bounds):
+                yield int(feature[low]), batch.slice(low, high - low)
+
+    for feature, group in groupby(cut(), key=lambda item: item[0]):
+        yield feature, (batch for _, batch in group)
+
+
+def _number(
+    spark: "SparkSession",
+    features: Sequence[str],
+    parts: Mapping[int, Sequence[tuple[int, int]]],
+    sizes: Mapping[str, int],
+    output: Path,
+    ranked: Path,
+) -> None:
+    """Write the ranked files again with ids: into one file a feature, or a file a part for long vocabularies."""
+    files: list[_Numbering] = []
+    for number, name in enumerate(features):
+        path = output / vocabulary_file(name, sizes[name])
+        sources = [_rank_path(ranked, number, partition) for partition, _ in parts[number]]
+        if path.suffix:
+            files.append(_Numbering(path, sources, first_id=1, values=sizes[name]))
+            continue
+        first_id = 1
+        for index, (source, (_, rows)) in enumerate(zip(sources, parts[number], strict=True)):
+            files.append(_Numbering(path / f"part-{index:05d}.parquet", [source], first_id, rows))
+            first_id += rows
+    run_tasks(spark, _together(files), lambda group: [_write_ids(file) for file in group])
+
+
+@dataclass(frozen=True)
+class _Numbering:
+    """A vocabulary file to write: the values of `sources`, in order, with ids from `first_id`."""
+
+    path: Path
+    sources: Sequence[Path]
+    first_id: int
+    values: int
+
+
+def _together(files: Sequence[_Numbering]) -> list[list[_Numbering]]:
+    """Files in groups that are worth a task each."""
+    groups: list[list[_Numbering]] = []
+    for file in files:
+        if not groups or sum(f.values for f in groups[-1]) + file.values > _VALUES_PER_TASK:
+            groups.append([])
+        groups[-1].append(file)
+    return groups
+
+
+def _write_ids(file: _Numbering) -> None:
+    next_id = file.first_id
+    with new_parquet(file.path, VOCABULARY_SCHEMA) as writer:
+        for source in file.sources:
+            with pq.ParquetFile(source) as ranked:
+                for batch in ranked.iter_batches():
+                    ids = pa.array(np.arange(next_id, next_id + batch.num_rows))
+                    columns = [batch["value"], ids, batch["count"]]
+                    writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=VOCABULARY_SCHEMA))
+                    next_id += batch.num_rows

@@ -1,0 +1,186 @@
+"""Raw input files: found from paths, folders, globs and URIs, and read in ranges of whole lines."""
+
+import fnmatch
+import glob
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import pyarrow as pa
+from pyarrow import fs
+
+from rayrec.common.errors import UserError
+
+MAX_LINE_BYTES = 2**24
+_BLOCK_BYTES = 2**23
+_GZIP_MAGIC = b"\x1f\x8b"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_DESCRIPTIONS = {"json", "md"}
+_URI = re.compile(r"^[a-z][a-z0-9+.-]*://")
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """One raw file, plain or gzip."""
+
+    name: str
+    """As it is shown to the user: an absolute path or a URI."""
+    filesystem: fs.FileSystem
+    path: str
+    """Within `filesystem`."""
+    bytes: int
+    modified: float
+    """Seconds since the epoch; 0 where the file system does not know."""
+    is_gzip: bool
+
+    @property
+    def base_name(self) -> str:
+        return PurePosixPath(self.path).name
+
+    def open(self) -> pa.NativeFile:
+        """The text of the file, decompressed; a plain file can seek."""
+        file = self.filesystem.open_input_file(self.path)
+        return pa.CompressedInputStream(file, "gzip") if self.is_gzip else file
+
+
+def list_inputs(paths: Iterable[str]) -> list[InputFile]:
+    """The files that `paths` (each a file, a folder, a glob or a URI of one of these) stand for.
+
+    Files of one folder or glob are in natural order of their names (day_2 before day_10). Of a folder, hidden files and
+    what describes data (.json, .md) are left out.
+    Raises UserError where a path gives no file or a file is given twice.
+    """
+    files = [file for path in paths for file in _list(str(path))]
+    seen: set[str] = set()
+    for file in files:
+        if file.name in seen:
+            raise UserError(f"{file.name}: given twice as --input; give every file once")
+        seen.add(file.name)
+    return files
+
+
+def _list(path: str) -> list[InputFile]:
+    try:
+        if _URI.match(path):
+            filesystem, inner = fs.FileSystem.from_uri(path)
+            prefix = path[: path.index("://") + 3] if not isinstance(filesystem, fs.LocalFileSystem) else ""
+            infos = _expand(filesystem, inner)
+        else:
+            filesystem, prefix = fs.LocalFileSystem(), ""
+            inner = str(Path(path).expanduser().absolute())
+            # A file whose name holds glob characters is that file.
+            is_glob = glob.has_magic(inner) and not Path(inner).exists()
+            infos = filesystem.get_file_info(sorted(glob.glob(inner))) if is_glob else _expand(filesystem, inner)
+        infos = [info for info in infos if info.type == fs.FileType.File]
+        if not infos:
+            raise UserError(f"{path}: no such file, and no files in it; give a file, a folder, a glob or a URI to --input")
+        infos.sort(key=lambda info: _natural(info.path))
+        return [_describe(filesystem, prefix, info) for info in infos]
+    except (OSError, pa.ArrowException, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); check --input") from None
+
+
+def _expand(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:
+    """The file at `path`, the data files in the folder at `path`, or the files that match its last part as a glob."""
+    (info,) = filesystem.get_file_info([path])
+    if info.type == fs.FileType.File:
+        return [info]
+    if info.type == fs.FileType.Directory:
+        found = filesystem.get_file_info(fs.FileSelector(path))
+        return [f for f in found if f.base_name[0] not in "._" and f.extension not in _DESCRIPTIONS]
+    if not glob.has_magic(path):
+        return []
+    parent, _, pattern = path.rpartition("/")
+    found = filesystem.get_file_info(fs.FileSelector(parent, allow_not_found=True))
+    return [f for f in found if fnmatch.fnmatchcase(f.base_name, pattern)]
+
+
+def _describe(filesystem: fs.FileSystem, prefix: str, info: fs.FileInfo) -> InputFile:
+    with filesystem.open_input_file(info.path) as file:
+        is_gzip = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    modified = info.mtime.timestamp() if info.mtime else 0.0
+    return InputFile(f"{prefix}{info.path}", filesystem, info.path, info.size, modified, is_gzip)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A sort key that reads runs of digits as numbers."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The lines of a file that begin in a range of its bytes."""
+
+    file: InputFile
+    file_index: int
+    start: int
+    stop: int | None
+    """None: to the end of the file."""
+
+
+def plan_chunks(files: Iterable[InputFile], chunk_bytes: int) -> list[Chunk]:
+    """Cut files into chunks of about `chunk_bytes`, in order; a gzip file, which cannot be entered midway, is one."""
+    chunks = []
+    for index, file in enumerate(files):
+        starts = [0] if file.is_gzip else range(0, max(file.bytes, 1), chunk_bytes)
+        chunks += [
+            Chunk(file, index, start, None if file.is_gzip else min(start + chunk_bytes, file.bytes)) for start in starts
+        ]
+    return chunks
+
+
+def read_lines(chunk: Chunk) -> Iterator[bytes]:
+    """Blocks of whole lines, each line ended by a newline, which together are exactly the lines of the chunk.
+
+    A byte order mark at the start of the file is left out. Raises UserError on a damaged gzip file or an endless line.
+    """
+    try:
+        yield from _read_lines(chunk)
+    except OSError as error:
+        if not chunk.file.is_gzip:
+            raise
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{chunk.file.name}: damaged gzip file ({reason}); fetch it again") from None
+
+
+def _read_lines(chunk: Chunk) -> Iterator[bytes]:
+    with chunk.file.open() as stream:
+        offset = max(0, chunk.start - 1)
+        if offset:
+            stream.seek(offset)
+        # The line that begins before the chunk belongs to the chunk before.
+        is_skipping = chunk.start > 0
+        carried = b""
+        while block := stream.read(_BLOCK_BYTES):
+            if is_skipping:
+                cut = block.find(b"\n") + 1
+                offset += cut or len(block)
+                if chunk.stop is not None and offset >= chunk.stop:
+                    return
+                if not cut:
+                    continue
+                block, is_skipping = block[cut:], False
+            elif offset == 0 and not carried and block.startswith(_BYTE_ORDER_MARK):
+                block = block[len(_BYTE_ORDER_MARK) :]
+                offset = len(_BYTE_ORDER_MARK)
+            data = carried + block
+            if chunk.stop is not None and len(data) > (last := max(chunk.stop - 1 - offset, 0)):
+                # The newline that ends the last line that begins before `stop`.
+                end = data.find(b"\n", last) + 1
+                if end:
+                    yield data[:end]
+                    return
+            cut = data.rfind(b"\n") + 1
+            if cut:
+                yield data[:cut]
+            offset += cut
+            carried = data[cut:]
+            if len(carried) > MAX_LINE_BYTES:
+                raise UserError(
+                    f"{chunk.file.name}: a line longer than {MAX_LINE_BYTES // 2**20} MiB; give text with one row a line"
+                )
+        if carried:
+            yield carried + b"\n"

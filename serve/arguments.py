@@ -1,0 +1,42 @@
+"""What the application is built from; imports no Ray, whose settings are read when it is imported."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from rayrec.common.errors import ConfigError
+from rayrec.config import ServeConfig
+
+
+class ServeArguments(ServeConfig):
+    """What `serve.app:build` takes. Settings not given come from the `serve` section of the first model's config."""
+
+    model: dict[str, Path] = Field(min_length=1)
+    """Model folders by name. Also read from text: `FOLDER`, whose name becomes the model's, or `NAME=FOLDER`, several
+    separated by commas."""
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _read_text(cls, value: object) -> object:
+        return named_folders(value.split(",")) if isinstance(value, str) else value
+
+    def settings(self, recipe: ServeConfig) -> ServeConfig:
+        """The recipe's settings, with those given here in their place."""
+        given = {name: getattr(self, name) for name in self.model_fields_set if name in ServeConfig.model_fields}
+        return recipe.model_copy(update=given)
+
+
+def named_folders(arguments: Sequence[str]) -> dict[str, Path]:
+    """Folders by name, from `NAME=FOLDER` or `FOLDER`. Raises ConfigError on a name that is used twice or unfit."""
+    folders: dict[str, Path] = {}
+    for argument in arguments:
+        name, separator, folder = argument.partition("=")
+        if not separator or "/" in name:
+            name, folder = Path(argument).absolute().name, argument
+        if not name or any(character in name for character in "/:?#%"):
+            raise ConfigError(f"model '{argument}': '{name}' cannot stand in a URL; give NAME=FOLDER with a plain name")
+        if name in folders:
+            raise ConfigError(f"model '{argument}': the name '{name}' is used twice; give NAME=FOLDER")
+        folders[name] = Path(folder).absolute()
+    return folders

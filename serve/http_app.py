@@ -1,0 +1,94 @@
+"""The HTTP routes, as a FastAPI application over any scorer; errors are one line of JSON, never a stack trace."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import StarletteHTTPException
+from fastapi.responses import JSONResponse
+from numpy.typing import NDArray
+
+from rayrec.inference.predictor import Predictor
+from serve.protocol import MAX_BODY_BYTES, RequestError, parse_instances, predictions, unknown_model
+
+logger = logging.getLogger(__name__)
+
+
+class Scorer(Protocol):
+    """Scores the checked rows of one request, maybe together with those of others."""
+
+    async def __call__(self, rows: pa.RecordBatch) -> NDArray[np.float32]: ...
+
+
+def create_app(predictors: Mapping[str, Predictor], scorers: Mapping[str, Scorer], max_rows: int) -> FastAPI:
+    """The application that serves `predictors` by name, each through the scorer of the same name."""
+    app = FastAPI(title="rayrec", docs_url=None, redoc_url=None, openapi_url=None)
+
+    def predictor_of(name: str) -> Predictor:
+        if name not in predictors:
+            raise unknown_model(name, predictors)
+        return predictors[name]
+
+    @app.post("/v1/models/{name}:predict")
+    async def predict(name: str, request: Request) -> Response:
+        predictor = predictor_of(name)
+        rows = parse_instances(await _body(request), predictor.raw_rows, max_rows)
+        scores = await scorers[name](rows)
+        if not np.isfinite(scores).all():
+            bad = int(np.flatnonzero(~np.isfinite(scores))[0])
+            raise RequestError(422, f"row {bad}: its values are so large that the score is not a number")
+        return Response(predictions(name, scores), media_type="application/json")
+
+    @app.get("/v1/models/{name}:predict")
+    async def predict_needs_post(name: str) -> Response:
+        error = "use POST with a JSON body of instances"
+        return JSONResponse({"error": error}, status_code=405, headers={"Allow": "POST"})
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, list[str]]:
+        return {"models": sorted(predictors)}
+
+    @app.get("/v1/models/{name}")
+    async def model(name: str) -> dict[str, Any]:
+        predictor = predictor_of(name)
+        return {
+            "name": name,
+            "ready": True,
+            "recipe": predictor.recipe.name,
+            "metrics": predictor.metrics,
+            "schema": predictor.schema.model_dump(mode="json"),
+        }
+
+    @app.get("/healthz")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.exception_handler(RequestError)
+    async def request_error(_: Request, error: RequestError) -> Response:
+        return JSONResponse({"error": error.message}, status_code=error.status)
+
+    @app.exception_handler(StarletteHTTPException)
+    async def http_error(request: Request, error: StarletteHTTPException) -> Response:
+        paths = "POST /v1/models/NAME:predict, GET /v1/models, GET /v1/models/NAME, GET /healthz"
+        message = f"{request.method} {request.url.path[:200]}: {error.detail}; there are {paths}"
+        return JSONResponse({"error": message}, status_code=error.status_code, headers=error.headers)
+
+    @app.exception_handler(Exception)
+    async def internal_error(request: Request, error: Exception) -> Response:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return JSONResponse({"error": "internal error; the server's log has the details"}, status_code=500)
+
+    return app
+
+
+async def _body(request: Request) -> bytes:
+    """The body, read no further than the limit."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise RequestError(413, f"the body is larger than {MAX_BODY_BYTES // 2**20} MiB; send several requests")
+    return bytes(body)

@@ -1,0 +1,153 @@
+"""Small inputs that tests share: dataset folders written directly, without Spark.
+
+dataset = make_dataset(tmp_path / "data", {"train": 5_000, "test": 1_000}, numeric=3, categorical=4, multi_hot=1)
+schema = make_schema(numeric=3, categorical=4)
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rayrec.config import Recipe
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
+from rayrec.ingest.dataset import Dataset, Manifest, PartInfo, SplitInfo
+
+
+def make_schema(
+    numeric: int = 3,
+    categorical: int = 4,
+    multi_hot: int = 0,
+    *,
+    cardinalities: Sequence[int] = (11, 101, 1_009, 23),
+    group: bool = False,
+    weight: bool = False,
+) -> Schema:
+    """Features I1.., C1.., M1.. in this order; label `label`, optional `group` and `weight` columns.
+
+    Table i, multi-hot ones counted after the categorical ones, has `cardinalities[i % len(cardinalities)]` rows.
+    """
+    sizes = [cardinalities[i % len(cardinalities)] for i in range(categorical + multi_hot)]
+    return Schema(
+        label="label",
+        group="group" if group else None,
+        weight="weight" if weight else None,
+        features=(
+            *(NumericFeature(name=f"I{i + 1}") for i in range(numeric)),
+            *(CategoricalFeature(name=f"C{i + 1}", cardinality=n) for i, n in enumerate(sizes[:categorical])),
+            *(
+                MultiHotFeature(name=f"M{i + 1}", cardinality=n, hotness=4, pooling=("sum", "mean")[i % 2])
+                for i, n in enumerate(sizes[categorical:])
+            ),
+        ),
+    )
+
+
+def make_rows(schema: Schema, rows: int, seed: int) -> pa.Table:
+    """`rows` encoded rows: standard normal numbers, skewed ids, labels that depend on the first of each.
+
+    The types are those of a dataset folder. Rows of a group (7 of them) follow each other.
+    """
+    rng = np.random.default_rng([seed, rows])
+    columns: dict[str, pa.Array] = {}
+    score = np.full(rows, -0.5)
+    for index, feature in enumerate(schema.numeric):
+        values = rng.standard_normal(rows).astype(np.float32)
+        columns[feature.name] = pa.array(values)
+        if index == 0:
+            score += values
+    one_hot_seen = False
+    for feature in schema.categorical:
+        if isinstance(feature, MultiHotFeature):
+            lengths = rng.integers(0, feature.hotness + 1, rows)
+            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+            ids = _skewed_ids(rng, feature.cardinality, int(offsets[-1]))
+            columns[feature.name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids))
+        else:
+            ids = _skewed_ids(rng, feature.cardinality, rows)
+            columns[feature.name] = pa.array(ids)
+            if not one_hot_seen:
+                score += np.where(ids % 2 == 0, 1.0, -1.0)
+                one_hot_seen = True
+    labels = rng.random(rows) < 1.0 / (1.0 + np.exp(-score))
+    columns[schema.label] = pa.array(labels.astype(np.float32))
+    if schema.group:
+        columns[schema.group] = pa.array(np.arange(rows, dtype=np.int64) // 7)
+    if schema.weight:
+        columns[schema.weight] = pa.array(rng.integers(0, 5, rows).astype(np.float32) / 2)
+    return pa.table(columns)
+
+
+def make_dataset(
+    folder: Path,
+    rows: int | Mapping[str, int] = 2_000,
+    numeric: int = 3,
+    categorical: int = 4,
+    multi_hot: int = 0,
+    *,
+    seed: int = 0,
+    rows_per_part: int = 1_000,
+    rows_per_row_group: int = 128,
+    cardinalities: Sequence[int] = (11, 101, 1_009, 23),
+    group: bool = False,
+    weight: bool = False,
+    recipe: Recipe | None = None,
+) -> Dataset:
+    """Write a finished dataset folder and open it.
+
+    `rows`: rows of `train`, or rows by split. The feature columns are those of `make_schema`, the values those of
+    `make_rows`; features have no transforms, so the folder has no vocabulary. `recipe` goes into the manifest.
+    """
+    schema = make_schema(numeric, categorical, multi_hot, cardinalities=cardinalities, group=group, weight=weight)
+    splits = {"train": rows} if isinstance(rows, int) else rows
+    tables = {name: make_rows(schema, count, seed + i) for i, (name, count) in enumerate(splits.items())}
+    return write_dataset(
+        folder, schema, tables, rows_per_part=rows_per_part, rows_per_row_group=rows_per_row_group, recipe=recipe
+    )
+
+
+def write_dataset(
+    folder: Path,
+    schema: Schema,
+    tables: Mapping[str, pa.Table],
+    *,
+    rows_per_part: int = 1_000,
+    rows_per_row_group: int = 128,
+    recipe: Recipe | None = None,
+) -> Dataset:
+    """Write the encoded `tables` (by split) as a finished dataset folder and open it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    splits = {}
+    for name, table in tables.items():
+        parts = []
+        for number, start in enumerate(range(0, table.num_rows, rows_per_part)):
+            path = f"{name}/part-{number:05d}.parquet"
+            parts.append(write_part(folder, path, table.slice(start, rows_per_part), rows_per_row_group))
+        positives = float(np.asarray(table[schema.label]).sum())
+        splits[name] = SplitInfo(rows=table.num_rows, positives=positives, parts=tuple(parts))
+    schema.save(folder)
+    config = (recipe or Recipe(name="test")).model_dump(mode="json")
+    Manifest(splits=splits, rejected={}, sources=(), config=config).save(folder)
+    return Dataset.open(folder)
+
+
+def write_part(folder: Path, path: str, rows: pa.Table, rows_per_row_group: int) -> PartInfo:
+    """Write one Parquet part at `path`, relative to the dataset folder."""
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, folder / path, row_group_size=rows_per_row_group, compression="lz4")
+    content = (folder / path).read_bytes()
+    metadata = pq.read_metadata(folder / path)
+    return PartInfo(
+        path=path,
+        rows=rows.num_rows,
+        row_groups=tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)),
+        bytes=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
+
+
+def _skewed_ids(rng: np.random.Generator, cardinality: int, count: int) -> np.ndarray:
+    return np.minimum(cardinality * rng.random(count) ** 3, cardinality - 1).astype(np.int32)

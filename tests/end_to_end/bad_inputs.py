@@ -1,0 +1,333 @@
+"""Mistakes that a user can make, and the one line that each gets; docs/errors.md shows the same table.
+
+`python -m tests.end_to_end.bad_inputs` writes docs/errors.md from it.
+"""
+
+import gzip
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.builders import make_dataset
+from tests.end_to_end.conftest import REPOSITORY
+
+DOCUMENT = REPOSITORY / "docs" / "errors.md"
+TRAIN = "train dlrm-criteo-debug --data dataset --output run"
+PREPROCESS = "preprocess dlrm-criteo-debug --output out --input"
+
+
+@dataclass(frozen=True)
+class BadInput:
+    """One mistake, in the folder that `prepare` makes."""
+
+    title: str
+    command: str
+    code: int
+    message: str
+    """The whole line on stderr after `error: `, with the path of the folder left out."""
+
+
+USAGE = [
+    BadInput("unknown command", "trian", 2, "No such command 'trian'. Did you mean 'train'?; see `rayrec --help`"),
+    BadInput(
+        "option left out",
+        "train dlrm-criteo-debug --output run",
+        2,
+        "Missing option '--data'; see `rayrec train --help`",
+    ),
+    BadInput(
+        "misspelt option",
+        f"{TRAIN} --wokers 2",
+        2,
+        "No such option: --wokers (Possible options: --workers); see `rayrec train --help`",
+    ),
+    BadInput("no workers", f"{TRAIN} --workers 0", 2, "workers: Input should be greater than 0 (got 0)"),
+    BadInput(
+        "unknown precision",
+        f"{TRAIN} --precision fp8",
+        2,
+        "precision: Input should be 'auto', 'fp32', 'tf32', 'bf16' or 'fp16' (got 'fp8')",
+    ),
+    BadInput(
+        "unknown source",
+        "generate movielens --rows 10 --output raw",
+        2,
+        "source: Input should be 'criteo' (got 'movielens')",
+    ),
+    BadInput(
+        "port out of range",
+        "serve full --port 99999",
+        2,
+        "port: Input should be less than or equal to 65535 (got 99999)",
+    ),
+]
+CONFIG = [
+    BadInput(
+        "unknown recipe",
+        "train dlrm-critoe --data dataset --output run",
+        2,
+        "recipe 'dlrm-critoe': not shipped; did you mean 'dlrm-criteo'? A recipe file's name ends in .yaml",
+    ),
+    BadInput(
+        "recipe file missing",
+        "train missing.yaml --data dataset --output run",
+        2,
+        "missing.yaml: no such file or directory; give a recipe file",
+    ),
+    BadInput(
+        "recipe is no YAML",
+        "train broken.yaml --data dataset --output run",
+        2,
+        "broken.yaml, line 3: expected <block end>, but found '<block mapping start>'; fix the YAML",
+    ),
+    BadInput(
+        "misspelt key",
+        "train typo.yaml --data dataset --output run",
+        2,
+        "typo.yaml: unknown key 'train.ephocs'; did you mean 'epochs'?",
+    ),
+    BadInput(
+        "fields that do not fit together",
+        "train widths.yaml --data dataset --output run",
+        2,
+        "widths.yaml: model: bottom_mlp must end in embedding_dim (64) for interaction 'dot', not in 128",
+    ),
+    BadInput(
+        "override without a value",
+        f"{TRAIN} --set train.epochs",
+        2,
+        "--set train.epochs: write it as section.key=value",
+    ),
+    BadInput(
+        "override of a wrong type",
+        f"{TRAIN} --set train.epochs=many",
+        2,
+        "dlrm-criteo-debug: train.epochs: Input should be a valid integer, unable to parse string as an integer "
+        "(got 'many')",
+    ),
+    BadInput(
+        "batch that the workers cannot share",
+        f"{TRAIN} --workers 3",
+        2,
+        "dlrm-criteo-debug: train: global_batch_size (512) must be a multiple of workers (3)",
+    ),
+    BadInput(
+        "limit for a column that is not there",
+        f"{PREPROCESS} good.tsv --set preprocess.frequency_limit={{C77:\\ 3}}",
+        2,
+        "preprocess.frequency_limit: no categorical column 'C77'; there are C1 to C26",
+    ),
+    BadInput(
+        "splits come as files, input names none",
+        f"{PREPROCESS} good.tsv --set preprocess.split={{kind:\\ files}}",
+        2,
+        "--input good.tsv: preprocess.split.kind is 'files', so name its split: --input train=PATH",
+    ),
+    BadInput(
+        "splits do not come as files, input names one",
+        f"{PREPROCESS} train=good.tsv",
+        2,
+        "--input train=...: preprocess.split.kind is 'hash', which cuts the rows itself; add "
+        "--set 'preprocess.split={kind: files}' or give the paths alone",
+    ),
+]
+FILES = [
+    BadInput(
+        "input missing",
+        f"{PREPROCESS} nowhere.tsv",
+        1,
+        "nowhere.tsv: no such file, and no files in it; give a file, a folder, a glob or a URI to --input",
+    ),
+    BadInput("input empty", f"{PREPROCESS} empty.tsv", 1, "empty.tsv: empty; there are no rows to preprocess"),
+    BadInput(
+        "input given twice",
+        f"{PREPROCESS} good.tsv --input good.tsv",
+        1,
+        "good.tsv: given twice as --input; give every file once",
+    ),
+    BadInput(
+        "output exists",
+        "preprocess dlrm-criteo-debug --input good.tsv --output full",
+        1,
+        "full: already exists; give another --output, or remove it first",
+    ),
+    BadInput(
+        "run folder exists",
+        "train dlrm-criteo-debug --data dataset --output full",
+        1,
+        "full: already exists; give another --output, or remove it first",
+    ),
+    BadInput(
+        "nothing to resume",
+        f"{TRAIN} --resume",
+        1,
+        "run: not a run folder (no run.json); give the output of `rayrec train`",
+    ),
+    BadInput(
+        "dataset missing",
+        "train dlrm-criteo-debug --data nowhere --output run",
+        1,
+        "nowhere: no such folder; --data takes the output of `rayrec preprocess`",
+    ),
+    BadInput(
+        "dataset unfinished",
+        "train dlrm-criteo-debug --data unfinished --output run",
+        1,
+        "unfinished/manifest.json: missing, so the dataset is unfinished; run `rayrec preprocess` again",
+    ),
+    BadInput(
+        "dataset damaged",
+        "train dlrm-criteo-debug --data damaged --output run",
+        1,
+        "damaged/manifest.json: damaged, not whole JSON; make it again",
+    ),
+    BadInput(
+        "evaluating a folder that is no run",
+        "evaluate full --data dataset",
+        1,
+        "full: not a run folder (no run.json); give the output of `rayrec train`",
+    ),
+    BadInput(
+        "exporting a folder that is no run",
+        "export full --output model",
+        1,
+        "full: not a run folder (no run.json); give the output of `rayrec train`",
+    ),
+    BadInput(
+        "raw rows without --raw",
+        "predict full --input good.tsv --output scores",
+        2,
+        "--input good.tsv: not a dataset folder (no manifest.json); add --raw for raw rows",
+    ),
+    BadInput(
+        "serving a folder that is no model",
+        "serve full",
+        1,
+        "full: neither a model nor a run folder; give the output of `rayrec export` or `train`",
+    ),
+    BadInput(
+        "unreadable amount of memory",
+        "plan dlrm-criteo-debug --data dataset --memory-per-worker lots",
+        2,
+        "memory 'lots': write it as 80GB or 64GiB",
+    ),
+]
+ROWS = [
+    BadInput(
+        "too many bad rows",
+        f"{PREPROCESS} bad.tsv",
+        1,
+        "10 of 100 rows are bad (label 6, columns 4), more than preprocess.max_rejected_fraction (0.01); the first is "
+        "bad.tsv, line 91: label",
+    ),
+    BadInput("damaged gzip file", f"{PREPROCESS} cut.tsv.gz", 1, "cut.tsv.gz: damaged gzip file; fetch it again"),
+]
+COMMANDS = [*USAGE, *CONFIG, *FILES, *ROWS]
+
+
+@dataclass(frozen=True)
+class BadRequest:
+    """One mistake in an HTTP request to a model named `model` with Criteo's features."""
+
+    title: str
+    body: str
+    status: int
+    message: str
+    """The `error` of the answer."""
+    model: str = "model"
+
+
+def _instances(*rows: object) -> str:
+    return json.dumps({"instances": rows})
+
+
+REQUESTS = [
+    BadRequest("unknown model", _instances({"I1": 3}), 404, "no model 'modle'; did you mean 'model'?", model="modle"),
+    BadRequest(
+        "empty body", "", 400, 'the body is empty; send {"instances": [{"FEATURE": VALUE, ...}, ...]}'
+    ),
+    BadRequest("no rows", _instances(), 422, "instances: empty; send at least one row"),
+    BadRequest(
+        "instances is no list",
+        json.dumps({"instances": {"I1": 3}}),
+        422,
+        "instances: must be a list of objects of features",
+    ),
+    BadRequest(
+        "misspelt feature", _instances({"I1": 3}, {"CC1": "a"}), 422, "row 1: unknown feature 'CC1'; did you mean 'C1'?"
+    ),
+    BadRequest(
+        "text where a number belongs",
+        _instances({"I1": "three"}),
+        422,
+        "row 0, 'I1': the string 'three'; needs a number, or null where it is missing",
+    ),
+    BadRequest(
+        "number where a category belongs",
+        _instances({"C1": 7}),
+        422,
+        "row 0, 'C1': the number 7; needs a string (write \"7\"), or null where it is missing",
+    ),
+    BadRequest(
+        "the label sent along", _instances({"label": 1, "I1": 3}), 422,
+        "row 0: 'label' is no feature (the model does not read it); leave it out",
+    ),
+]  # fmt: skip
+
+
+def good_row(label: str = "1") -> str:
+    """A whole line of a Criteo file, without the newline."""
+    return "\t".join([label, *(str(i) for i in range(13)), *(f"{i:08x}" for i in range(26))])
+
+
+def prepare(folder: Path) -> None:
+    """Make the files that the commands name."""
+    (folder / "good.tsv").write_text("".join(f"{good_row(str(i % 2))}\n" for i in range(100)))
+    (folder / "empty.tsv").write_text("")
+    (folder / "full").mkdir()
+    (folder / "full" / "precious").write_text("1")
+    (folder / "unfinished").mkdir()
+    (folder / "broken.yaml").write_text("model:\n  kind: dlrm\n bottom_mlp: [1]\n")
+    (folder / "typo.yaml").write_text("train:\n  ephocs: 3\n")
+    (folder / "widths.yaml").write_text("model: {kind: dlrm, embedding_dim: 64, bottom_mlp: [512, 128]}\n")
+    make_dataset(folder / "dataset", {"train": 64, "test": 16})
+    make_dataset(folder / "damaged", {"train": 64})
+    (folder / "damaged" / "manifest.json").write_text("{")
+    rows = [good_row()] * 90 + [good_row("2")] * 6 + ["1\t2\t3"] * 4
+    (folder / "bad.tsv").write_text("".join(f"{row}\n" for row in rows))
+    whole = gzip.compress("".join(f"{good_row(str(i % 2))}\n" for i in range(1000)).encode())
+    (folder / "cut.tsv.gz").write_bytes(whole[: len(whole) // 2])
+
+
+def document() -> str:
+    """docs/errors.md."""
+    lines = [
+        "# Mistakes and the message that each gets",
+        "",
+        "Every one is tried by `tests/end_to_end`; this page is written from the same table "
+        "(`python -m tests.end_to_end.bad_inputs`).",
+    ]
+    sections = {
+        "Command line": USAGE,
+        "Recipes and overrides": CONFIG,
+        "Files and folders": FILES,
+        "Rows of raw files": ROWS,
+    }
+    for title, cases in sections.items():
+        lines += ["", f"## {title}", "", "| mistake | command | exit code | message |", "| --- | --- | --- | --- |"]
+        lines += [f"| {c.title} | {_code(f'rayrec {c.command}')} | {c.code} | {_code(c.message)} |" for c in cases]
+    lines += ["", "## HTTP requests", "", "| mistake | body | status | message |", "| --- | --- | --- | --- |"]
+    lines += [f"| {r.title} | {_code(r.body)} | {r.status} | {_code(r.message)} |" for r in REQUESTS]
+    return "\n".join(lines) + "\n"
+
+
+def _code(text: str) -> str:
+    if not text:
+        return ""
+    fence = "``" if "`" in text else "`"
+    pad = " " if "`" in text else ""
+    return f"{fence}{pad}{text}{pad}{fence}".replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document())

@@ -1,0 +1,149 @@
+"""From generated logs to scores and answers, by the command line alone."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec import load_model
+from rayrec.ingest.dataset import Dataset
+from tests.end_to_end.bad_inputs import REQUESTS, BadRequest
+from tests.end_to_end.conftest import PROGRAM, Finished, Pipeline
+
+Rayrec = Callable[..., Finished]
+
+
+def test_every_command_leaves_its_result(pipeline: Pipeline) -> None:
+    outputs = {"generate": "raw", "preprocess": "dataset", "train": "run", "export": "model"}
+    for command, output in outputs.items():
+        saved = json.loads((pipeline.folder / output / "result.json").read_text())
+        assert saved == pipeline.results[command]
+        assert (saved["command"], saved["status"]) == (command, "done")
+        assert saved["seconds"] > 0
+
+
+def test_no_row_is_lost(pipeline: Pipeline) -> None:
+    dataset = Dataset.open(pipeline.dataset)
+    splits = {name: split.rows for name, split in dataset.manifest.splits.items()}
+    assert sum(splits.values()) == 20_000
+    assert dataset.manifest.rejected == {}
+    for name, rows in splits.items():
+        assert sum(pq.read_metadata(p).num_rows for p in (pipeline.dataset / name).glob("*.parquet")) == rows
+
+
+def test_training_learns(pipeline: Pipeline) -> None:
+    best = pipeline.results["generate"]["details"]["truth"]["best_auc"]
+    for metrics in pipeline.results["train"]["metrics"].values():
+        assert 0.55 < metrics["auc"] < best + 0.05
+        assert metrics["normalized_entropy"] < 1.0
+
+
+def test_run_and_model_folder_evaluate_alike(pipeline: Pipeline, rayrec: Rayrec) -> None:
+    done = [
+        rayrec("evaluate", source, "--data", pipeline.dataset, "--json") for source in (pipeline.run, pipeline.model)
+    ]
+    run, model = (d.result["metrics"]["test"] for d in done)
+    assert run == pytest.approx(model, abs=1e-6)
+    assert run == pytest.approx(pipeline.results["train"]["metrics"]["test"], abs=1e-6)
+
+
+def test_a_finished_folder_is_not_overwritten(pipeline: Pipeline, rayrec: Rayrec) -> None:
+    commands = [
+        ["generate", "criteo", "--rows", "10", "--output", "raw"],
+        ["preprocess", "dlrm-criteo-debug", "--input", "raw/criteo.tsv", "--output", "dataset"],
+        ["train", "dlrm-criteo-debug", "--data", "dataset", "--output", "run"],
+        ["export", "run", "--output", "model"],
+    ]
+    for command in commands:
+        folder = pipeline.folder / command[-1]
+        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+        done = rayrec(*command, folder=pipeline.folder)
+        assert done.code == 1
+        assert "already exists; give another --output" in done.err
+        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+@pytest.fixture(scope="module")
+def server(pipeline: Pipeline) -> Iterator[str]:
+    """The address of `rayrec serve MODEL`, which is interrupted at the end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [PROGRAM, "serve", pipeline.model, "--port", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ""},
+    )
+    address = f"http://127.0.0.1:{port}/v1/models"
+    deadline = time.monotonic() + 300
+    while True:
+        try:
+            post(f"{address}/model:predict", {"instances": [{}]})
+            break
+        except OSError:
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline, "the server does not answer"
+            time.sleep(1)
+    yield address
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode in {0, 130}, err
+
+
+def post(address: str, body: Any) -> Any:
+    """Post `body` as JSON (a string as it stands); raises urllib's HTTPError on any status but 200."""
+    text = body if isinstance(body, str) else json.dumps(body)
+    request = urllib.request.Request(address, text.encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.loads(response.read())
+
+
+def raw_features(path: Path, rows: int) -> list[dict[str, Any]]:
+    """The first rows of a Criteo file as a client would send them: missing features left out."""
+    names = [f"I{i}" for i in range(1, 14)] + [f"C{i}" for i in range(1, 27)]
+    lines = path.read_text().splitlines()[:rows]
+    fields = [line.split("\t")[1:] for line in lines]
+    return [
+        {name: int(value) if name.startswith("I") else value for name, value in zip(names, row, strict=True) if value}
+        for row in fields
+    ]
+
+
+def test_http_batch_and_python_give_the_same_scores(
+    pipeline: Pipeline, server: str, rayrec: Rayrec, tmp_path: Path
+) -> None:
+    rows = raw_features(pipeline.raw / "criteo.tsv", 200)
+    sample = tmp_path / "sample.tsv"
+    sample.write_text("".join(f"{line}\n" for line in (pipeline.raw / "criteo.tsv").read_text().splitlines()[:200]))
+
+    done = rayrec("predict", pipeline.model, "--input", sample, "--output", tmp_path / "scores", "--raw", "--json")
+    assert done.code == 0, done.err
+    assert done.result["rows"] == 200
+    files = sorted((tmp_path / "scores").rglob("part-*.parquet"))
+    batch = np.concatenate([pq.read_table(file)["score"].to_numpy() for file in files if "scores" in file.parent.name])
+
+    direct = load_model(pipeline.model).predict(rows)
+    http = np.array(post(f"{server}/model:predict", {"instances": rows})["predictions"], np.float32)
+    np.testing.assert_allclose(batch, direct, atol=1e-6, rtol=0)
+    np.testing.assert_allclose(http, direct, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("case", REQUESTS, ids=lambda case: case.title)
+def test_a_bad_request_is_told_what_is_wrong(case: BadRequest, server: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as answer:
+        post(f"{server}/{case.model}:predict", case.body)
+    assert answer.value.code == case.status
+    assert json.loads(answer.value.read()) == {"error": case.message}

@@ -1,0 +1,53 @@
+"""What ingest must give, computed the slow way: whole row groups with plain pyarrow, rows picked one by one."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.plan import BatchPlan
+from rayrec.models.common.batch import Batch
+
+
+def expected_rows(dataset: Dataset, plan: BatchPlan) -> Iterator[pa.Table]:
+    """The rows of each of the rank's batches, in order, without padding."""
+    units = plan.units
+    for batch in range(plan.start_batch, plan.num_batches):
+        parts = []
+        for piece in plan.slices(batch):
+            read = plan.read(piece.read)
+            path = dataset.folder / units.files[units.file[read.unit]]
+            table = pq.ParquetFile(path).read_row_group(units.row_group[read.unit])
+            order = plan.row_order(read)
+            order = np.arange(read.start, read.stop) if order is None else order
+            parts.append(table.take(pa.array(order[piece.start : piece.stop])))
+        yield pa.concat_tables(parts) if parts else pa.table({})
+
+
+def rows_of(dataset: Dataset, batch: Batch) -> list[dict[str, Any]]:
+    """A batch, its padding included, as one dict a row with the names and Python values of the dataset's columns."""
+    schema = dataset.schema
+    columns: dict[str, list[Any]] = {f.name: batch.dense[:, i].tolist() for i, f in enumerate(schema.numeric)}
+    for feature, jagged in batch.sparse.to_dict().items():
+        lists = [values.tolist() for values in torch.split(jagged.values(), jagged.lengths().tolist())]
+        columns[feature] = lists if feature.startswith("M") else [ids for (ids,) in lists]
+    columns[schema.label] = batch.label.tolist()
+    if schema.group:
+        columns[schema.group] = batch.group.tolist()
+    columns[schema.weight or "weight"] = batch.weight.tolist()
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def padded(dataset: Dataset, table: pa.Table, size: int) -> list[dict[str, Any]]:
+    """The rows of `table` as `rows_of` gives them, padded as documented in Batch."""
+    schema = dataset.schema
+    rows = [{**row, schema.weight or "weight": row.get(schema.weight, 1.0)} for row in table.to_pylist()]
+    blank = {f.name: 0 for f in schema.features} | {schema.label: 0.0}
+    blank |= {schema.group: 0} if schema.group else {}
+    padding = dict(rows[0] if rows else blank) | {schema.weight or "weight": 0.0}
+    padding |= {f.name: [] for f in schema.categorical if f.kind == "multi_hot"}
+    return rows + [padding] * (size - len(rows))

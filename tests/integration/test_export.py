@@ -1,0 +1,171 @@
+"""Export: the model folder holds the checkpoint's weights, whatever plan wrote the checkpoint."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+
+from jobs.export import ExportRequest, exported
+from jobs.export import run as export
+from rayrec.common.errors import UserError
+from rayrec.common.progress import SilentProgress
+from rayrec.config import Recipe
+from rayrec.features.schema import Schema
+from rayrec.inference.export import export_checkpoint
+from rayrec.inference.model_folder import ModelFolder
+from rayrec.inference.predictor import load_model
+from rayrec.ingest.dataset import Dataset, Manifest
+from rayrec.models.common.ranking import RankingModel
+from rayrec.models.registry import build_model
+from tests.builders import make_dataset
+from tests.model_folders import MODELS, make_raw_schema, tables_of
+from tests.training_runs import Case, recipe, run_cases
+
+CONFIG = MODELS["dcnv2"]
+WORLD = 2
+SHARDINGS = {
+    "C1": lambda: table_wise(rank=1),
+    "C2": row_wise,
+    "C3": lambda: column_wise(ranks=[0, 1]),
+    "C4": data_parallel,
+}
+
+
+def _model(schema: Schema) -> RankingModel:
+    """The model whose weights are those of the checkpoint: the same in every process."""
+    model = build_model(CONFIG, schema, seed=3)
+    generator = torch.Generator().manual_seed(7)
+    for weights in tables_of(model).values():
+        weights.data.copy_(torch.randn(weights.shape, generator=generator))
+    return model
+
+
+def _write_checkpoint(rank: int, folder: str, rendezvous: str) -> None:
+    """One worker: shard the tables by four different ways and save as the trainer does."""
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD)
+    model = _model(Schema.load(Path(folder) / "data"))
+    sharder = EmbeddingBagCollectionSharder()
+    plan = construct_module_sharding_plan(
+        model.embeddings,
+        {name: sharding() for name, sharding in SHARDINGS.items()},
+        sharder,
+        world_size=WORLD,
+        local_size=WORLD,
+        device_type="cpu",
+    )
+    whole = {name: weights.detach().clone() for name, weights in tables_of(model).items()}
+    wrapper = torch.nn.Module()
+    wrapper.embeddings = model.embeddings
+    sharded = DistributedModelParallel(
+        wrapper,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=torch.device("cpu"),
+        plan=ShardingPlan({"embeddings": plan}),
+        sharders=[sharder],
+    )
+    state = sharded.state_dict()
+    for name, table in whole.items():
+        value = state[f"embeddings.embedding_bags.{name}.weight"]
+        if isinstance(value, torch.Tensor) and not hasattr(value, "local_shards"):
+            value.copy_(table)
+            continue
+        for shard in value.local_shards():
+            rows, columns = shard.metadata.shard_offsets
+            height, width = shard.metadata.shard_sizes
+            shard.tensor.copy_(table[rows : rows + height, columns : columns + width])
+    dense = {f"dense_network.{name}": value for name, value in model.dense_network.state_dict().items()}
+    dcp.save({"model": {**state, **dense}, "other": {"step": 5}}, checkpoint_id=Path(folder) / "checkpoint")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a dataset (vocabularies, no rows) and a checkpoint of two workers."""
+    folder = tmp_path_factory.mktemp("run")
+    schema = make_raw_schema(folder / "data").with_embedding_dims(CONFIG.embedding_dim, {})
+    schema.save(folder / "data")
+    config = Recipe(name="test", model=CONFIG).model_dump(mode="json")
+    Manifest(splits={}, rejected={}, sources=(), config=config).save(folder / "data")
+    mp.spawn(_write_checkpoint, args=(str(folder), str(folder / "rendezvous")), nprocs=WORLD)
+    return folder
+
+
+def _export(run: Path, output: Path, of: Recipe | None = None) -> None:
+    of = of or Recipe(name="test", model=CONFIG)
+    dataset = Dataset.open(run / "data")
+    export_checkpoint(run / "checkpoint", output, recipe=of, dataset=dataset, metrics={"test": {"auc": 0.8}})
+
+
+def test_exported_weights_equal_the_checkpoints(run: Path, tmp_path: Path) -> None:
+    _export(run, tmp_path / "model")
+    folder = ModelFolder.open(tmp_path / "model")
+    expected = _model(Schema.load(run / "data"))
+    for feature in folder.schema.categorical:
+        assert torch.equal(folder.table(feature), tables_of(expected)[feature.name]), feature.name
+    dense = folder.dense()
+    assert dense.keys() == expected.dense_network.state_dict().keys()
+    for name, value in expected.dense_network.state_dict().items():
+        assert torch.equal(dense[name], value), name
+    assert folder.metrics == {"test": {"auc": 0.8}}
+    assert load_model(tmp_path / "model").predict([{"C1": "C1-0"}]).shape == (1,)
+
+
+def test_another_recipe_does_not_fit(run: Path, tmp_path: Path) -> None:
+    wider = Recipe(name="wider", model=CONFIG.model_copy(update={"embedding_dim": 16}))
+    with pytest.raises(UserError, match=r"weight '.*' is \(.*\), the run's recipe and schema make it") as raised:
+        _export(run, tmp_path / "model", wider)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "model").exists()
+
+
+def test_no_checkpoint(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a whole checkpoint"):
+        export_checkpoint(
+            run / "data",
+            tmp_path / "model",
+            recipe=Recipe(name="test", model=CONFIG),
+            dataset=Dataset.open(run / "data"),
+            metrics={},
+        )
+
+
+def test_a_trained_run(tmp_path: Path) -> None:
+    """From the run folder that the trainer wrote to a model; `serve` and `predict` take the run folder itself."""
+    dataset = make_dataset(tmp_path / "data", {"train": 512, "test": 128}, multi_hot=1)
+    run_cases(2, dataset.folder, [Case(tmp_path / "run", recipe(max_steps=4))])
+    result = export(ExportRequest(run=tmp_path / "run", output=tmp_path / "model"), SilentProgress())
+    assert result.details["checkpoint"] == "step-00000004"
+    assert result.metrics.keys() == {"test"}
+    folder = ModelFolder.open(tmp_path / "model")
+    assert folder.schema == Schema.load(tmp_path / "run")
+    assert folder.metrics == result.metrics
+    rows = pq.read_table(dataset.folder / "test").combine_chunks().to_batches()[0]
+    scores = load_model(tmp_path / "model").predict_encoded(rows)
+    with exported(tmp_path / "run") as temporary:
+        assert temporary.name == "run"
+        np.testing.assert_array_equal(load_model(temporary).predict_encoded(rows), scores)
+    assert not temporary.exists()
+    untrained = build_model(folder.recipe.model, folder.schema, seed=folder.recipe.train.seed)
+    assert not torch.equal(folder.table(folder.schema.categorical[0]), tables_of(untrained)["C1"])
+
+    with pytest.raises(UserError, match="no checkpoint '3'; it has step-00000004"):
+        export(ExportRequest(run=tmp_path / "run", output=tmp_path / "other", checkpoint="3"), SilentProgress())
+    with pytest.raises(UserError, match="already exists"):
+        export(ExportRequest(run=tmp_path / "run", output=tmp_path / "model"), SilentProgress())
+    with pytest.raises(UserError, match="not a run folder"):
+        export(ExportRequest(run=tmp_path / "data", output=tmp_path / "other"), SilentProgress())

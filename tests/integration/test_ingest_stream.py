@@ -1,0 +1,85 @@
+"""What Ray Data streams is bit for bit what the same plan takes from memory, and what plain pyarrow reads."""
+
+import dataclasses
+import threading
+
+import pytest
+import torch
+
+from rayrec.common.errors import UserError
+from rayrec.config.train import IngestConfig
+from rayrec.ingest.in_memory import InMemorySplit
+from rayrec.ingest.loader import open_batches
+from rayrec.ingest.plan import BatchPlan, Units
+from rayrec.models.common.batch import Batch
+from tests.builders import make_dataset
+from tests.expected_batches import expected_rows, padded, rows_of
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+STREAM = IngestConfig(read_streams=4, prefetch_batches=2)
+
+DATASETS = {
+    "plain": {"rows": 1_200},
+    "everything": {"rows": 1_200, "multi_hot": 2, "weight": True, "group": True},
+    "tiny row groups": {"rows": 200, "rows_per_row_group": 3, "rows_per_part": 31},
+    "one row": {"rows": 1, "multi_hot": 1},
+}
+
+
+def assert_same(one: Batch, other: Batch) -> None:
+    for field in dataclasses.fields(Batch):
+        mine, theirs = getattr(one, field.name), getattr(other, field.name)
+        if field.name == "sparse":
+            assert mine.keys() == theirs.keys()
+            assert torch.equal(mine.values(), theirs.values()) and torch.equal(mine.lengths(), theirs.lengths())
+        elif mine is not None or theirs is not None:
+            assert mine.dtype == theirs.dtype and torch.equal(mine, theirs), field.name
+
+
+@pytest.mark.parametrize("arguments", DATASETS.values(), ids=DATASETS.keys())
+def test_streamed_batches_equal_those_from_memory_and_from_pyarrow(tmp_path, arguments):
+    dataset = make_dataset(tmp_path / "data", **arguments)
+    store = InMemorySplit.read(dataset, "train")
+    for rank in range(2):
+        order = {"global_batch_size": 64, "rank": rank, "world_size": 2, "seed": 7, "epoch": 2, "drop_last": False}
+        plan = BatchPlan(units=Units.of(dataset.split("train").parts), read_streams=4, **order)
+        with (
+            open_batches(dataset, "train", STREAM, **order) as streamed,
+            open_batches(dataset, "train", STREAM, store=store, **order) as stored,
+        ):
+            for one, other, table in zip(streamed, stored, expected_rows(dataset, plan), strict=True):
+                assert_same(one, other)
+                assert rows_of(dataset, one) == padded(dataset, table, one.size)
+        assert streamed.wait_seconds > 0
+
+
+def test_resuming_streams_the_rest_of_the_epoch(tmp_path):
+    dataset = make_dataset(tmp_path / "data", 1_500)
+    order = {"global_batch_size": 100, "drop_last": True}
+    with (
+        open_batches(dataset, "train", STREAM, **order) as whole,
+        open_batches(dataset, "train", STREAM, start_batch=9, **order) as rest,
+    ):
+        for one, other in zip(list(whole)[9:], rest, strict=True):
+            assert_same(one, other)
+
+
+def test_leaving_early_ends_the_execution(tmp_path):
+    dataset = make_dataset(tmp_path / "data", 20_000, rows_per_row_group=50)
+    for _ in range(3):
+        with open_batches(dataset, "train", STREAM, global_batch_size=20, drop_last=True) as loader:
+            next(iter(loader))
+    names = {thread.name for thread in threading.enumerate()}
+    assert not [name for name in names if name.startswith(("StreamingExecutor", "rayrec-ingest"))]
+
+
+def test_a_missing_part_is_named_where_the_batches_are_consumed(tmp_path):
+    dataset = make_dataset(tmp_path / "data", 100)
+    next((tmp_path / "data" / "train").iterdir()).unlink()
+    with (
+        open_batches(dataset, "train", STREAM, global_batch_size=10, drop_last=True) as loader,
+        pytest.raises(UserError, match=r"part-00000\.parquet: missing") as caught,
+    ):
+        list(loader)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,81 @@
+"""float16 and bfloat16: the tables see unscaled gradients, an overflow on one rank changes nothing on any."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from builders import make_dataset
+from rayrec.config.train import IngestConfig
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.loader import open_batches
+from rayrec.training.loop import build_parallel_model
+from rayrec.training.place import Place
+from rayrec.training.precision import resolve_precision
+from rayrec.training.step import TrainStep
+from training_runs import Case, losses, recipe, run_cases
+
+SHARDING = {"tables": {"C1": "row_wise", "C2": "data_parallel"}, "default": "table_wise", "memory_per_worker": "1GB"}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("precision") / "data"
+    make_dataset(folder, {"train": 2_000, "test": 100}, numeric=3, categorical=4, seed=2)
+    return folder
+
+
+def test_losses_follow_those_of_float32(dataset: Path, tmp_path: Path) -> None:
+    """With the loss scaled by 65,536, tables that saw scaled gradients would be far off after one step."""
+    cases = {name: recipe(precision=name, max_steps=25, sharding=SHARDING) for name in ("fp32", "fp16", "bf16")}
+    run_cases(2, dataset, [Case(tmp_path / name, case) for name, case in cases.items()])
+    expected = losses(tmp_path / "fp32")
+    assert losses(tmp_path / "fp16") == pytest.approx(expected, rel=5e-3)
+    assert losses(tmp_path / "bf16") == pytest.approx(expected, rel=3e-2)
+    assert losses(tmp_path / "fp16") != expected
+
+
+def _overflow(rank: int, rendezvous: str, data: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    dataset = Dataset.open(data)
+    config = recipe(precision="fp16", sharding=SHARDING, embedding_optimizer={"kind": "adagrad", "lr": 0.1})
+    place = Place(rank=rank, world_size=2, local_world_size=2, device=torch.device("cpu"))
+    model = build_parallel_model(config, dataset, place)
+    step = TrainStep(model, config.train, resolve_precision("fp16", "cpu"))
+    reader = open_batches(
+        dataset, "train", IngestConfig(in_memory=True), global_batch_size=64, rank=rank, world_size=2, drop_last=True
+    )
+
+    def everything() -> dict[str, torch.Tensor]:
+        tensors = {**model.state_dict(), **model.table_optimizer.state_dict()}
+        return {
+            name: (value.local_shards()[0].tensor if value.local_shards() else torch.empty(0)).clone()
+            if hasattr(value, "local_shards")
+            else value.clone()
+            for name, value in tensors.items()
+        }
+
+    def changed(before: dict[str, torch.Tensor]) -> set[str]:
+        return {name for name, value in everything().items() if not value.equal(before[name])}
+
+    with reader as batches:
+        good, bad, again = (batch for batch, _ in zip(batches, range(3), strict=False))
+    if rank == 1:
+        bad.dense[3, 0] = 1e30
+    before = everything()
+    assert step(good, 64, 1).updated
+    assert changed(before), "a good step changes this rank's part"
+    before = everything()
+    assert not step(bad, 64, 2).updated, "rank 0 must notice what only rank 1 met"
+    assert not changed(before)
+    assert step.loss_scale is not None and step.loss_scale.scale.item() == 32768.0
+    assert step(again, 64, 3).updated
+    assert changed(before)
+    dist.destroy_process_group()
+
+
+def test_an_overflow_changes_nothing_on_any_rank(dataset: Path, tmp_path: Path) -> None:
+    mp.spawn(_overflow, (str(tmp_path / "rendezvous"), str(dataset)), nprocs=2)

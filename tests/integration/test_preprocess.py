@@ -1,0 +1,376 @@
+"""Raw Criteo files -> dataset folder, with Spark on Ray, against independent computations."""
+
+import gzip
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cluster.spark_session import spark_session
+from rayrec.common.errors import UserError
+from rayrec.config import Recipe
+from rayrec.config.preprocess import SparkConfig
+from rayrec.ingest.dataset import Dataset
+from rayrec.preprocessing import pipeline, segments
+from rayrec.preprocessing.parquet_files import new_parquet
+from rayrec.preprocessing.pipeline import preprocess
+from rayrec.preprocessing.spark_tasks import run_tasks, user_errors
+
+NUMERIC = [f"I{i}" for i in range(1, 14)]
+CATEGORICAL = [f"C{i}" for i in range(1, 27)]
+COLUMNS = ["label", *NUMERIC, *CATEGORICAL]
+Inputs = Mapping[str | None, Sequence[str]]
+Run = Callable[..., Dataset]
+
+
+@pytest.fixture(scope="module")
+def spark(ray_cluster: None) -> Iterator[Any]:
+    with spark_session(SparkConfig(executor_memory="1g"), "test-preprocess") as session:
+        yield session
+
+
+@pytest.fixture
+def run(spark: Any, tmp_path: Path) -> Run:
+    """Preprocess into a new folder."""
+
+    def call(inputs: Inputs, name: str = "dataset", **config: Any) -> Dataset:
+        recipe = Recipe.model_validate({"name": "test", "preprocess": config})
+        preprocess(spark, recipe, inputs, tmp_path / name)
+        return Dataset.open(tmp_path / name)
+
+    return call
+
+
+@pytest.fixture
+def real(shared_data: Path) -> Inputs:
+    folder = shared_data / "criteo-kaggle-8k"
+    return {"train": [str(folder / "train.tsv.gz")], "test": [str(folder / "dev.tsv")]}
+
+
+# --- an independent computation of the same rules, in pandas
+
+
+def read_text(path: str | Path) -> pd.DataFrame:
+    return pd.read_csv(path, sep="\t", header=None, names=COLUMNS, dtype=str, keep_default_na=False, na_values=[""])
+
+
+def vocabulary_by_pandas(values: pd.Series, limit: int) -> dict[str, int]:
+    counts = values.dropna().value_counts()
+    counts = counts[counts >= limit]
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], str(item[0]).encode()))
+    return {str(value): place for place, (value, _) in enumerate(ranked, start=1)}
+
+
+def encode_by_pandas(
+    frame: pd.DataFrame,
+    fitted_on: pd.DataFrame,
+    limit: Callable[[str], int],
+    log: bool = True,
+    table_size: int | None = None,
+) -> pd.DataFrame:
+    result = {"label": frame["label"].astype(np.float32)}
+    for name in NUMERIC:
+        x = frame[name].astype(np.float64)
+        if log:
+            x = np.log((x + 3.0).where(x + 3.0 > 0))
+        result[name] = x.fillna(0.0).astype(np.float32)
+    for name in CATEGORICAL:
+        ids = vocabulary_by_pandas(fitted_on[name], limit(name))
+        column = frame[name].map(ids).fillna(0).astype(np.int64)
+        if table_size is not None and len(ids) + 1 > table_size:
+            column = column.where(column == 0, 1 + (column - 1) % (table_size - 1))
+        result[name] = column.astype(np.int32)
+    return pd.DataFrame(result)
+
+
+def read_split(dataset: Dataset, split: str) -> pd.DataFrame:
+    parts = dataset.manifest.splits[split].parts
+    return pa.concat_tables([pq.read_table(dataset.folder / part.path) for part in parts]).to_pandas()
+
+
+def by_row(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.sort_values(list(frame.columns), kind="stable").reset_index(drop=True)
+
+
+RULES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    # config; arguments of the pandas computation; rows that vocabularies are fitted on
+    "one limit": ({"frequency_limit": 3}, {"limit": lambda _: 3}, "train"),
+    "limits by column, all rows, capped, no log": (
+        {
+            "frequency_limit": {"default": 2, "C3": 1, "C20": 1000},
+            "vocabulary_from": "all",
+            "max_table_size": 100,
+            "numeric_log": False,
+        },
+        {"limit": lambda c: {"C3": 1, "C20": 1000}.get(c, 2), "log": False, "table_size": 100},
+        "all",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_real_rows_equal_pandas_cell_by_cell(case: str, run: Run, real: Inputs) -> None:
+    config, arguments, fitted_on = RULES[case]
+    dataset = run(real, split={"kind": "files"}, order="input", **config)
+
+    raw = {split: read_text(paths[0]) for split, paths in real.items()}
+    assert {split: len(frame) for split, frame in raw.items()} == {"train": 7200, "test": 409}
+    base = raw["train"] if fitted_on == "train" else pd.concat(raw.values())
+    for split, frame in raw.items():
+        expected = encode_by_pandas(frame, base, **arguments)
+        found = read_split(dataset, split)
+        pd.testing.assert_frame_equal(found, expected, check_exact=True)
+        assert dataset.manifest.splits[split].positives == expected["label"].sum()
+        types = pq.read_schema(dataset.folder / dataset.manifest.splits[split].parts[0].path).types
+        assert types == [pa.float32()] * 14 + [pa.int32()] * 26
+    sizes = {f.name: f.cardinality for f in dataset.schema.categorical}
+    assert all(found[name].max() < sizes[name] for name in CATEGORICAL)
+    assert dataset.manifest.rejected == {}
+    assert not list(dataset.folder.glob(".*"))
+
+
+def test_total_random_moves_the_rows_of_train_alone(run: Run, real: Inputs) -> None:
+    shuffled = run(real, "shuffled", split={"kind": "files"}, seed=3)
+    ordered = run(real, "ordered", split={"kind": "files"}, order="input")
+    pd.testing.assert_frame_equal(read_split(shuffled, "test"), read_split(ordered, "test"))
+    a, b = read_split(shuffled, "train"), read_split(ordered, "train")
+    pd.testing.assert_frame_equal(by_row(a), by_row(b))
+    assert (a["label"].to_numpy() != b["label"].to_numpy()).mean() > 0.2
+
+
+@pytest.fixture(scope="module")
+def skewed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """6,000 rows whose categories have long tails, one value without ASCII among them."""
+    rng = np.random.default_rng(7)
+    columns: dict[str, Any] = {"label": rng.integers(0, 2, 6_000).astype(str)}
+    for name in NUMERIC:
+        numbers = rng.integers(-3, 50, 6_000).astype(str).astype(object)
+        columns[name] = np.where(rng.random(6_000) < 0.2, "", numbers)
+    for index, name in enumerate(CATEGORICAL):
+        ranks = np.minimum(rng.pareto(0.4, 6_000), 10_000).astype(int)
+        values = np.array([f"{rank * 2654435761 % 2**32:08x}" if rank else "zw\u00f6lf" for rank in ranks], object)
+        columns[name] = np.where(rng.random(6_000) < 0.05 * (index % 4), "", values)
+    path = tmp_path_factory.mktemp("skewed") / "rows.tsv"
+    pd.DataFrame(columns).to_csv(path, sep="\t", header=False, index=False)
+    return path
+
+
+def contents(dataset: Dataset) -> dict[str, Any]:
+    """All that a reader of the dataset can see, but for the settings that it was made with."""
+    files = {p: p.read_bytes() for p in dataset.folder.rglob("*.parquet")}
+    return {
+        "files": {p.relative_to(dataset.folder).as_posix(): data for p, data in files.items()},
+        "schema": dataset.schema,
+        "splits": dataset.manifest.splits,
+    }
+
+
+def test_same_files_whatever_the_tasks(
+    run: Run, spark: Any, skewed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"frequency_limit": 2, "layout": {"rows_per_row_group": 128}, "split": {"kind": "hash", "test": 0.2}}
+    inputs = {None: [str(skewed)]}
+    usual = run(inputs, "usual", **config)
+    monkeypatch.setattr(segments, "SEGMENT_ROWS", 700)
+    monkeypatch.setattr(pipeline, "_LEAST_CHUNK_BYTES", 100_000)
+    partitions = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "13")
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+    try:
+        other = run(inputs, "other", **config)
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", partitions)
+        spark.conf.unset("spark.sql.adaptive.enabled")
+    assert len(usual.manifest.splits["train"].parts) == 5
+    for part in usual.manifest.splits["train"].parts[:-1]:
+        assert part.rows == 8 * 128 and set(part.row_groups) == {128}
+    assert contents(other)["splits"] == contents(usual)["splits"]
+    first, second = contents(usual), contents(other)
+    assert first["schema"] == second["schema"] and first["splits"] == second["splits"]
+    assert set(first["files"]) == set(second["files"])
+    for name, data in first["files"].items():
+        if name.startswith("vocabulary"):
+            assert pq.read_table(pa.BufferReader(data)).equals(pq.read_table(pa.BufferReader(second["files"][name])))
+        else:
+            assert data == second["files"][name], name
+
+
+@pytest.mark.parametrize("order", ["input", "total_random"])
+def test_long_vocabulary_gives_the_same_dataset(
+    run: Run, skewed: Path, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_ROWS", 1_500)
+    config = {"frequency_limit": 1, "max_table_size": 300, "order": order, "layout": {"rows_per_row_group": 128}}
+    inputs = {None: [str(skewed)]}
+    in_memory = run(inputs, "in-memory", **config)
+    joined = run(inputs, "joined", broadcast_limit=50, **config)
+    assert max(t.size for f in in_memory.schema.categorical for t in f.transforms if t.op == "vocabulary") > 300
+    assert contents(joined)["splits"] == contents(in_memory)["splits"]
+
+
+def line(day: int, number: int) -> str:
+    """A row that says where it comes from: I1 the day, I2 its line."""
+    return "\t".join([str(number % 2), str(day), str(number), *["5"] * 11, *[f"{number % 7:08x}"] * 26])
+
+
+BAD_LINES = {
+    "wrong column count": b"1\t2\t3",
+    "label other than 0 or 1": b"2" + line(0, 0).encode()[1:],
+    "not an integer": line(0, 0).replace("\t5\t", "\t5.5\t", 1).encode(),
+    "invalid UTF-8": line(0, 0).encode()[:-1] + b"\xff",
+}
+
+
+@pytest.fixture
+def days(tmp_path: Path) -> Path:
+    """Terabyte layout: 4 days of 200, 201, 202 and 203 lines, day_2 gzip; day_3 has bad lines in both of its halves."""
+    folder = tmp_path / "days"
+    folder.mkdir()
+    for day in range(4):
+        rows = [line(day, number).encode() for number in range(1, 201 + day)]
+        if day == 3:
+            for number, bad in zip([5, 50, 101, 103], BAD_LINES.values(), strict=True):
+                rows[number - 1] = bad
+        text = b"\r\n".join(rows) if day == 1 else b"\n".join(rows) + b"\n"
+        (folder / f"day_{day}").write_bytes(text)
+    (folder / "day_2.gz").write_bytes(gzip.compress((folder / "day_2").read_bytes()))
+    (folder / "day_2").unlink()
+    return folder
+
+
+def origins(dataset: Dataset, split: str) -> list[tuple[int, int]]:
+    frame = read_split(dataset, split)
+    return [(int(day), int(number)) for day, number in zip(frame["I1"], frame["I2"], strict=True)]
+
+
+BAD_NUMBERS = {5, 50, 101, 103}
+
+
+def test_days(run: Run, days: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "_LEAST_CHUNK_BYTES", 5_000)
+    dataset = run(
+        {None: [str(days)]},
+        split={"kind": "day", "held_out_day": 3},
+        order="day_random",
+        numeric_log=False,
+        max_rejected_fraction=0.1,
+    )
+    # 203 lines, bad ones counted: the first 102 are test.
+    assert origins(dataset, "test") == [(3, n) for n in range(1, 103) if n not in BAD_NUMBERS]
+    assert origins(dataset, "validation") == [(3, n) for n in range(103, 204) if n not in BAD_NUMBERS]
+    train = origins(dataset, "train")
+    expected = [(day, n) for day in range(3) for n in range(1, 201 + day)]
+    assert [day for day, _ in train] == [day for day, _ in expected]
+    assert train != expected and sorted(train) == expected
+
+    rejected = pq.read_table(dataset.folder / "rejected").to_pylist()
+    assert [(row["file"], row["line"], row["reason"]) for row in rejected] == [
+        (str(days / "day_3"), number, reason)
+        for number, reason in zip(sorted(BAD_NUMBERS), BAD_LINES, strict=True)
+    ]
+    assert [row["text"] for row in rejected] == [b.decode("utf-8", "backslashreplace") for b in BAD_LINES.values()]
+    assert dataset.manifest.rejected == dict.fromkeys(BAD_LINES, 1)
+    assert [Path(s.path).name for s in dataset.manifest.sources] == ["day_0", "day_1", "day_2.gz", "day_3"]
+
+
+def test_fractions_in_the_order_of_the_files(run: Run, days: Path) -> None:
+    dataset = run(
+        {None: [str(days / "day_1"), str(days / "day_0")]},
+        split={"kind": "fraction", "validation": 0.1, "test": 0.2},
+        order="input",
+        numeric_log=False,
+    )
+    # Days tell the order, whatever that of the command line.
+    expected = [(0, n) for n in range(1, 201)] + [(1, n) for n in range(1, 202)]
+    assert origins(dataset, "train") == expected[:281]
+    assert origins(dataset, "validation") == expected[281:321]
+    assert origins(dataset, "test") == expected[321:]
+
+
+def test_hash_puts_a_row_into_the_same_split_whatever_the_files(run: Run, days: Path) -> None:
+    config = {"split": {"kind": "hash", "validation": 0.2, "test": 0.3}, "numeric_log": False, "order": "input"}
+    both = run({None: [str(days / "day_0"), str(days / "day_1")]}, "both", **config)
+    alone = run({None: [str(days / "day_1")]}, "alone", **config)
+    reseeded = run({None: [str(days / "day_1")]}, "reseeded", seed=1, **config)
+    for split, share in {"train": 0.5, "validation": 0.2, "test": 0.3}.items():
+        rows = origins(both, split)
+        assert [row for row in rows if row[0] == 1] == origins(alone, split)
+        assert origins(reseeded, split) != origins(alone, split)
+        assert abs(len(rows) / 401 - share) < 0.08
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_too_many_bad_rows_leave_no_trace(run: Run, tmp_path: Path) -> None:
+    rows = [line(0, n) for n in range(1, 21)]
+    rows[3] = rows[7] = "bad"
+    path = write(tmp_path, "rows.tsv", "\n".join(rows))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(UserError) as error:
+        run({None: [str(path)]}, max_rejected_fraction=0.05)
+    assert str(error.value) == (
+        "2 of 20 rows are bad (wrong column count 2), more than preprocess.max_rejected_fraction (0.05); "
+        f"the first is {path}, line 4: wrong column count"
+    )
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_all_rows_bad(run: Run, tmp_path: Path) -> None:
+    path = write(tmp_path, "rows.tsv", "hello\nworld\n")
+    with pytest.raises(UserError, match="of 0 good rows none falls into train"):
+        run({None: [str(path)]}, max_rejected_fraction=1.0)
+
+
+def test_empty_gzip(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "rows.gz").write_bytes(gzip.compress(b""))
+    with pytest.raises(UserError, match=r"rows\.gz: empty"):
+        run({None: [str(tmp_path / "rows.gz")]})
+
+
+def test_damaged_gzip_is_named(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "rows.gz").write_bytes(gzip.compress(line(0, 1).encode() * 100)[:-20])
+    with pytest.raises(UserError, match=r"^\S*rows\.gz: damaged gzip file"):
+        run({None: [str(tmp_path / "rows.gz")]})
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.gz"]
+
+
+def test_one_row(run: Run, tmp_path: Path) -> None:
+    path = write(tmp_path, "row.tsv", line(0, 1))
+    dataset = run({None: [str(path)]}, split={"kind": "fraction", "test": 0.0}, frequency_limit=0)
+    assert {name: split.rows for name, split in dataset.manifest.splits.items()} == {"train": 1}
+
+
+def test_full_disk_in_a_task_is_a_users_error(spark: Any) -> None:
+    def fill(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match="no space left"), user_errors():
+        run_tasks(spark, [1], fill)
+
+
+def test_task_killed_in_the_middle_of_a_file_runs_again(spark: Any, tmp_path: Path) -> None:
+    schema = pa.schema([("x", pa.int64())])
+
+    def task(number: int) -> int:
+        is_first_try = not (tmp_path / "tried").exists()
+        with new_parquet(tmp_path / "files" / f"{number}.parquet", schema) as writer:
+            writer.write_batch(pa.record_batch([pa.array([number])], schema=schema))
+            if number == 1 and is_first_try:
+                (tmp_path / "tried").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return number * 10
+
+    assert run_tasks(spark, [0, 1, 2], task) == [0, 10, 20]
+    assert sorted(p.name for p in (tmp_path / "files").glob("*.parquet")) == ["0.parquet", "1.parquet", "2.parquet"]
+    assert pq.read_table(tmp_path / "files" / "1.parquet")["x"].to_pylist() == [1]

@@ -1,0 +1,134 @@
+"""HTTP: the scores of the predictor, one-line errors, and bad requests that hurt nobody else."""
+
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+
+from jobs.serve import ServeRequest, serving
+from rayrec.common.errors import UserError
+from rayrec.common.progress import SilentProgress
+from rayrec.inference.predictor import Predictor, load_model
+from tests.model_folders import make_model_folder, make_raw_rows
+
+TIMEOUT = 60
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("served")
+    for name in ("dlrm", "dcnv2"):
+        make_model_folder(base / name, model=name, multi_hot=1)
+    return {name: base / name for name in ("dlrm", "dcnv2")}
+
+
+@pytest.fixture(scope="module")
+def url(ray_cluster: None, folders: dict[str, Path]) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    request = ServeRequest(model=tuple(folders.values()), port=port)
+    with serving(request, SilentProgress()) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def predictors(folders: dict[str, Path]) -> dict[str, Predictor]:
+    return {name: load_model(folder) for name, folder in folders.items()}
+
+
+@pytest.mark.parametrize("name", ["dlrm", "dcnv2"])
+def test_scores_are_the_predictors(url: str, predictors: dict[str, Predictor], name: str) -> None:
+    rows = make_raw_rows(predictors[name].schema, 300)
+    answer = requests.post(f"{url}/v1/models/{name}:predict", json={"instances": rows}, timeout=TIMEOUT)
+    assert answer.status_code == 200
+    assert answer.json()["model"] == name
+    np.testing.assert_allclose(answer.json()["predictions"], predictors[name].predict(rows), rtol=0, atol=1e-6)
+
+
+def test_one_object_alone(url: str, predictors: dict[str, Predictor]) -> None:
+    (row,) = make_raw_rows(predictors["dlrm"].schema, 1)
+    answer = requests.post(f"{url}/v1/models/dlrm:predict", json=row, timeout=TIMEOUT)
+    np.testing.assert_allclose(answer.json()["predictions"], predictors["dlrm"].predict([row]), rtol=0, atol=1e-6)
+
+
+def test_what_is_served(url: str, predictors: dict[str, Predictor]) -> None:
+    assert requests.get(f"{url}/healthz", timeout=TIMEOUT).json() == {"status": "ok"}
+    assert requests.get(f"{url}/v1/models", timeout=TIMEOUT).json() == {"models": ["dcnv2", "dlrm"]}
+    described = requests.get(f"{url}/v1/models/dlrm", timeout=TIMEOUT).json()
+    assert described["ready"] is True
+    assert described["metrics"] == {"test": {"auc": 0.75}}
+    assert described["schema"] == predictors["dlrm"].schema.model_dump(mode="json")
+
+
+PREDICT = "/v1/models/dlrm:predict"
+BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
+    "empty body": ("POST", PREDICT, b"", 400, "the body is empty"),
+    "not JSON": ("POST", PREDICT, b"I1=3&C1=a", 400, "not valid JSON"),
+    "NaN": ("POST", PREDICT, b'{"I1": NaN}', 400, "not valid JSON"),
+    "deep nesting": ("POST", PREDICT, b'{"a":' * 50_000, 400, "recursion limit exceeded"),
+    "wrong top level": ("POST", PREDICT, b"[1]", 422, "the body must be"),
+    "no instances": ("POST", PREDICT, b'{"instances": []}', 422, "instances: empty"),
+    "unknown feature": ("POST", PREDICT, b'{"C11": "a"}', 422, "row 0: unknown feature 'C11'; did you mean 'C1'?"),
+    "string for number": ("POST", PREDICT, b'{"I1": "3"}', 422, "row 0, 'I1': the string '3'; needs a number"),
+    "number for string": ("POST", PREDICT, b'{"C1": 5}', 422, "row 0, 'C1': the number 5; needs a string"),
+    "boolean": ("POST", PREDICT, b'{"I1": true}', 422, "row 0, 'I1': true (a boolean)"),
+    "string for list": ("POST", PREDICT, b'{"M1": "a"}', 422, "row 0, 'M1': the string 'a'; needs a list"),
+    "huge number": ("POST", PREDICT, b'{"I1": 1e39}', 422, "row 0, 'I1': the number 1e+39 is out of range"),
+    "huge integer": ("POST", PREDICT, b'{"I1": ' + b"9" * 400 + b"}", 422, "an integer of more than 38 digits"),
+    "too many rows": ("POST", PREDICT, json.dumps({"instances": [{}] * 8193}).encode(), 413, "8193 rows, at most 8192"),
+    "too large a body": ("POST", PREDICT, b" " * (64 * 2**20 + 1), 413, "larger than 64 MiB"),
+    "unknown model": ("POST", "/v1/models/dlrn:predict", b"{}", 404, "no model 'dlrn'; did you mean 'dlrm'?"),
+    "unknown model described": ("GET", "/v1/models/zzz", b"", 404, "no model 'zzz'; models: dcnv2, dlrm"),
+    "GET": ("GET", PREDICT, b"", 405, "use POST"),
+    "PUT": ("PUT", PREDICT, b"{}", 405, "Method Not Allowed"),
+    "unknown path": ("GET", "/v2/health", b"", 404, "Not Found; there are POST /v1/models/NAME:predict"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_REQUESTS)
+def test_bad_requests(url: str, case: str) -> None:
+    method, path, body, status, message = BAD_REQUESTS[case]
+    answer = requests.request(method, f"{url}{path}", data=body, timeout=TIMEOUT)
+    assert answer.status_code == status
+    assert list(answer.json()) == ["error"]
+    assert message in answer.json()["error"]
+    assert "\n" not in answer.json()["error"]
+    assert "Traceback" not in answer.text
+
+
+def test_bad_requests_do_not_fail_those_beside_them(url: str, predictors: dict[str, Predictor]) -> None:
+    rows = make_raw_rows(predictors["dlrm"].schema, 120)
+    expected = predictors["dlrm"].predict(rows)
+
+    def ask(index: int) -> tuple[int, Any]:
+        body = {"I1": "bad"} if index % 3 == 0 else rows[index]
+        answer = requests.post(f"{url}{PREDICT}", json=body, timeout=TIMEOUT)
+        return answer.status_code, answer.json()
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(ask, range(len(rows))))
+    for index, (status, content) in enumerate(answers):
+        if index % 3 == 0:
+            assert (status, list(content)) == (422, ["error"])
+        else:
+            assert status == 200
+            assert content["predictions"][0] == pytest.approx(expected[index], abs=1e-6)
+
+
+def test_a_port_in_use(url: str, folders: dict[str, Path]) -> None:
+    request = ServeRequest(model=(folders["dlrm"],), port=int(url.rpartition(":")[2]))
+    with pytest.raises(UserError, match="cannot listen on"), serving(request, SilentProgress()):
+        pass
+
+
+def test_no_model(ray_cluster: None, tmp_path: Path) -> None:
+    request = ServeRequest(model=(tmp_path / "none",), port=1 + 2**15)
+    with pytest.raises(UserError, match="neither a model nor a run folder"), serving(request, SilentProgress()):
+        pass

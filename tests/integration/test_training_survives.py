@@ -1,0 +1,142 @@
+"""Training through Ray Train: dead workers, a killed run, a user's mistake."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from torch import Tensor
+
+from builders import make_dataset
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.config import Recipe, dump_recipe
+from rayrec.ingest.dataset import Dataset
+from rayrec.training.driver import train
+from rayrec.training.history import read_history
+from training_runs import losses, recipe, weights_of
+
+STEPS = 400
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("survives") / "data"
+    return make_dataset(folder, {"train": 20_000, "test": 500}, numeric=3, categorical=4, seed=3)
+
+
+def _recipe(**train_section: object) -> Recipe:
+    """Streams through Ray Data; Adagrad, so that the optimizers' state matters."""
+    return recipe(
+        **{
+            "workers": 2,
+            "max_steps": STEPS,
+            "epochs": 2,
+            "ingest": {"in_memory": False, "read_streams": 4},
+            "embedding_optimizer": {"kind": "adagrad", "lr": 0.05},
+            "dense_optimizer": {"kind": "adam", "lr": 0.01},
+            "checkpoint": {"every_steps": 50, "every_minutes": None},
+            "sharding": {"tables": {"C3": "row_wise"}, "memory_per_worker": "1GB"},
+            **train_section,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ray_cluster: None, dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(_recipe(), dataset, run)
+    return run
+
+
+def _assert_same(run: Path, undisturbed: Path) -> None:
+    expected: dict[str, Tensor] = weights_of(undisturbed, STEPS)
+    for name, value in weights_of(run, STEPS).items():
+        assert value.equal(expected[name]), name
+    assert losses(run) == losses(undisturbed)
+
+
+def _when_at_step(run: Path, step: int, act: Callable[[], None]) -> threading.Thread:
+    """Call `act` once the run's history reaches `step`."""
+
+    def watch() -> None:
+        for _ in range(6000):
+            if any(record["step"] >= step for record in read_history(run / "history.jsonl")):
+                act()
+                return
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+def _train_workers() -> list[psutil.Process]:
+    """The processes of Ray Train's workers among this process's descendants."""
+    return [p for p in psutil.Process().children(recursive=True) if "TrainWorker" in " ".join(p.cmdline())]
+
+
+def test_a_killed_worker_restarts_the_run(undisturbed: Path, dataset: Dataset, tmp_path: Path) -> None:
+    run, killed = tmp_path / "run", list[int]()
+
+    def kill() -> None:
+        victim = _train_workers()[-1]
+        victim.send_signal(signal.SIGKILL)
+        killed.append(victim.pid)
+
+    watcher = _when_at_step(run, 120, kill)
+    train(_recipe(), dataset, run)
+    watcher.join()
+    assert killed
+    assert [r["step"] for r in read_history(run / "history.jsonl") if r["event"] == "epoch"][1] in {100, 150}
+    _assert_same(run, undisturbed)
+
+
+def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, tmp_path: Path) -> None:
+    """Everything is killed at once: driver, Ray, workers. A rerun with --resume continues."""
+    run, config = tmp_path / "run", tmp_path / "recipe.yaml"
+    config.write_text(dump_recipe(_recipe()))
+    command = [sys.executable, "-m", "jobs.train", "--recipe", config, "--data", dataset.folder, "--output", run]
+    # A Ray of its own: it must not attach to that of the tests, which lives on.
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def kill_all() -> None:
+        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        for member in family:
+            member.send_signal(signal.SIGKILL)
+
+    _when_at_step(run, 170, kill_all).join()
+    assert process.wait(timeout=60) == -signal.SIGKILL
+    assert max(losses(run)) < STEPS
+    subprocess.run([*command, "--resume"], env=environment, check=True, capture_output=True)
+    _assert_same(run, undisturbed)
+
+
+def test_resume_of_another_run_is_refused(undisturbed: Path, dataset: Dataset) -> None:
+    with pytest.raises(ConfigError, match=r"--resume with train\.seed changed from 5 to 6"):
+        train(_recipe(seed=6), dataset, undisturbed, resume=True)
+    with pytest.raises(UserError, match="already exists"):
+        train(_recipe(), dataset, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"workers": 64}, r"train\.workers: 64 workers need 64 CPUs"),
+        ({"freeze": ["dense_network.middle"]}, r"train\.freeze: no part 'dense_network\.middle'"),
+        ({"embedding_optimizer": {"kind": "adam", "lr": 0.1}}, "'adam' needs a GPU"),
+        ({"dense_optimizer": {"kind": "sgd", "lr": 1e30}}, r"the loss is not finite at step \d+: lower train"),
+    ],
+)
+def test_a_mistake_is_said_once_and_not_retried(
+    ray_cluster: None, dataset: Dataset, tmp_path: Path, section: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        train(_recipe(**section), dataset, tmp_path / "run")
+

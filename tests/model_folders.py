@@ -1,0 +1,102 @@
+"""Small model folders that tests share, with vocabularies and known weights, written without training."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rayrec.config import DCNv2Config, DLRMConfig, ModelConfig, Recipe
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
+from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
+from rayrec.features.vocabulary import write_vocabulary
+from rayrec.inference.model_folder import write_model_folder
+from rayrec.models.common.ranking import RankingModel
+from rayrec.models.registry import build_model
+
+MODELS: dict[str, ModelConfig] = {
+    "dlrm": DLRMConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(16,)),
+    "dcnv2": DCNv2Config(embedding_dim=8, bottom_mlp=(16, 8), cross_layers=2, cross_rank=4, top_mlp=(16,)),
+}
+
+
+def make_raw_schema(folder: Path, *, numeric: int = 3, categorical: int = 4, multi_hot: int = 0) -> Schema:
+    """A schema with the transforms of Criteo, its vocabularies written to `folder`.
+
+    Features I1.., C1.., M1.. The values of feature X are X-0, X-1, ...; those of C1 are hashed to fewer rows.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tables: list[CategoricalFeature] = []
+    for index in range(categorical + multi_hot):
+        name = f"C{index + 1}" if index < categorical else f"M{index - categorical + 1}"
+        size = 20 + 13 * index
+        vocabulary = Vocabulary(file=f"vocabulary/{name}.parquet", size=size)
+        write_vocabulary(folder / vocabulary.file, [f"{name}-{i}" for i in range(size)], range(size, 0, -1))
+        if index == 0:
+            hashed = (vocabulary, HashIds(buckets=16))
+            tables.append(CategoricalFeature(name=name, cardinality=16, transforms=hashed))
+        elif index < categorical:
+            tables.append(CategoricalFeature(name=name, cardinality=size + 1, transforms=(vocabulary,)))
+        else:
+            pooling = ("sum", "mean")[index % 2]
+            tables.append(
+                MultiHotFeature(name=name, cardinality=size + 1, transforms=(vocabulary,), hotness=4, pooling=pooling)
+            )
+    numbers = [NumericFeature(name=f"I{i + 1}", transforms=(Log(), Fill())) for i in range(numeric)]
+    schema = Schema(label="label", features=(*numbers, *tables))
+    schema.save(folder)
+    return schema
+
+
+def make_model_folder(
+    folder: Path, *, model: str = "dlrm", numeric: int = 3, categorical: int = 4, multi_hot: int = 0, seed: int = 0
+) -> RankingModel:
+    """Write a model folder with random weights; returns the model that holds the same weights in memory."""
+    config = MODELS[model]
+    data = folder.parent / f"{folder.name}-data"
+    schema = make_raw_schema(data, numeric=numeric, categorical=categorical, multi_hot=multi_hot)
+    network = build_model(config, schema, seed=seed)
+    # The published initial tables are so small that a wrong row would hardly change a score.
+    torch.manual_seed(seed)
+    tables = {name: torch.randn_like(weights) for name, weights in tables_of(network).items()}
+    for name, weights in tables_of(network).items():
+        weights.data.copy_(tables[name])
+
+    def fill_table(feature: CategoricalFeature, table: torch.Tensor) -> None:
+        table.copy_(tables[feature.name])
+
+    write_model_folder(
+        folder,
+        schema=network.schema,
+        recipe=Recipe(name=f"{model}-test", model=config),
+        metrics={"test": {"auc": 0.75}},
+        card="# A model of the tests\n",
+        vocabularies_in=data,
+        dense=network.dense_network.state_dict(),
+        fill_table=fill_table,
+    )
+    return network.eval()
+
+
+def tables_of(model: RankingModel) -> dict[str, torch.Tensor]:
+    """The embedding tables of an unsharded model, by name."""
+    return {name: bag.weight for name, bag in model.embeddings.embedding_bags.items()}
+
+
+def make_raw_rows(schema: Schema, rows: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Raw rows with values missing, unknown, listed; some rows leave a feature out, some say null."""
+    rng = np.random.default_rng([seed, rows])
+    return [
+        {feature.name: _value(feature, rng) for feature in schema.features if rng.random() > 0.1} for _ in range(rows)
+    ]
+
+
+def _value(feature: Any, rng: np.random.Generator) -> int | float | str | Sequence[str] | None:
+    if rng.random() < 0.1:
+        return None
+    if isinstance(feature, NumericFeature):
+        return int(rng.integers(-5, 1000)) if rng.random() < 0.8 else float(rng.random())
+    # Some beyond the vocabulary.
+    values = [f"{feature.name}-{i}" for i in rng.integers(0, 90, 4)]
+    return values[: int(rng.integers(0, 5))] if isinstance(feature, MultiHotFeature) else values[0]

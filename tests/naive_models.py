@@ -1,0 +1,72 @@
+"""The models computed naively in NumPy (float64), row by row, from a state dict: what the real ones must equal."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from rayrec.config import DCNv2Config, DLRMConfig
+from rayrec.features.schema import MultiHotFeature, Schema
+from rayrec.models.common.batch import Batch
+
+State = Mapping[str, np.ndarray]
+
+
+def random_batch(schema: Schema, rows: int, seed: int = 0) -> Batch:
+    """Normal numbers; bags of 0 ... hotness ids for multi-hot features, one id for the others."""
+    rng = np.random.default_rng(seed)
+    lengths = [
+        rng.integers(0, f.hotness + 1, rows) if isinstance(f, MultiHotFeature) else np.ones(rows, dtype=np.int64)
+        for f in schema.categorical
+    ]
+    values = [rng.integers(0, f.cardinality, bag.sum()) for f, bag in zip(schema.categorical, lengths, strict=True)]
+    sparse = KeyedJaggedTensor(
+        keys=[f.name for f in schema.categorical],
+        values=torch.from_numpy(np.concatenate(values).astype(np.int32)),
+        lengths=torch.from_numpy(np.concatenate(lengths).astype(np.int32)),
+    )
+    dense = torch.from_numpy(rng.standard_normal((rows, len(schema.numeric))).astype(np.float32))
+    return Batch(dense, sparse, torch.zeros(rows), torch.ones(rows))
+
+
+def naive_logits(
+    config: DLRMConfig | DCNv2Config, schema: Schema, state: Mapping[str, Tensor], batch: Batch
+) -> np.ndarray:
+    """Logits (B,) float64 of a model with the parameters `state`."""
+    arrays = {name: value.double().numpy() for name, value in state.items()}
+    return np.array([_row_logit(config, schema, arrays, batch, row) for row in range(batch.size)])
+
+
+def _row_logit(config: DLRMConfig | DCNv2Config, schema: Schema, state: State, batch: Batch, row: int) -> float:
+    vectors = []
+    if schema.numeric:
+        layers = range(len(config.bottom_mlp))
+        vectors.append(_mlp(state, "dense_network.bottom_mlp", batch.dense[row].double().numpy(), layers, relu=layers))
+    for feature in schema.categorical:
+        bag = batch.sparse[feature.name].to_dense()[row].long().numpy()
+        rows = state[f"embeddings.embedding_bags.{feature.name}.weight"][bag]
+        mean = isinstance(feature, MultiHotFeature) and feature.pooling == "mean"
+        vectors.append(rows.sum(axis=0) / (max(len(bag), 1) if mean else 1))
+    if isinstance(config, DCNv2Config):
+        hidden = x0 = np.concatenate(vectors)
+        for layer in range(config.cross_layers):
+            name = f"dense_network.cross_layers.{layer}"
+            product = state[f"{name}.v.weight"] @ (state[f"{name}.u.weight"] @ hidden) + state[f"{name}.v.bias"]
+            hidden = x0 * product + hidden
+    elif config.interaction == "dot":
+        pairs = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)]
+        hidden = np.concatenate([vectors[0] if schema.numeric else [], pairs])
+    else:
+        hidden = np.concatenate(vectors)
+    layers = range(len(config.top_mlp) + 1)
+    return float(_mlp(state, "dense_network.top_mlp", hidden, layers, relu=layers[:-1])[0])
+
+
+def _mlp(state: State, name: str, x: np.ndarray, layers: Sequence[int], relu: Sequence[int]) -> np.ndarray:
+    for layer in layers:
+        x = state[f"{name}.{2 * layer}.weight"] @ x + state[f"{name}.{2 * layer}.bias"]
+        if layer in relu:
+            x = np.maximum(x, 0)
+    return x

@@ -1,0 +1,179 @@
+"""Batches from memory equal what plain pyarrow reads by the plan, padding included."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rayrec.common.errors import UserError
+from rayrec.config.train import IngestConfig
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.in_memory import InMemorySplit
+from rayrec.ingest.loader import open_batches
+from rayrec.ingest.plan import BatchPlan, Units
+from rayrec.ingest.reader import RowPacker
+from tests.builders import make_dataset, make_schema, write_dataset
+from tests.expected_batches import expected_rows, padded, rows_of
+
+DATASETS = {
+    "plain": {"rows": 700},
+    "multi-hot": {"rows": 300, "multi_hot": 2},
+    "multi-hot only": {"rows": 300, "categorical": 0, "multi_hot": 2},
+    "weights and groups": {"rows": 300, "weight": True, "group": True},
+    "no numeric": {"rows": 300, "numeric": 0},
+    "no categorical": {"rows": 300, "categorical": 0},
+    "tiny row groups": {"rows": 150, "rows_per_row_group": 3, "rows_per_part": 31},
+    "one row": {"rows": 1, "multi_hot": 1},
+}
+IN_MEMORY = IngestConfig(in_memory=True, read_streams=4, prefetch_batches=2)
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("arguments", DATASETS.values(), ids=DATASETS.keys())
+def test_batches_hold_the_rows_of_the_plan(tmp_path, arguments, world_size, drop_last):
+    dataset = make_dataset(tmp_path / "data", **arguments)
+    size = 64 if arguments["rows"] > 64 else 1
+    for rank in range(world_size):
+        order = {"global_batch_size": size, "rank": rank, "world_size": world_size, "seed": 3, "epoch": 1}
+        plan = BatchPlan(units=Units.of(dataset.split("train").parts), read_streams=4, drop_last=drop_last, **order)
+        with open_batches(dataset, "train", IN_MEMORY, drop_last=drop_last, **order) as loader:
+            batches = list(loader)
+        assert len(batches) == loader.num_batches == plan.num_batches
+        assert loader.rows_dropped == plan.rows_dropped
+        for number, (batch, table) in enumerate(zip(batches, expected_rows(dataset, plan), strict=True)):
+            assert batch.size == plan.local_size(number)
+            assert rows_of(dataset, batch) == padded(dataset, table, batch.size)
+
+
+def test_evaluation_meets_every_row_once_at_any_world_size(tmp_path):
+    dataset = make_dataset(tmp_path / "data", {"test": 1_003}, numeric=1, categorical=1, group=True)
+    whole = sorted(pq.read_table(tmp_path / "data" / "test")["I1"].to_pylist())
+    for world_size in (1, 2, 5):
+        seen = []
+        for rank in range(world_size):
+            order = {"global_batch_size": 100, "rank": rank, "world_size": world_size, "drop_last": False}
+            with open_batches(dataset, "test", IN_MEMORY, **order) as loader:
+                seen += [value for batch in loader for value in batch.dense[batch.weight > 0, 0].tolist()]
+        assert sorted(seen) == whole
+
+
+def test_batch_tensors_have_the_documented_types_and_shapes(tmp_path):
+    dataset = make_dataset(tmp_path / "data", 100, group=True, multi_hot=1)
+    with open_batches(dataset, "train", IN_MEMORY, global_batch_size=32, drop_last=True) as loader:
+        batch = next(iter(loader))
+    assert (batch.dense.shape, batch.dense.dtype, batch.dense.is_contiguous()) == ((32, 3), torch.float32, True)
+    assert batch.label.shape == batch.weight.shape == batch.group.shape == (32,)
+    assert (batch.label.dtype, batch.weight.dtype, batch.group.dtype) == (torch.float32, torch.float32, torch.int64)
+    assert batch.sparse.keys() == [f.name for f in dataset.schema.categorical]
+    assert (batch.sparse.values().dtype, batch.sparse.stride()) == (torch.int32, 32)
+    recomputed = batch.sparse.lengths().view(5, 32).sum(dim=1).tolist()
+    assert batch.sparse.length_per_key() == recomputed
+    assert batch.sparse.offset_per_key() == np.cumsum([0, *recomputed]).tolist()
+
+
+def test_ids_beyond_int32_are_int64(tmp_path):
+    schema = make_schema(1, 1, cardinalities=(2**33,))
+    ids = pa.array([2**32, 5], pa.int64())
+    rows = pa.table({"I1": pa.array([0.5, 1.5], pa.float32()), "C1": ids, "label": pa.array([0, 1], pa.float32())})
+    dataset = write_dataset(tmp_path / "data", schema, {"train": rows})
+    with open_batches(dataset, "train", IN_MEMORY, global_batch_size=2, drop_last=True, shuffle="none") as loader:
+        (batch,) = loader
+    assert batch.sparse.values().tolist() == [2**32, 5]
+
+
+def test_one_store_serves_every_epoch(tmp_path):
+    dataset = make_dataset(tmp_path / "data", 500)
+    store = InMemorySplit.read(dataset, "train")
+    for epoch in range(2):
+        order = {"global_batch_size": 50, "epoch": epoch, "drop_last": True}
+        with (
+            open_batches(dataset, "train", IngestConfig(), store=store, **order) as shared,
+            open_batches(dataset, "train", IngestConfig(in_memory=True), **order) as own,
+        ):
+            for one, other in zip(shared, own, strict=True):
+                assert torch.equal(one.dense, other.dense)
+
+
+def test_leaving_early_and_errors_stop_the_reading(tmp_path):
+    dataset = make_dataset(tmp_path / "data", 2_000)
+    order = {"global_batch_size": 10, "drop_last": True}
+    with open_batches(dataset, "train", IN_MEMORY, **order) as loader:
+        next(iter(loader))
+    assert not loader._thread.is_alive()
+    loader = open_batches(dataset, "train", IN_MEMORY, **order)
+    with pytest.raises(RuntimeError, match="the consumer's"), loader:
+        raise RuntimeError("the consumer's")
+    assert not loader._thread.is_alive()
+
+
+def _rewrite(folder: Path, change) -> None:
+    path = next((folder / "train").iterdir())
+    pq.write_table(change(pq.read_table(path)), path)
+
+
+def _set(name: str, array: pa.Array):
+    return lambda table: table.set_column(table.column_names.index(name), name, array)
+
+
+DAMAGES = {
+    "missing part": (lambda folder: next((folder / "train").iterdir()).unlink(), "missing, though the manifest lists"),
+    "no Parquet": (lambda folder: next((folder / "train").iterdir()).write_text("x" * 99), "damaged"),
+    "missing column": (lambda folder: _rewrite(folder, lambda t: t.drop_columns("C2")), "no column 'C2'"),
+    "nulls": (lambda folder: _rewrite(folder, _set("C1", pa.nulls(50, pa.int32()))), "column 'C1': 50 nulls"),
+    "id beyond the table": (
+        lambda folder: _rewrite(folder, _set("C1", pa.array([11] * 50, pa.int32()))),
+        "column 'C1': ids 11 ... 11, the table has 11 rows",
+    ),
+    "negative id": (
+        lambda folder: _rewrite(folder, _set("M1", pa.array([[-1]] * 50, pa.list_(pa.int32())))),
+        "column 'M1': ids -1 ... -1",
+    ),
+    "list in place of an id": (
+        lambda folder: _rewrite(folder, _set("C1", pa.array([[1]] * 50, pa.list_(pa.int32())))),
+        "column 'C1': list<",
+    ),
+    "id in place of a list": (
+        lambda folder: _rewrite(folder, _set("M1", pa.array([1] * 50, pa.int32()))),
+        "column 'M1': int32, the schema says a list",
+    ),
+    "text in place of a number": (
+        lambda folder: _rewrite(folder, _set("I1", pa.array(["x"] * 50))),
+        "column 'I1': string",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_part_is_named(tmp_path, damage, message):
+    dataset = make_dataset(tmp_path / "data", 50, multi_hot=1)
+    damage(tmp_path / "data")
+    with pytest.raises(UserError, match="preprocess") as caught:
+        InMemorySplit.read(dataset, "train")
+    assert message in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_split_smaller_than_a_batch_is_refused_in_training_only(tmp_path):
+    dataset = make_dataset(tmp_path / "data", 50)
+    with pytest.raises(UserError, match="50 rows, which fill no batch of 64; lower global_batch_size"):
+        open_batches(dataset, "train", IN_MEMORY, global_batch_size=64, drop_last=True)
+    with open_batches(dataset, "train", IN_MEMORY, global_batch_size=64, drop_last=False) as loader:
+        assert [batch.size for batch in loader] == [50]
+
+
+def test_packed_rows_pass_through_arrow_unchanged(tmp_path):
+    dataset: Dataset = make_dataset(tmp_path / "data", 90, multi_hot=2, group=True, weight=True, rows_per_row_group=30)
+    packer = RowPacker(dataset.folder, dataset.schema)
+    packed = [packer.read("train/part-00000.parquet", group, slice(group, 20)) for group in range(3)]
+    table = pa.concat_tables([packer.to_table(rows) for rows in packed]).combine_chunks()
+    for one, other in zip(packed, packer.from_table(table), strict=True):
+        for name in ("label", "dense", "one_hot", "weight", "group"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        for mine, theirs in zip(one.multi_hot, other.multi_hot, strict=True):
+            np.testing.assert_array_equal(mine.offsets, theirs.offsets)
+            np.testing.assert_array_equal(mine.values, theirs.values)

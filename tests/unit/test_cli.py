@@ -1,0 +1,127 @@
+"""The command line: every command parses, wrong usage exits with 2 in one line, nothing heavy is imported early."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.entry_point import Job, build_request
+from jobs.request import TrainingRecipeRequest
+from rayrec.cli import main as cli
+
+# Command, arguments, and the fields of the request that they make.
+COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
+    ("demo", ["dcnv2", "--output", "d"], {"model": "dcnv2", "output": Path("d")}),
+    ("doctor", [], {}),
+    ("recipes", ["dlrm-criteo"], {"name": "dlrm-criteo"}),
+    ("generate", ["criteo", "--rows", "5", "--output", "o"], {"source": "criteo", "rows": 5, "output": Path("o")}),
+    (
+        "preprocess",
+        ["r", "--input", "train=a", "--input", "test=b", "--output", "o", "--set", "preprocess.seed=1"],
+        {"recipe": "r", "input": ("train=a", "test=b"), "output": Path("o"), "set": ("preprocess.seed=1",)},
+    ),
+    (
+        "train",
+        ["r", "--data", "d", "--output", "o", "--workers", "2", "--device", "cpu", "--precision", "bf16", "--resume"],
+        {"recipe": "r", "data": Path("d"), "output": Path("o"), "workers": 2, "device": "cpu", "precision": "bf16",
+         "resume": True},
+    ),
+    ("evaluate", ["m", "--data", "d", "--split", "train"], {"source": Path("m"), "data": Path("d"), "split": "train"}),
+    ("predict", ["m", "--input", "i", "--output", "o", "--raw"], {"model": Path("m"), "input": "i", "raw": True}),
+    ("export", ["r", "--output", "o"], {"run": Path("r"), "output": Path("o")}),
+    ("plan", ["r", "--data", "d", "--workers", "8", "--memory-per-worker", "80GB"], {"memory_per_worker": "80GB"}),
+    ("serve", ["a", "b", "--port", "81"], {"model": (Path("a"), Path("b")), "port": 81}),
+    ("benchmark", ["train", "r"], {"what": "train", "recipe": "r"}),
+]  # fmt: skip
+
+
+def call(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["rayrec", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert isinstance(exit_.value.code, int)
+    return exit_.value.code
+
+
+def test_the_table_has_every_command() -> None:
+    commands = {getattr(command.callback, "__name__", None) for command in cli.app.registered_commands}
+    assert {name for name, _, _ in COMMANDS} == commands
+
+
+@pytest.mark.parametrize(("command", "arguments", "expected"), COMMANDS, ids=[c for c, _, _ in COMMANDS])
+def test_commands_make_the_request(
+    command: str, arguments: list[str], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = importlib.import_module(f"jobs.{command}").JOB
+    requests = []
+
+    def run(job: Job[Any], values: dict[str, Any], **options: bool) -> int:
+        requests.append(build_request(job.request, values))
+        return 0
+
+    monkeypatch.setattr("jobs.entry_point.run_command", run)
+    assert job.command == command
+    assert call([command, *arguments], monkeypatch) == 0
+    (request,) = requests
+    assert {name: getattr(request, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "error: No such command 'trian'. Did you mean 'train'?; see `rayrec --help`"),
+        (["train"], "error: Missing argument 'recipe'; see `rayrec train --help`"),
+        (["train", "r", "--foo"], "error: No such option: --foo; see `rayrec train --help`"),
+        (["generate", "criteo", "--rows", "x", "--output", "o"], "error: Invalid value for '--rows'"),
+        (["generate", "criteo", "--rows", "0", "--output", "o"], "error: rows: Input should be greater than 0"),
+        (["generate", "movies", "--rows", "1", "--output", "o"], "error: source: Input should be 'criteo'"),
+        (["recipes", "dlrm-crito"], "error: recipe 'dlrm-crito': not shipped; did you mean 'dlrm-criteo'?"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_code_2(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert call(arguments, monkeypatch) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+
+
+def test_version(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert call(["--version"], monkeypatch) == 0
+    assert capfd.readouterr().out.startswith("rayrec 0.")
+
+
+def test_every_command_has_help(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    for command, _, _ in COMMANDS:
+        assert call([command, "--help"], monkeypatch) == 0
+        out = capfd.readouterr().out
+        assert f"Usage: rayrec {command}" in out
+        assert "--json" in out and "--debug" in out
+
+
+@pytest.mark.parametrize(
+    ("statement", "forbidden"),
+    [
+        ("import rayrec.cli.main", {"pydantic", "yaml", "rich", "numpy", "torch", "ray", "pyspark"}),
+        ("import rayrec; rayrec.load_recipe('dlrm-criteo')", {"numpy", "torch", "torchrec", "ray", "pyspark"}),
+        (
+            "import jobs.train, jobs.preprocess, jobs.predict, jobs.serve, jobs.demo, jobs.doctor",
+            {"torch", "torchrec", "ray", "pyspark", "raydp"},
+        ),
+    ],
+)
+def test_heavy_imports_wait(statement: str, forbidden: set[str]) -> None:
+    script = f"import sys\n{statement}\nprint(*sorted({forbidden!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_short_options_win_over_set() -> None:
+    request = TrainingRecipeRequest(recipe="dlrm-criteo", set=("train.workers=4", "train.seed=7"), workers=2)
+    train = request.load_recipe().train
+    assert (train.workers, train.seed) == (2, 7)

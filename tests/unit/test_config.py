@@ -1,0 +1,155 @@
+"""Recipes: what loads, in which order settings win, and what a person is told about a mistake."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rayrec.common.errors import ConfigError
+from rayrec.config import DCNv2Config, DLRMConfig, dump_recipe, load_recipe, shipped_recipes
+
+RECIPE = """
+description: for tests
+model: {kind: dlrm, embedding_dim: 8, bottom_mlp: [16, 8], top_mlp: [16]}
+train:
+  global_batch_size: 64
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_shipped_recipes_load_and_come_back_equal(name: str, tmp_path: Path) -> None:
+    loaded = load_recipe(name)
+    assert loaded.name == name
+    (tmp_path / "resolved.yaml").write_text(dump_recipe(loaded))
+    assert load_recipe(tmp_path / "resolved.yaml") == loaded
+
+
+def test_override_wins_over_file_and_file_over_default(recipe: Path) -> None:
+    plain = load_recipe(recipe)
+    assert plain.name == "mine"
+    assert (plain.train.global_batch_size, plain.train.epochs) == (64, 1)
+    changed = load_recipe(recipe, ["train.global_batch_size=128", "train.epochs=3", "name=other"])
+    assert (changed.train.global_batch_size, changed.train.epochs, changed.name) == (128, 3, "other")
+    assert changed.model == plain.model
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("train.embedding_optimizer.lr=1e-3", "train.embedding_optimizer", "lr", 0.001),
+        ("train.schedule.decay_start=null", "train.schedule", "decay_start", None),
+        ("train.compile=true", "train", "compile", True),
+        ("train.sharding.memory_per_worker=80GB", "train.sharding", "memory_per_worker", "80GB"),
+        ("train.sharding.tables.C1=row_wise", "train.sharding", "tables", {"C1": "row_wise"}),
+        ("train.freeze=[embeddings]", "train", "freeze", ("embeddings",)),
+        ("preprocess.frequency_limit={C1: 3, default: 10}", "preprocess", "frequency_limit", {"C1": 3, "default": 10}),
+        ("preprocess.frequency_limit=7", "preprocess", "frequency_limit", 7),
+        ("preprocess.spark.executor_memory=4g", "preprocess.spark", "executor_memory", "4g"),
+        ("description=a=b", "", "description", "a=b"),
+    ],
+)
+def test_values_of_overrides(recipe: Path, override: str, section: str, key: str, value: object) -> None:
+    node: object = load_recipe(recipe, [override])
+    for name in filter(None, section.split(".")):
+        node = getattr(node, name)
+    assert getattr(node, key) == value
+
+
+def test_later_overrides_win(recipe: Path) -> None:
+    assert load_recipe(recipe, ["train.epochs=2", "train.epochs=5"]).train.epochs == 5
+
+
+def test_kind_chooses_the_model(recipe: Path) -> None:
+    assert isinstance(load_recipe(recipe).model, DLRMConfig)
+    recipe.write_text("model: {kind: dcnv2, cross_rank: 4}")
+    model = load_recipe(recipe).model
+    assert isinstance(model, DCNv2Config)
+    assert model.cross_rank == 4
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.epoch=3", "unknown key 'train.epoch'; did you mean 'epochs'?"),
+        ("trian.epochs=3", "unknown key 'trian'; did you mean 'train'?"),
+        ("model.botom_mlp=[8]", "unknown key 'model.botom_mlp'; did you mean 'bottom_mlp'?"),
+        ("model.cross_rank=4", "unknown key 'model.cross_rank'; known keys: bottom_mlp, embedding_dim,"),
+        (
+            "train.embedding_optimizer.learnrate=1",
+            "unknown key 'train.embedding_optimizer.learnrate'; known keys: betas",
+        ),
+        ("preprocess.split={kind: hash, tset: 0.2}", "unknown key 'preprocess.split.tset'; did you mean 'test'?"),
+        ("train.epochs=0", "train.epochs: Input should be greater than 0 (got 0)"),
+        ("train.epochs=many", "train.epochs: Input should be a valid integer"),
+        ("train.device=tpu", "train.device: Input should be 'auto', 'cpu' or 'cuda' (got 'tpu')"),
+        ("model.bottom_mlp=[]", "model.bottom_mlp: "),
+        ("model.bottom_mlp=[16]", "model: bottom_mlp must end in embedding_dim (8) for interaction 'dot', not in 16"),
+        ("model.kind=dlmr", "model: Input tag 'dlmr' found using 'kind' does not match any of the expected tags"),
+        ("preprocess.split={test: 0.2}", "preprocess.split: say which kind it is (key 'kind')"),
+        (
+            "preprocess.split={kind: hash, test: 0.6, validation: 0.5}",
+            "preprocess.split: validation + test must be below",
+        ),
+        ("train.workers=3", "train: global_batch_size (64) must be a multiple of workers (3)"),
+        (
+            "train={evaluations_per_epoch: 0, early_stop: {target: 0.8}}",
+            "train: early_stop needs evaluations_per_epoch",
+        ),
+        ("train.epochs", "--set train.epochs: write it as section.key=value"),
+        ("=3", "--set =3: write it as section.key=value"),
+        ("train.epochs=[1", "--set train.epochs=[1: '[1' is not a YAML value"),
+        ("description.text=x", "--set description.text=x: 'description' is a value, not a section"),
+    ],
+)
+def test_a_wrong_override_is_one_line_that_names_it(recipe: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(recipe, [override])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_further_mistakes_are_counted(recipe: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\(and 2 more\)$"):
+        load_recipe(recipe, ["train.epochs=0", "train.workers=0", "serve.replicas=0"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("absent.yaml", None, "absent.yaml: no such file or directory; give a recipe file"),
+        ("broken.yaml", b"model: [", "broken.yaml, line 1: "),
+        ("latin.yaml", b"description: caf\xe9", "latin.yaml: not UTF-8 text"),
+        ("list.yaml", b"- 1\n", "list.yaml: a recipe is a mapping of sections"),
+        ("empty.yaml", b"", "empty.yaml: a recipe is a mapping of sections"),
+        ("typo.yaml", b"evalute: {}\n", "typo.yaml: unknown key 'evalute'; did you mean 'evaluate'?"),
+    ],
+)
+def test_a_wrong_file_is_one_line_that_names_it(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        load_recipe(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("dlrm-crietoo", "did you mean 'dlrm-criteo'?"), ("qqqq", "shipped: "), ("some/folder", "shipped: ")],
+)
+def test_a_name_that_is_not_shipped_gets_a_hint(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(hint)):
+        load_recipe(name)
+
+
+def test_frequency_limits_by_column(recipe: Path) -> None:
+    preprocess = load_recipe(recipe, ["preprocess.frequency_limit={C1: 3, default: 10}"]).preprocess
+    assert [preprocess.frequency_limit_of(c) for c in ("C1", "C2")] == [3, 10]
+    assert load_recipe(recipe, ["preprocess.frequency_limit=4"]).preprocess.frequency_limit_of("C1") == 4

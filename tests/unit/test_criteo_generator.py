@@ -1,0 +1,229 @@
+"""Generated Criteo rows: the layout, the stated truth against independent computations, constant memory."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss, roc_auc_score
+
+from rayrec.common.errors import UserError
+from rayrec.sources.criteo import generator as generator_module
+from rayrec.sources.criteo.click_model import BASE_RATE, INTERACTIONS
+from rayrec.sources.criteo.generator import CHUNK_ROWS, CriteoGenerator, generate
+from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC
+from rayrec.sources.criteo.truth import TRUTH_FILE, GeneratedTruth, TruthAccumulator
+
+COLUMNS = [LABEL, *NUMERIC, *CATEGORICAL]
+
+
+def read(path: Path) -> pd.DataFrame:
+    return pd.read_csv(
+        path, sep="\t", names=COLUMNS, dtype=dict.fromkeys(CATEGORICAL, str), keep_default_na=False, na_values=[""]
+    )
+
+
+@pytest.fixture(scope="module")
+def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labels, true probabilities and the click model's terms of 80,000 rows."""
+    generator = CriteoGenerator(seed=3)
+    chunks = list(generator.chunks(80_000))
+    labels = np.concatenate([c.rows.column(LABEL).to_numpy() for c in chunks])
+    terms = np.concatenate([generator.click_model.terms(c.values) for c in chunks])
+    return labels, np.concatenate([c.probability for c in chunks]), terms
+
+
+def test_layout(tmp_path: Path) -> None:
+    rows = CHUNK_ROWS + 1_000
+    generate(tmp_path / "data", rows, seed=1)
+    lines = (tmp_path / "data" / "criteo.tsv").read_text().splitlines()
+    assert len(lines) == rows
+    assert {line.count("\t") for line in lines} == {39}
+    frame = read(tmp_path / "data" / "criteo.tsv")
+    assert set(frame[LABEL]) == {0, 1}
+    for column in NUMERIC:
+        present = frame[column].dropna()
+        assert (present == present.round()).all()
+        assert present.min() >= (-2 if column == "I2" else 0)
+    assert {-1, -2} < set(frame["I2"])
+    for column in CATEGORICAL:
+        assert frame[column].dropna().str.fullmatch("[0-9a-f]{8}").all()
+    missing = frame.isna().mean()
+    assert missing["I12"] == pytest.approx(0.76, abs=0.02)
+    assert missing["C22"] == pytest.approx(0.76, abs=0.02)
+    assert missing[["I2", "C1", LABEL]].tolist() == [0, 0, 0]
+
+
+def test_ids_follow_the_power_law(tmp_path: Path) -> None:
+    generate(tmp_path / "data", 50_000, cardinalities=[1_000] * 25 + [1], exponent=1.5)
+    frame = read(tmp_path / "data" / "criteo.tsv")
+    assert frame["C26"].nunique() == 1
+    edges = np.arange(1, 1_002.0) ** -0.5
+    shares = -np.diff(edges) / (edges[0] - edges[-1])
+    counts = frame["C2"].value_counts()
+    assert 300 < len(counts) <= 1_000
+    for rank in (0, 1, 2, 10):
+        expected = shares[rank] * len(frame)
+        assert abs(counts.iloc[rank] - expected) < 5 * np.sqrt(expected)
+
+
+def test_stated_truth_is_that_of_the_probabilities(tmp_path: Path) -> None:
+    rows, seed = 40_000, 5
+    truth = generate(tmp_path / "data", rows, seed=seed, days=3)
+    assert truth == GeneratedTruth.model_validate_json((tmp_path / "data" / TRUTH_FILE).read_bytes())
+    probability = np.concatenate([c.probability for c in CriteoGenerator(seed).chunks(rows)])
+    frames = [read(tmp_path / "data" / file.path) for file in truth.files]
+    assert [len(f) for f in frames] == [f.rows for f in truth.files] == [13_333, 13_333, 13_334]
+    labels = pd.concat(frames)[LABEL].to_numpy()
+    stated = [(truth, slice(None)), (truth.files[0], slice(0, 13_333)), (truth.files[2], slice(26_666, None))]
+    for part, where in stated:
+        label, p = labels[where], probability[where]
+        assert part.positives == label.sum()
+        assert part.best_auc_error < 1e-5
+        assert part.best_auc == pytest.approx(roc_auc_score(label, p), abs=part.best_auc_error)
+        assert part.best_log_loss == pytest.approx(log_loss(label, p), rel=1e-12)
+        entropy = -(p * np.log(p) + (1 - p) * np.log(1 - p)).mean()
+        assert part.expected_log_loss == pytest.approx(entropy, rel=1e-12)
+    assert truth.best_auc == pytest.approx(truth.expected_auc, abs=0.01)
+
+
+def test_expected_auc_is_the_mean_over_labels() -> None:
+    rng = np.random.default_rng(0)
+    probability = rng.beta(1, 3, 3_000)
+    aucs = [roc_auc_score(rng.random(3_000) < probability, probability) for _ in range(300)]
+    accumulator = TruthAccumulator()
+    accumulator.add(probability, rng.random(3_000) < probability)
+    standard_error = np.std(aucs) / np.sqrt(len(aucs))
+    assert accumulator.result().expected_auc == pytest.approx(np.mean(aucs), abs=4 * standard_error)
+
+
+def test_one_label_only_has_no_auc() -> None:
+    accumulator = TruthAccumulator()
+    accumulator.add(np.array([0.2, 0.4]), np.array([False, False]))
+    assert accumulator.result().best_auc is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_seed_gives_a_learnable_task(seed: int) -> None:
+    chunks = list(CriteoGenerator(seed).chunks(2 * CHUNK_ROWS))
+    probability = np.concatenate([c.probability for c in chunks])
+    accumulator = TruthAccumulator()
+    accumulator.add(probability, np.concatenate([c.rows.column(LABEL).to_numpy() for c in chunks]) == 1)
+    assert probability.mean() == pytest.approx(BASE_RATE, abs=0.01)
+    assert 0.78 < accumulator.result().expected_auc < 0.82
+
+
+def test_labels_carry_the_signal_that_the_truth_states(drawn: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+    """A logistic regression on the model's terms comes close to the best AUC on rows that it has not seen."""
+    labels, probability, terms = drawn
+    terms = (terms - terms.mean(axis=0)) / terms.std(axis=0)
+    train, test = slice(0, 60_000), slice(60_000, None)
+    best = roc_auc_score(labels[test], probability[test])
+
+    def auc(columns: slice) -> float:
+        fitted = LogisticRegression(max_iter=200).fit(terms[train, columns], labels[train])
+        return roc_auc_score(labels[test], fitted.decision_function(terms[test, columns]))
+
+    assert auc(slice(None)) == pytest.approx(best, abs=0.003)
+    # The interactions and the main effects both matter.
+    assert auc(slice(0, -len(INTERACTIONS))) < best - 0.01
+    assert auc(slice(0, len(NUMERIC))) < best - 0.05
+
+
+def test_rows_depend_on_seed_and_position_alone(tmp_path: Path) -> None:
+    more, fewer = 2 * CHUNK_ROWS + 300, CHUNK_ROWS + 7
+    generate(tmp_path / "more", more, seed=2)
+    generate(tmp_path / "days", more, seed=2, days=4, compress=True)
+    generate(tmp_path / "fewer", fewer, seed=2)
+    generate(tmp_path / "other", fewer, seed=4)
+    lines = (tmp_path / "more" / "criteo.tsv").read_bytes().splitlines(keepends=True)
+    days = [tmp_path / "days" / f"day_{i}.gz" for i in range(4)]
+    assert b"".join(gzip.decompress(day.read_bytes()) for day in days) == b"".join(lines)
+    assert (tmp_path / "fewer" / "criteo.tsv").read_bytes() == b"".join(lines[:fewer])
+    assert (tmp_path / "other" / "criteo.tsv").read_bytes() != b"".join(lines[:fewer])
+
+
+def test_same_arguments_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        generate(tmp_path / name, 500, days=2, compress=True)
+    files = sorted(p.name for p in (tmp_path / "a").iterdir())
+    assert files == ["day_0.gz", "day_1.gz", "truth.json"]
+    assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
+
+
+def test_progress_adds_up(tmp_path: Path) -> None:
+    class Recorder:
+        def __init__(self) -> None:
+            self.stages: list[tuple[str, int | None]] = []
+            self.rows = 0
+
+        def stage(self, name: str, total: int | None = None) -> None:
+            self.stages.append((name, total))
+
+        def advance(self, rows: int) -> None:
+            self.rows += rows
+
+    recorder = Recorder()
+    generate(tmp_path / "data", CHUNK_ROWS + 5, days=3, progress=recorder)
+    assert recorder.stages == [("generate", CHUNK_ROWS + 5)]
+    assert recorder.rows == CHUNK_ROWS + 5
+
+
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generator_module.TruthAccumulator, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        generate(tmp_path / "data", 100)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_output_stays(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("kept")
+    with pytest.raises(UserError, match="already exists"):
+        generate(tmp_path, 100)
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rows": 0}, "rows: 0"),
+        ({"rows": 5, "days": 6}, "days: 6"),
+        ({"rows": 5, "days": 0}, "days: 0"),
+        ({"rows": 5, "seed": -1}, "seed: -1"),
+        ({"rows": 5, "cardinalities": [10] * 25}, "cardinalities: give 26"),
+        ({"rows": 5, "cardinalities": [0] * 26}, "cardinalities: give 26"),
+        ({"rows": 5, "exponent": 1.0}, "exponent: 1.0"),
+    ],
+)
+def test_arguments_out_of_range_are_named(tmp_path: Path, arguments: dict, message: str) -> None:
+    with pytest.raises(UserError, match=f"^{message}"):
+        generate(tmp_path / "data", **arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
+    """Peak resident memory of a process, for 8 times the rows."""
+    code = (
+        "import json, resource, sys; from pathlib import Path\n"
+        "from rayrec.sources.criteo.generator import generate\n"
+        "generate(Path(sys.argv[1]), int(sys.argv[2]))\n"
+        "print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))"
+    )
+
+    def peak_mebibytes(rows: int) -> float:
+        command = [sys.executable, "-c", code, str(tmp_path / str(rows)), str(rows)]
+        done = subprocess.run(command, check=True, capture_output=True, cwd=Path(__file__).parents[2])
+        return json.loads(done.stdout) / 1024
+
+    few, many = peak_mebibytes(2 * CHUNK_ROWS), peak_mebibytes(16 * CHUNK_ROWS)
+    size = (tmp_path / str(16 * CHUNK_ROWS) / "criteo.tsv").stat().st_size / 2**20
+    assert size > 50
+    assert many - few < 0.25 * size

@@ -1,0 +1,250 @@
+"""Criteo's text -> columns, and what is set aside."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rayrec.common.errors import UserError
+from rayrec.config import CriteoSourceConfig
+from rayrec.sources.criteo.parse import FEATURES_SCHEMA, LABELLED_SCHEMA, has_label, parse_lines
+from rayrec.sources.files import Chunk, list_inputs, plan_chunks, read_lines
+from rayrec.sources.registry import read_raw
+from rayrec.sources.rejected import MAX_TEXT, Reason
+
+INTEGERS = [str(i) for i in range(13)]
+CATEGORIES = [f"{i:08x}" for i in range(26)]
+
+
+def row(label: str = "1", integers: dict[int, str] | None = None, categories: dict[int, str] | None = None) -> bytes:
+    """A good line, with some fields replaced (by index from 0)."""
+    numbers = [(integers or {}).get(i, value) for i, value in enumerate(INTEGERS)]
+    values = [(categories or {}).get(i, value) for i, value in enumerate(CATEGORIES)]
+    return "\t".join([label, *numbers, *values]).encode("utf-8", "surrogateescape")
+
+
+GOOD = {
+    "plain": row(),
+    "label 0": row("0"),
+    "negative": row(integers={0: "-1"}),
+    "64 bits": row(integers={0: str(2**63 - 1), 1: str(-(2**63))}),
+    "leading zeros": row(integers={0: "007", 1: "0" * 30 + "5", 2: "-" + "0" * 30 + "5"}),
+    "all missing": b"1" + b"\t" * 39,
+    "quotes": row(categories={0: '"a', 1: 'b"', 2: '"'}),
+    "text": row(categories={0: "h\u00e9llo w\u00f6rld", 1: " x ", 2: "NULL", 3: "a\\tb", 4: "\x00"}),
+}
+
+BAD = {
+    "a column less": (row()[: row().rindex(b"\t")], Reason.COLUMNS),
+    "a column more": (row() + b"\t", Reason.COLUMNS),
+    "empty line": (b"", Reason.COLUMNS),
+    "one word": (b"hello", Reason.COLUMNS),
+    "label 2": (row("2"), Reason.LABEL),
+    "label -1": (row("-1"), Reason.LABEL),
+    "label 10": (row("10"), Reason.LABEL),
+    "label 1.0": (row("1.0"), Reason.LABEL),
+    "label missing": (row(""), Reason.LABEL),
+    "label with byte order mark": (b"\xef\xbb\xbf" + row(), Reason.LABEL),
+    "word": (row(integers={3: "x"}), Reason.INTEGER),
+    "decimal": (row(integers={3: "1.0"}), Reason.INTEGER),
+    "exponent": (row(integers={3: "1e3"}), Reason.INTEGER),
+    "hexadecimal": (row(integers={3: "0x1F"}), Reason.INTEGER),
+    "plus": (row(integers={3: "+1"}), Reason.INTEGER),
+    "minus alone": (row(integers={3: "-"}), Reason.INTEGER),
+    "space": (row(integers={3: " 1"}), Reason.INTEGER),
+    "other digits": (row(integers={3: "\u0661"}), Reason.INTEGER),
+    "overflow": (row(integers={12: str(2**63)}), Reason.INTEGER),
+    "negative overflow": (row(integers={12: str(-(2**63) - 1)}), Reason.INTEGER),
+    "large overflow": (row(integers={12: "9" * 100}), Reason.INTEGER),
+    "latin-1": (row(categories={0: "h\udce9llo"}), Reason.UTF8),
+    "latin-1 in an integer": (row(integers={0: "\udce9"}), Reason.UTF8),
+    "carriage return": (row(categories={0: "a\rb"}), Reason.CARRIAGE_RETURN),
+    "columns before all else": (b"\xff\t7\r\t", Reason.COLUMNS),
+}
+
+
+def expected_row(line: bytes) -> dict[str, object]:
+    """A good line read by plain Python."""
+    label, *fields = line.decode().split("\t")
+    numbers = [int(f) if f else None for f in fields[:13]]
+    values = [f or None for f in fields[13:]]
+    return dict(zip(LABELLED_SCHEMA.names, [float(label), *numbers, *values], strict=True))
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"], ids=["lf", "crlf"])
+@pytest.mark.parametrize("name", GOOD)
+def test_good_row(name: str, ending: bytes) -> None:
+    parsed = parse_lines(GOOD[name] + ending)
+    assert parsed.rows.schema == LABELLED_SCHEMA
+    assert parsed.rows.to_pylist() == [expected_row(GOOD[name])]
+    assert parsed.rejected_reasons == []
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_row_is_set_aside_among_good_ones(name: str) -> None:
+    line, reason = BAD[name]
+    first, last = row("0", {0: "10"}), row("1", {0: "30"})
+    parsed = parse_lines(b"\n".join([first, line, last, b""]))
+    assert parsed.rejected_reasons == [reason]
+    assert parsed.rejected_positions.tolist() == [1]
+    assert parsed.rejected_texts == [line]
+    assert parsed.rows.to_pylist() == [expected_row(first), expected_row(last)]
+    assert parsed.positions.tolist() == [0, 2]
+    assert parsed.num_lines == 3
+
+
+def test_many_rows_of_every_kind_keep_their_lines() -> None:
+    rng = np.random.default_rng(0)
+    lines = list(GOOD.values()) + [line for line, _ in BAD.values()]
+    is_good = np.repeat([True, False], [len(GOOD), len(BAD)])
+    order = rng.integers(0, len(lines), 5_000)
+    parsed = parse_lines(b"".join(lines[i] + b"\n" for i in order))
+    assert parsed.positions.tolist() == np.flatnonzero(is_good[order]).tolist()
+    assert parsed.rejected_positions.tolist() == np.flatnonzero(~is_good[order]).tolist()
+    assert parsed.rows.to_pylist() == [expected_row(lines[i]) for i in order if is_good[i]]
+
+
+@pytest.mark.parametrize("line", [line for line, _ in BAD.values()], ids=list(BAD))
+def test_only_bad_rows(line: bytes) -> None:
+    parsed = parse_lines(line + b"\n")
+    assert parsed.rows.num_rows == 0 and parsed.rows.schema == LABELLED_SCHEMA
+    assert len(parsed.rejected_reasons) == parsed.num_lines == 1
+
+
+def test_rows_without_label() -> None:
+    line = row()[2:]
+    assert not has_label(line) and has_label(row())
+    parsed = parse_lines(line + b"\n", is_labelled=False)
+    assert parsed.rows.schema == FEATURES_SCHEMA
+    expected = expected_row(row())
+    del expected["label"]
+    assert parsed.rows.to_pylist() == [expected]
+
+
+TEXTS = {
+    "newline at the end": b"a\nbb\nccc\n",
+    "no newline at the end": b"a\nbb\nccc",
+    "empty lines": b"\n\na\n\n\nb\n\n",
+    "one long line": b"x" * 40,
+    "crlf": b"a\r\nb\r\nc",
+    "empty": b"",
+    "byte order mark": b"\xef\xbb\xbfa\nb\n",
+}
+
+
+@pytest.mark.parametrize("is_gzip", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
+def test_chunks_of_every_size_give_every_line_once(
+    tmp_path: Path, text: bytes, is_gzip: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayrec.sources.files._BLOCK_BYTES", 4)
+    path = tmp_path / "file"
+    path.write_bytes(gzip.compress(text) if is_gzip else text)
+    (file,) = list_inputs([str(path)])
+    expected = text.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    if expected[-1] == b"":
+        expected.pop()
+    for chunk_bytes in range(1, len(text) + 2):
+        blocks = [block for chunk in plan_chunks([file], chunk_bytes) for block in read_lines(chunk)]
+        assert all(block.endswith(b"\n") for block in blocks)
+        assert b"".join(blocks).split(b"\n")[:-1] == expected
+
+
+def test_gzip_of_several_members(tmp_path: Path) -> None:
+    path = tmp_path / "file.gz"
+    path.write_bytes(gzip.compress(b"a\nb") + gzip.compress(b"c\n"))
+    (file,) = list_inputs([str(path)])
+    assert b"".join(read_lines(plan_chunks([file], 10)[0])) == b"a\nbc\n"
+
+
+@pytest.mark.parametrize("damage", [lambda d: d[:-40], lambda d: d[:100] + b"\x00" * 40 + d[140:]], ids=["cut", "broken"])
+def test_damaged_gzip(tmp_path: Path, damage) -> None:
+    path = tmp_path / "file.gz"
+    path.write_bytes(damage(gzip.compress(np.random.default_rng(0).bytes(10_000))))
+    (file,) = list_inputs([str(path)])
+    with pytest.raises(UserError, match=r"file\.gz: damaged gzip file"):
+        list(read_lines(plan_chunks([file], 10)[0]))
+
+
+def test_endless_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rayrec.sources.files.MAX_LINE_BYTES", 2**20)
+    path = tmp_path / "file"
+    path.write_bytes(b"\x01" * 2**24)
+    (file,) = list_inputs([str(path)])
+    with pytest.raises(UserError, match="line longer"):
+        list(read_lines(Chunk(file, 0, 0, None)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ["day_10", "day_2.gz", "day_1", ".hidden", "_SUCCESS", "truth.json"]:
+        (tmp_path / name).write_bytes(gzip.compress(b"x") if name.endswith(".gz") else b"x\n")
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+LISTINGS = {
+    "folder": ([""], ["day_1", "day_2.gz", "day_10"]),
+    "glob": (["/day_1*"], ["day_1", "day_10"]),
+    "file": (["/day_10"], ["day_10"]),
+    "files in the order given": (["/day_10", "/day_1"], ["day_10", "day_1"]),
+}
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize("paths,expected", LISTINGS.values(), ids=list(LISTINGS))
+def test_listing(folder: Path, paths: list[str], expected: list[str], scheme: str) -> None:
+    files = list_inputs([f"{scheme}{folder}{path}" for path in paths])
+    assert [f.base_name for f in files] == expected
+    assert [f.is_gzip for f in files] == [name.endswith(".gz") for name in expected]
+    assert all(f.modified > 0 and f.bytes > 0 for f in files)
+
+
+@pytest.mark.parametrize(
+    "paths,message",
+    [
+        (["/absent"], "no such file"),
+        (["/absent*"], "no such file"),
+        (["/folder"], "no files in it"),
+        (["", "/day_1"], "given twice"),
+    ],
+)
+def test_listing_errors(folder: Path, paths: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        list_inputs([f"{folder}{path}" for path in paths])
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_scheme() -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        list_inputs(["nosuch://bucket/key"])
+
+
+def test_read_raw_reports_bad_rows_and_keeps_lines(tmp_path: Path) -> None:
+    path = tmp_path / "rows.tsv"
+    long = b"x" * (MAX_TEXT + 5)
+    path.write_bytes(b"\n".join([row(), row("9"), row("0"), long, row(categories={1: "\udcff"})]))
+    blocks = list(read_raw(CriteoSourceConfig(), str(path)))
+    assert [line for block in blocks for line in block.lines] == [1, 3]
+    assert sum(block.num_lines for block in blocks) == 5
+    rejected = pa.concat_tables([block.rejected for block in blocks])
+    assert rejected.select(["line", "reason"]).to_pylist() == [
+        {"line": 2, "reason": "label other than 0 or 1"},
+        {"line": 4, "reason": "wrong column count"},
+        {"line": 5, "reason": "invalid UTF-8"},
+    ]
+    texts = rejected.column("text").to_pylist()
+    assert set(rejected.column("file").to_pylist()) == {str(path)}
+    assert texts[0] == row("9").decode() and texts[1] == "x" * MAX_TEXT and "\\xff" in texts[2]
+
+
+def test_read_raw_of_unlabelled_file(tmp_path: Path) -> None:
+    path = tmp_path / "test.tsv"
+    path.write_bytes(row()[2:] + b"\n" + row() + b"\n")
+    (block,) = read_raw(CriteoSourceConfig(), [str(path)])
+    assert "label" not in block.rows.schema.names
+    assert block.rows.num_rows == 1
+    assert block.rejected.column("reason").to_pylist() == ["wrong column count"]
+    assert isinstance(block.rows, pa.RecordBatch)

@@ -1,0 +1,48 @@
+"""The parts of the demo that need no Ray."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs.demo import _replace_earlier_demo, as_command
+from jobs.preprocess import inputs_by_split
+from jobs.result import Result
+from rayrec.common.errors import UserError
+
+
+def test_steps_read_as_commands() -> None:
+    command = as_command("preprocess", {"recipe": "r"}, {"input": ("a b", "c"), "output": Path("o"), "max_rows": 3})
+    assert command == "rayrec preprocess r --input 'a b' --input c --output o --max-rows 3"
+
+
+def test_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
+    for _ in range(2):
+        _replace_earlier_demo(tmp_path / "demo")
+        assert [path.name for path in (tmp_path / "demo").iterdir()] == ["result.json"]
+        (tmp_path / "demo" / "raw").mkdir()
+
+
+@pytest.mark.parametrize("command", ["train", None])
+def test_other_folders_are_not_touched(command: str | None, tmp_path: Path) -> None:
+    if command:
+        Result(command=command).save(tmp_path)
+    (tmp_path / "precious").write_text("1")
+    with pytest.raises(UserError, match="give another --output"):
+        _replace_earlier_demo(tmp_path)
+    assert (tmp_path / "precious").exists()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "named", "expected"),
+    [
+        (["a", "b"], False, {None: ["a", "b"]}),
+        (["train=a", "train=b", "test=c"], True, {"train": ["a", "b"], "test": ["c"]}),
+        (["holdout=a"], True, {"holdout": ["a"]}),
+        (["train=a"], False, {"train": ["a"]}),
+        (["year=2014/clicks"], False, {None: ["year=2014/clicks"]}),
+        (["/data/year=2014/clicks"], True, {None: ["/data/year=2014/clicks"]}),
+        (["s3://bucket/a?region=x"], True, {None: ["s3://bucket/a?region=x"]}),
+    ],
+)
+def test_inputs_by_split(inputs: list[str], named: bool, expected: dict[str | None, list[str]]) -> None:
+    assert inputs_by_split(inputs, named=named) == expected

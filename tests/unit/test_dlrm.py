@@ -1,0 +1,128 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
+from rayrec.common.errors import UserError
+from rayrec.config import DLRMConfig
+from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
+from rayrec.models.common.embeddings import concat_pooled
+from rayrec.models.registry import build_model
+from tests.builders import make_schema
+from tests.naive_models import naive_logits, random_batch
+
+DOT = DLRMConfig(embedding_dim=6, bottom_mlp=(9, 6), top_mlp=(7, 5))
+CAT = DLRMConfig(embedding_dim=6, bottom_mlp=(9, 4), top_mlp=(7, 5), interaction="cat")
+CRITEO = Schema(
+    label="label",
+    features=(
+        *(NumericFeature(name=f"I{i}") for i in range(1, 14)),
+        *(CategoricalFeature(name=f"C{i}", cardinality=10) for i in range(1, 27)),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "schema"),
+    [
+        (DOT, make_schema(numeric=3, categorical=4)),
+        (DOT, make_schema(numeric=2, categorical=2, multi_hot=2)),
+        (DOT, make_schema(numeric=0, categorical=3)),
+        (DOT, make_schema(numeric=1, categorical=1)),
+        (CAT, make_schema(numeric=3, categorical=2, multi_hot=2)),
+        (CAT, make_schema(numeric=0, categorical=1)),
+        (CAT.model_copy(update={"embedding_dims": {"C1": 3, "M2": 11}}), make_schema(numeric=2, multi_hot=2)),
+    ],
+)
+def test_equals_a_naive_computation(config: DLRMConfig, schema: Schema) -> None:
+    model = build_model(config, schema, seed=3)
+    batch = random_batch(schema, rows=17)
+    logits = model(batch)
+    assert logits.dtype == torch.float32
+    np.testing.assert_allclose(
+        logits.detach().numpy(), naive_logits(config, schema, model.state_dict(), batch), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_published_shapes() -> None:
+    model = build_model(DLRMConfig(), CRITEO, "meta")
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert shapes["embeddings.embedding_bags.C26.weight"] == (10, 128)
+    assert shapes["dense_network.bottom_mlp.0.weight"] == (512, 13)
+    assert shapes["dense_network.top_mlp.0.weight"] == (1024, 128 + 27 * 26 // 2)
+    assert shapes["dense_network.top_mlp.8.weight"] == (1, 256)
+    bottom = 13 * 512 + 512 + 512 * 256 + 256 + 256 * 128 + 128
+    top = 479 * 1024 + 1024 + 1024 * 1024 + 1024 + 1024 * 512 + 512 + 512 * 256 + 256 + 256 + 1
+    assert sum(p.numel() for p in model.dense_network.parameters()) == bottom + top
+
+
+def test_meta_and_real_models_have_the_same_parameters() -> None:
+    schema = make_schema(numeric=2, multi_hot=1)
+    meta, real = (build_model(DOT, schema, device).state_dict() for device in ("meta", "cpu"))
+    assert all(value.is_meta for value in meta.values())
+    assert {k: (v.shape, v.dtype) for k, v in meta.items()} == {k: (v.shape, v.dtype) for k, v in real.items()}
+    assert {k.split(".")[0] for k in real} == {"embeddings", "dense_network"}
+
+
+def test_schema_of_the_model_has_its_widths() -> None:
+    model = build_model(CAT.model_copy(update={"embedding_dims": {"C2": 3}}), make_schema(categorical=3))
+    assert [f.embedding_dim for f in model.schema.categorical] == [6, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("config", "schema", "message"),
+    [
+        (DOT, make_schema(categorical=0), "no categorical feature"),
+        (DOT, make_schema(numeric=0, categorical=1), "set model.interaction=cat"),
+        (CAT.model_copy(update={"embedding_dims": {"X": 3}}), make_schema(), "no categorical feature 'X'"),
+        (
+            DOT,
+            Schema(label="y", features=(CategoricalFeature(name="user.id", cardinality=3),)),
+            "'user.id' cannot name an embedding table",
+        ),
+        (
+            DOT,
+            Schema(label="y", features=(CategoricalFeature(name="type", cardinality=3),)),
+            "'type' cannot name an embedding table",
+        ),
+    ],
+)
+def test_unsuitable_features(config: DLRMConfig, schema: Schema, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build_model(config, schema)
+
+
+def test_pooled_embeddings_go_by_key_whatever_their_order() -> None:
+    pooled = KeyedTensor(keys=["b", "a"], length_per_key=[2, 1], values=torch.tensor([[1.0, 2.0, 3.0]]))
+    assert concat_pooled(pooled, ["a", "b"]).tolist() == [[3.0, 1.0, 2.0]]
+    assert concat_pooled(pooled, ["b", "a"]).tolist() == [[1.0, 2.0, 3.0]]
+
+
+@pytest.mark.parametrize("config", [DOT, CAT])
+def test_dense_network_alone_under_autocast_and_compile(config: DLRMConfig) -> None:
+    schema = make_schema(numeric=2, categorical=3)
+    network = build_model(config, schema).dense_network
+    dense, pooled = torch.randn(8, 2), torch.randn(8, 18, requires_grad=True)
+    expected = network(dense, pooled)
+    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(dense, pooled), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        for run in (network, compiled):
+            logits = run(dense, pooled)
+            assert logits.dtype == torch.float32
+            torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.05)
+    expected.sum().backward()
+    assert pooled.grad is not None and pooled.grad.abs().sum() > 0
+
+
+def test_int64_ids_give_the_same_logits() -> None:
+    schema = make_schema(numeric=2, categorical=3)
+    model = build_model(DOT, schema)
+    batch = random_batch(schema, rows=5)
+    wide = dataclasses.replace(
+        batch,
+        sparse=type(batch.sparse)(batch.sparse.keys(), batch.sparse.values().long(), lengths=batch.sparse.lengths()),
+    )
+    assert torch.equal(model(batch), model(wide))

@@ -1,0 +1,243 @@
+"""The encoder: values by hand, the rules one by one, and independence of a row from its batch."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.common.errors import UserError
+from rayrec.features.categorical import encode_categorical, fold_ids
+from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.numeric import encode_numeric
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
+from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
+from rayrec.features.vocabulary import write_vocabulary
+
+WORDS = ["red", "green", "blue", "cyan", "a rather long value"]
+SCHEMA = Schema(
+    label="label",
+    features=(
+        NumericFeature(name="I1", transforms=(Log(), Fill())),
+        NumericFeature(name="I2", transforms=(Fill(value=-1.0),)),
+        CategoricalFeature(name="C1", transforms=(Vocabulary(file="vocabulary/C1.parquet", size=5),), cardinality=6),
+        CategoricalFeature(
+            name="C2", transforms=(Vocabulary(file="vocabulary/C1.parquet", size=5), HashIds(buckets=3)), cardinality=3
+        ),
+        MultiHotFeature(
+            name="M1", transforms=(Vocabulary(file="vocabulary/C1.parquet", size=5),), cardinality=6, hotness=3
+        ),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("schema")
+    write_vocabulary(folder / "vocabulary" / "C1.parquet", WORDS, [9, 8, 7, 6, 5])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoder(folder: Path) -> FeatureEncoder:
+    return FeatureEncoder(SCHEMA, folder)
+
+
+def test_rows_by_hand(encoder: FeatureEncoder) -> None:
+    raw = pa.record_batch(
+        {
+            "M1": [["blue", None, "red", "", "pink", "cyan"], None, []],
+            "C2": ["cyan", "red", None],
+            "C1": ["green", "unseen", ""],
+            "I2": [1.5, None, float("nan")],
+            "I1": [1, None, -3],
+            "ignored": [True, False, True],
+        }
+    )
+    encoded = encoder.encode(raw)
+    assert encoded.schema == encoder.encoded_schema
+    assert encoded.schema.names == ["I1", "I2", "C1", "C2", "M1"]
+    assert [encoded.schema.field(n).type for n in ("I1", "C1")] == [pa.float32(), pa.int32()]
+    assert encoded.schema.field("M1").type.value_type == pa.int32()
+    assert encoded.to_pydict() == {
+        "I1": [float(np.float32(math.log(4.0))), 0.0, 0.0],
+        "I2": [1.5, -1.0, -1.0],
+        "C1": [2, 0, 0],
+        "C2": [2, 1, 0],  # cyan is 4 of 5; 3 buckets keep 1 and 2 apart: 4 -> 1 + 3 % 2
+        "M1": [[3, 1, 0], [], []],
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "expected"),
+    [
+        ([0, 1, 2**40], pa.int64(), [math.log(3), math.log(4), math.log(2**40 + 3)]),
+        ([-1, -2, -3, -4, None], pa.int32(), [math.log(2), 0.0, 0.0, 0.0, 0.0]),
+        ([200, None], pa.uint8(), [math.log(203), 0.0]),
+        ([2**64 - 1], pa.uint64(), [math.log(2.0**64)]),
+        ([2**53 + 1, None], pa.int64(), [math.log(2.0**53), 0.0]),
+        ([-2.5, float("nan"), float("inf"), float("-inf")], pa.float64(), [math.log(0.5), 0.0, 0.0, 0.0]),
+        ([1.0, None], pa.float32(), [math.log(4), 0.0]),
+        ([None, None], pa.null(), [0.0, 0.0]),
+        ([], pa.int64(), []),
+    ],
+)
+def test_log_and_fill(values: list, kind: pa.DataType, expected: list[float]) -> None:
+    result = encode_numeric("I1", pa.array(values, kind), (Log(), Fill()))
+    assert result.dtype == np.float32
+    assert result.tolist() == np.array(expected, np.float32).tolist()
+
+
+@pytest.mark.parametrize(
+    ("transforms", "expected"),
+    [
+        ((), [5.0, 0.0, 0.0]),
+        ((Fill(value=7.0),), [5.0, 7.0, 7.0]),
+        ((Log(offset=0.0),), [math.log(5), 0.0, 0.0]),
+        ((Fill(value=1.0), Log(offset=0.0)), [math.log(5), 0.0, 0.0]),
+        ((Log(offset=-5.0), Fill(value=2.0)), [2.0, 2.0, 2.0]),
+    ],
+)
+def test_transforms_apply_in_order_and_leave_no_hole(transforms: tuple, expected: list[float]) -> None:
+    result = encode_numeric("I1", pa.array([5.0, None, float("nan")]), transforms)
+    assert result.tolist() == np.array(expected, np.float32).tolist()
+
+
+def test_a_number_beyond_float32_is_missing() -> None:
+    assert encode_numeric("I1", pa.array([1e300, -1e300, 1.0]), ()).tolist() == [0.0, 0.0, 1.0]
+
+
+RAW_ROWS = st.fixed_dictionaries(
+    {
+        "I1": st.none() | st.integers(-5, 2**53),
+        "I2": st.none() | st.floats(width=32),
+        "C1": st.none() | st.sampled_from([*WORDS, "", "unseen", "re"]),
+        "C2": st.none() | st.text(max_size=3) | st.sampled_from(WORDS),
+        "M1": st.none() | st.lists(st.none() | st.sampled_from([*WORDS, "", "unseen"]), max_size=6),
+    }
+)
+
+
+@settings(deadline=None)
+@given(rows=st.lists(RAW_ROWS, min_size=1, max_size=8), cut=st.integers(0, 8), copies=st.sampled_from([1, 20]))
+def test_a_row_has_the_same_bits_in_any_batch(encoder: FeatureEncoder, rows: list[dict], cut: int, copies: int) -> None:
+    batch = pa.RecordBatch.from_pylist(rows * copies, schema=encoder.raw_schema)
+    whole = encoder.encode(batch)
+    singly = [encoder.encode(batch.slice(i, 1)) for i in range(len(rows))] * copies
+    assert pa.Table.from_batches(singly).equals(pa.Table.from_batches([whole]))
+    halves = [encoder.encode(batch.slice(0, cut)), encoder.encode(batch.slice(cut))]
+    assert pa.Table.from_batches(halves).equals(pa.Table.from_batches([whole]))
+
+
+def test_equal_strings_of_any_arrow_type_have_equal_ids(encoder: FeatureEncoder) -> None:
+    values = ["blue", None, "unseen", "", "a rather long value"] * 30
+    kinds = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+    results = [
+        encoder.encode(pa.record_batch({"C1": pa.array(values, pa.string()).cast(k)})).column("C1") for k in kinds
+    ]
+    assert results[0].to_pylist() == [3, 0, 0, 0, 5] * 30
+    assert all(r.equals(results[0]) for r in results)
+
+
+def test_absent_columns_and_columns_of_nulls_are_missing(encoder: FeatureEncoder) -> None:
+    absent = encoder.encode(pa.record_batch({"other": pa.array([1, 2])}))
+    nulls = encoder.encode(pa.record_batch({f.name: pa.nulls(2) for f in SCHEMA.features}))
+    assert absent.equals(nulls)
+    assert absent.to_pydict() == {"I1": [0.0] * 2, "I2": [-1.0] * 2, "C1": [0] * 2, "C2": [0] * 2, "M1": [[], []]}
+
+
+def test_no_rows(encoder: FeatureEncoder) -> None:
+    assert encoder.encode(pa.RecordBatch.from_pylist([], schema=encoder.raw_schema)).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "message"),
+    [
+        ("I1", pa.array(["3"]), "needs numbers, got string"),
+        ("I1", pa.array([True]), "needs numbers, got bool"),
+        ("C1", pa.array([3]), "needs strings, got int64"),
+        ("C1", pa.array([b"red"]), "needs strings, got binary"),
+        ("C1", pa.array([["red"]]), "needs strings, got list"),
+        ("M1", pa.array(["red"]), "needs a list of values in each row, got string"),
+        ("M1", pa.array([[1, 2]]), "needs strings, got int64"),
+    ],
+)
+def test_a_column_of_another_type_is_named(encoder: FeatureEncoder, name: str, column: pa.Array, message: str) -> None:
+    with pytest.raises(UserError, match=f"^feature '{name}': {message}"):
+        encoder.encode(pa.record_batch({name: column}))
+
+
+def test_a_column_given_twice_is_named(encoder: FeatureEncoder) -> None:
+    twice = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["I1", "I1"])
+    with pytest.raises(UserError, match="'I1': 2 columns"):
+        encoder.encode(twice)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 2**62), max_size=20), st.integers(2, 2**31))
+def test_folding_keeps_frequent_ids_and_stays_in_the_table(ids: list[int], buckets: int) -> None:
+    folded = fold_ids(np.array(ids, np.int64), buckets).tolist()
+    for before, after in zip(ids, folded, strict=True):
+        assert 1 <= after < buckets
+        assert (before - after) % (buckets - 1) == 0
+        if before < buckets:
+            assert after == before
+
+
+def test_features_without_vocabulary_take_ids() -> None:
+    schema = Schema(
+        label="y",
+        features=(
+            CategoricalFeature(name="user", cardinality=4),
+            CategoricalFeature(name="item", cardinality=3, transforms=(HashIds(buckets=3),)),
+            MultiHotFeature(name="tags", cardinality=4, hotness=2),
+        ),
+    )
+    encoder = FeatureEncoder(schema, Path("unread"))
+    raw = pa.record_batch(
+        {
+            "user": pa.array([3, 4, -1, None], pa.int16()),
+            "item": [0, 2, 5, -7],
+            "tags": pa.array([[1, None, 9, 3], [], None, [0]], pa.large_list(pa.int32())),
+        }
+    )
+    assert encoder.encode(raw).to_pydict() == {
+        "user": [3, 0, 0, 0],
+        "item": [0, 2, 1, 0],
+        "tags": [[1, 0], [], [], [0]],
+    }
+    with pytest.raises(UserError, match="'user': needs integer ids, got string"):
+        encoder.encode(pa.record_batch({"user": ["3"]}))
+
+
+def test_ids_looked_up_elsewhere_give_the_same_rows(encoder: FeatureEncoder, folder: Path) -> None:
+    words = ["cyan", "unseen", None, "red"]
+    joined = pa.array([4, None, None, 1], pa.int64())
+    elsewhere = FeatureEncoder(SCHEMA, folder, looked_up={"C1", "C2"})
+    assert elsewhere.raw_schema.field("C1").type == pa.int64()
+    expected = encoder.encode(pa.record_batch({"C1": words, "C2": words}))
+    assert elsewhere.encode(pa.record_batch({"C1": joined, "C2": joined})).equals(expected)
+
+
+@pytest.mark.parametrize(("cardinality", "kind"), [(2**31, pa.int32()), (2**31 + 1, pa.int64())])
+def test_ids_widen_where_the_table_needs_it(cardinality: int, kind: pa.DataType) -> None:
+    feature = CategoricalFeature(name="user", cardinality=cardinality)
+    ids = encode_categorical(feature, pa.array([cardinality - 1, cardinality]), None)
+    assert pa.array(ids).type == kind
+    assert ids.tolist() == [cardinality - 1, 0]
+
+
+def test_cached_builds_once_for_equal_arguments(folder: Path) -> None:
+    first = FeatureEncoder.cached(SCHEMA, folder)
+    again = FeatureEncoder.cached(Schema.model_validate_json(SCHEMA.model_dump_json()), Path(str(folder)))
+    assert first is again
+    assert FeatureEncoder.cached(SCHEMA, folder, frozenset({"C1"})) is not first
+
+
+def test_a_vocabulary_of_another_size_than_the_schema_says_is_named(tmp_path: Path) -> None:
+    write_vocabulary(tmp_path / "vocabulary" / "C1.parquet", WORDS[:3], [3, 2, 1])
+    with pytest.raises(UserError, match=r"C1\.parquet: lists 3 values, schema\.json says 5"):
+        FeatureEncoder(SCHEMA, tmp_path)

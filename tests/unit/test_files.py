@@ -1,0 +1,74 @@
+"""Files and folders are whole or absent."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rayrec.common.errors import UserError
+from rayrec.common.files import new_folder, require_absent, write_atomically, write_json
+
+
+@pytest.mark.parametrize("content", ["text\n", b"\x00bytes"])
+def test_write_replaces_the_whole_file(content: str | bytes, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "file"
+    write_atomically(path, "something much longer than what comes after it")
+    write_atomically(path, content)
+    assert path.read_bytes() == (content.encode() if isinstance(content, str) else content)
+    assert os.stat(path).st_mode & 0o777 == 0o644
+    assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+
+    def full_disk(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_json_has_no_nan(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "a.json", {"auc": float("nan")})
+
+
+def test_new_folder_appears_when_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "out"
+    with new_folder(target) as folder:
+        (folder / "a").write_text("1")
+        assert not target.exists()
+    assert (target / "a").read_text() == "1"
+    assert [p.name for p in target.parent.iterdir()] == ["out"]
+
+
+def test_a_failed_folder_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), new_folder(tmp_path / "out") as folder:
+        (folder / "a").write_text("1")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("make", "allowed"), [("nothing", True), ("empty", True), ("full", False), ("file", False)])
+def test_only_an_empty_place_is_taken(make: str, allowed: bool, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    if make in {"empty", "full"}:
+        target.mkdir()
+    if make == "full":
+        (target / "precious").write_text("1")
+    if make == "file":
+        target.write_text("precious")
+    if allowed:
+        require_absent(target)
+        with new_folder(target) as folder:
+            (folder / "a").write_text("1")
+        assert (target / "a").exists()
+    else:
+        with pytest.raises(UserError, match="already exists"), new_folder(target):
+            pass
+        assert target.is_file() or (target / "precious").exists()

@@ -1,0 +1,108 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from rayrec.config import DCNv2Config, DLRMConfig
+from rayrec.models.common.initialization import ROWS_PER_BLOCK, initialize_dense, initialize_table
+from rayrec.models.registry import build_model
+from tests.builders import make_schema
+
+GOLDEN = [-0.04105050, 0.11627809, -0.50280714, -0.38778737, 0.20050910, -0.22058626]
+"""Changing the scheme makes runs of older versions irreproducible."""
+ROWS, DIM = 2 * ROWS_PER_BLOCK + 777, 6
+
+
+def whole_table(**changes: object) -> torch.Tensor:
+    table = torch.full((ROWS, DIM), math.nan)
+    initialize_table(table, **{"rows": ROWS, "dim": DIM, "table": "C1", "seed": 7, **changes})
+    return table
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        ((0, ROWS), (0, DIM)),
+        ((0, ROWS // 2), (0, DIM)),
+        ((ROWS // 2, ROWS), (0, DIM)),
+        ((ROWS_PER_BLOCK, 2 * ROWS_PER_BLOCK), (0, DIM)),
+        ((ROWS_PER_BLOCK - 1, ROWS_PER_BLOCK + 1), (2, 3)),
+        ((ROWS - 1, ROWS), (DIM - 1, DIM)),
+        ((0, ROWS), (1, 4)),
+        ((5, 5), (0, DIM)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_shards_are_slices_of_the_whole(rows: tuple[int, int], columns: tuple[int, int], dtype: torch.dtype) -> None:
+    shard = torch.full((rows[1] - rows[0], columns[1] - columns[0]), math.nan, dtype=dtype)
+    initialize_table(shard, rows=ROWS, dim=DIM, table="C1", seed=7, row_offset=rows[0], column_offset=columns[0])
+    assert torch.equal(shard, whole_table()[slice(*rows), slice(*columns)].to(dtype))
+
+
+def test_a_strided_view_is_filled_in_place() -> None:
+    buffer = torch.full((ROWS, DIM + 3), math.nan)
+    initialize_table(buffer[:, 1 : DIM + 1], rows=ROWS, dim=DIM, table="C1", seed=7)
+    assert torch.equal(buffer[:, 1 : DIM + 1], whole_table())
+    assert buffer[:, 0].isnan().all() and buffer[:, DIM + 1 :].isnan().all()
+
+
+@pytest.mark.parametrize("change", [{"table": "C2"}, {"seed": 8}])
+def test_tables_and_seeds_differ(change: dict[str, object]) -> None:
+    assert (whole_table() != whole_table(**change)).float().mean() > 0.99
+
+
+def test_blocks_of_a_table_differ() -> None:
+    table = whole_table()
+    assert not torch.equal(table[:ROWS_PER_BLOCK], table[ROWS_PER_BLOCK : 2 * ROWS_PER_BLOCK])
+
+
+def test_tables_are_uniform_as_published() -> None:
+    table = whole_table() * math.sqrt(ROWS)
+    assert -1 <= table.min() < -0.999 and 0.999 < table.max() <= 1
+    assert abs(table.mean()) < 0.01
+    assert abs(table.var() - 1 / 3) < 0.01
+
+
+def test_linear_layers_are_normal_as_published() -> None:
+    network = nn.Sequential(nn.Linear(300, 500), nn.ReLU(), nn.Linear(500, 4000))
+    initialize_dense(network, seed=1)
+    for layer in (network[0], network[2]):
+        weights = layer.weight / math.sqrt(2 / (layer.in_features + layer.out_features))
+        biases = layer.bias * math.sqrt(layer.out_features)
+        assert weights.std().item() == pytest.approx(1, abs=0.01) and weights.abs().max() > 3.5, "not truncated"
+        assert biases.std().item() == pytest.approx(1, abs=0.1)
+        assert weights.mean().item() == pytest.approx(0, abs=0.01)
+
+
+def test_cross_layers_are_truncated_normal_as_published() -> None:
+    config = DCNv2Config(embedding_dim=64, bottom_mlp=(64,), cross_layers=2, cross_rank=200, top_mlp=(8,))
+    layers = build_model(config, make_schema(numeric=1, categorical=4), seed=1).dense_network.cross_layers
+    assert not torch.equal(layers[0].u.weight, layers[1].u.weight)
+    for layer in layers:
+        for kernel in (layer.u.weight, layer.v.weight):
+            assert 0.099 < kernel.abs().max() <= 0.1
+            assert kernel.std().item() == pytest.approx(0.05 * 0.8796, rel=0.02)
+        assert layer.v.bias.abs().max() == 0
+
+
+def test_values_depend_on_the_seed_alone() -> None:
+    config, schema = DLRMConfig(embedding_dim=4, bottom_mlp=(4,), top_mlp=(8,)), make_schema()
+    torch.manual_seed(1)
+    first = build_model(config, schema, seed=5).state_dict()
+    torch.manual_seed(2)
+    second = build_model(config, schema, seed=5).state_dict()
+    other = build_model(config, schema, seed=6).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_values_are_the_same_in_every_process() -> None:
+    table = torch.empty(3, 2)
+    initialize_table(table, rows=3, dim=2, table="C1", seed=7)
+    assert table.flatten().tolist() == pytest.approx(GOLDEN, abs=1e-6)
+
+
+def test_a_parameter_without_a_rule_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="Bilinear has parameters without a rule"):
+        initialize_dense(nn.Sequential(nn.Bilinear(2, 2, 2)), seed=0)

@@ -1,0 +1,146 @@
+"""The predictor gives the scores of the model's own forward pass, whatever the form and the number of rows."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from rayrec.common.errors import UserError
+from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.schema import MultiHotFeature
+from rayrec.inference.predictor import CHUNK_ROWS, Predictor, load_model
+from rayrec.models.common.batch import Batch
+from rayrec.models.common.ranking import RankingModel
+from tests.model_folders import make_model_folder, make_raw_rows
+
+MODELS = {
+    "dlrm": {"model": "dlrm"},
+    "dcnv2": {"model": "dcnv2"},
+    "dlrm, multi-hot": {"model": "dlrm", "multi_hot": 2},
+    "dcnv2, multi-hot": {"model": "dcnv2", "multi_hot": 2},
+    "dlrm without numbers": {"model": "dlrm", "numeric": 0},
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Predictor, RankingModel]:
+    folder = tmp_path_factory.mktemp("models") / "model"
+    model = make_model_folder(folder, **MODELS[request.param])
+    return load_model(folder), model
+
+
+def forward(model: RankingModel, predictor: Predictor, rows: list[dict[str, object]]) -> np.ndarray:
+    """Scores of the model itself over one batch, put together without the predictor."""
+    names = predictor.schema.features
+    table = pa.RecordBatch.from_pylist(
+        [{f.name: row.get(f.name) for f in names} for row in rows], _raw_schema(predictor)
+    )
+    encoded = FeatureEncoder(predictor.schema, predictor.folder).encode(table).to_pydict()
+    values, lengths = [], []
+    for feature in predictor.schema.categorical:
+        for ids in encoded[feature.name]:
+            bag = ids if isinstance(feature, MultiHotFeature) else [ids]
+            values += bag
+            lengths.append(len(bag))
+    sparse = KeyedJaggedTensor.from_lengths_sync(
+        [f.name for f in predictor.schema.categorical], torch.tensor(values), torch.tensor(lengths, dtype=torch.int32)
+    )
+    dense = torch.tensor([[encoded[f.name][row] for f in predictor.schema.numeric] for row in range(len(rows))])
+    batch = Batch(dense, sparse, torch.zeros(len(rows)), torch.ones(len(rows)))
+    with torch.no_grad():
+        return torch.sigmoid(model(batch)).numpy()
+
+
+def _raw_schema(predictor: Predictor) -> pa.Schema:
+    return FeatureEncoder(predictor.schema, predictor.folder).raw_schema
+
+
+def test_equals_the_models_forward(pair: tuple[Predictor, RankingModel]) -> None:
+    predictor, model = pair
+    rows = make_raw_rows(predictor.schema, 200)
+    scores = predictor.predict(rows)
+    assert scores.shape == (200,)
+    assert scores.dtype == np.float32
+    assert scores.std() > 0.01
+    np.testing.assert_allclose(scores, forward(model, predictor, rows), rtol=0, atol=1e-6)
+
+
+def test_a_rows_score_does_not_depend_on_the_others(pair: tuple[Predictor, RankingModel]) -> None:
+    predictor, _ = pair
+    rows = make_raw_rows(predictor.schema, CHUNK_ROWS + 77)
+    together = predictor.predict(rows)
+    for index in [0, 1, CHUNK_ROWS - 1, CHUNK_ROWS, CHUNK_ROWS + 76]:
+        np.testing.assert_allclose(predictor.predict([rows[index]]), together[index : index + 1], rtol=0, atol=1e-6)
+
+
+def test_forms_of_rows_agree(pair: tuple[Predictor, RankingModel]) -> None:
+    predictor, _ = pair
+    rows = make_raw_rows(predictor.schema, 50)
+    scores = predictor.predict(rows)
+    batch = pa.RecordBatch.from_pylist(rows, _raw_schema(predictor))
+    np.testing.assert_array_equal(predictor.predict(batch), scores)
+    np.testing.assert_array_equal(predictor.predict(pd.DataFrame(rows)), scores)
+    np.testing.assert_array_equal(predictor.predict(tuple(rows)), scores)
+    encoded = FeatureEncoder(predictor.schema, predictor.folder).encode(batch)
+    np.testing.assert_array_equal(predictor.predict_encoded(encoded), scores)
+    reordered = encoded.select(list(reversed(encoded.schema.names)))
+    np.testing.assert_array_equal(predictor.predict_encoded(reordered.slice(10, 20)), scores[10:30])
+
+
+def test_missing_null_and_left_out_are_the_same(pair: tuple[Predictor, RankingModel]) -> None:
+    predictor, _ = pair
+    nulls = {feature.name: None for feature in predictor.schema.features}
+    nan = pd.DataFrame([{feature.name: float("nan") for feature in predictor.schema.numeric}])
+    left_out = predictor.predict([{}])
+    np.testing.assert_array_equal(predictor.predict([nulls]), left_out)
+    if predictor.schema.numeric:
+        np.testing.assert_array_equal(predictor.predict(nan), left_out)
+    unknown = {f.name: ["?"] if isinstance(f, MultiHotFeature) else "?" for f in predictor.schema.categorical}
+    if not any(isinstance(f, MultiHotFeature) for f in predictor.schema.categorical):
+        np.testing.assert_array_equal(predictor.predict([unknown]), left_out)
+
+
+def test_no_rows(pair: tuple[Predictor, RankingModel]) -> None:
+    predictor, _ = pair
+    assert predictor.predict([]).shape == (0,)
+
+
+def test_threads_agree(pair: tuple[Predictor, RankingModel]) -> None:
+    predictor, _ = pair
+    rows = make_raw_rows(predictor.schema, 64)
+    expected = predictor.predict(rows)
+    with ThreadPoolExecutor(4) as pool:
+        for scores in pool.map(lambda _: predictor.predict(rows), range(40)):
+            np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-6)
+
+
+WRONG = {
+    "one row alone": ({"I1": 1}, "give a list of rows"),
+    "a string": ("I1", "give a list of rows"),
+    "unknown column": (pd.DataFrame({"I11": [1]}), "unknown feature 'I11'; did you mean 'I1'"),
+    "the label": (pd.DataFrame({"label": [1]}), "'label' is no feature"),
+    "strings for numbers": (pd.DataFrame({"I1": ["1"]}), "column 'I1': holds .*string, needs double"),
+    "numbers for strings": (pd.DataFrame({"C1": [5]}), "column 'C1': holds int64, needs string"),
+    "mixed column": (pd.DataFrame({"C1": pd.Series(["a", 5], dtype=object)}), "C1.*give columns of one type"),
+    "booleans": (pa.record_batch({"I1": [True]}), "column 'I1': holds bool, needs double"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_rows(tmp_path_factory: pytest.TempPathFactory, case: str) -> None:
+    folder = tmp_path_factory.mktemp("wrong") / "model"
+    make_model_folder(folder)
+    rows, message = WRONG[case]
+    with pytest.raises(UserError, match=message) as raised:
+        load_model(folder).predict(rows)
+    assert "\n" not in str(raised.value)
+
+
+def test_encoded_rows_must_be_whole(pair: tuple[Predictor, RankingModel]) -> None:
+    predictor, _ = pair
+    with pytest.raises(UserError, match="missing; the rows must have every feature"):
+        predictor.predict_encoded(pa.record_batch({"I1": pa.array([1.0], pa.float32())}))

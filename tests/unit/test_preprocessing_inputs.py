@@ -1,0 +1,102 @@
+"""What a preprocessing job refuses before Spark starts, and in which order it reads files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.config import Recipe
+from rayrec.preprocessing.inputs import resolve_inputs
+from rayrec.preprocessing.pipeline import Preprocessing
+from rayrec.sources.registry import text_source
+
+
+def recipe(**preprocess: Any) -> Recipe:
+    return Recipe.model_validate({"name": "test", "preprocess": preprocess})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for name in ["day_0", "day_1", "day_10", "day_2", "train.tsv", "test.tsv"]:
+        (folder / name).write_text("x\n")
+    (folder / "empty").touch()
+    (folder / "other").mkdir()
+    (folder / "other" / "day_1.gz").write_text("x\n")
+    return folder
+
+
+DAY = {"kind": "day", "held_out_day": 10}
+FILES = {"kind": "files"}
+REFUSED: dict[str, tuple[dict[str, Any], dict[str | None, list[str]], type[UserError], str]] = {
+    # settings; inputs; error; what it says
+    "missing file": ({}, {None: ["absent.tsv"]}, UserError, "absent.tsv: no such file"),
+    "empty file": ({}, {None: ["empty"]}, UserError, "empty: empty; there are no rows"),
+    "unknown column": (
+        {"frequency_limit": {"C27": 3}},
+        {None: ["train.tsv"]},
+        ConfigError,
+        "preprocess.frequency_limit: no categorical column 'C27'; there are C1 to C26",
+    ),
+    "numeric column": ({"frequency_limit": {"I1": 3}}, {None: ["train.tsv"]}, ConfigError, "column 'I1'"),
+    "days: other names": ({"split": DAY}, {None: ["day_*", "train.tsv"]}, UserError, "train.tsv: preprocess.split.kind"),
+    "days: not held out": (
+        {"split": {"kind": "day"}},
+        {None: ["day_*"]},
+        UserError,
+        "held_out_day: no file day_23 among the 4 inputs .days 0 to 10.",
+    ),
+    "days: nothing else": ({"split": DAY}, {None: ["day_10"]}, UserError, "held-out day is the only input"),
+    "days: twice": ({"split": DAY}, {None: ["day_*", "other/day_1.gz"]}, UserError, "the same day as"),
+    "day_random": ({"order": "day_random"}, {None: ["train.tsv"]}, UserError, "preprocess.order: day_random needs"),
+    "files: unnamed": ({"split": FILES}, {None: ["train.tsv"]}, ConfigError, "name its split"),
+    "files: no train": ({"split": FILES}, {"test": ["test.tsv"]}, ConfigError, "add train=PATH"),
+    "files: a folder's name": (
+        {"split": FILES},
+        {"train": ["train.tsv"], "vocabulary": ["test.tsv"]},
+        ConfigError,
+        "no name for a split",
+    ),
+    "files: twice": ({"split": FILES}, {"train": ["t*.tsv"], "test": ["test.tsv"]}, UserError, "for two splits"),
+    "named without need": (
+        {},
+        {"train": ["train.tsv"], "test": ["test.tsv"]},
+        ConfigError,
+        r"--input train=...: preprocess.split.kind is 'hash'.*preprocess.split=.kind: files",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str, folder: Path, tmp_path: Path) -> None:
+    settings, inputs, error, message = REFUSED[case]
+    paths = {split: [str(folder / path) for path in given] for split, given in inputs.items()}
+    with pytest.raises(error, match=message) as caught:
+        Preprocessing(recipe(**settings), paths, tmp_path / "out")
+    assert type(caught.value) is error
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_output_that_exists_is_refused_and_stays(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "manifest.json").write_text("old")
+    with pytest.raises(UserError, match="already exists"):
+        Preprocessing(recipe(), {None: [str(folder / "train.tsv")]}, tmp_path / "out")
+    assert (tmp_path / "out" / "manifest.json").read_text() == "old"
+
+
+def test_days_are_read_in_their_order(folder: Path) -> None:
+    paths = {None: [str(folder / name) for name in ("day_10", "day_0", "day_2")]}
+    inputs = resolve_inputs(recipe(), text_source(recipe().source), paths)
+    assert inputs.days == (0, 2, 10)
+    assert [file.base_name for file in inputs.files] == ["day_0", "day_2", "day_10"]
+
+
+def test_other_files_are_read_in_the_order_given(folder: Path) -> None:
+    paths: dict[str | None, list[str]] = {None: [str(folder / "train.tsv"), str(folder / "day_0")]}
+    inputs = resolve_inputs(recipe(), text_source(recipe().source), paths)
+    assert [file.base_name for file in inputs.files] == ["train.tsv", "day_0"]
+    assert inputs.days == (None, 0)

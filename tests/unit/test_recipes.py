@@ -1,0 +1,134 @@
+"""The shipped recipes: valid, and faithful to what was published."""
+
+import pytest
+
+from rayrec.config import Recipe, dump_recipe, load_recipe, shipped_recipes
+from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
+from rayrec.models.registry import build_model
+from tests.naive_models import random_batch
+
+NAMES = {f"{model}-criteo{variant}" for model in ("dlrm", "dcnv2") for variant in ("", "-debug", "-small")}
+FREQUENCY_LIMIT_15 = (
+    7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11,
+    2209, 10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35,
+)  # fmt: skip
+"""Published table sizes of Criteo Terabyte."""
+
+
+def criteo_schema(cardinalities: tuple[int, ...]) -> Schema:
+    return Schema(
+        label="label",
+        features=(
+            *(NumericFeature(name=f"I{i + 1}") for i in range(13)),
+            *(CategoricalFeature(name=f"C{i + 1}", cardinality=n) for i, n in enumerate(cardinalities)),
+        ),
+    )
+
+
+def test_all_are_shipped() -> None:
+    assert set(shipped_recipes()) >= NAMES
+
+
+@pytest.mark.parametrize("name", sorted(shipped_recipes()))
+def test_valid_and_described(name: str, tmp_path) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert len(recipe.description) > 20
+    (tmp_path / "copy.yaml").write_text(dump_recipe(recipe))
+    assert load_recipe(tmp_path / "copy.yaml") == recipe
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_models_build_and_score(name: str) -> None:
+    recipe = load_recipe(name)
+    schema = criteo_schema((7,) * 26)
+    model = build_model(recipe.model, schema)
+    assert model(random_batch(schema, rows=4)).shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        (
+            "dlrm-criteo",
+            {
+                "model.kind": "dlrm",
+                "model.interaction": "dot",
+                "train.embedding_optimizer.kind": "sgd",
+                "train.embedding_optimizer.lr": 24.0,
+                "train.dense_optimizer.kind": "sgd",
+                "train.dense_optimizer.lr": 24.0,
+                "train.dense_optimizer.momentum": 0.0,
+                "train.schedule.warmup_steps": 8000,
+            },
+        ),
+        (
+            "dcnv2-criteo",
+            {
+                "model.kind": "dcnv2",
+                "model.cross_layers": 3,
+                "model.cross_rank": 512,
+                "train.embedding_optimizer.kind": "adam",
+                "train.embedding_optimizer.lr": 1e-4,
+                "train.embedding_optimizer.betas": (0.9, 0.999),
+                "train.dense_optimizer.kind": "adam",
+                "train.dense_optimizer.lr": 1e-4,
+                "train.dense_optimizer.betas": (0.9, 0.999),
+                "train.schedule.warmup_steps": 100,
+            },
+        ),
+    ],
+)
+def test_published_hyper_parameters(name: str, published: dict[str, object]) -> None:
+    recipe = load_recipe(name)
+    both = {
+        "preprocess.split.kind": "day",
+        "preprocess.split.held_out_day": 23,
+        "preprocess.frequency_limit": 15,
+        "preprocess.order": "total_random",
+        "preprocess.numeric_log": True,
+        "model.embedding_dim": 128,
+        "model.bottom_mlp": (512, 256, 128),
+        "model.top_mlp": (1024, 1024, 512, 256),
+        "train.global_batch_size": 65_536,
+        "train.epochs": 1,
+        "train.embedding_optimizer.weight_decay": 0.0,
+        "train.dense_optimizer.weight_decay": 0.0,
+        "train.schedule.decay_start": 48_000,
+        "train.schedule.decay_steps": 24_000,
+        "train.schedule.decay_power": 2.0,
+        "train.schedule.end_factor": 0.0,
+        "evaluate.global_batch_size": 65_536,
+    }
+    assert {key: value_at(recipe, key) for key in both | published} == both | published
+
+
+@pytest.mark.parametrize(
+    ("name", "first_top_layer", "dense_parameters"),
+    [
+        ("dlrm-criteo", (1024, 479), 2_368_897),
+        ("dcnv2-criteo", (1024, 3456), 16_044_545),
+    ],
+)
+def test_published_sizes(name: str, first_top_layer: tuple[int, int], dense_parameters: int) -> None:
+    model = build_model(load_recipe(name).model, criteo_schema(FREQUENCY_LIMIT_15), "meta")
+    shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    assert shapes["dense_network.top_mlp.0.weight"] == first_top_layer
+    assert sum(p.numel() for p in model.dense_network.parameters()) == dense_parameters
+    table_gib = sum(p.numel() for p in model.embeddings.parameters()) * 4 / 2**30
+    assert table_gib == pytest.approx(15.6, abs=0.1)
+
+
+@pytest.mark.parametrize("name", sorted(n for n in NAMES if n.endswith(("-debug", "-small"))))
+def test_small_recipes_run_on_a_cpu(name: str) -> None:
+    """fbgemm has no Adam or LAMB for tables on a CPU."""
+    train = load_recipe(name).train
+    assert train.device == "cpu"
+    assert train.embedding_optimizer.kind in {"sgd", "adagrad", "rowwise_adagrad"}
+
+
+def value_at(recipe: Recipe, key: str) -> object:
+    value: object = recipe
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value

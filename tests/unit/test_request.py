@@ -1,0 +1,209 @@
+"""Requests: the body of a POST becomes checked rows, or one line with a status; models get names."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.config import ServeConfig
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
+from rayrec.inference.example_row import example_row
+from rayrec.inference.predictor import load_model
+from rayrec.inference.raw_rows import RawRows
+from serve.arguments import ServeArguments, named_folders
+from serve.protocol import RequestError, parse_instances, predictions, unknown_model
+from tests.model_folders import make_model_folder
+
+SCHEMA = Schema(
+    label="label",
+    group="user",
+    features=(
+        NumericFeature(name="I1"),
+        NumericFeature(name="price"),
+        CategoricalFeature(name="C1", cardinality=10),
+        CategoricalFeature(name="id", cardinality=10),
+        MultiHotFeature(name="tags", cardinality=10),
+    ),
+)
+COLUMNS = pa.schema(
+    [
+        ("I1", pa.float64()),
+        ("price", pa.float64()),
+        ("C1", pa.string()),
+        ("id", pa.int64()),
+        ("tags", pa.list_(pa.string())),
+    ]
+)
+RAW_ROWS = RawRows(SCHEMA, COLUMNS)
+
+GOOD_ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "whole": (
+        {"I1": 3, "price": 2.5, "C1": "68fd1e64", "id": 7, "tags": ["a", None]},
+        {"I1": 3.0, "price": 2.5, "C1": "68fd1e64", "id": 7, "tags": ["a", None]},
+    ),
+    "left out": ({}, dict.fromkeys(COLUMNS.names)),
+    "null": (dict.fromkeys(COLUMNS.names), dict.fromkeys(COLUMNS.names)),
+    "beyond float64's integers": ({"I1": 2**60 + 1}, {**dict.fromkeys(COLUMNS.names), "I1": 2.0**60}),
+    "not ASCII": ({"C1": "é\u2028"}, {**dict.fromkeys(COLUMNS.names), "C1": "é\u2028"}),
+}
+
+
+@pytest.mark.parametrize("case", GOOD_ROWS)
+def test_good_rows(case: str) -> None:
+    row, expected = GOOD_ROWS[case]
+    checked = RAW_ROWS.from_rows([{}, row])
+    assert checked.schema == COLUMNS
+    assert checked.to_pylist()[1] == expected
+
+
+BAD_ROWS: dict[str, tuple[Any, str]] = {
+    "unknown": ({"prise": 1}, "row 1: unknown feature 'prise'; did you mean 'price'?"),
+    "unknown, nothing near": ({"zzz": 1}, "row 1: unknown feature 'zzz'; features: I1, price, C1, id, tags"),
+    "label": ({"label": 1}, "row 1: 'label' is no feature (the model does not read it); leave it out"),
+    "group": ({"user": 1}, "row 1: 'user' is no feature (the model does not read it); leave it out"),
+    "row is a string": ("a", "row 1: the string 'a'; a row is an object of feature names and values"),
+    "row is null": (None, "row 1: null; a row is an object of feature names and values"),
+    "number as string": ({"I1": "3"}, "row 1, 'I1': the string '3'; needs a number, or null where it is missing"),
+    "number as boolean": ({"I1": True}, "row 1, 'I1': true (a boolean); needs a number, or null where it is missing"),
+    "number as list": ({"I1": [3]}, "row 1, 'I1': a list; needs a number, or null where it is missing"),
+    "number as object": ({"I1": {}}, "row 1, 'I1': an object; needs a number, or null where it is missing"),
+    "NaN": ({"I1": math.nan}, "row 1, 'I1': NaN; needs a number, or null where it is missing"),
+    "infinity": ({"I1": -math.inf}, "row 1, 'I1': the number -inf is out of range; numbers go up to 3.4e+38"),
+    "beyond float32": ({"I1": 1e300}, "row 1, 'I1': the number 1e+300 is out of range; numbers go up to 3.4e+38"),
+    "beyond float64": (
+        {"I1": 10**400},
+        "row 1, 'I1': an integer of more than 38 digits is out of range; numbers go up to 3.4e+38",
+    ),
+    "category as number": (
+        {"C1": 5},
+        "row 1, 'C1': the number 5; needs a string (write \"5\"), or null where it is missing",
+    ),
+    "category as boolean": ({"C1": True}, "row 1, 'C1': true (a boolean); needs a string, or null where it is missing"),
+    "category as list": ({"C1": ["a"]}, "row 1, 'C1': a list; needs a string, or null where it is missing"),
+    "category no Unicode": (
+        {"C1": "\ud800"},
+        "row 1, 'C1': the string '\\ud800' is no valid Unicode; needs text, or null",
+    ),
+    "id as string": ({"id": "7"}, "row 1, 'id': the string '7'; needs an integer id, or null where it is missing"),
+    "id as fraction": ({"id": 1.5}, "row 1, 'id': the number 1.5; needs an integer id, or null where it is missing"),
+    "id as boolean": ({"id": True}, "row 1, 'id': true (a boolean); needs an integer id, or null where it is missing"),
+    "list as string": (
+        {"tags": "abc"},
+        "row 1, 'tags': the string 'abc'; needs a list of values, or null where it is missing",
+    ),
+    "list of numbers": (
+        {"tags": [1]},
+        "row 1, 'tags': the number 1; needs a string (write \"1\"), or null where it is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_bad_rows(case: str) -> None:
+    row, message = BAD_ROWS[case]
+    with pytest.raises(UserError) as raised:
+        RAW_ROWS.from_rows([{"I1": 1, "C1": "a", "id": 3, "tags": ["x"]}, row])
+    assert str(raised.value) == message
+
+
+GOOD_BODIES = {
+    "a list": (b'{"instances": [{"I1": 3}, {}]}', [3.0, None]),
+    "one object": (b'{"I1": 3, "C1": "a"}', [3.0]),
+    "an empty object": (b"{}", [None]),
+    "white space": (b' \n{"instances" : [ {"I1":\t3} ] }\n', [3.0]),
+}
+
+
+@pytest.mark.parametrize("case", GOOD_BODIES)
+def test_good_bodies(case: str) -> None:
+    body, numbers = GOOD_BODIES[case]
+    assert parse_instances(body, RAW_ROWS, 8).column("I1").to_pylist() == numbers
+
+
+BAD_BODIES: dict[str, tuple[bytes, int, str]] = {
+    "empty": (b"", 400, "the body is empty"),
+    "not JSON": (b"I1=3", 400, "not valid JSON"),
+    "cut short": (b'{"instances": [{"I1": 3}', 400, "not valid JSON"),
+    "not UTF-8": (b'{"C1": "\xff"}', 400, "not valid JSON"),
+    "lone surrogate": (b'{"C1": "\\ud800"}', 400, "not valid JSON"),
+    "NaN": (b'{"I1": NaN}', 400, "not valid JSON"),
+    "Infinity": (b'{"I1": -Infinity}', 400, "not valid JSON"),
+    "1e999": (b'{"I1": 1e999}', 422, "row 0, 'I1': the number inf is out of range"),
+    "thousands of digits": (b'{"I1": ' + b"9" * 4000 + b"}", 422, "row 0, 'I1': an integer of more than 38 digits"),
+    "beyond Python's digits": (b'{"I1": ' + b"9" * 100_000 + b"}", 400, "not valid JSON"),
+    "deep": (b"[" * 100_000, 400, "not valid JSON: recursion limit exceeded"),
+    "a number": (b"3", 422, "the body must be"),
+    "a list": (b"[]", 422, "the body must be"),
+    "null": (b"null", 422, "the body must be"),
+    "instances is an object": (b'{"instances": {"I1": 3}}', 422, "instances: must be a list"),
+    "instances is null": (b'{"instances": null}', 422, "instances: must be a list"),
+    "no instances": (b'{"instances": []}', 422, "instances: empty"),
+    "another key": (b'{"instances": [{}], "x": 1}', 422, "unknown key 'x' beside 'instances'"),
+    "too many": (json.dumps({"instances": [{}] * 9}).encode(), 413, "instances: 9 rows, at most 8 a request"),
+    "a row is a number": (b'{"instances": [3]}', 422, "row 0: the number 3"),
+    "one bad row": (b'{"instances": [{}, {"C1": 5}]}', 422, "row 1, 'C1': the number 5"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_BODIES)
+def test_bad_bodies(case: str) -> None:
+    body, status, message = BAD_BODIES[case]
+    with pytest.raises(RequestError) as raised:
+        parse_instances(body, RAW_ROWS, 8)
+    assert raised.value.status == status
+    assert message in raised.value.message
+    assert "\n" not in raised.value.message
+    assert len(raised.value.message) < 300
+
+
+def test_scores_keep_their_value() -> None:
+    scores = np.array([0.1, 1e-8, 0.99999994], np.float32)
+    content = json.loads(predictions("m", scores))
+    assert content["model"] == "m"
+    np.testing.assert_array_equal(np.array(content["predictions"], np.float32), scores)
+
+
+def test_unknown_model_names_the_known() -> None:
+    assert unknown_model("dlrn", ["dlrm", "x"]).message == "no model 'dlrn'; did you mean 'dlrm'?"
+    assert unknown_model("zzz", ["b", "a"]).message == "no model 'zzz'; models: a, b"
+    assert unknown_model("zzz", ["a"]).status == 404
+
+
+NAMES: dict[str, tuple[list[str], dict[str, str]]] = {
+    "by folder": (["/models/dlrm"], {"dlrm": "/models/dlrm"}),
+    "by name": (["a=/models/dlrm", "b=/models/dlrm"], {"a": "/models/dlrm", "b": "/models/dlrm"}),
+    "equals sign in a path": (["/models/x=1/dlrm"], {"dlrm": "/models/x=1/dlrm"}),
+}
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_names(case: str) -> None:
+    arguments, expected = NAMES[case]
+    assert {name: str(path) for name, path in named_folders(arguments).items()} == expected
+
+
+@pytest.mark.parametrize("arguments", [["/a/m", "/b/m"], ["x:y=/a"], ["=/a"], ["/"]])
+def test_unfit_names(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError, match="give NAME=FOLDER"):
+        named_folders(arguments)
+
+
+def test_arguments_from_the_command_line() -> None:
+    """`serve run serve.app:build model=a=/x,b=/y replicas=2` hands over strings."""
+    arguments = ServeArguments.model_validate({"model": "a=/x,b=/y", "replicas": "2"})
+    assert arguments.model == {"a": Path("/x"), "b": Path("/y")}
+    settings = arguments.settings(ServeConfig(max_batch_size=7))
+    assert (settings.replicas, settings.max_batch_size) == (2, 7)
+
+
+def test_example_row_is_known_to_the_model(tmp_path: Path) -> None:
+    make_model_folder(tmp_path / "model", multi_hot=1, categorical=2)
+    predictor = load_model(tmp_path / "model")
+    row = example_row(predictor.schema, predictor.folder)
+    assert row == {"I1": 1, "I2": 1, "I3": 1, "C1": "C1-0", "C2": "C2-0", "M1": ["M1-0"]}
+    assert predictor.predict([row]).shape == (1,)

@@ -1,0 +1,187 @@
+"""result.json, and how a job's outcome and errors become exit codes and one line of text."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.entry_point import Job, build_request, execute, main, run_command
+from jobs.result import Result
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.progress import Progress, SilentProgress
+from rayrec.config import Config
+
+
+class StubRequest(Config):
+    """A request with a field of each kind."""
+
+    output: Path
+    rows: int = 1
+    set: tuple[str, ...] = ()
+    resume: bool = False
+
+
+def job_that(act: Callable[[StubRequest], Any]) -> Job[StubRequest]:
+    """A job whose work is `act`."""
+
+    def run(request: StubRequest, progress: Progress) -> Result:
+        act(request)
+        return Result(command="stub", output=request.output, rows=request.rows, metrics={"test": {"auc": 0.75}})
+
+    return Job("stub", StubRequest, run)
+
+
+def raising(error: BaseException) -> Callable[[StubRequest], None]:
+    def act(request: StubRequest) -> None:
+        request.output.mkdir(parents=True)
+        raise error
+
+    return act
+
+
+def test_done_writes_result_and_prints_a_summary(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job = job_that(lambda request: request.output.mkdir())
+    code = run_command(job, {"output": tmp_path / "out", "rows": 1234})
+    out, err = capfd.readouterr()
+    saved = Result.load(tmp_path / "out")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0].startswith("stub: done in ") and "1,234 rows" in out
+    assert out.splitlines()[1] == "  test: auc 0.75"
+    assert (saved.status, saved.rows, saved.metrics) == ("done", 1234, {"test": {"auc": 0.75}})
+
+
+def test_json_is_the_saved_object_alone_on_stdout(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def act(request: StubRequest) -> None:
+        request.output.mkdir()
+        print("a library prints")
+        os.write(1, b"a child process prints\n")
+
+    code = run_command(job_that(act), {"output": tmp_path / "out"}, json_output=True)
+    out, err = capfd.readouterr()
+    assert code == 0
+    assert json.loads(out) == json.loads((tmp_path / "out" / "result.json").read_text())
+    assert "a library prints" in err and "a child process prints" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "status", "line"),
+    [
+        (UserError("data: missing; give one"), 1, "failed", "error: data: missing; give one"),
+        (ConfigError("train.lr: bad"), 2, "failed", "error: train.lr: bad"),
+        (KeyboardInterrupt(), 130, "interrupted", "error: interrupted"),
+        (
+            ZeroDivisionError("division\nby zero"),
+            1,
+            "failed",
+            "error: ZeroDivisionError: division by zero; run again with --debug for the traceback",
+        ),
+        (
+            OSError(28, "No space left on device", "/data/part-0"),
+            1,
+            "failed",
+            "error: /data/part-0: no space left on device; run again with --debug for the traceback",
+        ),
+    ],
+)
+def test_errors(
+    error: BaseException, code: int, status: str, line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = run_command(job_that(raising(error)), {"output": tmp_path / "out"}, json_output=True)
+    out, err = capfd.readouterr()
+    saved = Result.load(tmp_path / "out")
+    assert (found, err) == (code, f"{line}\n")
+    assert saved.status == status == json.loads(out)["status"]
+    assert saved.error == json.loads(out)["error"]
+
+
+def test_debug_shows_the_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run_command(job_that(raising(ZeroDivisionError("x"))), {"output": tmp_path / "out"}, debug=True)
+    assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("resume", "kept"), [(False, True), (True, False)])
+def test_a_failure_leaves_an_older_output_as_it_was(resume: bool, kept: bool, tmp_path: Path) -> None:
+    def fail(request: StubRequest) -> None:
+        raise UserError("already exists")
+
+    before = Result(command="earlier", output=tmp_path, rows=7)
+    before.save(tmp_path)
+    with pytest.raises(UserError):
+        execute(job_that(fail), StubRequest(output=tmp_path, resume=resume), SilentProgress())
+    assert (Result.load(tmp_path) == before) is kept
+
+
+def test_a_failure_before_there_is_a_folder_makes_none(tmp_path: Path) -> None:
+    def fail(request: StubRequest) -> None:
+        raise UserError("no input")
+
+    with pytest.raises(UserError):
+        execute(job_that(fail), StubRequest(output=tmp_path / "out"), SilentProgress())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "output: missing; it is required"),
+        ({"output": "o", "rows": "x"}, "rows: Input should be a valid integer"),
+        ({"output": "o", "row": 1}, "unknown key 'row'; did you mean 'rows'?"),
+    ],
+)
+def test_requests_are_validated_by_field(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_request(StubRequest, values)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--output", "o"], StubRequest(output=Path("o"))),
+        (["--output", "o", "--rows", "3", "--resume"], StubRequest(output=Path("o"), rows=3, resume=True)),
+        (["--output=o", "--set", "a=1", "--set", "b=2"], StubRequest(output=Path("o"), set=("a=1", "b=2"))),
+    ],
+)
+def test_program_arguments_are_the_fields(arguments: list[str], expected: StubRequest) -> None:
+    seen = []
+
+    def run(request: StubRequest, progress: Progress) -> Result:
+        seen.append(request)
+        return Result(command="stub")
+
+    assert main(Job("stub", StubRequest, run), arguments) == 0
+    assert seen == [expected]
+
+
+def test_sigterm_cleans_up_like_an_interrupt(tmp_path: Path) -> None:
+    script = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from jobs.entry_point import Job, main\n"
+        "from jobs.result import Result\n"
+        "from rayrec.common.files import new_folder\n"
+        "from rayrec.config import Config\n"
+        "class Request(Config):\n"
+        "    output: Path\n"
+        "def run(request, progress):\n"
+        "    with new_folder(request.output) as folder:\n"
+        "        print('ready', file=sys.stderr, flush=True)\n"
+        "        time.sleep(600)\n"
+        "sys.exit(main(Job('stub', Request, run), ['--output', sys.argv[1]]))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "out")], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "error: interrupted\n")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,107 @@
+"""The schema: saved and loaded unchanged, and what it refuses."""
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from rayrec.common.errors import UserError
+from rayrec.features.schema import SCHEMA_FILE, CategoricalFeature, MultiHotFeature, NumericFeature, Schema
+from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
+
+SCHEMA = Schema(
+    label="click",
+    group="query",
+    weight="importance",
+    features=(
+        NumericFeature(name="price", transforms=(Log(offset=1.0), Fill(value=2.0))),
+        CategoricalFeature(
+            name="ad",
+            transforms=(Vocabulary(file="vocabulary/ad", size=9), HashIds(buckets=5)),
+            cardinality=5,
+            embedding_dim=4,
+        ),
+        MultiHotFeature(name="topics", cardinality=7, pooling="mean", hotness=3),
+    ),
+)
+
+
+def test_saved_and_loaded_it_is_equal(tmp_path: Path) -> None:
+    SCHEMA.save(tmp_path)
+    loaded = Schema.load(tmp_path)
+    assert loaded == SCHEMA
+    assert [type(f) for f in loaded.features] == [NumericFeature, CategoricalFeature, MultiHotFeature]
+    assert [type(t) for f in loaded.features for t in f.transforms] == [Log, Fill, Vocabulary, HashIds]
+
+
+def test_features_by_kind() -> None:
+    assert [f.name for f in SCHEMA.numeric] == ["price"]
+    assert [f.name for f in SCHEMA.categorical] == ["ad", "topics"]
+
+
+def test_embedding_dims() -> None:
+    resolved = SCHEMA.with_embedding_dims(16, {"topics": 8})
+    assert [f.embedding_dim for f in resolved.categorical] == [16, 8]
+    assert [f.embedding_dim for f in SCHEMA.categorical] == [4, None]
+    assert isinstance(resolved.categorical[1], MultiHotFeature)
+    with pytest.raises(UserError, match="no categorical feature 'price'; the dataset has ad, topics"):
+        SCHEMA.with_embedding_dims(16, {"price": 8})
+
+
+@pytest.mark.parametrize(
+    ("transforms", "cardinality", "fits"),
+    [
+        ((Vocabulary(file="v", size=9),), 10, True),
+        ((Vocabulary(file="v", size=9),), 9, False),
+        ((Vocabulary(file="v", size=9), HashIds(buckets=4)), 4, True),
+        ((Vocabulary(file="v", size=9), HashIds(buckets=4)), 3, False),
+        ((Vocabulary(file="v", size=2), HashIds(buckets=40)), 3, True),
+        ((), 1, True),
+    ],
+)
+def test_ids_fit_the_table(transforms: tuple, cardinality: int, fits: bool) -> None:
+    if fits:
+        CategoricalFeature(name="ad", transforms=transforms, cardinality=cardinality)
+    else:
+        with pytest.raises(ValidationError, match="feature 'ad': its transforms give ids up to"):
+            CategoricalFeature(name="ad", transforms=transforms, cardinality=cardinality)
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("a", "click"), ("a", "query"), ("importance", "b")])
+def test_a_name_is_used_once(names: tuple[str, ...]) -> None:
+    with pytest.raises(ValidationError, match="names used twice: "):
+        Schema(
+            label="click",
+            group="query",
+            weight="importance",
+            features=tuple(NumericFeature(name=name) for name in names),
+        )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "missing; give a dataset or model folder"),
+        ("{", "Invalid JSON"),
+        ('{"label": "y", "features": [], "labl": 1}', "unknown key 'labl'; did you mean 'label'?"),
+        ('{"label": "y", "features": [], "version": 2}', "version: Input should be 1 (got 2)"),
+        ('{"label": "y", "features": [{"kind": "numeric", "nme": "I1"}]}', "features.0.name: Field required"),
+        (
+            '{"label": "y", "features": [{"kind": "numeric", "name": "I", "transforms": [{"op": "log", "offst": 1}]}]}',
+            "unknown key 'features.0.transforms.0.offst'; did you mean 'offset'?",
+        ),
+        ('{"label": "y", "features": [{"name": "I1"}]}', "features.0: say which kind it is (key 'kind')"),
+        (
+            '{"label": "y", "features": [{"kind": "categorical", "name": "C1", "cardinality": 0}]}',
+            "features.0.cardinality",
+        ),
+    ],
+)
+def test_a_wrong_file_is_one_line_that_names_it(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / SCHEMA_FILE
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError, match=re.escape(f"{path}: ") + ".*" + re.escape(message)) as caught:
+        Schema.load(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,116 @@
+"""The look-up of vocabularies against a dict, and what is said of files that are none."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.common.errors import UserError
+from rayrec.features import vocabulary
+from rayrec.features.string_hash import hash_string, hash_strings
+from rayrec.features.vocabulary import SCALAR_LOOKUPS, VOCABULARY_SCHEMA, VocabularyLookup, write_vocabulary
+
+TEXTS = st.text(st.sampled_from("ab0\x00é漢😀"), max_size=20)
+
+
+def lookup_of(values: list[str]) -> VocabularyLookup:
+    return VocabularyLookup(pa.array(values, pa.string()))
+
+
+@settings(deadline=None)
+@given(st.lists(TEXTS, max_size=20))
+def test_one_hash_for_one_string_and_for_arrays(texts: list[str]) -> None:
+    array = pa.array(["before", *texts, "after"], pa.large_string())
+    expected = [hash_string(t) for t in texts]
+    assert hash_strings(array.slice(1, len(texts))).tolist() == expected
+
+
+@settings(deadline=None)
+@given(
+    listed=st.lists(TEXTS, unique=True, max_size=30),
+    asked=st.lists(st.none() | TEXTS, max_size=20),
+    repeats=st.sampled_from([1, SCALAR_LOOKUPS]),
+    kind=st.sampled_from([pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())]),
+    weak_hash=st.booleans(),
+)
+def test_ids_are_those_of_a_dict(
+    listed: list[str], asked: list[str | None], repeats: int, kind: pa.DataType, weak_hash: bool
+) -> None:
+    """Few values and many take different ways; a hash that tells nothing apart must not change a result."""
+    asked = (listed[:5] + asked) * repeats
+    ids = {value: i + 1 for i, value in enumerate(listed) if value}
+    with pytest.MonkeyPatch.context() as patch:
+        if weak_hash:
+            patch.setattr(vocabulary, "hash_strings", lambda values: np.zeros(len(values), np.uint64))
+            patch.setattr(vocabulary, "hash_string", lambda value: 0)
+        # A slice, so that offsets into Arrow's buffers matter.
+        column = pa.array(["x", *asked, "y"], pa.string()).cast(kind).slice(1, len(asked))
+        assert lookup_of(listed).ids(column).tolist() == [ids.get(value, 0) for value in asked]
+
+
+def test_values_that_differ_in_trailing_zero_bytes_are_apart() -> None:
+    values = ["a", "a\x00", "a\x00\x00", "\x00"]
+    assert lookup_of(values).ids(pa.array(values * SCALAR_LOOKUPS)).tolist() == [1, 2, 3, 4] * SCALAR_LOOKUPS
+
+
+def test_a_slice_of_a_column_with_a_long_dictionary() -> None:
+    values = [str(i) for i in range(1_000)]
+    column = pa.array(values).dictionary_encode().slice(100, SCALAR_LOOKUPS + 1)
+    assert lookup_of(values[150:]).ids(column).tolist() == [max(0, i - 149) for i in range(100, 101 + SCALAR_LOOKUPS)]
+
+
+def test_empty_vocabulary_lists_nothing(tmp_path: Path) -> None:
+    write_vocabulary(tmp_path / "v.parquet", [], [])
+    lookup = VocabularyLookup.load(tmp_path / "v.parquet")
+    assert len(lookup) == 0
+    for rows in (1, SCALAR_LOOKUPS + 1):
+        assert lookup.ids(pa.array(["a"] * rows)).tolist() == [0] * rows
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("max_values", [None, 0, 1, 399, 400, 401, 1000, 5000])
+def test_file_or_folder_of_parts_whole_or_head(tmp_path: Path, parts: int, max_values: int | None) -> None:
+    values = [f"{i * 2654435761 % 2**32:08x}" for i in range(1000)]
+    folder = tmp_path / "C1"
+    folder.mkdir()
+    (folder / "_SUCCESS").touch()
+    size = -(-len(values) // parts)
+    for part in range(parts):
+        rows = range(part * size, min((part + 1) * size, len(values)))
+        table = pa.table([[values[i] for i in rows], [i + 1 for i in rows], [1] * len(rows)], schema=VOCABULARY_SCHEMA)
+        pq.write_table(table, folder / f"part-{part:05d}.parquet", row_group_size=100)
+    lookup = VocabularyLookup.load(folder, max_values)
+    head = len(values) if max_values is None else min(max_values, len(values))
+    assert len(lookup) == head
+    expected = [i + 1 if i < head else 0 for i in range(len(values))]
+    assert lookup.ids(pa.array(values)).tolist() == expected
+
+
+def _wrong_ids(path: Path) -> None:
+    pq.write_table(pa.table([["a", "b"], [2, 1], [1, 1]], schema=VOCABULARY_SCHEMA), path)
+
+
+def _wrong_columns(path: Path) -> None:
+    pq.write_table(pa.table({"word": ["a"]}), path)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "missing"),
+        (lambda path: path.mkdir(), "no Parquet parts"),
+        (lambda path: path.write_bytes(b"not parquet at all"), "not a vocabulary"),
+        (_wrong_columns, "not a vocabulary"),
+        (_wrong_ids, "ids do not run on from 1"),
+    ],
+)
+def test_what_is_no_vocabulary_is_named(tmp_path: Path, make, message: str) -> None:
+    path = tmp_path / "C7.parquet"
+    make(path)
+    with pytest.raises(UserError, match=rf"^{re.escape(str(path))}: .*{message}.*$"):
+        VocabularyLookup.load(path)
