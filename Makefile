@@ -59,8 +59,9 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+RECIPE ?= dlrm-criteo-debug
 bench: setup
-	$(BIN)/python -m benchmarks
+	for what in preprocess ingest train inference; do $(BIN)/rayrec benchmark $$what $(RECIPE) || exit 1; done
 
 # Also runs where nothing is installed but torch and Triton: `make gpu-check PYTHON=python3`.
 gpu-check:

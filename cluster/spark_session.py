@@ -58,6 +58,8 @@ def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkS
             fault_tolerant_mode=False,
             configs={
                 "spark.log.level": "FATAL",  # a failed task's error reaches the caller as an exception
+                # The driver plans and waits: code compiled once, lightly, saves half of its CPU time on a short job.
+                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
                 "spark.ui.enabled": "false",
                 "spark.ui.showConsoleProgress": "false",
                 "spark.executorEnv.PYTHONPATH": os.pathsep.join(_import_paths()),

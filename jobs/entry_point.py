@@ -35,6 +35,8 @@ from rayrec.config import Config
 from rayrec.config.recipe import describe_validation_error
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+_LONGEST_LINE = 300
+"""Characters of an unexpected error that are shown without --debug."""
 
 RequestT = TypeVar("RequestT", bound=Config)
 
@@ -150,11 +152,13 @@ def describe_error(error: BaseException) -> str:
     """One line on `error`."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    text = " ".join(str(error).split())
     if isinstance(error, UserError):
-        return text
+        return " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror.lower()}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # An exception from another process carries its traceback: the first line says where, the last one what.
+    text = " ... ".join(line[:_LONGEST_LINE] for line in dict.fromkeys((lines[0], lines[-1]))) if lines else ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -84,7 +84,8 @@ class IngestConfig(Config):
     """How batches reach the model."""
 
     shuffle: Literal["none", "row_groups", "rows"] = "rows"
-    """`row_groups` permutes whole row groups each epoch, `rows` also the rows inside each."""
+    """`row_groups` permutes whole row groups each epoch, `rows` also the rows inside each. `none` with one read stream
+    is the order of the files."""
     read_streams: PositiveInt = 16
     """Row groups that one global batch mixes rows of; a worker holds its share of them in memory."""
     prefetch_batches: PositiveInt = 4

@@ -50,8 +50,9 @@ def _check_split_names(recipe: Recipe, paths: Mapping[str | None, Sequence[str]]
     named = [split for split in paths if split is not None]
     if isinstance(recipe.preprocess.split, FileSplitConfig):
         if None in paths:
-            raise ConfigError(f"--input {next(iter(paths[None]))}: preprocess.split.kind is 'files', so name its split: "
-                              "--input train=PATH")  # fmt: skip
+            raise ConfigError(
+                f"--input {paths[None][0]}: preprocess.split.kind is 'files', so name its split: --input train=PATH"
+            )
         if "train" not in paths:
             raise ConfigError("--input: preprocess.split.kind is 'files' and no files are for train; add train=PATH")
         for split in named:
@@ -72,7 +73,9 @@ def _check_days(recipe: Recipe, entries: Sequence[tuple[InputFile, str | None, i
     seen: dict[int, str] = {}
     for file, _, day in entries:
         if day is None:
-            raise UserError(f"{file.name}: {setting} needs files named day_0, day_1, ...; rename it or change {setting}")
+            raise UserError(
+                f"{file.name}: {setting} needs files named day_0, day_1, ...; rename it or change {setting}"
+            )
         if day in seen:
             raise UserError(f"{file.name}: holds the same day as {seen[day]}; give every day once")
         seen[day] = file.name

@@ -7,8 +7,7 @@ gets back a small table of its own. No key of the join has more rows than there 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
-from itertools import groupby, pairwise
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +19,10 @@ import pyarrow.parquet as pq
 from rayrec.common.progress import Progress
 from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.preprocessing.parquet_files import new_parquet
+from rayrec.preprocessing.runs import runs
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.spark_tasks import counted_rows, frame_of_tasks
+from rayrec.preprocessing.vocabularies import vocabulary_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,19 +92,13 @@ def join_long_vocabularies(
             yield from _pending_values(segment, paths, limit)
             counter.add(segment.piece.rows)
 
-        from pyspark.sql import functions as f
+        def rest(file: tuple[int, Path]) -> Iterator[pa.RecordBatch]:
+            yield from _rest_of_vocabulary(*file, limit)
 
         wanted = frame_of_tasks(spark, segments, pending, "segment int, feature int, value string")
-        rest = reduce(
-            lambda a, b: a.unionByName(b),
-            [
-                spark.read.parquet(str(path)).filter(f.col("id") > limit).select(
-                    f.lit(number).alias("feature"), "value", "id"
-                )
-                for number, path in enumerate(paths.values())
-            ],
-        )  # fmt: skip
-        found = wanted.join(rest, ["feature", "value"]).select("segment", "feature", "value", "id")
+        files = [(number, file) for number, path in enumerate(paths.values()) for file in vocabulary_files(path)]
+        listed = frame_of_tasks(spark, files, rest, "feature int, value string, id long")
+        found = wanted.join(listed, ["feature", "value"]).select("segment", "feature", "value", "id")
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from _write_segments(batches, vocabularies.joined)
@@ -133,20 +128,19 @@ def _pending_values(segment: Segment, paths: Mapping[str, Path], limit: int) -> 
         yield pa.RecordBatch.from_arrays([*numbers, values], names=["segment", "feature", "value"])
 
 
+def _rest_of_vocabulary(feature: int, file: Path, limit: int) -> Iterator[pa.RecordBatch]:
+    """The values of a vocabulary file beyond the first `limit` of the vocabulary, with their ids."""
+    with pq.ParquetFile(file) as parquet:
+        for batch in parquet.iter_batches(columns=["value", "id"]):
+            rest = batch.filter(pc.greater(batch["id"], limit))
+            columns = [pa.array(np.full(len(rest), feature, np.int32)), rest["value"], rest["id"]]
+            yield pa.RecordBatch.from_arrays(columns, schema=_JOINED)
+
+
 def _write_segments(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa.RecordBatch]:
     """Write rows that are sorted by segment, a file a segment."""
-
-    def cut() -> Iterator[tuple[int, pa.RecordBatch]]:
-        for batch in batches:
-            if batch.num_rows == 0:
-                continue
-            segment = batch["segment"].to_numpy()
-            bounds = [0, *(np.flatnonzero(np.diff(segment)) + 1).tolist(), len(segment)]
-            for low, high in pairwise(bounds):
-                yield int(segment[low]), batch.slice(low, high - low)
-
-    for segment, group in groupby(cut(), key=lambda item: item[0]):
+    for segment, run in runs(batches, "segment"):
         with new_parquet(folder / f"{segment:06d}.parquet", _JOINED) as writer:
-            for _, batch in group:
+            for batch in run:
                 writer.write_batch(batch.select(_JOINED.names).cast(_JOINED))
         yield pa.RecordBatch.from_arrays([pa.array([segment], pa.int32())], names=["segment"])

@@ -1,4 +1,4 @@
-"""Seeded permutations of row numbers, computed for any row alone, so that a shuffle needs no state and has exact parts."""
+"""Seeded permutations of row numbers, computed for any row alone: a shuffle needs no state and has exact parts."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,8 @@ _ROUNDS = 6
 class Permutation:
     """A pseudo-random bijection of 0 ... size - 1, fixed by `seed`.
 
-    A Feistel network over the least number of bits that holds `size` (with SplitMix64's finalizer as its round function),
-    repeated for results outside of the range until they fall inside it (cycle walking, Black and Rogaway 2002).
+    A Feistel network over the least number of bits that holds `size`, with SplitMix64's finalizer as its round
+    function, repeated for results outside of the range until they fall inside (cycle walking, Black and Rogaway 2002).
     """
 
     def __init__(self, size: int, seed: int) -> None:

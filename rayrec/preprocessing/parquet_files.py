@@ -13,8 +13,11 @@ import pyarrow.parquet as pq
 
 @contextmanager
 def new_parquet(path: Path, schema: pa.Schema, **options: Any) -> Iterator[pq.ParquetWriter]:
-    """A writer of the file `path`, which appears when the block ends without an error; its folder is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """A writer of the file `path`, which appears when the block ends without an error.
+
+    Its folder is made, but not the folder around that: a late task must not bring back an output that was given up.
+    """
+    path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
         with pq.ParquetWriter(temporary, schema, **options) as writer:

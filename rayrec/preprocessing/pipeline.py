@@ -1,7 +1,7 @@
 """From raw files to a dataset folder: parse, split, fit vocabularies, encode, write.
 
-Stages hand rows to each other as Parquet files in a scratch folder, so memory stays flat and a task that runs again finds
-its input. Everything lies in an unfinished folder beside the output, which takes the output's name when all is done.
+Stages hand rows to each other as Parquet files in a scratch folder, so memory stays flat and a task that runs again
+finds its input. Everything lies in an unfinished folder beside the output, which takes the output's name at the end.
 """
 
 import shutil
@@ -16,7 +16,7 @@ from rayrec.config import Recipe
 from rayrec.config.preprocess import PreprocessConfig
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
 from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
-from rayrec.ingest.dataset import REJECTED_FOLDER, Manifest, SourceFile, SplitInfo
+from rayrec.ingest.dataset import REJECTED_FOLDER, VOCABULARY_FOLDER, Manifest, SourceFile, SplitInfo
 from rayrec.preprocessing.encode import Permutation, RowEncoder, write_in_order, write_shuffled
 from rayrec.preprocessing.extract import check_rejected, extract, write_rejected
 from rayrec.preprocessing.extracted import ExtractedChunk
@@ -25,7 +25,7 @@ from rayrec.preprocessing.long_vocabularies import join_long_vocabularies
 from rayrec.preprocessing.order import BlockwisePermutation
 from rayrec.preprocessing.order import Permutation as TotalPermutation
 from rayrec.preprocessing.segments import Piece, Segment, make_segments
-from rayrec.preprocessing.spark_tasks import user_errors
+from rayrec.preprocessing.spark_tasks import no_tasks_left_behind, user_errors
 from rayrec.preprocessing.splits import hashed_splits, rows_by_day, split_rows
 from rayrec.preprocessing.vocabularies import fit_vocabularies, vocabulary_file
 from rayrec.sources.files import plan_chunks
@@ -55,12 +55,14 @@ class Preprocessing:
 
     def run(self, spark: "SparkSession", progress: Progress | None = None) -> Manifest:
         """Write the dataset folder. Whatever fails, the output stays as it was. Raises UserError."""
-        with user_errors(), new_folder(self._output) as folder:
+        with user_errors(), new_folder(self._output) as folder, no_tasks_left_behind(spark):
             return self._write(spark, folder, progress or SilentProgress())
 
     def _write(self, spark: "SparkSession", folder: Path, progress: Progress) -> Manifest:
         config = self._recipe.preprocess
         scratch = folder / _SCRATCH
+        scratch.mkdir()
+        (folder / VOCABULARY_FOLDER).mkdir()
         extracted = self._extract(spark, scratch, progress)
         rejected = check_rejected(extracted, config.max_rejected_fraction)
         if rejected:
@@ -73,7 +75,7 @@ class Preprocessing:
         limits = {name: config.frequency_limit_of(name) for name in self._source.columns.categorical}
         sizes = fit_vocabularies(spark, fitted_on, limits, folder, scratch, progress)
         schema = dataset_schema(self._source.columns, config, sizes)
-        long = {name: folder / vocabulary_file(name, size) for name, size in sizes.items() if size > config.broadcast_limit}
+        long = {n: folder / vocabulary_file(n, size) for n, size in sizes.items() if size > config.broadcast_limit}
         every_segment = [segment for of_split in segments.values() for segment in of_split]
         joined = join_long_vocabularies(spark, every_segment, long, config.broadcast_limit, scratch, progress)
 

@@ -37,7 +37,7 @@ def rows_of_a_part(rows: int, layout: ShardLayoutConfig) -> int:
 def write_part(
     dataset: Path, split: str, index: int, label: str, layout: ShardLayoutConfig, batches: Iterable[pa.RecordBatch]
 ) -> WrittenPart:
-    """Write part `index` of a split from encoded rows (label float32 and features) in row groups of the layout's size."""
+    """Write part `index` of a split from encoded rows (label and features) in row groups of the layout's size."""
     path = Path(split) / f"part-{index:05d}.parquet"
     batches = iter(batches)
     first = next(batches)
@@ -71,7 +71,7 @@ def write_part(
 
 def parquet_options(layout: ShardLayoutConfig) -> dict[str, object]:
     """How the Parquet writer encodes a part; measured by benchmarks/shard_layout.py."""
-    return {"compression": layout.compression, "use_dictionary": False, "write_statistics": False}
+    return {"compression": layout.compression, "use_dictionary": True, "write_statistics": False}
 
 
 class RowPacking:

@@ -4,8 +4,9 @@ import errno
 import pickle
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _POLL_SECONDS = 0.5
+_CANCEL_SECONDS = 20.0
 _USER_ERROR = re.compile(rf"^{re.escape(UserError.__module__)}\.\w+: (.+)$", re.MULTILINE)
 DISK_FULL = "no space left on the disk of the output or of Spark's temporary files (SPARK_LOCAL_DIRS); free some"
 
@@ -79,6 +81,21 @@ def user_errors() -> Iterator[None]:
         raise
 
 
+@contextmanager
+def no_tasks_left_behind(spark: "SparkSession") -> Iterator[None]:
+    """Where the block ends with an error, wait for its tasks to end too: they write where the caller is to clean up."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # Spark itself may be what failed
+            spark.sparkContext.cancelAllJobs()
+            tracker = spark.sparkContext._jsc.sc().statusTracker()
+            deadline = time.monotonic() + _CANCEL_SECONDS
+            while time.monotonic() < deadline and any(e.numRunningTasks() for e in tracker.getExecutorInfos()):
+                time.sleep(0.1)
+        raise
+
+
 def run_tasks(spark: "SparkSession", items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
     """One task an item, on the executors; the results (small: they pass through this process) in the items' order."""
     if not items:
@@ -94,7 +111,7 @@ def run_tasks(spark: "SparkSession", items: Sequence[Item], function: Callable[[
 def frame_of_tasks(
     spark: "SparkSession", items: Sequence[Item], function: Callable[[Item], Iterator[pa.RecordBatch]], schema: str
 ) -> "DataFrame":
-    """A data frame (`schema` in Spark's DDL) of the batches that `function` yields for the items, a partition an item."""
+    """A data frame (`schema` as Spark's DDL) of the batches that `function` yields, a partition an item."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -120,9 +120,7 @@ def _by_day(
     }
 
 
-def rows_by_day(
-    pieces: Iterable[Piece], extracted: Sequence[ExtractedChunk], days: Sequence[int | None]
-) -> list[int]:
+def rows_by_day(pieces: Iterable[Piece], extracted: Sequence[ExtractedChunk], days: Sequence[int | None]) -> list[int]:
     """How many of the rows each day holds, in the order of days."""
     day_of_path = {path: days[c.chunk.file_index] for c in extracted for path, _ in c.rows.values()}
     totals: dict[int | None, int] = {}

@@ -6,7 +6,6 @@ descending count, value) into ranges. A range knows its rows of each feature, so
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from rayrec.common.progress import Progress
 from rayrec.features.vocabulary import VOCABULARY_SCHEMA
 from rayrec.preprocessing.parquet_files import new_parquet
+from rayrec.preprocessing.runs import runs
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, run_tasks
 
@@ -34,6 +34,11 @@ _RANKED = pa.schema([pa.field("value", pa.string(), False), pa.field("count", pa
 def vocabulary_file(feature: str, size: int) -> str:
     """Where the vocabulary of a feature lies, relative to the dataset: a file, or a folder of parts for a long one."""
     return f"vocabulary/{feature}.parquet" if size <= _VALUES_PER_FILE else f"vocabulary/{feature}"
+
+
+def vocabulary_files(path: Path) -> list[Path]:
+    """The Parquet files of a vocabulary, in the order of ids."""
+    return sorted(path.glob("*.parquet")) if path.is_dir() else [path]
 
 
 def fit_vocabularies(
@@ -108,7 +113,7 @@ def _write_ranks(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa
     context = TaskContext.get()
     assert context is not None
     partition = context.partitionId()
-    for feature, run in _runs(batches):
+    for feature, run in runs(batches, "feature"):
         rows = 0
         with new_parquet(_rank_path(folder, feature, partition), _RANKED) as writer:
             for batch in run:
@@ -121,22 +126,7 @@ def _write_ranks(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa
 
 
 def _rank_path(folder: Path, feature: int, partition: int) -> Path:
-    return folder / str(feature) / f"{partition:05d}.parquet"
-
-
-def _runs(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
-    """Consecutive rows of one feature, as a stream of batches; a run must be consumed before the next is asked for."""
-    def cut() -> Iterator[tuple[int, pa.RecordBatch]]:
-        for batch in batches:
-            if batch.num_rows == 0:
-                continue
-            feature = batch["feature"].to_numpy()
-            bounds = [0, *(np.flatnonzero(np.diff(feature)) + 1).tolist(), len(feature)]
-            for low, high in pairwise(bounds):
-                yield int(feature[low]), batch.slice(low, high - low)
-
-    for feature, group in groupby(cut(), key=lambda item: item[0]):
-        yield feature, (batch for _, batch in group)
+    return folder / f"{feature}-{partition:05d}.parquet"
 
 
 def _number(
@@ -159,7 +149,12 @@ def _number(
         for index, (source, (_, rows)) in enumerate(zip(sources, parts[number], strict=True)):
             files.append(_Numbering(path / f"part-{index:05d}.parquet", [source], first_id, rows))
             first_id += rows
-    run_tasks(spark, _together(files), lambda group: [_write_ids(file) for file in group])
+
+    def run(group: Sequence[_Numbering]) -> None:
+        for file in group:
+            _write_ids(file)
+
+    run_tasks(spark, _together(files), run)
 
 
 @dataclass(frozen=True)

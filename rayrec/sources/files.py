@@ -74,7 +74,9 @@ def _list(path: str) -> list[InputFile]:
             infos = filesystem.get_file_info(sorted(glob.glob(inner))) if is_glob else _expand(filesystem, inner)
         infos = [info for info in infos if info.type == fs.FileType.File]
         if not infos:
-            raise UserError(f"{path}: no such file, and no files in it; give a file, a folder, a glob or a URI to --input")
+            raise UserError(
+                f"{path}: no such file, and no files in it; give a file, a folder, a glob or a URI to --input"
+            )
         infos.sort(key=lambda info: _natural(info.path))
         return [_describe(filesystem, prefix, info) for info in infos]
     except (OSError, pa.ArrowException, ValueError) as error:
@@ -127,7 +129,8 @@ def plan_chunks(files: Iterable[InputFile], chunk_bytes: int) -> list[Chunk]:
     for index, file in enumerate(files):
         starts = [0] if file.is_gzip else range(0, max(file.bytes, 1), chunk_bytes)
         chunks += [
-            Chunk(file, index, start, None if file.is_gzip else min(start + chunk_bytes, file.bytes)) for start in starts
+            Chunk(file, index, start, None if file.is_gzip else min(start + chunk_bytes, file.bytes))
+            for start in starts
         ]
     return chunks
 
@@ -180,7 +183,7 @@ def _read_lines(chunk: Chunk) -> Iterator[bytes]:
             carried = data[cut:]
             if len(carried) > MAX_LINE_BYTES:
                 raise UserError(
-                    f"{chunk.file.name}: a line longer than {MAX_LINE_BYTES // 2**20} MiB; give text with one row a line"
+                    f"{chunk.file.name}: a line longer than {MAX_LINE_BYTES // 2**20} MiB; give one row a line"
                 )
         if carried:
             yield carried + b"\n"

@@ -1,6 +1,6 @@
 """The raw data sets that rayrec reads, by the `kind` of their config."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from rayrec.config import CriteoSourceConfig, SourceConfig
 from rayrec.sources.criteo import layout as criteo_layout
 from rayrec.sources.criteo import parse as criteo_parse
-from rayrec.sources.files import Chunk, list_inputs, plan_chunks, read_lines
-from rayrec.sources.rejected import Reason, rejected_table
+from rayrec.sources.files import Chunk, read_lines
+from rayrec.sources.parsed_lines import ParsedLines
+from rayrec.sources.rejected import rejected_table
 
 
 @dataclass(frozen=True)
@@ -22,17 +23,6 @@ class RawColumns:
     label: str
     numeric: tuple[str, ...]
     categorical: tuple[str, ...]
-
-
-class ParsedLines(Protocol):
-    """What a parser gives for a block of lines; see `rayrec.sources.criteo.parse.ParsedLines`."""
-
-    rows: pa.RecordBatch
-    positions: NDArray[np.int64]
-    num_lines: int
-    rejected_positions: NDArray[np.int64]
-    rejected_reasons: list[Reason]
-    rejected_texts: list[bytes]
 
 
 class TextSource(Protocol):
@@ -76,49 +66,29 @@ def text_source(config: SourceConfig) -> TextSource:
             return _Criteo()
 
 
-def raw_columns(config: SourceConfig) -> RawColumns:
-    """The raw columns of the source that a config describes."""
-    return text_source(config).columns
-
-
 @dataclass(frozen=True)
 class RawBlock:
-    """Some rows of a raw file, and those among them that could not be used."""
+    """Some rows of a chunk, and those among them that could not be used."""
 
-    file: str
     rows: pa.RecordBatch
     """Raw columns, the label (float32) first where the file has one."""
     lines: NDArray[np.int64]
-    """Line of each row in the file, from 1."""
+    """Line of each row in the chunk, from 1."""
     num_lines: int
     """Lines of the block, good and bad."""
     text: bytes
     """The block itself: whole lines."""
     rejected: pa.Table
-    """As `rayrec.sources.rejected.REJECTED_SCHEMA`."""
+    """As `rayrec.sources.rejected.REJECTED_SCHEMA`, lines as above."""
 
 
-def read_raw(config: SourceConfig, paths: str | Sequence[str]) -> Iterator[RawBlock]:
-    """Read raw files in this process, in order, a few megabytes at a time.
-
-    `paths` as for `list_inputs`. A file's first line tells whether it has a label column. Raises UserError where a
-    path gives no file.
-    """
-    source = text_source(config)
-    for file in list_inputs([paths] if isinstance(paths, str) else paths):
-        (chunk,) = plan_chunks([file], max(1, file.bytes))
-        yield from read_chunk(source, chunk)
-
-
-def read_chunk(source: TextSource, chunk: Chunk, is_labelled: bool | None = None) -> Iterator[RawBlock]:
-    """The blocks of a chunk; line numbers count from the chunk's first line. `is_labelled`: None asks the first line."""
+def read_chunk(source: TextSource, chunk: Chunk, is_labelled: bool) -> Iterator[RawBlock]:
+    """The blocks of a chunk, a few megabytes each; line numbers count from the chunk's first line."""
     first_line = 1
     for data in read_lines(chunk):
-        if is_labelled is None:
-            is_labelled = source.has_label(data[: data.index(b"\n")])
         parsed = source.parse_lines(data, is_labelled)
         rejected = rejected_table(
             chunk.file.name, parsed.rejected_positions + first_line, parsed.rejected_reasons, parsed.rejected_texts
         )
-        yield RawBlock(chunk.file.name, parsed.rows, parsed.positions + first_line, parsed.num_lines, data, rejected)
+        yield RawBlock(parsed.rows, parsed.positions + first_line, parsed.num_lines, data, rejected)
         first_line += parsed.num_lines

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from enum import StrEnum
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 MAX_TEXT = 10_000
 """Characters of a rejected row's text that are kept."""
@@ -26,7 +28,7 @@ class Reason(StrEnum):
     CARRIAGE_RETURN = "carriage return inside the row"
 
 
-def rejected_table(file: str, lines: Sequence[int], reasons: Sequence[Reason], texts: Sequence[bytes]) -> pa.Table:
+def rejected_table(file: str, lines: NDArray[np.int64], reasons: Sequence[Reason], texts: Sequence[bytes]) -> pa.Table:
     """Rejected rows of one file; `lines` from 1."""
     shown = [text.decode("utf-8", "backslashreplace")[:MAX_TEXT] for text in texts]
     return pa.table([[file] * len(lines), lines, [str(r) for r in reasons], shown], schema=REJECTED_SCHEMA)

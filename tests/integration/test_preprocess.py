@@ -172,9 +172,7 @@ def contents(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def test_same_files_whatever_the_tasks(
-    run: Run, spark: Any, skewed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_same_files_whatever_the_tasks(run: Run, spark: Any, skewed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"frequency_limit": 2, "layout": {"rows_per_row_group": 128}, "split": {"kind": "hash", "test": 0.2}}
     inputs = {None: [str(skewed)]}
     usual = run(inputs, "usual", **config)
@@ -202,12 +200,9 @@ def test_same_files_whatever_the_tasks(
             assert data == second["files"][name], name
 
 
-@pytest.mark.parametrize("order", ["input", "total_random"])
-def test_long_vocabulary_gives_the_same_dataset(
-    run: Run, skewed: Path, order: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_vocabulary_gives_the_same_dataset(run: Run, skewed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "SEGMENT_ROWS", 1_500)
-    config = {"frequency_limit": 1, "max_table_size": 300, "order": order, "layout": {"rows_per_row_group": 128}}
+    config = {"frequency_limit": 1, "max_table_size": 300, "layout": {"rows_per_row_group": 128}}
     inputs = {None: [str(skewed)]}
     in_memory = run(inputs, "in-memory", **config)
     joined = run(inputs, "joined", broadcast_limit=50, **config)
@@ -272,8 +267,7 @@ def test_days(run: Run, days: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     rejected = pq.read_table(dataset.folder / "rejected").to_pylist()
     assert [(row["file"], row["line"], row["reason"]) for row in rejected] == [
-        (str(days / "day_3"), number, reason)
-        for number, reason in zip(sorted(BAD_NUMBERS), BAD_LINES, strict=True)
+        (str(days / "day_3"), number, reason) for number, reason in zip(sorted(BAD_NUMBERS), BAD_LINES, strict=True)
     ]
     assert [row["text"] for row in rejected] == [b.decode("utf-8", "backslashreplace") for b in BAD_LINES.values()]
     assert dataset.manifest.rejected == dict.fromkeys(BAD_LINES, 1)

@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -61,19 +61,24 @@ def _assert_same(run: Path, undisturbed: Path) -> None:
     assert losses(run) == losses(undisturbed)
 
 
-def _when_at_step(run: Path, step: int, act: Callable[[], None]) -> threading.Thread:
-    """Call `act` once the run's history reaches `step`."""
+@contextmanager
+def _when_at_step(run: Path, step: int, act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` once the run's history reaches `step` while the block runs."""
 
     def watch() -> None:
-        for _ in range(6000):
+        while not stop.wait(0.05):
             if any(record["step"] >= step for record in read_history(run / "history.jsonl")):
                 act()
                 return
-            time.sleep(0.02)
 
-    thread = threading.Thread(target=watch)
+    stop = threading.Event()
+    thread = threading.Thread(target=watch, daemon=True)
     thread.start()
-    return thread
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def _train_workers() -> list[psutil.Process]:
@@ -89,9 +94,8 @@ def test_a_killed_worker_restarts_the_run(undisturbed: Path, dataset: Dataset, t
         victim.send_signal(signal.SIGKILL)
         killed.append(victim.pid)
 
-    watcher = _when_at_step(run, 120, kill)
-    train(_recipe(), dataset, run)
-    watcher.join()
+    with _when_at_step(run, 120, kill):
+        train(_recipe(), dataset, run)
     assert killed
     assert [r["step"] for r in read_history(run / "history.jsonl") if r["event"] == "epoch"][1] in {100, 150}
     _assert_same(run, undisturbed)
@@ -111,8 +115,8 @@ def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, tmp_path: Pat
         for member in family:
             member.send_signal(signal.SIGKILL)
 
-    _when_at_step(run, 170, kill_all).join()
-    assert process.wait(timeout=60) == -signal.SIGKILL
+    with _when_at_step(run, 170, kill_all):
+        assert process.wait() == -signal.SIGKILL
     assert max(losses(run)) < STEPS
     subprocess.run([*command, "--resume"], env=environment, check=True, capture_output=True)
     _assert_same(run, undisturbed)

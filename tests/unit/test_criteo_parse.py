@@ -1,6 +1,7 @@
 """Criteo's text -> columns, and what is set aside."""
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from rayrec.common.errors import UserError
 from rayrec.config import CriteoSourceConfig
 from rayrec.sources.criteo.parse import FEATURES_SCHEMA, LABELLED_SCHEMA, has_label, parse_lines
 from rayrec.sources.files import Chunk, list_inputs, plan_chunks, read_lines
-from rayrec.sources.registry import read_raw
+from rayrec.sources.registry import read_chunk, text_source
 from rayrec.sources.rejected import MAX_TEXT, Reason
 
 INTEGERS = [str(i) for i in range(13)]
@@ -159,8 +160,10 @@ def test_gzip_of_several_members(tmp_path: Path) -> None:
     assert b"".join(read_lines(plan_chunks([file], 10)[0])) == b"a\nbc\n"
 
 
-@pytest.mark.parametrize("damage", [lambda d: d[:-40], lambda d: d[:100] + b"\x00" * 40 + d[140:]], ids=["cut", "broken"])
-def test_damaged_gzip(tmp_path: Path, damage) -> None:
+@pytest.mark.parametrize(
+    "damage", [lambda d: d[:-40], lambda d: d[:100] + b"\x00" * 40 + d[140:]], ids=["cut", "broken"]
+)
+def test_damaged_gzip(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "file.gz"
     path.write_bytes(damage(gzip.compress(np.random.default_rng(0).bytes(10_000))))
     (file,) = list_inputs([str(path)])
@@ -194,7 +197,7 @@ LISTINGS = {
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-@pytest.mark.parametrize("paths,expected", LISTINGS.values(), ids=list(LISTINGS))
+@pytest.mark.parametrize(("paths", "expected"), LISTINGS.values(), ids=list(LISTINGS))
 def test_listing(folder: Path, paths: list[str], expected: list[str], scheme: str) -> None:
     files = list_inputs([f"{scheme}{folder}{path}" for path in paths])
     assert [f.base_name for f in files] == expected
@@ -203,7 +206,7 @@ def test_listing(folder: Path, paths: list[str], expected: list[str], scheme: st
 
 
 @pytest.mark.parametrize(
-    "paths,message",
+    ("paths", "message"),
     [
         (["/absent"], "no such file"),
         (["/absent*"], "no such file"),
@@ -222,29 +225,21 @@ def test_unknown_scheme() -> None:
         list_inputs(["nosuch://bucket/key"])
 
 
-def test_read_raw_reports_bad_rows_and_keeps_lines(tmp_path: Path) -> None:
+def test_blocks_of_a_chunk_count_lines_and_set_bad_rows_aside(tmp_path: Path) -> None:
     path = tmp_path / "rows.tsv"
     long = b"x" * (MAX_TEXT + 5)
     path.write_bytes(b"\n".join([row(), row("9"), row("0"), long, row(categories={1: "\udcff"})]))
-    blocks = list(read_raw(CriteoSourceConfig(), str(path)))
+    (chunk,) = plan_chunks(list_inputs([str(path)]), 2**20)
+    # The last line has no newline and comes as a block of its own.
+    blocks = list(read_chunk(text_source(CriteoSourceConfig()), chunk, is_labelled=True))
     assert [line for block in blocks for line in block.lines] == [1, 3]
-    assert sum(block.num_lines for block in blocks) == 5
+    assert [block.num_lines for block in blocks] == [4, 1]
     rejected = pa.concat_tables([block.rejected for block in blocks])
     assert rejected.select(["line", "reason"]).to_pylist() == [
         {"line": 2, "reason": "label other than 0 or 1"},
         {"line": 4, "reason": "wrong column count"},
         {"line": 5, "reason": "invalid UTF-8"},
     ]
-    texts = rejected.column("text").to_pylist()
-    assert set(rejected.column("file").to_pylist()) == {str(path)}
+    texts = rejected["text"].to_pylist()
+    assert set(rejected["file"].to_pylist()) == {str(path)}
     assert texts[0] == row("9").decode() and texts[1] == "x" * MAX_TEXT and "\\xff" in texts[2]
-
-
-def test_read_raw_of_unlabelled_file(tmp_path: Path) -> None:
-    path = tmp_path / "test.tsv"
-    path.write_bytes(row()[2:] + b"\n" + row() + b"\n")
-    (block,) = read_raw(CriteoSourceConfig(), [str(path)])
-    assert "label" not in block.rows.schema.names
-    assert block.rows.num_rows == 1
-    assert block.rejected.column("reason").to_pylist() == ["wrong column count"]
-    assert isinstance(block.rows, pa.RecordBatch)

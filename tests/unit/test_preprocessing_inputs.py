@@ -41,7 +41,12 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str | None, list[str]], type[UserE
         "preprocess.frequency_limit: no categorical column 'C27'; there are C1 to C26",
     ),
     "numeric column": ({"frequency_limit": {"I1": 3}}, {None: ["train.tsv"]}, ConfigError, "column 'I1'"),
-    "days: other names": ({"split": DAY}, {None: ["day_*", "train.tsv"]}, UserError, "train.tsv: preprocess.split.kind"),
+    "days: other names": (
+        {"split": DAY},
+        {None: ["day_*", "train.tsv"]},
+        UserError,
+        "train.tsv: preprocess.split.kind",
+    ),
     "days: not held out": (
         {"split": {"kind": "day"}},
         {None: ["day_*"]},

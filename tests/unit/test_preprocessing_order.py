@@ -1,6 +1,7 @@
 """Permutations that a shuffle is computed from."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def test_blocks_keep_their_places() -> None:
     sizes = [50, 0, 1, 200]
     permuted = BlockwisePermutation(sizes, 5)(np.arange(251))
     bounds = np.cumsum([0, *sizes])
-    for low, high in zip(bounds[:-1], bounds[1:], strict=True):
+    for low, high in pairwise(bounds):
         assert np.array_equal(np.sort(permuted[low:high]), np.arange(low, high))
     assert not np.array_equal(permuted[:50], np.arange(50))
     assert not np.array_equal(permuted[:50], permuted[51:101] - 51)

@@ -5,8 +5,6 @@ columns, at the first bad value, so rows are checked around it: before, over the
 label and the encoding; after, column by column, for integers.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +12,7 @@ import pyarrow.csv as csv
 from numpy.typing import NDArray
 
 from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
+from rayrec.sources.parsed_lines import ParsedLines
 from rayrec.sources.rejected import Reason
 
 _NEWLINE, _TAB, _RETURN = 10, 9, 13
@@ -25,22 +24,6 @@ _SAFE_DIGITS = 18
 
 FEATURES_SCHEMA = pa.schema([(n, pa.int64()) for n in NUMERIC] + [(n, pa.string()) for n in CATEGORICAL])
 LABELLED_SCHEMA = FEATURES_SCHEMA.insert(0, pa.field(LABEL, pa.float32()))
-
-
-@dataclass(frozen=True)
-class ParsedLines:
-    """What a block of lines holds."""
-
-    rows: pa.RecordBatch
-    """The good rows, in order: label float32 (where there is one), integers int64, categories string; empty = null."""
-    positions: NDArray[np.int64]
-    """For each good row, its line in the block, from 0."""
-    num_lines: int
-    rejected_positions: NDArray[np.int64]
-    """Lines of the bad rows in the block, from 0, ascending."""
-    rejected_reasons: list[Reason]
-    rejected_texts: list[bytes]
-    """Without the newline."""
 
 
 def has_label(line: bytes) -> bool:

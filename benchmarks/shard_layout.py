@@ -1,0 +1,131 @@
+"""Size and reading speed of Parquet parts by compression, encoding and row group: the choice of ShardLayoutConfig.
+
+    python -m benchmarks.shard_layout --rows 1000000 --output benchmarks/results/shard_layout.json
+
+Generated Criteo rows are encoded as preprocessing does (frequency limit 15) and written in every layout. Reading is
+that of training: row groups in random order into packed arrays, one thread, the file in the page cache. Time is the
+process's own (CPU) time, so that other work on the machine disturbs little; the best of `--repeats` counts.
+"""
+
+import argparse
+import itertools
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rayrec.common.files import write_json
+from rayrec.config import CriteoSourceConfig, PreprocessConfig
+from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.schema import Schema
+from rayrec.features.vocabulary import write_vocabulary
+from rayrec.ingest.reader import RowPacker
+from rayrec.preprocessing.pipeline import dataset_schema
+from rayrec.preprocessing.vocabularies import vocabulary_file
+from rayrec.sources.criteo.generator import CriteoGenerator
+from rayrec.sources.registry import text_source
+
+_FREQUENCY_LIMIT = 15
+_COMPRESSIONS = ("none", "snappy", "lz4", "zstd")
+_ROW_GROUPS = (8_192, 32_768, 131_072)
+_ENCODINGS = ("plain", "dictionary", "byte stream split", "delta")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        schema, table = _encoded_rows(Path(folder), arguments.rows)
+        layouts = [
+            _measure(Path(folder), schema, table, compression, encoding, row_group, arguments.repeats)
+            for compression, encoding, row_group in itertools.product(_COMPRESSIONS, _ENCODINGS, _ROW_GROUPS)
+        ]
+    result = {
+        "rows": arguments.rows,
+        "bytes_in_memory": table.nbytes,
+        "machine": {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine()},
+        "pyarrow": pa.__version__,
+        "layouts": layouts,
+    }
+    write_json(arguments.output, result)
+
+
+def _encoded_rows(folder: Path, rows: int) -> tuple[Schema, pa.Table]:
+    """Generated rows as a dataset holds them."""
+    columns = text_source(CriteoSourceConfig()).columns
+    raw = pa.Table.from_batches(chunk.rows for chunk in CriteoGenerator(seed=0).chunks(rows))
+    sizes = {name: _fit(folder, raw[name], name) for name in columns.categorical}
+    schema = dataset_schema(columns, PreprocessConfig(frequency_limit=_FREQUENCY_LIMIT), sizes)
+    encoder = FeatureEncoder(schema, folder)
+    encoded = pa.Table.from_batches([encoder.encode(batch) for batch in raw.to_batches()])
+    label = raw[columns.label].cast(pa.float32())
+    return schema, encoded.add_column(0, pa.field(columns.label, pa.float32(), False), label).combine_chunks()
+
+
+def _fit(folder: Path, values: pa.ChunkedArray, name: str) -> int:
+    counted = pa.Table.from_struct_array(values.drop_null().value_counts())
+    listed = counted.filter(pc.greater_equal(counted["counts"], _FREQUENCY_LIMIT))
+    ranked = listed.sort_by([("counts", "descending"), ("values", "ascending")])
+    path = folder / vocabulary_file(name, len(ranked))
+    write_vocabulary(path, ranked["values"].to_pylist(), ranked["counts"].to_pylist())
+    return len(ranked)
+
+
+def _measure(
+    folder: Path, schema: Schema, table: pa.Table, compression: str, encoding: str, row_group: int, repeats: int
+) -> dict[str, Any]:
+    path = folder / "part.parquet"
+    options = _options(table.schema, encoding)
+    write_seconds = _cpu_seconds(
+        lambda: pq.write_table(
+            table, path, row_group_size=row_group, compression=compression, write_statistics=False, **options
+        )
+    )
+    packer = RowPacker(folder, schema)
+    order = np.random.default_rng(0).permutation(-(-len(table) // row_group)).tolist()
+    read_seconds = [_cpu_seconds(lambda: [packer.read(path.name, group) for group in order]) for _ in range(repeats)]
+    result = {
+        "compression": compression,
+        "encoding": encoding,
+        "rows_per_row_group": row_group,
+        "bytes_per_row": round(path.stat().st_size / len(table), 2),
+        "million_rows_read_per_cpu_second": round(len(table) / min(read_seconds) / 1e6, 2),
+        "million_rows_written_per_cpu_second": round(len(table) / write_seconds / 1e6, 2),
+    }
+    print(*result.values(), sep="\t")
+    return result
+
+
+def _options(schema: pa.Schema, encoding: str) -> dict[str, Any]:
+    match encoding:
+        case "plain":
+            return {"use_dictionary": False}
+        case "dictionary":
+            return {"use_dictionary": True}
+        case "byte stream split":
+            return {"use_dictionary": False, "use_byte_stream_split": True}
+        case "delta":
+            integers = {field.name: "DELTA_BINARY_PACKED" for field in schema if pa.types.is_integer(field.type)}
+            return {"use_dictionary": False, "column_encoding": integers}
+    raise AssertionError(encoding)
+
+
+def _cpu_seconds(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+if __name__ == "__main__":
+    main()
