@@ -72,9 +72,7 @@ def measure_generated(rows: int, seed: int, workers: int) -> list[dict[str, Any]
         )
         for model in MODELS:
             run = Path(folder) / model
-            result = rayrec.train(
-                f"{model}-criteo-debug", dataset, run, overrides=GENERATED[model], workers=workers
-            )
+            result = rayrec.train(f"{model}-criteo-debug", dataset, run, overrides=GENERATED[model], workers=workers)
             auc = result.metrics["test"]["auc"]
             assert auc is not None
             table.append({

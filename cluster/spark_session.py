@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkS
     size = spark_size(config)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     parallelism = size.executors * size.cores
-    with _quiet_java():
+    with _quiet_java(), _interrupts_kept():
         session = raydp.init_spark(
             app_name=f"{name}-{uuid4().hex[:8]}",  # names a Ray actor, so it must be unique in the cluster
             num_executors=size.executors,
@@ -114,6 +115,19 @@ def _import_paths() -> list[str]:
 
     roots = [str(Path(package.__path__[0]).parent) for package in (rayrec, cluster)]
     return list(dict.fromkeys([*roots, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
+
+
+@contextmanager
+def _interrupts_kept() -> Iterator[None]:
+    """Undo the handler of Ctrl-C that Spark installs: it turns the interrupt of a running job into a Py4JError."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager

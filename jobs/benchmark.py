@@ -55,9 +55,7 @@ def run(request: BenchmarkRequest, progress: Progress) -> Result:
             overrides = (*request.set, "preprocess.split.kind=hash") if request.data is None else request.set
             folder = made / "dataset"
             preprocess(
-                PreprocessRequest(
-                    recipe=request.recipe, set=overrides, input=(str(raw.output),), output=folder
-                ),
+                PreprocessRequest(recipe=request.recipe, set=overrides, input=(str(raw.output),), output=folder),
                 progress,
             )
             seconds = time.perf_counter() - started

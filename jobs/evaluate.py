@@ -64,9 +64,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
         | {key: value for key, value in given.items() if value is not None}
     )
     with ray_session():
-        metrics = evaluate(
-            recipe.model_copy(update={"train": train}), dataset, request.split, fill, progress=progress
-        )
+        metrics = evaluate(recipe.model_copy(update={"train": train}), dataset, request.split, fill, progress=progress)
     return Result(command="evaluate", rows=dataset.split(request.split).rows, metrics={request.split: metrics})
 
 

@@ -1,4 +1,4 @@
-"""Show the sharding plan of a recipe without training: `python -m jobs.plan --recipe NAME --data FOLDER --workers N`."""
+"""Show a sharding plan without training: `python -m jobs.plan --recipe NAME --data FOLDER --workers N`."""
 
 from pathlib import Path
 

@@ -1,5 +1,6 @@
 """Throughput of training, streamed from Parquet and from memory, one after the other in one Ray session."""
 
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -42,15 +43,17 @@ def measure_training(
             train(config, dataset, run, progress=progress)
             records = [r for r in read_history(run / HISTORY_FILE) if r["event"] == "train"]
         measured = [r for r in records if r["step"] > warmup_steps]
-        rows = [after["step"] - before["step"] for before, after in zip(records, records[1:], strict=False)]
-        seconds = [n * config.train.global_batch_size / r["samples_per_second"] for n, r in zip(rows, measured, strict=True)]
+        batch = config.train.global_batch_size
+        steps_of = [after["step"] - before["step"] for before, after in itertools.pairwise(records)]
+        seconds = [n * batch / r["samples_per_second"] for n, r in zip(steps_of, measured, strict=True)]
+        waited = sum(r["data_wait_share"] * s for r, s in zip(measured, seconds, strict=True))
         table.append({
             "data": "memory" if in_memory else "stream",
             "workers": config.train.workers,
-            "global_batch_size": config.train.global_batch_size,
-            "steps": sum(rows),
-            "samples_per_second": sum(rows) * config.train.global_batch_size / sum(seconds),
-            "data_wait_share": sum(r["data_wait_share"] * s for r, s in zip(measured, seconds, strict=True)) / sum(seconds),
+            "global_batch_size": batch,
+            "steps": sum(steps_of),
+            "samples_per_second": sum(steps_of) * batch / sum(seconds),
+            "data_wait_share": waited / sum(seconds),
             "peak_memory_bytes": max(r["peak_memory_bytes"] for r in measured),
         })  # fmt: skip
     table[0]["ratio_to_memory"] = table[0]["samples_per_second"] / table[1]["samples_per_second"]

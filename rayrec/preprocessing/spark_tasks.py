@@ -87,13 +87,20 @@ def no_tasks_left_behind(spark: "SparkSession") -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with suppress(Exception):  # Spark itself may be what failed
-            spark.sparkContext.cancelAllJobs()
-            tracker = spark.sparkContext._jsc.sc().statusTracker()
-            deadline = time.monotonic() + _CANCEL_SECONDS
-            while time.monotonic() < deadline and any(e.numRunningTasks() for e in tracker.getExecutorInfos()):
-                time.sleep(0.1)
+        # Of its own thread, and so connection to Spark: that of an interrupted call still waits for an answer.
+        canceller = threading.Thread(target=_cancel_tasks, args=(spark,), name="cancel-tasks")
+        canceller.start()
+        canceller.join()
         raise
+
+
+def _cancel_tasks(spark: "SparkSession") -> None:
+    with suppress(Exception):  # Spark itself may be what failed
+        spark.sparkContext.cancelAllJobs()
+        tracker = spark.sparkContext._jsc.sc().statusTracker()
+        deadline = time.monotonic() + _CANCEL_SECONDS
+        while time.monotonic() < deadline and any(e.numRunningTasks() for e in tracker.getExecutorInfos()):
+            time.sleep(0.1)
 
 
 def run_tasks(spark: "SparkSession", items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:

@@ -13,9 +13,7 @@ def build_dense_optimizer(config: DenseOptimizerConfig, parameters: Iterable[nn.
     trained = list(parameters)
     match config.kind:
         case "sgd":
-            return torch.optim.SGD(
-                trained, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
-            )
+            return torch.optim.SGD(trained, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
         case "adagrad":
             return torch.optim.Adagrad(trained, lr=config.lr, eps=config.eps, weight_decay=config.weight_decay)
         case "adam" | "adamw":

@@ -105,8 +105,8 @@ def _run_workers(
     available = int(resources.get("GPU" if device == "cuda" else "CPU", 0))
     if workers > available:
         raise ConfigError(
-            f"train.workers: {workers} workers need {workers} {'GPUs' if device == 'cuda' else 'CPUs'}, the cluster has "
-            f"{available}; lower --workers"
+            f"train.workers: {workers} workers need {workers} {'GPUs' if device == 'cuda' else 'CPUs'}, "
+            f"the cluster has {available}; lower --workers"
         )
     mistake = folder / _MISTAKE_FILE
     mistake.unlink(missing_ok=True)
@@ -143,9 +143,7 @@ def _train_on_worker(arguments: dict[str, Any]) -> None:
     from rayrec.training.loop import train_worker
 
     run = RunFolder.open(arguments["folder"])
-    _on_worker(
-        arguments, lambda recipe, dataset, place: train_worker(recipe, dataset, run, place)
-    )
+    _on_worker(arguments, lambda recipe, dataset, place: train_worker(recipe, dataset, run, place))
 
 
 def _evaluate_on_worker(arguments: dict[str, Any]) -> None:

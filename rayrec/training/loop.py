@@ -60,7 +60,9 @@ def plan_for(recipe: Recipe, dataset: Dataset, place: Place) -> TablePlan:
     )
 
 
-def build_parallel_model(recipe: Recipe, dataset: Dataset, place: Place, plan: TablePlan | None = None) -> ParallelModel:
+def build_parallel_model(
+    recipe: Recipe, dataset: Dataset, place: Place, plan: TablePlan | None = None
+) -> ParallelModel:
     """A recipe's model with its initial values, spread over the workers by `plan` (by default that of `plan_for`)."""
     plan = plan or plan_for(recipe, dataset, place)
     return ParallelModel(recipe.model, dataset.schema, recipe.train, plan, place.device, place.local_world_size)
@@ -220,8 +222,8 @@ class _Training:
         }
         if not math.isfinite(loss):
             raise UserError(
-                f"the loss is not finite at step {step}: lower train.embedding_optimizer.lr and train.dense_optimizer.lr, "
-                "or give train.schedule.warmup_steps"
+                f"the loss is not finite at step {step}: lower train.embedding_optimizer.lr and "
+                "train.dense_optimizer.lr, or give train.schedule.warmup_steps"
             )
         if self._is_chief:
             self._history.append({"step": step, "epoch": self._progress.epoch, "event": "train", **values})

@@ -1,7 +1,7 @@
 """A model spread over the ranks: sharded embedding tables, a replicated dense network."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -57,7 +57,9 @@ class ParallelModel:
         self.dense_network = whole.dense_network.to_empty(device=device)
         self._initialize(train.seed)
         _freeze(self.dense_network, train.freeze)
-        called: nn.Module = torch.compile(self.dense_network) if train.compile else self.dense_network
+        called: nn.Module = self.dense_network
+        if train.compile:
+            called = cast(nn.Module, torch.compile(self.dense_network))
         self.trains_dense = any(p.requires_grad for p in self.dense_network.parameters())
         if dist.get_world_size() > 1 and self.trains_dense:
             called = DistributedDataParallel(

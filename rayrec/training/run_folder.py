@@ -1,6 +1,6 @@
 """The run folder: what training writes, evaluation, export and a resumed run read.
 
-    run.json  config.yaml  schema.json  plan.json  history.jsonl  metrics.json  checkpoints/  tensorboard/
+run.json  config.yaml  schema.json  plan.json  history.jsonl  metrics.json  checkpoints/  tensorboard/
 """
 
 import hashlib
@@ -91,13 +91,14 @@ class RunFolder:
         if not index.exists():
             raise UserError(f"{self.path}: has no checkpoint yet; train on with --resume")
         content = json.loads(index.read_text())
-        name = content[which] if which in {"latest", "best"} else f"step-{int(which):08d}" if which.isdigit() else None
-        if name not in content["checkpoints"]:
+        names: list[str] = content["checkpoints"]
+        wanted = f"step-{int(which):08d}" if which.isdigit() else content.get(which)
+        if wanted not in names:
             raise UserError(
-                f"{self.path}: no checkpoint '{which}'; it has {', '.join(content['checkpoints'])}, 'latest'"
+                f"{self.path}: no checkpoint '{which}'; it has {', '.join(names)}, 'latest'"
                 + (", 'best'" if content["best"] else "")
             )
-        return self.checkpoints / name
+        return self.checkpoints / wanted
 
     @property
     def recipe(self) -> Recipe:

@@ -140,7 +140,7 @@ def plan_tables(
             "(preprocess.frequency_limit, preprocess.max_table_size, model.embedding_dim), or fewer sharding overrides"
         ) from None
     shards = []
-    for name, parameter in plan.plan["embeddings"].items():  # type: ignore[attr-defined]
+    for name, parameter in plan.plan["embeddings"].items():
         table = tables[name]
         kind: Sharding = parameter.sharding_type
         if kind == "data_parallel":
@@ -208,9 +208,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(previous)
 
 
-def _check_supported(
-    table: str, wanted: str, optimizer: EmbeddingOptimizerConfig, dim: int, world_size: int
-) -> None:
+def _check_supported(table: str, wanted: str, optimizer: EmbeddingOptimizerConfig, dim: int, world_size: int) -> None:
     if wanted != "auto" and wanted not in {*_allowed(optimizer)}:
         raise ConfigError(
             f"train.sharding: table '{table}' cannot be {wanted} under embedding_optimizer '{optimizer.kind}'; "

@@ -75,7 +75,9 @@ class TableOptimizer:
             for name, parameter in self._replicated.items():
                 moment = self._dense.state[parameter].get("sum")
                 if moment is not None:
-                    state[f"{name}.momentum1"] = moment.view(-1) if moment.shape[1] == 1 != parameter.shape[1] else moment
+                    # Row-wise Adagrad keeps (rows, 1); its fused twin has (rows,).
+                    is_rowwise = isinstance(self._dense, RowWiseAdagrad)
+                    state[f"{name}.momentum1"] = moment.view(-1) if is_rowwise else moment
         return state
 
     def restore_step(self, step: int) -> None:
@@ -94,5 +96,3 @@ def _dense_twin(config: EmbeddingOptimizerConfig, parameters: list[nn.Parameter]
             return RowWiseAdagrad(parameters, lr=config.lr, eps=config.eps)
         case other:
             raise AssertionError(f"the planner does not replicate tables under {other}")
-
-

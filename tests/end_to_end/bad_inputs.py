@@ -220,7 +220,12 @@ ROWS = [
         "10 of 100 rows are bad (label other than 0 or 1 6, wrong column count 4), more than "
         "preprocess.max_rejected_fraction (0.01); the first is bad.tsv, line 91: label other than 0 or 1",
     ),
-    BadInput("damaged gzip file", f"{PREPROCESS} cut.tsv.gz", 1, "cut.tsv.gz: damaged gzip file; fetch it again"),
+    BadInput(
+        "damaged gzip file",
+        f"{PREPROCESS} cut.tsv.gz",
+        1,
+        "cut.tsv.gz: damaged gzip file (Truncated compressed stream); fetch it again",
+    ),
 ]
 COMMANDS = [*USAGE, *CONFIG, *FILES, *ROWS]
 

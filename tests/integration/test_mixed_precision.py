@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-
 from builders import make_dataset
+from training_runs import Case, losses, recipe, run_cases
+
 from rayrec.config.train import IngestConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches
@@ -15,7 +16,6 @@ from rayrec.training.loop import build_parallel_model
 from rayrec.training.place import Place
 from rayrec.training.precision import resolve_precision
 from rayrec.training.step import TrainStep
-from training_runs import Case, losses, recipe, run_cases
 
 SHARDING = {"tables": {"C1": "row_wise", "C2": "data_parallel"}, "default": "table_wise", "memory_per_worker": "1GB"}
 

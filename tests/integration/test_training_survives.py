@@ -11,15 +11,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from torch import Tensor
-
 from builders import make_dataset
+from torch import Tensor
+from training_runs import losses, recipe, weights_of
+
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config import Recipe, dump_recipe
 from rayrec.ingest.dataset import Dataset
 from rayrec.training.driver import train
 from rayrec.training.history import read_history
-from training_runs import losses, recipe, weights_of
 
 STEPS = 400
 
@@ -143,4 +143,3 @@ def test_a_mistake_is_said_once_and_not_retried(
 ) -> None:
     with pytest.raises(UserError, match=message):
         train(_recipe(**section), dataset, tmp_path / "run")
-

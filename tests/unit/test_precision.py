@@ -19,7 +19,9 @@ def test_auto_on_a_cpu(monkeypatch: pytest.MonkeyPatch, flags: set[str], name: s
     assert "bf16" in chosen.reason
 
 
-@pytest.mark.parametrize(("capability", "name"), [((9, 0), "bf16"), ((8, 0), "bf16"), ((7, 0), "fp16"), ((6, 1), "fp32")])
+@pytest.mark.parametrize(
+    ("capability", "name"), [((9, 0), "bf16"), ((8, 0), "bf16"), ((7, 0), "fp16"), ((6, 1), "fp32")]
+)
 def test_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], name: str) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU")

@@ -79,7 +79,8 @@ def test_json_is_the_saved_object_alone_on_stdout(tmp_path: Path, capfd: pytest.
             RuntimeError("in a task\n  File 'x.py', line 3\n\nZeroDivisionError: division by zero"),
             1,
             "failed",
-            "error: RuntimeError: in a task ... ZeroDivisionError: division by zero; run again with --debug for the traceback",
+            "error: RuntimeError: in a task ... ZeroDivisionError: division by zero; "
+            "run again with --debug for the traceback",
         ),
         (
             OSError(28, "No space left on device", "/data/part-0"),

@@ -20,9 +20,7 @@ CRITEO = [
 SMALL = [1000, 50, 7, 20000]
 
 
-def _plan(
-    rows: list[int], dim: int, workers: int, memory: str, optimizer: str = "sgd", **sharding: Any
-) -> TablePlan:
+def _plan(rows: list[int], dim: int, workers: int, memory: str, optimizer: str = "sgd", **sharding: Any) -> TablePlan:
     tables = [
         EmbeddingBagConfig(name=f"C{i}", feature_names=[f"C{i}"], num_embeddings=n, embedding_dim=dim)
         for i, n in enumerate(rows)
