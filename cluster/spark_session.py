@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from rayrec.common import errors
 from rayrec.common.errors import UserError
 from rayrec.config.preprocess import SparkConfig
 
@@ -110,11 +111,9 @@ def spark_size(config: SparkConfig) -> SparkSize:
 
 def _import_paths() -> list[str]:
     """Where this process found the packages whose code the workers run, and what it was told itself."""
-    import cluster
-    import rayrec
-
-    roots = [str(Path(package.__path__[0]).parent) for package in (rayrec, cluster)]
-    return list(dict.fromkeys([*roots, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
+    roots = [str(Path(errors.__file__).parents[2]), str(Path(__file__).parents[1])]
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return list(dict.fromkeys([*roots, *given]))
 
 
 @contextmanager

@@ -17,9 +17,11 @@ from rayrec.config import Recipe
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.training.checkpoint import folder_name
-from rayrec.training.loop import train_worker
+from rayrec.training.driver import fill_from_checkpoint
+from rayrec.training.loop import build_parallel_model, train_worker
 from rayrec.training.place import Place
 from rayrec.training.run_folder import RunFolder
+from rayrec.training.splits import SplitReader
 
 BASE: dict[str, Any] = {
     "name": "test",
@@ -94,4 +96,34 @@ def _worker(rank: int, workers: int, rendezvous: str, arguments: bytes) -> None:
         dist.barrier()
         place = Place(rank=rank, world_size=workers, local_world_size=workers, device=torch.device("cpu"))
         train_worker(case, dataset, RunFolder.open(folder), place)
+    dist.destroy_process_group()
+
+
+def logits_under(plans: Sequence[Recipe], workers: int, dataset: Path, checkpoint: Path, output: Path) -> list[Tensor]:
+    """Logits of the test split, in order, with the weights of `checkpoint` under each recipe's sharding plan."""
+    contents = [plan.model_dump(mode="json") for plan in plans]
+    mp.spawn(_logits_worker, (workers, str(dataset), contents, str(checkpoint), str(output)), nprocs=workers)
+    return [torch.load(output / f"{index}.pt", weights_only=True) for index in range(len(plans))]
+
+
+def _logits_worker(
+    rank: int, workers: int, data: str, contents: list[dict[str, Any]], checkpoint: str, output: str
+) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{output}/rendezvous", rank=rank, world_size=workers)
+    dataset = Dataset.open(data)
+    place = Place(rank=rank, world_size=workers, local_world_size=workers, device=torch.device("cpu"))
+    for index, content in enumerate(contents):
+        config = Recipe.model_validate(content)
+        model = build_parallel_model(config, dataset, place)
+        fill_from_checkpoint(Path(checkpoint), model)
+        reader = SplitReader(dataset, config.train.ingest, place)
+        # One global batch: the ranks' rows follow each other.
+        rows = dataset.split("test").rows
+        with reader.open("test", global_batch_size=rows, drop_last=False, shuffle="none") as batches:
+            (logits,) = [model.logits(batch)[batch.weight > 0] for batch in batches]
+        parts: list[Tensor | None] = [None] * workers
+        dist.all_gather_object(parts, logits)
+        if rank == 0:
+            torch.save(torch.cat([part for part in parts if part is not None]), Path(output) / f"{index}.pt")
     dist.destroy_process_group()

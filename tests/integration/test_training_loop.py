@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import make_dataset
-from training_runs import Case, losses, recipe, run_cases, weights_of
+from training_runs import Case, logits_under, losses, recipe, run_cases, weights_of
 
 from rayrec.config import Recipe
 from rayrec.training.checkpoint import folder_name
@@ -125,6 +125,18 @@ def test_evaluation_agrees_across_plans_and_counts_each_row_once(resumed: Path) 
     assert metrics["one"]["rows"] == metrics["two"]["rows"] == 300
     for name, value in metrics["one"].items():
         assert metrics["two"][name] == pytest.approx(value, abs=1e-5), name
+
+
+def test_predictions_do_not_depend_on_the_plan(runs: Path, dataset: Path, tmp_path: Path) -> None:
+    checkpoint = runs / "adagrad-mixed" / "checkpoints" / folder_name(STEPS)
+    plans = [_recipe("adagrad", sharding=sharding) for sharding in _plans("adagrad").values()]
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    (expected,) = logits_under(plans[:1], 1, dataset, checkpoint, tmp_path / "one")
+    assert len(expected) == 300
+    assert expected.std() > 0.1
+    for logits in logits_under(plans, 2, dataset, checkpoint, tmp_path / "two"):
+        np.testing.assert_allclose(logits, expected, atol=1e-6, rtol=0)
 
 
 def test_parts_of_a_run(dataset: Path, tmp_path: Path) -> None:
