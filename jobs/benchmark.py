@@ -50,12 +50,14 @@ def run(request: BenchmarkRequest, progress: Progress) -> Result:
         folder, seconds = request.data, 0.0
         if folder is None or request.what == "preprocess":
             made = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rayrec-benchmark-")))
-            raw = generate(GenerateRequest(source="criteo", rows=request.rows, output=made / "raw"), progress)
+            generate(GenerateRequest(source="criteo", rows=request.rows, output=made / "raw"), progress)
             started = time.perf_counter()
             overrides = (*request.set, "preprocess.split.kind=hash") if request.data is None else request.set
             folder = made / "dataset"
             preprocess(
-                PreprocessRequest(recipe=request.recipe, set=overrides, input=(str(raw.output),), output=folder),
+                PreprocessRequest(
+                    recipe=request.recipe, set=overrides, input=(str(made / "raw" / "criteo.tsv"),), output=folder
+                ),
                 progress,
             )
             seconds = time.perf_counter() - started

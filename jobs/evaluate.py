@@ -58,11 +58,16 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
             f"{request.data}: its features are not those that {request.source} was trained on; "
             "evaluate on a dataset of the same preprocessing"
         )
-    given = {"workers": request.workers, "device": request.device}
-    train = recipe.train.model_validate(
-        {**recipe.train.model_dump(), "global_batch_size": recipe.evaluate.global_batch_size}
-        | {key: value for key, value in given.items() if value is not None}
-    )
+    workers = request.workers or recipe.train.workers
+    train = recipe.train.model_validate({
+        **recipe.train.model_dump(),
+        "workers": workers,
+        "device": request.device or recipe.train.device,
+        # For the planner alone: ranks may hold unequal shares of a batch.
+        "global_batch_size": -(-recipe.evaluate.global_batch_size // workers) * workers,
+        # Takes no memory and runs everywhere, unlike what the model may have been trained with.
+        "embedding_optimizer": {"kind": "sgd"},
+    })  # fmt: skip
     with ray_session():
         metrics = evaluate(recipe.model_copy(update={"train": train}), dataset, request.split, fill, progress=progress)
     return Result(command="evaluate", rows=dataset.split(request.split).rows, metrics={request.split: metrics})
