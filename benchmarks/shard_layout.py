@@ -51,12 +51,16 @@ def main() -> None:
             _measure(Path(folder), schema, table, compression, encoding, row_group, arguments.repeats)
             for compression, encoding, row_group in itertools.product(_COMPRESSIONS, _ENCODINGS, _ROW_GROUPS)
         ]
+        types = [
+            _measure_types(Path(folder), name, typed, arguments.repeats) for name, typed in _other_types(table).items()
+        ]
     result = {
         "rows": arguments.rows,
         "bytes_in_memory": table.nbytes,
         "machine": {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine()},
         "pyarrow": pa.__version__,
         "layouts": layouts,
+        "types": types,
     }
     write_json(arguments.output, result)
 
@@ -102,6 +106,48 @@ def _measure(
         "bytes_per_row": round(path.stat().st_size / len(table), 2),
         "million_rows_read_per_cpu_second": round(len(table) / min(read_seconds) / 1e6, 2),
         "million_rows_written_per_cpu_second": round(len(table) / write_seconds / 1e6, 2),
+    }
+    print(*result.values(), sep="\t")
+    return result
+
+
+def _other_types(table: pa.Table) -> dict[str, pa.Table]:
+    """The same rows with other types of columns."""
+
+    def cast(numbers: pa.DataType, ids: Callable[[pa.ChunkedArray], pa.DataType]) -> pa.Table:
+        columns = [c.cast(numbers if pa.types.is_floating(c.type) else ids(c)) for c in table.columns]
+        return pa.table(columns, names=table.column_names)
+
+    def smallest(column: pa.ChunkedArray) -> pa.DataType:
+        largest = pc.max(column).as_py()
+        return next(t for t, top in ((pa.int8(), 2**7), (pa.int16(), 2**15), (pa.int32(), 2**31)) if largest < top)
+
+    return {
+        "float32, int32": table,
+        "float32, int64": cast(pa.float32(), lambda _: pa.int64()),
+        "float32, smallest int": cast(pa.float32(), smallest),
+        "float16, int32": cast(pa.float16(), lambda _: pa.int32()),
+    }
+
+
+def _measure_types(folder: Path, name: str, table: pa.Table, repeats: int) -> dict[str, Any]:
+    """The chosen layout with other types, read column by column and cast to what training wants."""
+    path = folder / "part.parquet"
+    pq.write_table(table, path, row_group_size=32_768, compression="lz4", write_statistics=False, use_dictionary=True)
+
+    def read() -> None:
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                for column in file.read_row_group(group, use_threads=False).columns:
+                    values = column.to_numpy()
+                    values.astype(np.float32 if values.dtype.kind == "f" else np.int32, copy=False)
+
+    result = {
+        "types": name,
+        "bytes_per_row": round(path.stat().st_size / len(table), 2),
+        "million_rows_read_per_cpu_second": round(
+            len(table) / min(_cpu_seconds(read) for _ in range(repeats)) / 1e6, 2
+        ),
     }
     print(*result.values(), sep="\t")
     return result

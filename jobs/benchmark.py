@@ -52,7 +52,7 @@ def run(request: BenchmarkRequest, progress: Progress) -> Result:
             made = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rayrec-benchmark-")))
             generate(GenerateRequest(source="criteo", rows=request.rows, output=made / "raw"), progress)
             started = time.perf_counter()
-            overrides = (*request.set, "preprocess.split.kind=hash") if request.data is None else request.set
+            overrides = (*request.set, "preprocess.split={kind: hash}") if request.data is None else request.set
             folder = made / "dataset"
             preprocess(
                 PreprocessRequest(

@@ -24,8 +24,8 @@ class EvaluateRequest(Config):
     """Dataset folder."""
     split: str = "test"
     """Split to evaluate on."""
-    checkpoint: str = "latest"
-    """Of a run: `latest`, `best`, or a step."""
+    checkpoint: str = "best"
+    """Of a run: `best` (the latest where none was evaluated), `latest`, or a step."""
     workers: PositiveInt | None = None
     """By default as many as the model was trained on."""
     device: Literal["auto", "cpu", "cuda"] | None = None

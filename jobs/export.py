@@ -46,7 +46,7 @@ def export_run(run_folder: Path, output: Path, checkpoint: str, progress: Progre
 
     run = RunFolder.open(run_folder)
     dataset = Dataset.open(run.dataset_folder)
-    folder = _checkpoint(run, checkpoint)
+    folder = run.checkpoint(checkpoint)
     metrics = _metrics(run, dataset, folder)
     progress.stage(f"export {folder.name}")
     export_checkpoint(folder, output, recipe=run.recipe, dataset=dataset, metrics=metrics)
@@ -69,15 +69,6 @@ def exported(path: Path) -> Iterator[Path]:
             yield output
     else:
         raise UserError(f"{path}: neither a model nor a run folder; give the output of `rayrec export` or `train`")
-
-
-def _checkpoint(run: "RunFolder", which: str) -> Path:
-    if which == "best":
-        # A run that was never evaluated has no best checkpoint.
-        with contextlib.suppress(UserError):
-            return run.checkpoint("best")
-        which = "latest"
-    return run.checkpoint(which)
 
 
 def _metrics(run: "RunFolder", dataset: "Dataset", checkpoint: Path) -> "Metrics":

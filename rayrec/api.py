@@ -106,14 +106,14 @@ def evaluate(
     data: AnyPath,
     *,
     split: str = "test",
-    checkpoint: str = "latest",
+    checkpoint: str = "best",
     workers: int | None = None,
     device: str | None = None,
     progress: bool = True,
 ) -> "Result":
     """Exact metrics of a run or model folder over a split of a dataset folder, every row once.
 
-    `checkpoint`: of a run, `latest`, `best` or a step.
+    `checkpoint`: of a run, `best` (the latest where none was evaluated), `latest` or a step.
     """
     return _run(
         "evaluate",

@@ -154,7 +154,7 @@ def evaluate(
     data: DataOption,
     split: Annotated[str | None, typer.Option(help="Split of the dataset.", show_default="test")] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Of a run: latest, best, or a step.", show_default="latest")
+        str | None, typer.Option(help="Of a run: best, latest, or a step.", show_default="best")
     ] = None,
     workers: WorkersOption = None,
     device: DeviceOption = None,

@@ -56,10 +56,10 @@ SplitConfig = Annotated[
 
 
 class ShardLayoutConfig(Config):
-    """The Parquet files of a split; defaults chosen by measurement (benchmarks/shard_layout.py)."""
+    """The Parquet files of a split; defaults chosen by measurement (docs/preprocessing.md)."""
 
     rows_per_part: PositiveInt = 4_194_304
-    """Most rows in one Parquet file."""
+    """Most rows in one Parquet file; data that would give fewer than 16 such files is cut into smaller ones."""
     rows_per_row_group: PositiveInt = 32_768
     """Rows in one row group: the unit that ingest reads and shuffles."""
     compression: Literal["none", "lz4", "zstd", "snappy"] = "lz4"

@@ -70,7 +70,7 @@ def write_part(
 
 
 def parquet_options(layout: ShardLayoutConfig) -> dict[str, object]:
-    """How the Parquet writer encodes a part; measured by benchmarks/shard_layout.py."""
+    """How the Parquet writer encodes a part; why, with figures: docs/preprocessing.md."""
     return {"compression": layout.compression, "use_dictionary": True, "write_statistics": False}
 
 

@@ -54,6 +54,11 @@ class Checkpoints:
         steps = checkpoint_steps(self._folder)
         return read_progress(self._folder / folder_name(steps[-1])) if steps else None
 
+    def best(self) -> RunProgress | None:
+        """Progress of the checkpoint with the best value of `keep_best`; None where there is none."""
+        step = self._best(checkpoint_steps(self._folder))
+        return read_progress(self._folder / folder_name(step)) if step is not None else None
+
     def save(self, model: ParallelModel, step: TrainStep, progress: RunProgress) -> None:
         """Write a checkpoint, then delete those that the recipe does not keep."""
         target = self._folder / folder_name(progress.step)

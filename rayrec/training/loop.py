@@ -261,7 +261,13 @@ class _Training:
         self._saved_step, self._saved_at = progress.step, time.perf_counter()
 
     def _finish(self) -> None:
-        """Evaluate the trained model on every held-out split and write the run's metrics."""
+        """Evaluate on every held-out split and write the run's metrics: those of the best checkpoint, if one is kept.
+
+        That is the one that evaluation, prediction and export take unless told otherwise.
+        """
+        best = self._checkpoints.best()
+        if best is not None and best.step != self._progress.step:
+            self._checkpoints.load(self._model, self._step, best)
         splits = [name for name, info in self._dataset.manifest.splits.items() if name != "train" and info.rows]
         metrics: dict[str, dict[str, float | None]] = {}
         for split in splits:

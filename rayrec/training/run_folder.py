@@ -86,18 +86,19 @@ class RunFolder:
         return folder
 
     def checkpoint(self, which: str) -> Path:
-        """Folder of the checkpoint `latest`, `best` or of a step. Raises UserError where there is none."""
+        """Folder of the checkpoint `latest`, `best` or of a step. Raises UserError where there is none.
+
+        Where nothing was evaluated, the latest is the best.
+        """
         index = self.checkpoints / CHECKPOINT_INDEX_FILE
         if not index.exists():
             raise UserError(f"{self.path}: has no checkpoint yet; train on with --resume")
         content = json.loads(index.read_text())
         names: list[str] = content["checkpoints"]
-        wanted = f"step-{int(which):08d}" if which.isdigit() else content.get(which)
+        by_name = {"latest": content["latest"], "best": content["best"] or content["latest"]}
+        wanted = f"step-{int(which):08d}" if which.isdigit() else by_name.get(which)
         if wanted not in names:
-            raise UserError(
-                f"{self.path}: no checkpoint '{which}'; it has {', '.join(names)}, 'latest'"
-                + (", 'best'" if content["best"] else "")
-            )
+            raise UserError(f"{self.path}: no checkpoint '{which}'; it has latest, best, {', '.join(names)}")
         return self.checkpoints / wanted
 
     @property

@@ -163,7 +163,7 @@ def test_a_trained_run(tmp_path: Path) -> None:
     untrained = build_model(folder.recipe.model, folder.schema, seed=folder.recipe.train.seed)
     assert not torch.equal(folder.table(folder.schema.categorical[0]), tables_of(untrained)["C1"])
 
-    with pytest.raises(UserError, match="no checkpoint '3'; it has step-00000004"):
+    with pytest.raises(UserError, match="no checkpoint '3'; it has latest, best, step-00000004"):
         export(ExportRequest(run=tmp_path / "run", output=tmp_path / "other", checkpoint="3"), SilentProgress())
     with pytest.raises(UserError, match="already exists"):
         export(ExportRequest(run=tmp_path / "run", output=tmp_path / "model"), SilentProgress())

@@ -28,12 +28,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: base / name for name in ("dlrm", "dcnv2")}
 
 
-@pytest.fixture(scope="module")
-def url(ray_cluster: None, folders: dict[str, Path]) -> Iterator[str]:
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    request = ServeRequest(model=tuple(folders.values()), port=port)
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def url(ray_cluster: None, folders: dict[str, Path]) -> Iterator[str]:
+    request = ServeRequest(model=tuple(folders.values()), port=_free_port())
     with serving(request, SilentProgress()) as address:
         yield address
 
@@ -129,6 +133,6 @@ def test_a_port_in_use(url: str, folders: dict[str, Path]) -> None:
 
 
 def test_no_model(ray_cluster: None, tmp_path: Path) -> None:
-    request = ServeRequest(model=(tmp_path / "none",), port=1 + 2**15)
+    request = ServeRequest(model=(tmp_path / "none",), port=_free_port())
     with pytest.raises(UserError, match="neither a model nor a run folder"), serving(request, SilentProgress()):
         pass
