@@ -141,7 +141,7 @@ def test_predictions_do_not_depend_on_the_plan(runs: Path, dataset: Path, tmp_pa
 
 def test_parts_of_a_run(dataset: Path, tmp_path: Path) -> None:
     """Freezing, early stop, evaluations and the checkpoints that are kept, in one process start."""
-    half = {"evaluations_per_epoch": 2, "epochs": 3, "max_steps": None}
+    half = {"evaluations_per_epoch": 2, "epochs": 3, "max_steps": None, "schedule": {}}
     cases = {
         "frozen-tables": _recipe("sgd", freeze=["embeddings"], max_steps=5),
         "frozen-bottom": _recipe("sgd", freeze=["dense_network.bottom_mlp"], max_steps=5),
