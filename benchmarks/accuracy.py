@@ -38,6 +38,8 @@ GENERATED: dict[str, dict[str, Any]] = {
         "model.top_mlp": [128, 64],
         "train.global_batch_size": 2048,
         "train.epochs": 2,
+        "train.embedding_optimizer.kind": "adagrad",
+        "train.embedding_optimizer.lr": 0.03,
         "train.schedule.warmup_steps": 50,
         "train.schedule.decay_start": 400,
         "train.schedule.decay_steps": 450,
