@@ -135,7 +135,6 @@ def test_resume_of_another_run_is_refused(undisturbed: Path, dataset: Dataset) -
         ({"workers": 64}, r"train\.workers: 64 workers need 64 CPUs"),
         ({"freeze": ["dense_network.middle"]}, r"train\.freeze: no part 'dense_network\.middle'"),
         ({"embedding_optimizer": {"kind": "adam", "lr": 0.1}}, "'adam' needs a GPU"),
-        ({"dense_optimizer": {"kind": "sgd", "lr": 1e30}}, r"the loss is not finite at step \d+: lower train"),
     ],
 )
 def test_a_mistake_is_said_once_and_not_retried(
