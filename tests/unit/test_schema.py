@@ -83,7 +83,7 @@ def test_a_name_is_used_once(names: tuple[str, ...]) -> None:
     ("content", "message"),
     [
         (None, "missing; give a dataset or model folder"),
-        ("{", "Invalid JSON"),
+        ("{", "damaged, not whole JSON; make it again"),
         ('{"label": "y", "features": [], "labl": 1}', "unknown key 'labl'; did you mean 'label'?"),
         ('{"label": "y", "features": [], "version": 2}', "version: Input should be 1 (got 2)"),
         ('{"label": "y", "features": [{"kind": "numeric", "nme": "I1"}]}', "features.0.name: Field required"),
