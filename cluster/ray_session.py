@@ -75,9 +75,8 @@ def _prepare_environment(local: bool) -> None:
         os.environ["PATH"] = f"{interpreter}{os.pathsep}{os.environ.get('PATH', '')}"
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if local:
-        provide_java()
-        if "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
-            # A token of this session alone: other users of the machine cannot drive its Ray.
-            os.environ["RAY_AUTH_MODE"] = "token"
-            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    provide_java()
+    if local and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
+        # A token of this session alone: other users of the machine cannot drive its Ray.
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

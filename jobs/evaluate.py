@@ -35,7 +35,6 @@ class EvaluateRequest(Config):
 def run(request: EvaluateRequest, progress: Progress) -> Result:
     """Evaluate; `rows` counts the rows of the split, each of which counts once."""
     from cluster.ray_session import ray_session
-    from rayrec.common.errors import UserError
     from rayrec.inference.model_folder import TABLES_FOLDER, ModelFolder
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.driver import evaluate, fill_from_checkpoint
@@ -50,14 +49,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
         run_folder = RunFolder.open(request.source)
         recipe, schema = run_folder.recipe, run_folder.schema
         fill = partial(fill_from_checkpoint, run_folder.checkpoint(request.checkpoint))
-    sizes = {f.name: f.cardinality for f in schema.categorical}
-    if sizes != {f.name: f.cardinality for f in dataset.schema.categorical} or len(schema.numeric) != len(
-        dataset.schema.numeric
-    ):
-        raise UserError(
-            f"{request.data}: its features are not those that {request.source} was trained on; "
-            "evaluate on a dataset of the same preprocessing"
-        )
+    schema.require_same_features(dataset.schema, request.data)
     workers = request.workers or recipe.train.workers
     train = recipe.train.model_validate({
         **recipe.train.model_dump(),

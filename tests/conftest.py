@@ -1,5 +1,6 @@
 """Fixtures of all tests."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,3 +15,14 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the real data sets (../shared/data beside the checkout) are not there")
     return folder
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[str]:
+    """One Ray session for all tests; its address, where commands that tests start find it too."""
+    from cluster.ray_session import ray_session
+
+    with ray_session():
+        import ray
+
+        yield ray.get_runtime_context().gcs_address

@@ -16,7 +16,8 @@ def measure_inference(
     import torch
 
     from rayrec.models.registry import build_model
-    from rayrec.training.precision import resolve_device, resolve_precision
+    from rayrec.training.device import resolve_device
+    from rayrec.training.precision import resolve_precision
 
     device = torch.device(resolve_device(recipe.train.device, gpus=torch.cuda.device_count()))
     precision = resolve_precision(recipe.train.precision, "cuda" if device.type == "cuda" else "cpu")

@@ -106,6 +106,27 @@ class Schema(Config):
         )
         return self.model_copy(update={"features": features})
 
+    def require_same_features(self, dataset: "Schema", source: Path) -> None:
+        """Raise UserError unless a dataset was encoded as this model reads it: the same features in the same order.
+
+        `source` is the dataset's folder, for the message.
+        """
+        encoded = {f.name: f for f in dataset.features}
+        for feature in self.features:
+            other = encoded.get(feature.name)
+            if other is None:
+                raise UserError(f"{source}: has no feature '{feature.name}', as the model; give another dataset")
+            if feature.model_dump(exclude={"embedding_dim"}) != other.model_dump(exclude={"embedding_dim"}):
+                raise UserError(
+                    f"{source}: feature '{feature.name}' was encoded otherwise than for the model; preprocess with "
+                    "the model's vocabulary, or score the raw rows with --raw"
+                )
+        names = [f.name for f in self.features]
+        if list(encoded) != names:
+            extra = [name for name in encoded if name not in names]
+            wrong = f"has a feature '{extra[0]}', unlike the model" if extra else "has its features in another order"
+            raise UserError(f"{source}: {wrong}; give a dataset of the model's preprocessing")
+
     def save(self, folder: Path) -> None:
         """Write `schema.json` into `folder`, atomically."""
         write_json(folder / SCHEMA_FILE, self.model_dump(mode="json"))

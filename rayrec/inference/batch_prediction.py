@@ -71,7 +71,7 @@ def predict_dataset(
     `scores/` has columns row (int64, position in the split), label (float32), score (float32), in the split's order.
     Raises UserError where the dataset was not encoded as the model's training data was.
     """
-    _require_same_features(model, dataset)
+    model.schema.require_same_features(dataset.schema, dataset.folder)
     parts = dataset.split(split).parts
     tasks = [
         pa.table({"path": [str(dataset.folder / part.path)], "row_group": [index]})
@@ -130,19 +130,6 @@ def _add(counts: PredictionCounts, rows: int, reasons: pa.ChunkedArray) -> Predi
     for entry in pc.value_counts(reasons).to_pylist():
         rejected[entry["values"]] = rejected.get(entry["values"], 0) + entry["counts"]
     return replace(counts, rows=counts.rows + rows, rejected=rejected)
-
-
-def _require_same_features(model: ModelFolder, dataset: Dataset) -> None:
-    encoded = {f.name: f for f in dataset.schema.features}
-    for feature in model.schema.features:
-        other = encoded.get(feature.name)
-        if other is None:
-            raise UserError(f"{dataset.folder}: has no feature '{feature.name}', as the model; give another dataset")
-        if feature.model_copy(update={"embedding_dim": None}) != other.model_copy(update={"embedding_dim": None}):
-            raise UserError(
-                f"{dataset.folder}: feature '{feature.name}' was encoded otherwise than for the model; preprocess with "
-                "the model's vocabulary, or score the raw rows with --raw"
-            )
 
 
 def _is_labelled(source: SourceConfig, first: Chunk) -> bool:

@@ -13,7 +13,9 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config import Recipe
 from rayrec.ingest.dataset import Dataset
+from rayrec.training.device import DeviceName, resolve_device
 from rayrec.training.history import read_history
+from rayrec.training.preflight import require_trainable
 from rayrec.training.run_folder import METRICS_FILE, RUN_FILE, RunFolder
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ def train(
     checkpoint up to `train.max_failures` times. Raises UserError, with what was trained so far kept.
     """
     output = output.absolute()
+    device = _workers_device(recipe)
+    require_trainable(recipe, dataset, device)
     if resume and (output / RUN_FILE).exists():
         run = RunFolder.resume(output, recipe, dataset)
     else:
@@ -50,7 +54,7 @@ def train(
     shown.stage("training", dataset.split("train").rows * recipe.train.epochs)
     watcher = _HistoryWatcher(run.history, recipe, dataset, shown)
     with watcher:
-        _run_workers(_train_on_worker, recipe, dataset, run.path, {}, recipe.train.max_failures)
+        _run_workers(_train_on_worker, recipe, dataset, run.path, {}, device)
     metrics: Metrics = json.loads((run.path / METRICS_FILE).read_text())
     return metrics
 
@@ -67,11 +71,12 @@ def evaluate(
 
     `fill` puts the weights into each worker's part of the model, in place; it travels to the workers by pickle.
     """
+    device = _workers_device(recipe)
     shown = progress or SilentProgress()
     shown.stage(f"evaluating on {split}", dataset.split(split).rows)
     with tempfile.TemporaryDirectory(dir=dataset.folder.parent, prefix=".rayrec-evaluate-") as folder:
         arguments = {"split": split, "fill": fill}
-        _run_workers(_evaluate_on_worker, recipe, dataset, Path(folder), arguments, recipe.train.max_failures)
+        _run_workers(_evaluate_on_worker, recipe, dataset, Path(folder), arguments, device)
         metrics: dict[str, float | None] = json.loads((Path(folder) / METRICS_FILE).read_text())
     shown.advance(dataset.split(split).rows)
     return metrics
@@ -84,30 +89,33 @@ def fill_from_checkpoint(checkpoint: Path, model: "ParallelModel") -> None:
     load_state({"model": model.state_dict()}, checkpoint)
 
 
+def _workers_device(recipe: Recipe) -> DeviceName:
+    """What the recipe's workers compute on. Raises ConfigError where the cluster has too few of it."""
+    import ray
+
+    resources = ray.cluster_resources()
+    device = resolve_device(recipe.train.device, gpus=resources.get("GPU", 0))
+    unit = "GPU" if device == "cuda" else "CPU"
+    workers, available = recipe.train.workers, int(resources.get(unit, 0))
+    if workers > available:
+        raise ConfigError(
+            f"train.workers: {workers} workers need {workers} {unit}s, the cluster has {available}; lower --workers"
+        )
+    return device
+
+
 def _run_workers(
     loop: Callable[[dict[str, Any]], None],
     recipe: Recipe,
     dataset: Dataset,
     folder: Path,
     arguments: dict[str, Any],
-    max_failures: int,
+    device: DeviceName,
 ) -> None:
     """Run `loop` on the recipe's number of workers; `folder` is seen by all of them."""
-    import ray
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    from rayrec.training.precision import resolve_device
-
-    resources = ray.cluster_resources()
-    device = resolve_device(recipe.train.device, gpus=resources.get("GPU", 0))
-    workers = recipe.train.workers
-    available = int(resources.get("GPU" if device == "cuda" else "CPU", 0))
-    if workers > available:
-        raise ConfigError(
-            f"train.workers: {workers} workers need {workers} {'GPUs' if device == 'cuda' else 'CPUs'}, "
-            f"the cluster has {available}; lower --workers"
-        )
     mistake = folder / _MISTAKE_FILE
     mistake.unlink(missing_ok=True)
     trainer = TorchTrainer(
@@ -120,7 +128,7 @@ def _run_workers(
         },
         torch_config=TorchConfig(backend="nccl" if device == "cuda" else "gloo"),
         scaling_config=ScalingConfig(
-            num_workers=workers,
+            num_workers=recipe.train.workers,
             use_gpu=device == "cuda",
             resources_per_worker={"CPU": 1, "GPU": 1} if device == "cuda" else {"CPU": 1},
         ),
@@ -128,7 +136,7 @@ def _run_workers(
             # Ray resumes a run of the same name by itself; rayrec's own checkpoints decide that.
             name=f"{folder.name}-{uuid.uuid4().hex[:8]}",
             storage_path=str(folder / ".ray_train"),
-            failure_config=FailureConfig(max_failures=max_failures),
+            failure_config=FailureConfig(max_failures=recipe.train.max_failures),
             logging_config=LoggingConfig(log_level="WARNING"),
         ),
     )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.common.units import parse_bytes
 from rayrec.config import Recipe
@@ -24,6 +24,7 @@ from rayrec.training.history import History
 from rayrec.training.parallel_model import ParallelModel
 from rayrec.training.place import Place
 from rayrec.training.precision import resolve_precision
+from rayrec.training.preflight import evaluation_split
 from rayrec.training.run_folder import METRICS_FILE, PLAN_FILE, RunFolder
 from rayrec.training.sharding import TablePlan, plan_tables
 from rayrec.training.splits import SplitReader
@@ -298,20 +299,6 @@ class _Training:
         if self._place.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._place.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def evaluation_split(recipe: Recipe, dataset: Dataset) -> str | None:
-    """The split that training evaluates on: the recipe's, else `test`, else none.
-
-    Raises ConfigError where the recipe stops at a target and there is no split to measure it on.
-    """
-    filled = {name for name, info in dataset.manifest.splits.items() if info.rows and name != "train"}
-    for candidate in (recipe.train.evaluation_split, "test"):
-        if candidate in filled:
-            return candidate
-    if recipe.train.early_stop is not None:
-        raise ConfigError("train.early_stop: the dataset has no validation or test split to evaluate on")
-    return None
 
 
 def _evenly_spaced(batches: int, evaluations: int) -> set[int]:

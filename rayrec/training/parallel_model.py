@@ -12,13 +12,13 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 
-from rayrec.common.errors import ConfigError
 from rayrec.config import ModelConfig, TrainConfig
 from rayrec.features.schema import Schema
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.embeddings import concat_pooled
 from rayrec.models.common.initialization import initialize_dense, initialize_table
 from rayrec.models.registry import build_model
+from rayrec.training.freeze import frozen_parameters
 from rayrec.training.sharding import EmbeddingTables, TablePlan, torchrec_plan
 from rayrec.training.table_optimizer import TableOptimizer, fused_parameters
 
@@ -51,12 +51,13 @@ class ParallelModel:
             env=ShardingEnv.from_process_group(dist.group.WORLD),
             device=device,
             plan=torchrec_plan(plan, whole.embeddings, device, local_world_size),
-            sharders=[EmbeddingBagCollectionSharder(fused_params=fused_parameters(train.embedding_optimizer, device))],
+            sharders=[EmbeddingBagCollectionSharder(fused_params=fused_parameters(train.embedding_optimizer))],
         )
         self.table_optimizer = TableOptimizer(train.embedding_optimizer, self.tables, plan)
         self.dense_network = whole.dense_network.to_empty(device=device)
         self._initialize(train.seed)
-        _freeze(self.dense_network, train.freeze)
+        for parameter in frozen_parameters(self.dense_network, train.freeze):
+            parameter.requires_grad_(False)
         called: nn.Module = self.dense_network
         if train.compile:
             called = cast(nn.Module, torch.compile(self.dense_network))
@@ -116,17 +117,3 @@ def local_shards(value: Tensor | ShardedTensor) -> list[tuple[Tensor, int, int]]
             parts.append((shard.tensor, row, column))
         return parts
     return [(value, 0, 0)]
-
-
-def _freeze(dense_network: nn.Module, parts: tuple[str, ...]) -> None:
-    names = [f"dense_network.{name}" for name, _ in dense_network.named_parameters()]
-    for part in parts:
-        if part == "embeddings":
-            continue
-        chosen = [name for name in names if name == part or name.startswith(f"{part}.")]
-        if not chosen:
-            children = ", ".join(f"dense_network.{name}" for name, _ in dense_network.named_children())
-            raise ConfigError(f"train.freeze: no part '{part}'; use embeddings, dense_network, or one of {children}")
-        for name, parameter in dense_network.named_parameters():
-            if f"dense_network.{name}" in chosen:
-                parameter.requires_grad_(False)

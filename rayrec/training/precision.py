@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 
 from rayrec.common.errors import ConfigError
+from rayrec.training.device import DeviceName
 
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
-DeviceName = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,6 @@ class Precision:
         """Set the process-wide matmul mode."""
         torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = self.name == "tf32"
-
-
-def resolve_device(wanted: Literal["auto", "cpu", "cuda"], *, gpus: float) -> DeviceName:
-    """`auto` is cuda where the cluster has GPUs. Raises ConfigError where cuda is asked for and there is none."""
-    if wanted == "cuda" and gpus < 1:
-        raise ConfigError("train.device: 'cuda' was asked for, but the cluster has no GPU; use cpu or auto")
-    if wanted == "auto":
-        return "cuda" if gpus >= 1 else "cpu"
-    return wanted
 
 
 def resolve_precision(wanted: Literal["auto"] | PrecisionName, device: DeviceName) -> Precision:

@@ -8,7 +8,6 @@ from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim import RowWiseAdagrad
 
-from rayrec.common.errors import ConfigError
 from rayrec.config.train import EmbeddingOptimizerConfig
 from rayrec.training.sharding import TablePlan
 
@@ -21,12 +20,8 @@ _FUSED = {
 }
 
 
-def fused_parameters(config: EmbeddingOptimizerConfig, device: torch.device) -> dict[str, Any]:
-    """What the sharder hands to FBGEMM's table-batched embeddings. Raises ConfigError for Adam and LAMB on a CPU."""
-    if device.type == "cpu" and config.kind in {"adam", "lamb"}:
-        raise ConfigError(
-            f"train.embedding_optimizer.kind: '{config.kind}' needs a GPU; on a CPU use sgd, adagrad or rowwise_adagrad"
-        )
+def fused_parameters(config: EmbeddingOptimizerConfig) -> dict[str, Any]:
+    """What the sharder hands to FBGEMM's table-batched embeddings."""
     parameters: dict[str, Any] = {"optimizer": _FUSED[config.kind], "learning_rate": config.lr}
     if config.kind != "sgd":
         parameters["eps"] = config.eps

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,13 @@ class Finished:
         return json.loads(self.out)
 
 
-def run_rayrec(*arguments: str | Path, folder: Path | None = None, timeout: float = 600) -> Finished:
-    """Run `rayrec ARGUMENTS` in `folder` and wait."""
+def environment(ray: str) -> dict[str, str]:
+    """The environment of a command that finds its Ray cluster at an address."""
+    return {**os.environ, "PYTHONPATH": "", "RAY_ADDRESS": ray}
+
+
+def run_rayrec(ray: str, *arguments: str | Path, folder: Path | None = None, timeout: float = 600) -> Finished:
+    """Run `rayrec ARGUMENTS` in `folder`, on the Ray cluster at an address, and wait."""
     done = subprocess.run(
         [PROGRAM, *map(str, arguments)],
         cwd=folder,
@@ -39,15 +45,15 @@ def run_rayrec(*arguments: str | Path, folder: Path | None = None, timeout: floa
         text=True,
         timeout=timeout,
         check=False,
-        env={**os.environ, "PYTHONPATH": ""},
+        env=environment(ray),
     )
     return Finished(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture(scope="session")
-def rayrec() -> Callable[..., Finished]:
+def rayrec(ray_cluster: str) -> Callable[..., Finished]:
     """`rayrec(*arguments, folder=None)`."""
-    return run_rayrec
+    return partial(run_rayrec, ray_cluster)
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class Pipeline:
 
 
 @pytest.fixture(scope="session")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+def pipeline(rayrec: Callable[..., Finished], tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     """Generated data brought to a model folder: raw/, dataset/, run/, model/."""
     folder = tmp_path_factory.mktemp("pipeline")
     commands: list[list[str]] = [
@@ -73,7 +79,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     ]
     results = {}
     for command in commands:
-        done = run_rayrec(*command, "--json", folder=folder)
+        done = rayrec(*command, "--json", folder=folder)
         assert done.code == 0, f"rayrec {' '.join(command)}:\n{done.err}"
         results[command[0]] = done.result
     return Pipeline(folder, results)

@@ -37,7 +37,7 @@ def _rows(predictor: Predictor, count: int, seed: int) -> list[Row]:
     return [{k: int(v) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
 
 
-def test_raw_files(ray_cluster: None, predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_files(ray_cluster: str, predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three files in many chunks: plain with bad rows, gzip, plain without labels."""
     monkeypatch.setattr(batch_prediction, "_CHUNK_BYTES", 20_000)
     rows = _rows(predictor, 1_000, 1)
@@ -76,7 +76,7 @@ def test_raw_files(ray_cluster: None, predictor: Predictor, tmp_path: Path, monk
     assert result.details["rejected"] == {bad[line][1]: 1 for line in bad}
 
 
-def test_a_split(ray_cluster: None, predictor: Predictor, tmp_path: Path) -> None:
+def test_a_split(ray_cluster: str, predictor: Predictor, tmp_path: Path) -> None:
     schema = _dataset_schema(predictor)
     table = make_rows(schema, 2_500, 3)
     write_dataset(tmp_path / "data", schema, {"test": table}, rows_per_part=900, rows_per_row_group=100)
@@ -91,7 +91,7 @@ def test_a_split(ray_cluster: None, predictor: Predictor, tmp_path: Path) -> Non
     assert not (tmp_path / "out/rejected").exists()
 
 
-def test_a_dataset_encoded_otherwise(ray_cluster: None, predictor: Predictor, tmp_path: Path) -> None:
+def test_a_dataset_encoded_otherwise(ray_cluster: str, predictor: Predictor, tmp_path: Path) -> None:
     schema = _dataset_schema(predictor)
     first = schema.categorical[0]
     larger = first.model_copy(update={"cardinality": first.cardinality + 1})
@@ -103,7 +103,7 @@ def test_a_dataset_encoded_otherwise(ray_cluster: None, predictor: Predictor, tm
     assert not (tmp_path / "out").exists()
 
 
-def test_raw_rows_of_another_kind(ray_cluster: None, predictor: Predictor, tmp_path: Path) -> None:
+def test_raw_rows_of_another_kind(ray_cluster: str, predictor: Predictor, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("a,b\n")
     request = PredictRequest(model=predictor.folder, input=str(tmp_path / "in.csv"), output=tmp_path / "out", raw=True)
     with pytest.raises(UserError, match=r"nothing to score \(1 wrong column count\); give files of kind 'criteo'"):
@@ -111,7 +111,7 @@ def test_raw_rows_of_another_kind(ray_cluster: None, predictor: Predictor, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_file(ray_cluster: None, predictor: Predictor, tmp_path: Path) -> None:
+def test_a_damaged_file(ray_cluster: str, predictor: Predictor, tmp_path: Path) -> None:
     """What a task of Ray Data raises for the user arrives as the one line that it is."""
     content = gzip.compress(("\n".join(_line(predictor.schema, {}, 0) for _ in range(2_000))).encode())
     damaged = bytearray(content)

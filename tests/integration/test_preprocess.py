@@ -31,7 +31,7 @@ Run = Callable[..., Dataset]
 
 
 @pytest.fixture(scope="module")
-def spark(ray_cluster: None) -> Iterator[Any]:
+def spark(ray_cluster: str) -> Iterator[Any]:
     with spark_session(SparkConfig(executor_memory="1g"), "test-preprocess") as session:
         yield session
 

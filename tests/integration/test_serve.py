@@ -36,7 +36,7 @@ def _free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def url(ray_cluster: None, folders: dict[str, Path]) -> Iterator[str]:
+def url(ray_cluster: str, folders: dict[str, Path]) -> Iterator[str]:
     request = ServeRequest(model=tuple(folders.values()), port=_free_port())
     with serving(request, SilentProgress()) as address:
         yield address
@@ -132,7 +132,7 @@ def test_a_port_in_use(url: str, folders: dict[str, Path]) -> None:
         pass
 
 
-def test_no_model(ray_cluster: None, tmp_path: Path) -> None:
+def test_no_model(ray_cluster: str, tmp_path: Path) -> None:
     request = ServeRequest(model=(tmp_path / "none",), port=_free_port())
     with pytest.raises(UserError, match="neither a model nor a run folder"), serving(request, SilentProgress()):
         pass

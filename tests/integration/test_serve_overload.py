@@ -17,7 +17,7 @@ from tests.model_folders import make_model_folder, make_raw_rows
 TIMEOUT = 120
 
 
-def test_overload_is_503_and_passes(ray_cluster: None, tmp_path: Path) -> None:
+def test_overload_is_503_and_passes(ray_cluster: str, tmp_path: Path) -> None:
     folder = tmp_path / "dlrm"
     make_model_folder(folder)
     recipe = load_recipe(folder / "config.yaml", ["serve.max_batch_size=1", "serve.max_queued_requests=2"])

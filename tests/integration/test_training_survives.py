@@ -18,6 +18,7 @@ from training_runs import losses, recipe, weights_of
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config import Recipe, dump_recipe
 from rayrec.ingest.dataset import Dataset
+from rayrec.training.checkpoint import folder_name
 from rayrec.training.driver import train
 from rayrec.training.history import read_history
 
@@ -48,7 +49,7 @@ def _recipe(**train_section: object) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(ray_cluster: None, dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(ray_cluster: str, dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     train(_recipe(), dataset, run)
     return run
@@ -137,8 +138,20 @@ def test_resume_of_another_run_is_refused(undisturbed: Path, dataset: Dataset) -
         ({"embedding_optimizer": {"kind": "adam", "lr": 0.1}}, "'adam' needs a GPU"),
     ],
 )
-def test_a_mistake_is_said_once_and_not_retried(
-    ray_cluster: None, dataset: Dataset, tmp_path: Path, section: dict[str, object], message: str
+def test_a_mistake_is_found_before_anything_starts(
+    ray_cluster: str, dataset: Dataset, tmp_path: Path, section: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ConfigError, match=message):
         train(_recipe(**section), dataset, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_the_workers_find_wrong_is_said_once_and_not_retried(
+    ray_cluster: str, dataset: Dataset, tmp_path: Path
+) -> None:
+    section = {"embedding_optimizer": {"kind": "sgd", "lr": 1e38}, "checkpoint": {"every_steps": 1}}
+    with pytest.raises(UserError, match=r"^the loss is not finite at step 2: lower train\.embedding_optimizer\.lr"):
+        train(_recipe(**section), dataset, tmp_path / "run")
+    history = read_history(tmp_path / "run" / "history.jsonl")
+    assert [(r["event"], r["step"]) for r in history] == [("epoch", 0), ("train", 1)]
+    assert (tmp_path / "run" / "checkpoints" / folder_name(1)).is_dir()

@@ -5,8 +5,9 @@ import torch
 
 from rayrec.common.errors import ConfigError
 from rayrec.training import precision
+from rayrec.training.device import resolve_device
 from rayrec.training.loss_scale import LossScale
-from rayrec.training.precision import resolve_device, resolve_precision
+from rayrec.training.precision import resolve_precision
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,26 @@ def test_features_by_kind() -> None:
     assert [f.name for f in SCHEMA.categorical] == ["ad", "topics"]
 
 
+def test_a_dataset_must_be_encoded_as_the_model_reads_it() -> None:
+    price, ad, topics = SCHEMA.features
+    data = Path("data")
+
+    def require(*features: NumericFeature | CategoricalFeature) -> None:
+        SCHEMA.require_same_features(SCHEMA.model_copy(update={"features": features}), data)
+
+    require(price, ad.model_copy(update={"embedding_dim": None}), topics)
+    wrong = {
+        "data: has no feature 'ad'": (price, topics),
+        "data: feature 'ad' was encoded otherwise": (price, ad.model_copy(update={"cardinality": 6}), topics),
+        "data: feature 'price' was encoded otherwise": (NumericFeature(name="price"), ad, topics),
+        "data: has its features in another order": (price, topics, ad),
+        "data: has a feature 'hour', unlike the model": (price, NumericFeature(name="hour"), ad, topics),
+    }
+    for message, features in wrong.items():
+        with pytest.raises(UserError, match=message):
+            require(*features)
+
+
 def test_embedding_dims() -> None:
     resolved = SCHEMA.with_embedding_dims(16, {"topics": 8})
     assert [f.embedding_dim for f in resolved.categorical] == [16, 8]

@@ -1,0 +1,39 @@
+"""What is known to be wrong before any worker starts: checked on the driver, so that the answer comes at once."""
+
+from rayrec.common.errors import ConfigError
+from rayrec.config import Recipe
+from rayrec.ingest.dataset import Dataset
+from rayrec.training.device import DeviceName
+
+_ONLY_ON_GPU = {"adam", "lamb"}
+"""Optimizers that FBGEMM fuses into the tables' backward pass on a GPU alone."""
+
+
+def require_trainable(recipe: Recipe, dataset: Dataset, device: DeviceName) -> None:
+    """Raise ConfigError where the recipe cannot train on the dataset with workers on `device`."""
+    evaluation_split(recipe, dataset)
+    kind = recipe.train.embedding_optimizer.kind
+    if device == "cpu" and kind in _ONLY_ON_GPU:
+        raise ConfigError(
+            f"train.embedding_optimizer.kind: '{kind}' needs a GPU; on a CPU use sgd, adagrad or rowwise_adagrad"
+        )
+    if set(recipe.train.freeze) - {"embeddings"}:
+        # Only now: importing torch takes seconds.
+        from rayrec.models.registry import build_model
+        from rayrec.training.freeze import frozen_parameters
+
+        frozen_parameters(build_model(recipe.model, dataset.schema, device="meta").dense_network, recipe.train.freeze)
+
+
+def evaluation_split(recipe: Recipe, dataset: Dataset) -> str | None:
+    """The split that training evaluates on: the recipe's, else `test`, else none.
+
+    Raises ConfigError where the recipe stops at a target and there is no split to measure it on.
+    """
+    filled = {name for name, info in dataset.manifest.splits.items() if info.rows and name != "train"}
+    for candidate in (recipe.train.evaluation_split, "test"):
+        if candidate in filled:
+            return candidate
+    if recipe.train.early_stop is not None:
+        raise ConfigError("train.early_stop: the dataset has no validation or test split to evaluate on")
+    return None
