@@ -68,15 +68,9 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
 def _fill_from_model_folder(folder: str, model: "ParallelModel") -> None:
     """Copy each worker's rows and columns of the tables, and the dense network, from a model folder."""
     from rayrec.inference.model_folder import ModelFolder
-    from rayrec.training.parallel_model import local_shards
 
     source = ModelFolder.open(folder)
-    state = model.state_dict()
-    for feature in source.schema.categorical:
-        table = source.table(feature)
-        for shard, row, column in local_shards(state[f"embeddings.embedding_bags.{feature.name}.weight"]):
-            shard.copy_(table[row : row + shard.shape[0], column : column + shard.shape[1]])
-    model.dense_network.load_state_dict(source.dense())
+    model.load(source.table, source.dense())
 
 
 JOB = Job("evaluate", EvaluateRequest, run)

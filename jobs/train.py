@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from jobs.entry_point import Job, main
+from jobs.initial_weights import initial_weights
 from jobs.request import TrainingRecipeRequest
 from jobs.result import Result
 from rayrec.common.files import require_absent
@@ -30,12 +31,18 @@ def run(request: TrainRequest, progress: Progress) -> Result:
 
     recipe = request.load_recipe()
     dataset = Dataset.open(request.data)
+    begun = False
     if request.resume:
-        RunFolder.open(request.output)
+        run_folder = RunFolder.open(request.output)
+        begun = Checkpoints(run_folder.checkpoints, recipe.train.checkpoint).latest() is not None
     else:
         require_absent(request.output)
+    # A run that has a checkpoint goes on from it, whether the other runs are still there or not.
+    weights = None if begun else initial_weights(recipe, dataset)
     with ray_session():
-        metrics = train(recipe, dataset, request.output, resume=request.resume, progress=progress)
+        metrics = train(
+            recipe, dataset, request.output, resume=request.resume, initial_weights=weights, progress=progress
+        )
     reached = Checkpoints(RunFolder.open(request.output).checkpoints, recipe.train.checkpoint).latest()
     assert reached is not None
     return Result(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from rayrec.config import DCNv2Config, DLRMConfig
+from rayrec.config import DCNv2Config, ModelConfig, NeuMFConfig
 from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.models.common.batch import Batch
 
@@ -31,15 +31,15 @@ def random_batch(schema: Schema, rows: int, seed: int = 0) -> Batch:
     return Batch(dense, sparse, torch.zeros(rows), torch.ones(rows))
 
 
-def naive_logits(
-    config: DLRMConfig | DCNv2Config, schema: Schema, state: Mapping[str, Tensor], batch: Batch
-) -> np.ndarray:
+def naive_logits(config: ModelConfig, schema: Schema, state: Mapping[str, Tensor], batch: Batch) -> np.ndarray:
     """Logits (B,) float64 of a model with the parameters `state`."""
     arrays = {name: value.double().numpy() for name, value in state.items()}
     return np.array([_row_logit(config, schema, arrays, batch, row) for row in range(batch.size)])
 
 
-def _row_logit(config: DLRMConfig | DCNv2Config, schema: Schema, state: State, batch: Batch, row: int) -> float:
+def _row_logit(config: ModelConfig, schema: Schema, state: State, batch: Batch, row: int) -> float:
+    if isinstance(config, NeuMFConfig):
+        return _neumf_logit(config, schema, state, batch, row)
     vectors = []
     if schema.numeric:
         layers = range(len(config.bottom_mlp))
@@ -62,6 +62,26 @@ def _row_logit(config: DLRMConfig | DCNv2Config, schema: Schema, state: State, b
         hidden = np.concatenate(vectors)
     layers = range(len(config.top_mlp) + 1)
     return float(_mlp(state, "dense_network.top_mlp", hidden, layers, relu=layers[:-1])[0])
+
+
+def _neumf_logit(config: NeuMFConfig, schema: Schema, state: State, batch: Batch, row: int) -> float:
+    assert schema.interactions is not None
+    user, item = (
+        state[f"embeddings.embedding_bags.{name}.weight"][int(batch.sparse[name].values()[row])]
+        for name in (schema.interactions.user, schema.interactions.item)
+    )
+    vectors = []
+    gmf = config.factors if "gmf" in config.parts else 0
+    if gmf:
+        vectors.append(user[:gmf] * item[:gmf])
+    if "mlp" in config.parts:
+        x = np.concatenate([user[gmf:], item[gmf:]])
+        for layer in range(len(config.mlp) - 1):
+            name = f"dense_network.mlp.{3 * layer}"
+            x = np.maximum(state[f"{name}.weight"] @ x + state[f"{name}.bias"], 0)
+        vectors.append(x)
+    h, bias = state["dense_network.output.weight"], state["dense_network.output.bias"]
+    return float((h @ np.concatenate(vectors) + bias)[0])
 
 
 def _mlp(state: State, name: str, x: np.ndarray, layers: Sequence[int], relu: Sequence[int]) -> np.ndarray:

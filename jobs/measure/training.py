@@ -34,6 +34,7 @@ def measure_training(
             "log_every_steps": warmup_steps,
             "evaluations_per_epoch": 0,
             "early_stop": None,
+            "initial_weights": None,
             "ingest": {**content["ingest"], "in_memory": in_memory},
             "checkpoint": {**content["checkpoint"], "every_steps": None, "every_minutes": None},
         }

@@ -1,8 +1,8 @@
 """The pydantic models of a recipe; `load_recipe` reads one with overrides applied."""
 
 from rayrec.config.base import Config
-from rayrec.config.evaluate import EvaluateConfig
-from rayrec.config.model import DCNv2Config, DLRMConfig, ModelConfig
+from rayrec.config.evaluate import EvaluateConfig, RankingConfig
+from rayrec.config.model import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfig
 from rayrec.config.preprocess import PreprocessConfig
 from rayrec.config.recipe import Recipe, dump_recipe, load_recipe, shipped_recipes
 from rayrec.config.serve import ServeConfig
@@ -16,7 +16,9 @@ __all__ = [
     "DLRMConfig",
     "EvaluateConfig",
     "ModelConfig",
+    "NeuMFConfig",
     "PreprocessConfig",
+    "RankingConfig",
     "Recipe",
     "ServeConfig",
     "SourceConfig",

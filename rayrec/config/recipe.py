@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, model_validator
 
 from rayrec.common.errors import ConfigError
 from rayrec.config.base import Config
 from rayrec.config.evaluate import EvaluateConfig
-from rayrec.config.model import DLRMConfig, ModelConfig
+from rayrec.config.metric import is_ranking_metric
+from rayrec.config.model import DLRMConfig, ModelConfig, NeuMFConfig
 from rayrec.config.preprocess import PreprocessConfig
 from rayrec.config.serve import ServeConfig
 from rayrec.config.source import CriteoSourceConfig, SourceConfig
@@ -38,6 +39,24 @@ class Recipe(Config):
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     serve: ServeConfig = ServeConfig()
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> "Recipe":
+        measured = self.evaluate.ranking.names if self.evaluate.ranking is not None else ()
+        stop = self.train.early_stop
+        chosen = {
+            "early_stop.metric": stop.metric if stop else None,
+            "checkpoint.keep_best": self.train.checkpoint.keep_best,
+        }
+        for field, name in chosen.items():
+            if name is not None and is_ranking_metric(name) and name not in measured:
+                known = ", ".join(measured) or "no metric"
+                raise ValueError(f"train.{field}: '{name}' is not measured; evaluate.ranking gives {known}")
+        if self.train.initial_weights is not None:
+            model = self.model
+            if not (isinstance(model, NeuMFConfig) and set(model.parts) == {"gmf", "mlp"}):
+                raise ValueError("train.initial_weights: only a model of kind 'neumf' with both parts is made from two")
+        return self
 
 
 def shipped_recipes() -> dict[str, str]:

@@ -1,24 +1,28 @@
 """How a model is trained: data order, sharding, optimizers, precision, checkpoints."""
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rayrec.config.base import Config
+from rayrec.config.metric import MetricName
 
-MetricName = Literal["auc", "log_loss", "normalized_entropy"]
-HIGHER_IS_BETTER: dict[str, bool] = {"auc": True, "log_loss": False, "normalized_entropy": False}
 Sharding = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
 
 
 class EmbeddingOptimizerConfig(Config):
-    """Applied inside the backward pass of the tables (fused). `adam` and `lamb` need a GPU."""
+    """Applied inside the backward pass of the tables (fused); data-parallel tables have the dense optimizer instead.
+
+    `lamb` needs a GPU. `adam` on a CPU needs `sharding.default: data_parallel`: then it is dense Adam, which also moves
+    rows that the batch does not touch, as the published NCF does; fused, it updates the batch's rows alone.
+    """
 
     kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "lamb"] = "sgd"
     lr: PositiveFloat = 24.0
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
-    """Of `adam` and `lamb`."""
+    """Of `adam` and `lamb`; decoupled from the gradient (AdamW), as in FBGEMM and in Apex's FusedAdam."""
     betas: tuple[float, float] = (0.9, 0.999)
 
     @model_validator(mode="after")
@@ -103,6 +107,17 @@ class TrackingConfig(Config):
     mlflow: MLflowConfig | None = None
 
 
+class InitialWeightsConfig(Config):
+    """Begin NeuMF from a trained GMF and a trained MLP (He et al. 2017, section 3.4.1)."""
+
+    gmf: Path
+    """Run or model folder of a model of kind `neumf` with `parts: [gmf]`."""
+    mlp: Path
+    """Run or model folder of one with `parts: [mlp]`."""
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of GMF in the output layer; MLP has the rest."""
+
+
 class TrainConfig(Config):
     global_batch_size: PositiveInt = 65_536
     """Rows of one optimizer step over all workers."""
@@ -118,6 +133,8 @@ class TrainConfig(Config):
     schedule: ScheduleConfig = ScheduleConfig()
     gradient_accumulation: PositiveInt = 1
     """Parts in which a worker's share of the batch passes the dense network; the step stays that of the whole batch."""
+    initial_weights: InitialWeightsConfig | None = None
+    """Weights of other runs that a new run begins with, instead of random ones."""
     freeze: tuple[str, ...] = ()
     """Parts that keep their initial (or loaded) values: `embeddings`, `dense_network`, or a parameter-name prefix."""
     sharding: ShardingConfig = ShardingConfig()
@@ -142,4 +159,16 @@ class TrainConfig(Config):
             )
         if self.early_stop is not None and self.evaluations_per_epoch == 0:
             raise ValueError("early_stop needs evaluations_per_epoch of at least 1")
+        kinds = {self.sharding.default, *self.sharding.tables.values()}
+        if self.embedding_optimizer.kind == "adam" and "data_parallel" in kinds and not self.has_dense_adam_tables:
+            raise ValueError(
+                "sharding: under embedding_optimizer 'adam' either all tables are data_parallel or none: it updates "
+                "data-parallel tables by another rule"
+            )
         return self
+
+    @property
+    def has_dense_adam_tables(self) -> bool:
+        """Whether every table is data-parallel under Adam, which is then dense."""
+        kinds = {self.sharding.default, *self.sharding.tables.values()}
+        return self.embedding_optimizer.kind == "adam" and kinds == {"data_parallel"}

@@ -1,4 +1,6 @@
-"""Metrics over all ranks: sums are added, kept scores travel to the first rank, the result to every rank."""
+"""Metrics over all ranks: sums are added, kept rows travel to the first rank, the result to every rank."""
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,15 +11,19 @@ from torch import Tensor
 from rayrec.common.errors import UserError
 from rayrec.evaluation.auc import Scores
 from rayrec.evaluation.binary import BinaryMetrics
+from rayrec.evaluation.ranking import RankedRows, RankingMetrics
 
-# Scores sent at a time (16 MB): bounds the buffers of the receiver and of the backend.
+# Values sent at a time (16 MB of scores): bounds the buffers of the receiver and of the backend.
 _PIECE = 1 << 22
 
 
-def compute_over_ranks(metrics: BinaryMetrics, group: dist.ProcessGroup | None = None) -> dict[str, float | None]:
+Metrics = BinaryMetrics | RankingMetrics
+
+
+def compute_over_ranks(metrics: Metrics, group: dist.ProcessGroup | None = None) -> dict[str, float | None]:
     """The metrics of the rows of all ranks of `group` (default: all), the same dict on every rank.
 
-    A collective call. Every rank's accumulator is used up. Raises what `BinaryMetrics.compute` raises, on every rank.
+    A collective call. Every rank's accumulator is used up. Raises what `metrics.compute` raises, on every rank.
     """
     merge_over_ranks(metrics, group)
     outcome: list[dict[str, float | None] | str | None] = [None]
@@ -34,9 +40,16 @@ def compute_over_ranks(metrics: BinaryMetrics, group: dist.ProcessGroup | None =
     return result
 
 
-def merge_over_ranks(metrics: BinaryMetrics, group: dist.ProcessGroup | None = None) -> None:
+def merge_over_ranks(metrics: Metrics, group: dist.ProcessGroup | None = None) -> None:
     """Merge the accumulators of all ranks into that of the first rank of `group`; the others are used up."""
     metrics.sums = _sum_over_ranks(metrics.sums, group)
+    if isinstance(metrics, BinaryMetrics):
+        _merge_binary(metrics, group)
+    else:
+        _merge_ranking(metrics, group)
+
+
+def _merge_binary(metrics: BinaryMetrics, group: dist.ProcessGroup | None) -> None:
     state = np.array([metrics.stored_rows, metrics.histogram is not None], dtype=np.float64)
     stored, histograms = _sum_over_ranks(state, group)
     if histograms or stored > metrics.exact_auc_rows:
@@ -64,16 +77,41 @@ def _collect_scores(scores: Scores, group: dist.ProcessGroup | None) -> None:
             scores.add(logits, _receive(int(rows), other, group) if weighted else np.ones_like(logits))
 
 
-def _send(values: NDArray[np.float32], group: dist.ProcessGroup | None) -> None:
+def _merge_ranking(metrics: RankingMetrics, group: dist.ProcessGroup | None) -> None:
+    """Hand the groups that may go on elsewhere, and the ids of the others, to the first rank."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    waiting = metrics.open_rows()
+    finished = np.concatenate([np.empty(0, np.int64), *metrics.finished])
+    own = np.zeros((size, 2))
+    own[rank] = len(waiting), len(finished)
+    for other, counts in enumerate(_sum_over_ranks(own, group).tolist()[1:], start=1):
+        if rank == other:
+            for column in (waiting.group, waiting.score, waiting.positive.astype(np.uint8), finished):
+                _send(column, group)
+        elif rank == 0:
+            rows, ids = (int(count) for count in counts)
+            metrics.add_open(
+                RankedRows(
+                    _receive(rows, other, group, torch.int64),
+                    _receive(rows, other, group),
+                    _receive(rows, other, group, torch.uint8).astype(np.bool_),
+                )
+            )
+            metrics.finished.append(_receive(ids, other, group, torch.int64))
+
+
+def _send(values: NDArray[Any], group: dist.ProcessGroup | None) -> None:
     for start in range(0, len(values), _PIECE):
         piece = torch.from_numpy(values[start : start + _PIECE]).to(_device(group))
         dist.send(piece, group=group, group_dst=0)
 
 
-def _receive(rows: int, source: int, group: dist.ProcessGroup | None) -> NDArray[np.float32]:
-    values = torch.empty(rows, dtype=torch.float32)
+def _receive(
+    rows: int, source: int, group: dist.ProcessGroup | None, dtype: torch.dtype = torch.float32
+) -> NDArray[Any]:
+    values = torch.empty(rows, dtype=dtype)
     for piece in values.split(_PIECE) if rows else ():
-        arrived = torch.empty(len(piece), dtype=torch.float32, device=_device(group))
+        arrived = torch.empty(len(piece), dtype=dtype, device=_device(group))
         dist.recv(arrived, group=group, group_src=source)
         piece.copy_(arrived)
     return values.numpy()

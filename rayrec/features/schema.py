@@ -60,6 +60,13 @@ class MultiHotFeature(CategoricalFeature):
 Feature = Annotated[NumericFeature | CategoricalFeature | MultiHotFeature, Field(discriminator="kind")]
 
 
+class InteractionColumns(Config):
+    """Which two features are the sides of an interaction, for models of user and item alone and for full ranking."""
+
+    user: str
+    item: str
+
+
 class Schema(Config):
     """Every feature, in the order in which a model concatenates them; the label; optional group and weight columns."""
 
@@ -71,6 +78,19 @@ class Schema(Config):
     weight: str | None = None
     """Column of float32 row weights."""
     features: tuple[Feature, ...]
+    interactions: InteractionColumns | None = None
+    """Two categorical features of one id a row."""
+
+    @model_validator(mode="after")
+    def _interactions_are_features(self) -> "Schema":
+        if self.interactions is not None:
+            one_hot = {f.name for f in self.categorical if not isinstance(f, MultiHotFeature)}
+            for side, name in self.interactions.model_dump().items():
+                if name not in one_hot:
+                    raise ValueError(f"interactions.{side}: no categorical feature '{name}' of one id a row")
+            if self.interactions.user == self.interactions.item:
+                raise ValueError(f"interactions: user and item are both '{self.interactions.user}'")
+        return self
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Schema":

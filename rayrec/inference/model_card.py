@@ -1,8 +1,10 @@
 """The text of MODEL_CARD.md (Mitchell et al. 2019, arXiv:1810.03993), from what is known of the run."""
 
 from rayrec.config import Recipe
+from rayrec.features.schema import Schema
 from rayrec.inference.model_folder import Metrics
 from rayrec.ingest.dataset import Dataset
+from rayrec.models.common.embeddings import embedding_widths
 
 _TEXT = """\
 # {name}
@@ -45,11 +47,10 @@ checkpoint `{checkpoint}`. All of it: `config.yaml`.
 """
 
 
-def model_card(recipe: Recipe, dataset: Dataset, metrics: Metrics, checkpoint: str) -> str:
-    """The card in Markdown; `checkpoint` is the name of the one exported."""
-    schema = dataset.schema
+def model_card(recipe: Recipe, schema: Schema, dataset: Dataset, metrics: Metrics, checkpoint: str) -> str:
+    """The card in Markdown; `schema` is the model's, `checkpoint` the name of the one exported."""
     model = recipe.model
-    tables = [(f.cardinality, model.embedding_dims.get(f.name, model.embedding_dim)) for f in schema.categorical]
+    tables = list(zip((f.cardinality for f in schema.categorical), embedding_widths(schema), strict=True))
     splits = "\n".join(
         f"| {name} | {split.rows:,} | {split.positives / split.rows:.2%} |"
         for name, split in dataset.manifest.splits.items()

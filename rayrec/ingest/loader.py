@@ -34,21 +34,29 @@ def open_batches(
     start_batch: int = 0,
     drop_last: bool,
     shuffle: Shuffle | None = None,
+    contiguous: bool = False,
     device: str | torch.device = "cpu",
     store: InMemorySplit | None = None,
 ) -> "BatchLoader":
     """Open one epoch of a split for one rank; iterate inside a `with` block.
 
-    `shuffle` overrides the config's. `store`: the split in memory, kept by the caller over several epochs; without one
-    the split is read into memory here if the config says so, else streamed through Ray Data (needs a Ray session).
+    `shuffle` overrides the config's. With `contiguous` a rank's share of a batch is one run of rows of the epoch's
+    order, instead of rows of `config.read_streams` places. `store`: the split in memory, kept by the caller over
+    several epochs; without one the split is read into memory here if the config says so, else streamed through Ray
+    Data (needs a Ray session).
     Raises UserError where no batch can be filled.
     """
+    units = Units.of(dataset.split(split).parts)
+    streams = config.read_streams
+    if contiguous:
+        # A lane for each rank, which then reads on where its last batch ended; not possible with fewer row groups.
+        streams = world_size if min(len(units), global_batch_size) >= world_size else 1
     plan = BatchPlan(
-        units=Units.of(dataset.split(split).parts),
+        units=units,
         global_batch_size=global_batch_size,
         world_size=world_size,
         rank=rank,
-        read_streams=config.read_streams,
+        read_streams=streams,
         shuffle=shuffle or config.shuffle,
         seed=seed,
         epoch=epoch,

@@ -17,7 +17,8 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
-from rayrec.config.train import HIGHER_IS_BETTER, CheckpointConfig
+from rayrec.config.metric import higher_is_better
+from rayrec.config.train import CheckpointConfig
 from rayrec.training.parallel_model import ParallelModel
 from rayrec.training.run_folder import CHECKPOINT_INDEX_FILE
 from rayrec.training.step import TrainStep
@@ -110,7 +111,7 @@ class Checkpoints:
         if metric is None:
             return None
         values = {step: read_progress(self._folder / folder_name(step)).metrics.get(metric) for step in steps}
-        sign = 1 if HIGHER_IS_BETTER[metric] else -1
+        sign = 1 if higher_is_better(metric) else -1
         measured = [(sign * value, step) for step, value in values.items() if value is not None]
         return max(measured)[1] if measured else None
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config import Recipe
+from rayrec.config.metric import is_ranking_metric
 from rayrec.ingest.dataset import Dataset
 from rayrec.training.device import DeviceName, resolve_device
 from rayrec.training.history import read_history
-from rayrec.training.preflight import require_trainable
+from rayrec.training.preflight import require_evaluable, require_trainable
 from rayrec.training.run_folder import METRICS_FILE, RUN_FILE, RunFolder
 
 if TYPE_CHECKING:
@@ -34,13 +35,16 @@ def train(
     output: Path,
     *,
     resume: bool = False,
+    initial_weights: Callable[["ParallelModel"], None] | None = None,
     progress: Progress | None = None,
 ) -> Metrics:
     """Train a recipe's model; returns the metrics by held-out split. Needs a Ray session.
 
     `output` becomes the run folder. With `resume` a run in it is continued exactly where its latest checkpoint left
     it, on any number of workers, and begun where there is none. A dead worker restarts the run from the latest
-    checkpoint up to `train.max_failures` times. Raises UserError, with what was trained so far kept.
+    checkpoint up to `train.max_failures` times. `initial_weights` fills each worker's part of a model that starts, in
+    place, where the recipe has `train.initial_weights`; it travels to the workers by pickle. Raises UserError, with
+    what was trained so far kept.
     """
     output = output.absolute()
     device = _workers_device(recipe)
@@ -54,7 +58,8 @@ def train(
     shown.stage("training", dataset.split("train").rows * recipe.train.epochs)
     watcher = _HistoryWatcher(run.history, recipe, dataset, shown)
     with watcher:
-        _run_workers(_train_on_worker, recipe, dataset, run.path, {}, device)
+        arguments = {"initial_weights": initial_weights}
+        _run_workers(_train_on_worker, recipe, dataset, run.path, arguments, device)
     metrics: Metrics = json.loads((run.path / METRICS_FILE).read_text())
     return metrics
 
@@ -72,6 +77,7 @@ def evaluate(
     `fill` puts the weights into each worker's part of the model, in place; it travels to the workers by pickle.
     """
     device = _workers_device(recipe)
+    require_evaluable(recipe, dataset)
     shown = progress or SilentProgress()
     shown.stage(f"evaluating on {split}", dataset.split(split).rows)
     with tempfile.TemporaryDirectory(dir=dataset.folder.parent, prefix=".rayrec-evaluate-") as folder:
@@ -151,7 +157,8 @@ def _train_on_worker(arguments: dict[str, Any]) -> None:
     from rayrec.training.loop import train_worker
 
     run = RunFolder.open(arguments["folder"])
-    _on_worker(arguments, lambda recipe, dataset, place: train_worker(recipe, dataset, run, place))
+    initial_weights = arguments["initial_weights"]
+    _on_worker(arguments, lambda recipe, dataset, place: train_worker(recipe, dataset, run, place, initial_weights))
 
 
 def _evaluate_on_worker(arguments: dict[str, Any]) -> None:
@@ -241,7 +248,8 @@ class _HistoryWatcher:
                 f"{record['data_wait_share']:.0%} of the time waiting for data"
             )
         elif record["event"] == "evaluate":
-            values = ", ".join(f"{k} {record[k]:.4f}" for k in ("auc", "log_loss") if record.get(k) is not None)
+            shown = [k for k in record if k in {"auc", "log_loss"} or is_ranking_metric(k)]
+            values = ", ".join(f"{k} {record[k]:.4f}" for k in shown if record[k] is not None)
             self._progress.message(f"step {record['step']}: {record['split']} {values}")
         elif record["event"] == "epoch":
             dropped = f"; the last {record['rows_dropped']} rows fill no batch" if record["rows_dropped"] else ""

@@ -1,8 +1,12 @@
-"""One pass of a distributed model over a split."""
+"""One pass of a distributed model over a split, and over its users with all items where the recipe asks for it."""
+
+from torch import Tensor
 
 from rayrec.config import EvaluateConfig
 from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.evaluation.distributed import compute_over_ranks
+from rayrec.evaluation.ranking import RankingMetrics
+from rayrec.models.common.batch import Batch
 from rayrec.training.parallel_model import ParallelModel
 from rayrec.training.splits import SplitReader
 
@@ -10,11 +14,29 @@ from rayrec.training.splits import SplitReader
 def evaluate_split(
     model: ParallelModel, splits: SplitReader, split: str, config: EvaluateConfig
 ) -> dict[str, float | None]:
-    """Metrics over every row of `split`, each counted once; the same on every rank. A collective."""
-    metrics = BinaryMetrics.from_config(config)
+    """Metrics over every row of `split`, each counted once; the same on every rank. A collective.
+
+    Those of `BinaryMetrics`, then, where the recipe asks for them, those of `RankingMetrics`.
+    """
+    binary = BinaryMetrics.from_config(config)
+    ranking = RankingMetrics(config.ranking) if config.ranking is not None else None
+    ranks_rows = config.ranking is not None and config.ranking.candidates == "given"
+    size = config.global_batch_size
     model.dense_network.eval()
-    with splits.open(split, global_batch_size=config.global_batch_size, drop_last=False, shuffle="none") as batches:
+    with splits.open(split, global_batch_size=size, drop_last=False, shuffle="none", contiguous=ranks_rows) as batches:
         for batch in batches:
-            metrics.update(model.logits(batch), batch.label, batch.weight)
+            logits = model.logits(batch)
+            binary.update(logits, batch.label, batch.weight)
+            if ranking is not None and ranks_rows:
+                _rank(ranking, batch, logits)
+    if ranking is not None and not ranks_rows:
+        for batch in splits.all_candidates(split, global_batch_size=size):
+            _rank(ranking, batch, model.logits(batch))
     model.dense_network.train()
-    return compute_over_ranks(metrics)
+    metrics = compute_over_ranks(binary)
+    return metrics | compute_over_ranks(ranking) if ranking is not None else metrics
+
+
+def _rank(ranking: RankingMetrics, batch: Batch, logits: Tensor) -> None:
+    assert batch.group is not None
+    ranking.update(logits, batch.label, batch.group, batch.weight)

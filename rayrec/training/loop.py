@@ -3,6 +3,7 @@
 import math
 import resource
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.common.units import parse_bytes
 from rayrec.config import Recipe
-from rayrec.config.train import HIGHER_IS_BETTER
+from rayrec.config.metric import higher_is_better
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import BatchLoader
 from rayrec.models.common.batch import Batch
@@ -32,13 +33,20 @@ from rayrec.training.step import TrainStep
 from rayrec.training.tracking import Tracker, open_trackers
 
 
-def train_worker(recipe: Recipe, dataset: Dataset, run: RunFolder, place: Place) -> None:
+def train_worker(
+    recipe: Recipe,
+    dataset: Dataset,
+    run: RunFolder,
+    place: Place,
+    initial_weights: Callable[[ParallelModel], None] | None = None,
+) -> None:
     """Train from the run's latest checkpoint, or from the start, to the end; then evaluate.
 
+    `initial_weights` fills a model that starts, where `train.initial_weights` asks for other weights than random ones.
     Needs the default process group. Every rank calls it with the same arguments but `place`. Raises UserError where the
     data, the recipe or the learning rate does not allow the training.
     """
-    _Training(recipe, dataset, run, place).run()
+    _Training(recipe, dataset, run, place).run(initial_weights)
 
 
 def plan_for(recipe: Recipe, dataset: Dataset, place: Place) -> TablePlan:
@@ -106,11 +114,14 @@ class _Training:
     def _is_chief(self) -> bool:
         return self._place.rank == 0
 
-    def run(self) -> None:
+    def run(self, initial_weights: Callable[[ParallelModel], None] | None) -> None:
         resumed = self._checkpoints.latest()
         if resumed is not None:
             self._checkpoints.load(self._model, self._step, resumed)
             self._progress, self._saved_step, self._seconds_before = resumed, resumed.step, resumed.seconds
+        elif self._config.initial_weights is not None:
+            assert initial_weights is not None, "the caller reads what train.initial_weights names"
+            initial_weights(self._model)
         if self._is_chief:
             write_json(self._run.path / PLAN_FILE, self._plan.as_json())
             self._history.cut_after(self._progress.step)
@@ -251,7 +262,7 @@ class _Training:
         if stop is None or stop.metric not in self._progress.metrics:
             return False
         value = self._progress.metrics[stop.metric]
-        return value >= stop.target if HIGHER_IS_BETTER[stop.metric] else value <= stop.target
+        return value >= stop.target if higher_is_better(stop.metric) else value <= stop.target
 
     def _save(self) -> None:
         if self._saved_step == self._progress.step:

@@ -1,5 +1,6 @@
 """A model spread over the ranks: sharded embedding tables, a replicated dense network."""
 
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -13,10 +14,11 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 
 from rayrec.config import ModelConfig, TrainConfig
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.embeddings import concat_pooled
 from rayrec.models.common.initialization import initialize_dense, initialize_table
+from rayrec.models.common.table_values import TableValues
 from rayrec.models.registry import build_model
 from rayrec.training.freeze import frozen_parameters
 from rayrec.training.sharding import EmbeddingTables, TablePlan, torchrec_plan
@@ -55,7 +57,7 @@ class ParallelModel:
         )
         self.table_optimizer = TableOptimizer(train.embedding_optimizer, self.tables, plan)
         self.dense_network = whole.dense_network.to_empty(device=device)
-        self._initialize(train.seed)
+        self._initialize(whole.table_values, train.seed)
         for parameter in frozen_parameters(self.dense_network, train.freeze):
             parameter.requires_grad_(False)
         called: nn.Module = self.dense_network
@@ -91,21 +93,38 @@ class ParallelModel:
         return {**self.tables.state_dict(), **dense}
 
     @torch.no_grad()
-    def _initialize(self, seed: int) -> None:
+    def load(self, table: Callable[[CategoricalFeature], Tensor], dense: Mapping[str, Tensor]) -> None:
+        """Copy undistributed weights into this rank's part of the model.
+
+        `table(feature)` gives a table of (cardinality, embedding_dim), of which this rank's rows and columns are taken;
+        it is asked for one after the other. `dense`: the state dict of the dense network.
+        """
+        for feature, shard, row, column in self._local_shards():
+            shard.copy_(table(feature)[row : row + shard.shape[0], column : column + shard.shape[1]])
+        self.dense_network.load_state_dict(dict(dense))
+
+    @torch.no_grad()
+    def _initialize(self, values: TableValues, seed: int) -> None:
         initialize_dense(self.dense_network, seed)
+        for feature, shard, row, column in self._local_shards():
+            assert feature.embedding_dim is not None
+            initialize_table(
+                shard,
+                values,
+                rows=feature.cardinality,
+                dim=feature.embedding_dim,
+                table=feature.name,
+                seed=seed,
+                row_offset=row,
+                column_offset=column,
+            )
+
+    def _local_shards(self) -> Iterator[tuple[CategoricalFeature, Tensor, int, int]]:
+        """(feature, shard, first row, first column) of this rank's parts of the tables."""
         state = self.tables.state_dict()
         for feature in self.schema.categorical:
-            assert feature.embedding_dim is not None
             for shard, row, column in local_shards(state[f"embeddings.embedding_bags.{feature.name}.weight"]):
-                initialize_table(
-                    shard,
-                    rows=feature.cardinality,
-                    dim=feature.embedding_dim,
-                    table=feature.name,
-                    seed=seed,
-                    row_offset=row,
-                    column_offset=column,
-                )
+                yield feature, shard, row, column
 
 
 def local_shards(value: Tensor | ShardedTensor) -> list[tuple[Tensor, int, int]]:

@@ -5,17 +5,21 @@ from rayrec.config import Recipe
 from rayrec.ingest.dataset import Dataset
 from rayrec.training.device import DeviceName
 
-_ONLY_ON_GPU = {"adam", "lamb"}
-"""Optimizers that FBGEMM fuses into the tables' backward pass on a GPU alone."""
-
 
 def require_trainable(recipe: Recipe, dataset: Dataset, device: DeviceName) -> None:
     """Raise ConfigError where the recipe cannot train on the dataset with workers on `device`."""
     evaluation_split(recipe, dataset)
+    require_evaluable(recipe, dataset)
+    # FBGEMM fuses Adam and LAMB into the tables' backward pass on a GPU alone.
     kind = recipe.train.embedding_optimizer.kind
-    if device == "cpu" and kind in _ONLY_ON_GPU:
+    if device == "cpu" and kind == "adam" and not recipe.train.has_dense_adam_tables:
         raise ConfigError(
-            f"train.embedding_optimizer.kind: '{kind}' needs a GPU; on a CPU use sgd, adagrad or rowwise_adagrad"
+            "train.embedding_optimizer.kind: 'adam' on a CPU needs train.sharding.default: data_parallel; "
+            "or use sgd, adagrad or rowwise_adagrad"
+        )
+    if device == "cpu" and kind == "lamb":
+        raise ConfigError(
+            "train.embedding_optimizer.kind: 'lamb' needs a GPU; on a CPU use sgd, adagrad or rowwise_adagrad"
         )
     if set(recipe.train.freeze) - {"embeddings"}:
         # Only now: importing torch takes seconds.
@@ -23,6 +27,23 @@ def require_trainable(recipe: Recipe, dataset: Dataset, device: DeviceName) -> N
         from rayrec.training.freeze import frozen_parameters
 
         frozen_parameters(build_model(recipe.model, dataset.schema, device="meta").dense_network, recipe.train.freeze)
+
+
+def require_evaluable(recipe: Recipe, dataset: Dataset) -> None:
+    """Raise ConfigError where the dataset lacks what the recipe's ranking metrics are measured over."""
+    ranking, schema = recipe.evaluate.ranking, dataset.schema
+    if ranking is None:
+        return
+    if ranking.candidates == "given" and schema.group is None:
+        raise ConfigError(
+            "evaluate.ranking: the dataset has no group column, so it has no lists to rank; "
+            "set evaluate.ranking=null, or give a dataset with groups"
+        )
+    if ranking.candidates == "all" and (schema.interactions is None or len(schema.features) != 2):
+        raise ConfigError(
+            "evaluate.ranking.candidates: 'all' needs a dataset whose only features are a user and an item "
+            "(interactions), as others are unknown for unseen pairs; use 'given'"
+        )
 
 
 def evaluation_split(recipe: Recipe, dataset: Dataset) -> str | None:

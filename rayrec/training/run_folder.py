@@ -55,12 +55,14 @@ class RunFolder:
     @classmethod
     def create(cls, path: str | Path, recipe: Recipe, dataset: Dataset) -> "RunFolder":
         """Begin a run. Raises UserError where `path` is not empty."""
+        # Only now: importing torch takes seconds.
+        from rayrec.models.registry import build_model
+
         folder = cls(Path(path).absolute())
         require_absent(folder.path)
         folder.path.mkdir(parents=True, exist_ok=True)
         folder._describe(recipe)
-        dims = recipe.model
-        dataset.schema.with_embedding_dims(dims.embedding_dim, dims.embedding_dims).save(folder.path)
+        build_model(recipe.model, dataset.schema, device="meta").schema.save(folder.path)
         write_json(folder.path / RUN_FILE, {"dataset": str(dataset.folder), "manifest": _fingerprint(dataset)})
         return folder
 
@@ -82,6 +84,11 @@ class RunFolder:
                     f"{folder.path}: --resume with train.{field} changed from {old!r} to {new!r}; "
                     "set it back, or start a new run"
                 )
+        if before.train.has_dense_adam_tables != now.train.has_dense_adam_tables:
+            raise ConfigError(
+                f"{folder.path}: --resume between data_parallel and other train.sharding under 'adam', which updates "
+                "tables by another rule there; set it back, or start a new run"
+            )
         folder._describe(recipe)
         return folder
 

@@ -179,7 +179,7 @@ def torchrec_plan(
     return ShardingPlan({"embeddings": module_plan})
 
 
-def _allowed(optimizer: EmbeddingOptimizerConfig) -> list[Sharding]:
+def _automatic(optimizer: EmbeddingOptimizerConfig) -> list[Sharding]:
     """What the planner may choose from: only shardings under which predictions and resumed runs are the same.
 
     Data-parallel tables are updated by a dense optimizer, whose Adam and LAMB also move rows that the batch does not
@@ -193,8 +193,14 @@ def _allowed(optimizer: EmbeddingOptimizerConfig) -> list[Sharding]:
     return allowed
 
 
+def _on_request(optimizer: EmbeddingOptimizerConfig) -> list[Sharding]:
+    """What a recipe may ask for: dense Adam, too, which `TrainConfig` gives to all tables or to none."""
+    dense: list[Sharding] = ["data_parallel"] if optimizer.kind == "adam" else []
+    return [*_automatic(optimizer), *dense]
+
+
 def _choices(optimizer: EmbeddingOptimizerConfig, world_size: int) -> list[Sharding]:
-    return ["table_wise"] if world_size == 1 else _allowed(optimizer)
+    return ["table_wise"] if world_size == 1 else _automatic(optimizer)
 
 
 @contextmanager
@@ -209,10 +215,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _check_supported(table: str, wanted: str, optimizer: EmbeddingOptimizerConfig, dim: int, world_size: int) -> None:
-    if wanted != "auto" and wanted not in {*_allowed(optimizer)}:
+    if wanted != "auto" and wanted not in _on_request(optimizer):
         raise ConfigError(
             f"train.sharding: table '{table}' cannot be {wanted} under embedding_optimizer '{optimizer.kind}'; "
-            f"use one of {', '.join(_allowed(optimizer))}, or another optimizer"
+            f"use one of {', '.join(_on_request(optimizer))}, or another optimizer"
         )
     if wanted == "column_wise" and dim % _COLUMN_GRAIN:
         raise ConfigError(

@@ -1,12 +1,15 @@
 """Batches of a dataset's splits for one worker."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from rayrec.config.train import IngestConfig
+from rayrec.ingest.all_candidates import AllCandidates
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.in_memory import InMemorySplit
 from rayrec.ingest.loader import BatchLoader, open_batches
+from rayrec.models.common.batch import Batch
 from rayrec.training.place import Place
 
 
@@ -18,6 +21,7 @@ class SplitReader:
     config: IngestConfig
     place: Place
     _stores: dict[str, InMemorySplit] = field(default_factory=dict)
+    _candidates: dict[str, AllCandidates] = field(default_factory=dict)
 
     def open(
         self,
@@ -29,6 +33,7 @@ class SplitReader:
         seed: int = 0,
         epoch: int = 0,
         start_batch: int = 0,
+        contiguous: bool = False,
     ) -> BatchLoader:
         """See `rayrec.ingest.loader.open_batches`."""
         if self.config.in_memory and split not in self._stores:
@@ -45,6 +50,15 @@ class SplitReader:
             start_batch=start_batch,
             drop_last=drop_last,
             shuffle=shuffle,
+            contiguous=contiguous,
             device=self.place.device,
             store=self._stores.get(split),
         )
+
+    def all_candidates(self, split: str, *, global_batch_size: int) -> Iterator[Batch]:
+        """Every user of `split` with every item: see `rayrec.ingest.all_candidates`."""
+        place = self.place
+        if split not in self._candidates:
+            read = AllCandidates.read(self.dataset, split, rank=place.rank, world_size=place.world_size)
+            self._candidates[split] = read
+        return self._candidates[split].batches(max(1, global_batch_size // place.world_size), place.device)

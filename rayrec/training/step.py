@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayrec.config import TrainConfig
 from rayrec.models.common.batch import Batch
+from rayrec.models.common.initialization import derived_seed
 from rayrec.training.dense_optimizer import build_dense_optimizer
 from rayrec.training.loss_scale import LossScale
 from rayrec.training.parallel_model import ParallelModel
@@ -45,10 +46,14 @@ class TrainStep:
         trained = [p for p in model.dense_network.parameters() if p.requires_grad]
         self.dense_optimizer = build_dense_optimizer(config.dense_optimizer, trained) if trained else None
         self._trained = trained
+        self._has_dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.dense_network.modules())
 
     def __call__(self, batch: Batch, total_weight: float, step: int) -> StepOutcome:
         """`total_weight`: sum of the weights of the global batch; `step` counts from 1."""
         self._set_lr(step)
+        if self._has_dropout:
+            # Masks depend on no earlier step, so that a resumed run repeats them; each rank draws its own.
+            torch.manual_seed(derived_seed(self._config.seed, "dropout", step, dist.get_rank()))
         with torch.set_grad_enabled(self._model.trains_tables):
             pooled = self._model.pooled(batch)
         boundary = pooled.detach().requires_grad_(self._model.trains_tables)

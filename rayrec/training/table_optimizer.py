@@ -61,22 +61,27 @@ class TableOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """`<table>.<moment>` -> the tensor that holds it, or this rank's part of it as a ShardedTensor.
 
-        The same names and shapes whether a table is sharded or data-parallel. Loading happens in place.
+        The same names and shapes whether a table is sharded or data-parallel, but for dense Adam's own step.
+        Loading happens in place.
         """
         state: dict[str, Any] = {}
         for moments in self._fused.state_dict()["state"].values():
             state |= moments
         if self._dense is not None:
             for name, parameter in self._replicated.items():
-                moment = self._dense.state[parameter].get("sum")
-                if moment is not None:
+                moments = self._dense.state[parameter]
+                if isinstance(self._dense, torch.optim.AdamW):
+                    state[f"{name}.momentum1"] = moments["exp_avg"]
+                    state[f"{name}.exp_avg_sq"] = moments["exp_avg_sq"]
+                    state[f"{name}.step"] = moments["step"]
+                elif "sum" in moments:
                     # Row-wise Adagrad keeps (rows, 1); its fused twin has (rows,).
                     is_rowwise = isinstance(self._dense, RowWiseAdagrad)
-                    state[f"{name}.momentum1"] = moment.view(-1) if is_rowwise else moment
+                    state[f"{name}.momentum1"] = moments["sum"].view(-1) if is_rowwise else moments["sum"]
         return state
 
     def restore_step(self, step: int) -> None:
-        """Set the count of steps that Adam's and LAMB's bias correction uses."""
+        """Set the count of steps that the bias correction of fused Adam and LAMB uses; dense Adam's is in its state."""
         self._fused.set_optimizer_step(step)
 
 
@@ -89,5 +94,24 @@ def _dense_twin(config: EmbeddingOptimizerConfig, parameters: list[nn.Parameter]
             return torch.optim.Adagrad(parameters, lr=config.lr, eps=config.eps)
         case "rowwise_adagrad":
             return RowWiseAdagrad(parameters, lr=config.lr, eps=config.eps)
+        case "adam":
+            return _dense_adam(config, parameters)
         case other:
             raise AssertionError(f"the planner does not replicate tables under {other}")
+
+
+def _dense_adam(config: EmbeddingOptimizerConfig, parameters: list[nn.Parameter]) -> torch.optim.AdamW:
+    """AdamW, as the weight decay of FBGEMM's Adam is decoupled; its state is there from the start, to be loaded into.
+
+    It is the fused one's twin in the update of a row, not in which rows it updates: all of them at every step.
+    """
+    optimizer = torch.optim.AdamW(
+        parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
+    )
+    for parameter in parameters:
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer

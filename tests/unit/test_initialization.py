@@ -6,6 +6,7 @@ from torch import nn
 
 from rayrec.config import DCNv2Config, DLRMConfig
 from rayrec.models.common.initialization import ROWS_PER_BLOCK, initialize_dense, initialize_table
+from rayrec.models.common.table_values import UniformByRows
 from rayrec.models.registry import build_model
 from tests.builders import make_schema
 
@@ -16,7 +17,7 @@ ROWS, DIM = 2 * ROWS_PER_BLOCK + 777, 6
 
 def whole_table(**changes: object) -> torch.Tensor:
     table = torch.full((ROWS, DIM), math.nan)
-    initialize_table(table, **{"rows": ROWS, "dim": DIM, "table": "C1", "seed": 7, **changes})
+    initialize_table(table, UniformByRows(), **{"rows": ROWS, "dim": DIM, "table": "C1", "seed": 7, **changes})
     return table
 
 
@@ -36,13 +37,15 @@ def whole_table(**changes: object) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_shards_are_slices_of_the_whole(rows: tuple[int, int], columns: tuple[int, int], dtype: torch.dtype) -> None:
     shard = torch.full((rows[1] - rows[0], columns[1] - columns[0]), math.nan, dtype=dtype)
-    initialize_table(shard, rows=ROWS, dim=DIM, table="C1", seed=7, row_offset=rows[0], column_offset=columns[0])
+    initialize_table(
+        shard, UniformByRows(), rows=ROWS, dim=DIM, table="C1", seed=7, row_offset=rows[0], column_offset=columns[0]
+    )
     assert torch.equal(shard, whole_table()[slice(*rows), slice(*columns)].to(dtype))
 
 
 def test_a_strided_view_is_filled_in_place() -> None:
     buffer = torch.full((ROWS, DIM + 3), math.nan)
-    initialize_table(buffer[:, 1 : DIM + 1], rows=ROWS, dim=DIM, table="C1", seed=7)
+    initialize_table(buffer[:, 1 : DIM + 1], UniformByRows(), rows=ROWS, dim=DIM, table="C1", seed=7)
     assert torch.equal(buffer[:, 1 : DIM + 1], whole_table())
     assert buffer[:, 0].isnan().all() and buffer[:, DIM + 1 :].isnan().all()
 
@@ -99,7 +102,7 @@ def test_values_depend_on_the_seed_alone() -> None:
 
 def test_values_are_the_same_in_every_process() -> None:
     table = torch.empty(3, 2)
-    initialize_table(table, rows=3, dim=2, table="C1", seed=7)
+    initialize_table(table, UniformByRows(), rows=3, dim=2, table="C1", seed=7)
     assert table.flatten().tolist() == pytest.approx(GOLDEN, abs=1e-6)
 
 

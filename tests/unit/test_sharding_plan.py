@@ -90,7 +90,7 @@ def test_a_table_beyond_one_worker_is_split() -> None:
     ("optimizer", "sharding", "message"),
     [
         ("rowwise_adagrad", {"default": "column_wise"}, "'C0' cannot be column_wise under embedding_optimizer"),
-        ("adam", {"tables": {"C1": "data_parallel"}}, "'C1' cannot be data_parallel"),
+        ("lamb", {"tables": {"C1": "data_parallel"}}, "'C1' cannot be data_parallel"),
         ("sgd", {"tables": {"C9": "row_wise"}}, r"tables\.C9: no such table; the model has C0, C1, C2, C3"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Initial values as NVIDIA published them for DLRM and DCNv2, independent of devices and of sharding plans.
+"""Initial values as NVIDIA published them, independent of devices and of sharding plans.
 
 All values come from generators on the CPU whose seeds are derived from the run's seed and a name, so a parameter's
 values depend on neither the order of creation, nor the device, nor the way in which a table is split.
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.models.common.ranking import RankingModel
+from rayrec.models.common.table_values import TableValues
 
 ROWS_PER_BLOCK = 8192
 """Rows of a table that share a generator. Part of the scheme: another number gives other values."""
@@ -30,7 +31,7 @@ def initialize_model(model: RankingModel, seed: int) -> None:
     for feature in model.schema.categorical:
         weight = model.embeddings.embedding_bags[feature.name].weight
         rows, dim = weight.shape
-        initialize_table(weight.detach(), rows=rows, dim=dim, table=feature.name, seed=seed)
+        initialize_table(weight.detach(), model.table_values, rows=rows, dim=dim, table=feature.name, seed=seed)
     initialize_dense(model.dense_network, seed)
 
 
@@ -45,9 +46,17 @@ def initialize_dense(dense_network: nn.Module, seed: int) -> None:
 
 @torch.no_grad()
 def initialize_table(
-    shard: Tensor, *, rows: int, dim: int, table: str, seed: int, row_offset: int = 0, column_offset: int = 0
+    shard: Tensor,
+    values: TableValues,
+    *,
+    rows: int,
+    dim: int,
+    table: str,
+    seed: int,
+    row_offset: int = 0,
+    column_offset: int = 0,
 ) -> None:
-    """Fill a shard of an embedding table of (rows, dim) in place with U(-1/sqrt(rows), 1/sqrt(rows)).
+    """Fill a shard of an embedding table of (rows, dim) in place with `values`.
 
     `shard` is any floating tensor on any device, holding rows from `row_offset` and columns from `column_offset` of
     the table. A value depends on (seed, table, rows, dim, row, column) alone: shards equal slices of the whole table.
@@ -56,13 +65,23 @@ def initialize_table(
     shard_rows, shard_columns = shard.shape
     end = row_offset + shard_rows
     assert end <= rows and column_offset + shard_columns <= dim, "the shard reaches beyond its table"
-    bound = 1.0 / math.sqrt(rows)
     columns = slice(column_offset, column_offset + shard_columns)
     block = torch.empty(min(ROWS_PER_BLOCK, rows), dim)
     for first in range(row_offset - row_offset % ROWS_PER_BLOCK, end, ROWS_PER_BLOCK):
-        block.uniform_(-bound, bound, generator=_generator(seed, "table", table, first // ROWS_PER_BLOCK))
+        values.fill(block, rows=rows, generator=_generator(seed, "table", table, first // ROWS_PER_BLOCK))
         start, stop = max(first, row_offset), min(first + ROWS_PER_BLOCK, end)
         shard[start - row_offset : stop - row_offset].copy_(block[start - first : stop - first, columns])
+
+
+def derived_seed(*key: str | int) -> int:
+    """A seed for what `key` names: a hash that is the same in every process and version of Python."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def copy_uniform(parameter: Tensor, bound: float, generator: torch.Generator) -> None:
+    """Fill `parameter` in place with U(-bound, bound) drawn on the CPU."""
+    parameter.copy_(torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator))
 
 
 def copy_normal(parameter: Tensor, std: float, generator: torch.Generator, *, truncate: bool = False) -> None:
@@ -90,6 +109,5 @@ def _initialize_module(module: nn.Module, name: str, seed: int) -> None:
 
 
 def _generator(*key: str | int) -> torch.Generator:
-    """A generator on the CPU seeded by a hash of `key` that is the same in every process and version of Python."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+    """A generator on the CPU for what `key` names."""
+    return torch.Generator().manual_seed(derived_seed(*key))

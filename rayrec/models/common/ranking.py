@@ -6,6 +6,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from rayrec.features.schema import Schema
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.embeddings import concat_pooled
+from rayrec.models.common.table_values import TableValues
 
 
 class RankingModel(nn.Module):
@@ -14,7 +15,9 @@ class RankingModel(nn.Module):
     A trainer may shard `embeddings` and replicate `dense_network`, and call the two itself as `forward` does.
     """
 
-    def __init__(self, schema: Schema, embeddings: EmbeddingBagCollection, dense_network: nn.Module) -> None:
+    def __init__(
+        self, schema: Schema, embeddings: EmbeddingBagCollection, dense_network: nn.Module, table_values: TableValues
+    ) -> None:
         super().__init__()
         self.schema = schema
         """Every embedding_dim is resolved."""
@@ -25,6 +28,8 @@ class RankingModel(nn.Module):
 
         `pooled` is in the schema's order of categorical features (`concat_pooled`).
         """
+        self.table_values = table_values
+        """Initial values of every table; those of the dense network are its modules' (`initialize_dense`)."""
         self.keys = tuple(feature.name for feature in schema.categorical)
 
     def forward(self, batch: Batch) -> Tensor:

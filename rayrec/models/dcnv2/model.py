@@ -13,6 +13,7 @@ from rayrec.models.common.initialization import copy_normal
 from rayrec.models.common.mlp import hidden_layers, scoring_layers
 from rayrec.models.common.precision import to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
+from rayrec.models.common.table_values import UniformByRows
 
 KERNEL_STD = 0.05
 """Of the cross layers' truncated normal kernels: the default of Keras, which the published model used."""
@@ -21,7 +22,8 @@ KERNEL_STD = 0.05
 def build_dcnv2(config: DCNv2Config, schema: Schema, device: torch.device) -> RankingModel:
     """DCN-V2 for the features of `schema`."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
-    return RankingModel(schema, build_embeddings(schema, device), DCNv2DenseNetwork(config, schema, device))
+    embeddings = build_embeddings(schema, device)
+    return RankingModel(schema, embeddings, DCNv2DenseNetwork(config, schema, device), UniformByRows())
 
 
 class DCNv2DenseNetwork(nn.Module):

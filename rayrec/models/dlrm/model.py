@@ -13,12 +13,14 @@ from rayrec.features.schema import Schema
 from rayrec.models.common.embeddings import build_embeddings, embedding_widths
 from rayrec.models.common.mlp import hidden_layers, scoring_layers
 from rayrec.models.common.ranking import RankingModel
+from rayrec.models.common.table_values import UniformByRows
 
 
 def build_dlrm(config: DLRMConfig, schema: Schema, device: torch.device) -> RankingModel:
     """DLRM for the features of `schema`. Raises UserError where the features do not suffice for the interaction."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
-    return RankingModel(schema, build_embeddings(schema, device), DLRMDenseNetwork(config, schema, device))
+    embeddings = build_embeddings(schema, device)
+    return RankingModel(schema, embeddings, DLRMDenseNetwork(config, schema, device), UniformByRows())
 
 
 class DLRMDenseNetwork(nn.Module):

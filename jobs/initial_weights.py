@@ -1,0 +1,74 @@
+"""The weights that a new run begins with where its recipe takes them from other runs (`train.initial_weights`)."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.config import NeuMFConfig, Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rayrec.features.schema import CategoricalFeature
+    from rayrec.inference.checkpoint_weights import CheckpointWeights
+    from rayrec.inference.model_folder import ModelFolder
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.training.parallel_model import ParallelModel
+
+
+def initial_weights(recipe: Recipe, dataset: "Dataset") -> "Callable[[ParallelModel], None] | None":
+    """What fills each worker's part of the model; None where the recipe asks for random weights. Travels by pickle.
+
+    Raises ConfigError where the folders do not hold a GMF and an MLP of the recipe's sizes and of these features.
+    """
+    config = recipe.train.initial_weights
+    if config is None:
+        return None
+    wanted = recipe.model
+    assert isinstance(wanted, NeuMFConfig), "the recipe was validated"
+    for part, folder in (("gmf", config.gmf), ("mlp", config.mlp)):
+        field = f"train.initial_weights.{part}"
+        try:
+            weights = _open(folder)
+            weights.schema.require_same_features(dataset.schema, dataset.folder)
+        except UserError as error:
+            raise ConfigError(f"{field}: {error}") from None
+        found = weights.recipe.model
+        if not isinstance(found, NeuMFConfig) or found.parts != (part,):
+            raise ConfigError(f"{field}: {folder} holds no model of kind 'neumf' with parts: [{part}]; give one")
+        size = "factors" if part == "gmf" else "mlp"
+        if getattr(found, size) != getattr(wanted, size):
+            raise ConfigError(
+                f"{field}: {folder} has model.{size}={getattr(found, size)}, this model {getattr(wanted, size)}; "
+                "make them equal"
+            )
+    return partial(_fill, str(config.gmf.absolute()), str(config.mlp.absolute()), config.alpha)
+
+
+def _fill(gmf_folder: str, mlp_folder: str, alpha: float, model: "ParallelModel") -> None:
+    from rayrec.models.neumf.pretraining import compose_dense, compose_table
+
+    gmf, mlp = _open(Path(gmf_folder)), _open(Path(mlp_folder))
+
+    def table(feature: "CategoricalFeature") -> "Tensor":
+        parts = []
+        for part in (gmf, mlp):
+            (own,) = (f for f in part.schema.categorical if f.name == feature.name)
+            parts.append(part.table(own))
+        return compose_table(*parts)
+
+    model.load(table, compose_dense(gmf.dense(), mlp.dense(), alpha))
+
+
+def _open(folder: Path) -> "ModelFolder | CheckpointWeights":
+    """The weights of a model folder, or of a run folder's best checkpoint."""
+    from rayrec.inference.checkpoint_weights import CheckpointWeights
+    from rayrec.inference.model_folder import TABLES_FOLDER, ModelFolder
+    from rayrec.training.run_folder import RunFolder
+
+    if (folder / TABLES_FOLDER).is_dir():
+        return ModelFolder.open(folder)
+    run = RunFolder.open(folder)
+    return CheckpointWeights(run.checkpoint("best"), run.recipe, run.schema)

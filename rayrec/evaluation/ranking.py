@@ -1,0 +1,202 @@
+"""Exact metrics of ranked lists, one list a group (a user's candidates, a display's ads), in bounded memory.
+
+A group's rows are ranked by descending score; ranks count from 1. With P > 0 positives at ranks r_1 < ... < r_P:
+
+- `hr@k` (hit ratio; He et al. 2017, "Neural Collaborative Filtering", section 4.1): 1 if r_1 <= k, else 0.
+- `recall@k` (as in He et al. 2020, "LightGCN"): share of the P positives with r_j <= k.
+- `ndcg@k` (Jarvelin & Kekalainen 2002, "Cumulated gain-based evaluation of IR techniques", gain 1, base 2): sum of
+  1 / log2(r_j + 1) over r_j <= k, divided by its largest possible value, that of ranks 1 ... min(P, k).
+- `map@k` (Kaggle's MAP@k, as in the Outbrain contest): sum of j / r_j over r_j <= k, divided by min(P, k). j / r_j is
+  the precision at r_j; with one positive it is 1 / r_1.
+
+Each is averaged over the groups that have a positive, each of which counts once; `groups` is how many these are. Rows
+count once whatever their weight, and not at all with weight 0. Ties among negatives, and among positives, change
+nothing; `RankingConfig.ties` says how a positive stands to negatives of its own score.
+"""
+
+import logging
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rayrec.common.errors import UserError
+from rayrec.config.evaluate import RankingConfig
+
+_log = logging.getLogger(__name__)
+
+# Rows of unfinished groups that may gather before they are cut to what can still matter.
+_SHORTEN_BEYOND = 1 << 20
+
+_COUNTS = ("rows", "not_finite", "groups")
+
+
+@dataclass(frozen=True)
+class RankedRows:
+    """n rows of any groups in any order."""
+
+    group: NDArray[np.int64]
+    score: NDArray[np.float32]
+    positive: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    @classmethod
+    def concat(cls, parts: "list[RankedRows]") -> "RankedRows":
+        return cls(
+            np.concatenate([np.empty(0, np.int64), *(p.group for p in parts)]),
+            np.concatenate([np.empty(0, np.float32), *(p.score for p in parts)]),
+            np.concatenate([np.empty(0, np.bool_), *(p.positive for p in parts)]),
+        )
+
+    def take(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> "RankedRows":
+        return RankedRows(self.group[rows], self.score[rows], self.positive[rows])
+
+
+class RankingMetrics:
+    """Accumulates rows; `rayrec.evaluation.distributed` merges the accumulators of several ranks.
+
+    An `update` must hold rows as they follow each other in the data, where the rows of a group are next to each other:
+    then only its first and its last group can go on elsewhere. Those wait, cut to their positives and their best
+    negatives, for the end; the others are counted at once. Memory: 8 bytes a group (to find one that comes twice), and
+    the waiting groups' rows. How the data is cut into updates and ranks changes nothing beyond float64 rounding.
+    """
+
+    def __init__(self, config: RankingConfig) -> None:
+        self._config = config
+        self.sums: NDArray[np.float64] = np.zeros(len(_COUNTS) + len(config.names))
+        """Counts, then the sum over groups of each metric."""
+        self.finished: list[NDArray[np.int64]] = []
+        """Ids of the groups that were counted, and of those without a positive."""
+        self._open: list[RankedRows] = []
+        self._shorten_at = _SHORTEN_BEYOND
+
+    def update(self, scores: Tensor, labels: Tensor, groups: Tensor, weights: Tensor) -> None:
+        """Add rows: (B,) scores, labels 0 or 1, group ids, weights >= 0, on any device."""
+        counted = weights.detach().reshape(-1) > 0
+        columns = (scores.float(), labels > 0.5, groups.long())
+        score, positive, group = (column.detach().reshape(-1)[counted] for column in columns)
+        if not len(score):
+            return
+        self.sums[:2] += len(score), float((~torch.isfinite(score)).sum())
+        changes = group[1:] != group[:-1]
+        run = torch.cat([changes.new_zeros(1, dtype=torch.int64), changes.cumsum(0)])
+        last = int(run[-1])
+        at_edge = (run == 0) | (run == last)
+        # Inside, only what stands above a positive of its group can matter.
+        worst = score.new_full((last + 1,), torch.inf)
+        worst.scatter_reduce_(0, run, torch.where(positive, score, torch.inf), "amin")
+        kept = at_edge | (score >= worst[run])
+        starts = torch.cat([changes.new_ones(1), changes])
+        self.finished.append(group[starts & ~at_edge].cpu().numpy())
+        rows = RankedRows(*(column[kept].cpu().numpy() for column in (group, score, positive)))
+        edge = at_edge[kept].cpu().numpy()
+        self.sums += self._sums_of(rows.take(~edge))
+        self._open.append(self._shortened(rows.take(edge)))
+        if sum(map(len, self._open)) > self._shorten_at:
+            self._shorten_at = max(_SHORTEN_BEYOND, 2 * len(self.open_rows()))
+
+    def open_rows(self) -> RankedRows:
+        """The rows of the groups that may go on elsewhere: all positives, and as many negatives as can matter."""
+        self._open = [self._shortened(RankedRows.concat(self._open))]
+        return self._open[0]
+
+    def add_open(self, rows: RankedRows) -> None:
+        """Add another accumulator's `open_rows`."""
+        self._open.append(rows)
+
+    def compute(self) -> dict[str, float | None]:
+        """The metrics by name (`hr@10`, ...), and `groups`; None, with a warning, where no group has a positive.
+
+        Raises UserError where a score of a row that counts is infinite or NaN, or a group's rows are not next to each
+        other.
+        """
+        waiting = self.open_rows()
+        rows, not_finite, groups, *sums = (self.sums + self._sums_of(waiting)).tolist()
+        if not_finite:
+            raise UserError(
+                f"evaluation: {not_finite:.0f} of {rows:.0f} scores are infinite or NaN: the model has diverged; "
+                "lower the learning rates (train.embedding_optimizer.lr, train.dense_optimizer.lr)"
+            )
+        ids = np.sort(np.concatenate([*self.finished, np.unique(waiting.group)]))
+        repeated = ids[1:][ids[1:] == ids[:-1]]
+        if len(repeated):
+            raise UserError(
+                f"evaluate.ranking: the rows of group {repeated[0]} are not next to each other in the split; "
+                "preprocess so that groups stay together"
+            )
+        if not groups:
+            _log.warning("no group has a positive: %s undefined", ", ".join(self._config.names))
+        means = {n: value / groups if groups else None for n, value in zip(self._config.names, sums, strict=True)}
+        return {**means, "groups": groups}
+
+    def _shortened(self, rows: RankedRows) -> RankedRows:
+        """Without the negatives that stand below as many others of their group as any metric looks at."""
+        order = np.lexsort((-rows.score, rows.positive, rows.group))
+        rows = rows.take(order)
+        negatives = np.cumsum(~rows.positive)
+        first = _starts(rows.group)
+        # Negatives come first within a group, so this counts them from 1 in each.
+        place: NDArray[np.int64] = negatives - (negatives - ~rows.positive)[first][_run_of(first)]
+        return rows.take(rows.positive | (place <= max(self._config.k)))
+
+    def _sums_of(self, rows: RankedRows) -> NDArray[np.float64]:
+        """What whole groups add to `sums`: rows and not finite ones aside, which `update` counts."""
+        by_label = rows.positive if self._config.ties == "pessimistic" else ~rows.positive
+        rows = rows.take(np.lexsort((by_label, -rows.score, rows.group)))
+        first = _starts(rows.group)
+        run = _run_of(first)
+        is_positive = rows.positive
+        rank = (np.arange(len(rows)) - np.flatnonzero(first)[run] + 1)[is_positive]
+        positives = np.bincount(run[is_positive], minlength=run[-1] + 1 if len(run) else 0)
+        with_positive = positives > 0
+        total = positives[with_positive]
+        # Of each positive: its group among those that have one, and its number within it.
+        group = (np.cumsum(with_positive) - 1)[run[is_positive]]
+        number = np.arange(len(rank)) - (np.cumsum(total) - total)[group] + 1
+        sums = [0.0, 0.0, float(len(total))]
+        for k, metric in product(self._config.k, self._config.metrics):
+            gain = _GAINS[metric](rank, number, total[group], k) * (rank <= k)
+            of_group = np.bincount(group, weights=gain, minlength=len(total))
+            sums.append(float(np.minimum(of_group, 1.0).sum() if metric == "hr" else of_group.sum()))
+        return np.array(sums)
+
+
+_Ints = NDArray[np.int64]
+
+
+def _hit(rank: _Ints, number: _Ints, positives: _Ints, k: int) -> NDArray[np.float64]:
+    return np.ones(len(rank))
+
+
+def _share(rank: _Ints, number: _Ints, positives: _Ints, k: int) -> NDArray[np.float64]:
+    return 1.0 / positives
+
+
+def _discounted(rank: _Ints, number: _Ints, positives: _Ints, k: int) -> NDArray[np.float64]:
+    ideal = np.concatenate([[0.0], np.cumsum(1.0 / np.log2(np.arange(2, k + 2)))])
+    return 1.0 / np.log2(rank + 1) / ideal[np.minimum(positives, k)]
+
+
+def _precision(rank: _Ints, number: _Ints, positives: _Ints, k: int) -> NDArray[np.float64]:
+    return number / rank / np.minimum(positives, k)
+
+
+# What a positive within the first k ranks adds to its group's value; of `hr` a group's value is 1 at most.
+_GAINS = {"hr": _hit, "recall": _share, "ndcg": _discounted, "map": _precision}
+
+
+def _starts(group: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Where another group begins in sorted ids."""
+    first = np.ones(len(group), np.bool_)
+    first[1:] = group[1:] != group[:-1]
+    return first
+
+
+def _run_of(first: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Index of each row's group, from 0, among those that begin at `first`."""
+    return np.cumsum(first) - 1

@@ -1,0 +1,114 @@
+"""Every user of a split with every item of the catalogue: what full ranking scores, in batches of one size."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rayrec.features.schema import Schema
+from rayrec.ingest.batches import HostBatch
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.plan import Units
+from rayrec.ingest.reader import RowPacker
+from rayrec.models.common.batch import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class AllCandidates:
+    """One rank's users, each with its positives in the split and what it is not to be offered.
+
+    A candidate is each item but the user's positives of `train`; a positive of the split is one in any case. Id 0,
+    which unknown users and items share, is neither user nor candidate, so an interaction with it is left out. In
+    memory are the pairs of this rank's users alone: 8 bytes each. Needs a dataset of user and item alone.
+    """
+
+    schema: Schema
+    users: NDArray[np.int64]
+    """Ids of this rank's users, ascending."""
+    users_per_rank: int
+    """Most users of any rank: all ranks yield batches for so many."""
+    positives: NDArray[np.int64]
+    """Sorted pairs (see `_pairs`) of this rank's users in the split."""
+    seen: NDArray[np.int64]
+    """Likewise in `train`."""
+
+    @classmethod
+    def read(cls, dataset: Dataset, split: str, *, rank: int = 0, world_size: int = 1) -> "AllCandidates":
+        """Read the positive rows of `split` and of `train`, a row group at a time."""
+        items = _items(dataset.schema)
+        positives = np.unique(np.concatenate([np.empty(0, np.int64), *_pairs(dataset, split)]))
+        users = np.unique(positives // items)
+        own = users[rank::world_size]
+        seen = [pairs[np.isin(pairs // items, own)] for pairs in _pairs(dataset, "train")]
+        return cls(
+            dataset.schema,
+            own,
+            -(-len(users) // world_size),
+            positives[np.isin(positives // items, own)],
+            np.unique(np.concatenate([np.empty(0, np.int64), *seen])),
+        )
+
+    def batches(self, size: int, device: torch.device) -> Iterator[Batch]:
+        """Batches of `size` rows, as many on every rank, by user and then item; `group` is the user's id.
+
+        What is no candidate, and rows beyond the last one, have weight 0.
+        """
+        interactions = self.schema.interactions
+        assert interactions is not None
+        items = _items(self.schema)
+        largest = max(feature.cardinality for feature in self.schema.categorical) - 1
+        id_type = torch.int32 if largest <= torch.iinfo(torch.int32).max else torch.int64
+        users, positives, seen = (torch.from_numpy(a).to(device) for a in (self.users, self.positives, self.seen))
+        for start in range(0, self.users_per_rank * (items - 1), size):
+            place = torch.arange(start, start + size, device=device)
+            index = place // (items - 1)
+            user = users[index.clamp(max=len(users) - 1)] if len(users) else torch.zeros_like(place)
+            item = place % (items - 1) + 1
+            pair = user * items + item
+            positive = _contains(positives, pair)
+            weight = (index < len(users)) & (positive | ~_contains(seen, pair))
+            by_name = {interactions.user: user, interactions.item: item}
+            ids = torch.cat([by_name[feature.name] for feature in self.schema.categorical]).to(id_type)
+            yield HostBatch(
+                dense=torch.empty(size, 0, device=device),
+                ids=ids,
+                lengths=None,
+                ids_per_feature=[size, size],
+                label=positive.float(),
+                weight=weight.float(),
+                group=user,
+            ).to_batch(self.schema, device)
+
+
+def _items(schema: Schema) -> int:
+    """Rows of the items' table."""
+    assert schema.interactions is not None
+    (items,) = (f.cardinality for f in schema.categorical if f.name == schema.interactions.item)
+    return items
+
+
+def _pairs(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
+    """The positive rows of each row group as user * items + item."""
+    interactions = dataset.schema.interactions
+    assert interactions is not None
+    names = [feature.name for feature in dataset.schema.categorical]
+    packer = RowPacker(dataset.folder, dataset.schema)
+    units = Units.of(dataset.split(split).parts)
+    for file, row_group in zip(units.file, units.row_group, strict=True):
+        rows = packer.read(units.files[file], int(row_group))
+        user, item = (
+            rows.one_hot[names.index(name)].astype(np.int64) for name in (interactions.user, interactions.item)
+        )
+        known = (rows.label > 0.5) & (user > 0) & (item > 0)
+        yield user[known] * _items(dataset.schema) + item[known]
+
+
+def _contains(ascending: Tensor, values: Tensor) -> Tensor:
+    """(n,) bool: which of `values` are among `ascending`."""
+    if not len(ascending):
+        return torch.zeros_like(values, dtype=torch.bool)
+    place = torch.searchsorted(ascending, values).clamp(max=len(ascending) - 1)
+    return ascending[place] == values

@@ -1,0 +1,102 @@
+"""NeuMF: Neural Matrix Factorization (He et al. 2017, arXiv:1708.05031), and with the same code its parts GMF and MLP.
+
+Shapes: B rows, G factors of GMF, H half the width of MLP's input, W = G + H columns of a table (0 for an absent part).
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.common.errors import UserError
+from rayrec.config import NeuMFConfig
+from rayrec.features.schema import Schema
+from rayrec.models.common.embeddings import build_embeddings
+from rayrec.models.common.initialization import copy_uniform
+from rayrec.models.common.ranking import RankingModel
+from rayrec.models.common.table_values import Normal
+
+TABLE_VALUES = Normal(std=0.01)
+
+
+def build_neumf(config: NeuMFConfig, schema: Schema, device: torch.device) -> RankingModel:
+    """NeuMF, GMF or MLP for the interactions of `schema`.
+
+    Raises UserError where the schema does not name the user and the item, or has further features.
+    """
+    _require_user_and_item_alone(schema)
+    schema = schema.with_embedding_dims(config.gmf_width + config.mlp_width, {})
+    network = NeuMFDenseNetwork(config, schema, device)
+    return RankingModel(schema, build_embeddings(schema, device), network, TABLE_VALUES)
+
+
+class NeuMFDenseNetwork(nn.Module):
+    """Product of GMF's embeddings beside MLP's last layer, then a linear layer to one logit (paper, equation 12)."""
+
+    def __init__(self, config: NeuMFConfig, schema: Schema, device: torch.device) -> None:
+        super().__init__()
+        assert schema.interactions is not None
+        self._user_is_first = schema.categorical[0].name == schema.interactions.user
+        self._gmf_width, self._mlp_width = config.gmf_width, config.mlp_width
+        self.mlp = _dropout_layers(config.mlp, config.dropout, device) if self._mlp_width else None
+        width = config.gmf_width + (config.mlp[-1] if self._mlp_width else 0)
+        self.output = OutputLayer(width, 1, device=device)
+        """Columns: GMF's, then MLP's."""
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        """dense is unused, pooled (B, 2 W) in the schema's order -> logits (B,) float32."""
+        halves = pooled.chunk(2, dim=1)
+        user_BW, item_BW = halves if self._user_is_first else halves[::-1]
+        columns = [self._gmf_width, self._mlp_width]
+        user_BG, user_BH = user_BW.split(columns, dim=1)
+        item_BG, item_BH = item_BW.split(columns, dim=1)
+        vectors = []
+        if self._gmf_width:
+            vectors.append(user_BG * item_BG)
+        if self.mlp is not None:
+            vectors.append(self.mlp(torch.cat([user_BH, item_BH], dim=1)))
+        logits: Tensor = self.output(torch.cat(vectors, dim=1))
+        return logits.squeeze(1).float()
+
+
+class HiddenLayer(nn.Linear):
+    """A layer of MLP."""
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Weight Glorot uniform; bias U(-1/sqrt(in), 1/sqrt(in)), which the original leaves to torch's default."""
+        copy_uniform(self.weight, math.sqrt(6 / (self.in_features + self.out_features)), generator)
+        copy_uniform(self.bias, math.sqrt(1 / self.in_features), generator)
+
+
+class OutputLayer(nn.Linear):
+    """The last layer."""
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Weight LeCun uniform, bias as in the hidden layers."""
+        copy_uniform(self.weight, math.sqrt(3 / self.in_features), generator)
+        copy_uniform(self.bias, math.sqrt(1 / self.in_features), generator)
+
+
+def _dropout_layers(widths: Sequence[int], dropout: float, device: torch.device) -> nn.Sequential:
+    """Linear, ReLU and dropout for each width after the first, which is that of the input."""
+    layers: list[nn.Module] = []
+    for in_features, width in itertools.pairwise(widths):
+        layers += [HiddenLayer(in_features, width, device=device), nn.ReLU(), nn.Dropout(dropout)]
+    return nn.Sequential(*layers)
+
+
+def _require_user_and_item_alone(schema: Schema) -> None:
+    if schema.interactions is None:
+        raise UserError(
+            "model.kind: 'neumf' needs a dataset whose schema names the user and the item (interactions); "
+            "give a dataset of interactions, or another model"
+        )
+    sides = {schema.interactions.user, schema.interactions.item}
+    other = [feature.name for feature in schema.features if feature.name not in sides]
+    if other:
+        raise UserError(
+            f"model.kind: 'neumf' reads user and item alone, and the dataset has a feature '{other[0]}', too; "
+            "leave it out in preprocessing, or use another model"
+        )

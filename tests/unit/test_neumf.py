@@ -1,0 +1,147 @@
+"""NeuMF and its parts: what they compute, how they begin, and how NeuMF is made from the trained parts."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rayrec.common.errors import UserError
+from rayrec.config import NeuMFConfig
+from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
+from rayrec.models.neumf.pretraining import compose
+from rayrec.models.registry import build_model
+from tests.naive_models import naive_logits, random_batch
+
+NEUMF = NeuMFConfig(factors=5, mlp=(8, 6, 3), dropout=0.5)
+GMF = NEUMF.model_copy(update={"parts": ("gmf",)})
+MLP = NEUMF.model_copy(update={"parts": ("mlp",)})
+PARTS = {"neumf": NEUMF, "gmf": GMF, "mlp": MLP, "no layer": NEUMF.model_copy(update={"mlp": (4,)})}
+
+
+def interactions(users: int = 50, items: int = 40, *, item_first: bool = False) -> Schema:
+    features = [CategoricalFeature(name="user", cardinality=users), CategoricalFeature(name="item", cardinality=items)]
+    return Schema(
+        label="label",
+        features=tuple(reversed(features) if item_first else features),
+        interactions=InteractionColumns(user="user", item="item"),
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 17])
+@pytest.mark.parametrize("item_first", [False, True])
+@pytest.mark.parametrize("config", PARTS.values(), ids=PARTS.keys())
+def test_equals_a_naive_computation(config: NeuMFConfig, item_first: bool, rows: int) -> None:
+    schema = interactions(item_first=item_first)
+    model = build_model(config, schema, seed=3).eval()
+    with torch.no_grad():
+        for table in model.embeddings.parameters():
+            table.mul_(100)  # the initial ones are so small that the logits would hardly differ
+    batch = random_batch(schema, rows)
+    logits = model(batch)
+    assert logits.dtype == torch.float32
+    expected = naive_logits(config, schema, model.state_dict(), batch)
+    np.testing.assert_allclose(logits.detach().numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_published_size() -> None:
+    schema = interactions(138_493 + 1, 26_744 + 1)
+    model = build_model(NeuMFConfig(), schema, "meta")
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert shapes["embeddings.embedding_bags.user.weight"] == (138_494, 192)
+    assert shapes["dense_network.mlp.6.weight"] == (64, 128)
+    assert shapes["dense_network.output.weight"] == (1, 128)
+    parameters = sum(p.numel() for p in model.parameters()) - 2 * 192  # the rows of the unknown user and item
+    assert parameters == 31_832_577
+
+
+def test_initial_values_are_as_published() -> None:
+    model = build_model(NeuMFConfig(), interactions(3_000, 2_000), seed=1)
+    for table in model.embeddings.parameters():
+        assert table.std().item() == pytest.approx(0.01, rel=0.02)
+        assert table.mean().item() == pytest.approx(0, abs=1e-4)
+        assert table.abs().max() > 0.03, "not truncated"
+    limits = {
+        "mlp.0": math.sqrt(6 / 512), "mlp.3": math.sqrt(6 / 384), "mlp.6": math.sqrt(6 / 192),
+        "output": math.sqrt(3 / 128),
+    }  # fmt: skip
+    for name, limit in limits.items():
+        layer = model.dense_network.get_submodule(name)
+        assert 0.95 * limit < layer.weight.abs().max() <= limit
+        assert layer.weight.std().item() == pytest.approx(limit / math.sqrt(3), rel=0.1)
+        assert 0 < layer.bias.abs().max() <= 1 / math.sqrt(layer.in_features)
+
+
+@pytest.mark.parametrize("config", PARTS.values(), ids=PARTS.keys())
+def test_every_parameter_learns(config: NeuMFConfig) -> None:
+    schema = interactions(4, 3)
+    model = build_model(config.model_copy(update={"dropout": 0.0}), schema)
+    model(random_batch(schema, rows=64)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_dropout_acts_in_training_alone() -> None:
+    schema = interactions()
+    model, batch = build_model(NEUMF, schema), random_batch(schema, rows=8)
+    assert not torch.equal(model(batch), model(batch))
+    model.eval()
+    assert torch.equal(model(batch), model(batch))
+
+
+def test_dense_network_under_autocast_and_compile() -> None:
+    network = build_model(NEUMF, interactions()).dense_network.eval()
+    dense, pooled = torch.empty(8, 0), torch.randn(8, 18)
+    expected = network(dense, pooled)
+    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(dense, pooled), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = network(dense, pooled)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (interactions().model_copy(update={"interactions": None}), "names the user and the item"),
+        (
+            interactions().model_copy(update={"features": (*interactions().features, NumericFeature(name="age"))}),
+            "has a feature 'age', too",
+        ),
+    ],
+)
+def test_unsuitable_features(schema: Schema, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build_model(NEUMF, schema)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parts": ("gmf", "gmf")}, "parts names one part twice"),
+        ({"parts": ()}, "at least 1 item"),
+        ({"mlp": (7, 4)}, "mlp must begin with an even width"),
+        ({"dropout": 1.0}, "less than 1"),
+    ],
+)
+def test_unsuitable_hyper_parameters(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        NeuMFConfig(**changes)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_made_from_trained_parts(alpha: float) -> None:
+    """Before further training its logits are the weighted sum of the parts' logits."""
+    schema = interactions()
+    parts = [build_model(config, schema, seed=seed).eval() for config, seed in ((GMF, 1), (MLP, 2))]
+    with torch.no_grad():
+        for part in parts:
+            for table in part.embeddings.parameters():
+                table.mul_(100)
+    model = build_model(NEUMF, schema, seed=3).eval()
+    model.load_state_dict(compose(parts[0].state_dict(), parts[1].state_dict(), alpha))
+    batch = random_batch(schema, rows=20)
+    gmf, mlp = (part(batch) for part in parts)
+    torch.testing.assert_close(model(batch), alpha * gmf + (1 - alpha) * mlp)
+    assert not torch.equal(model(batch), model(replace(batch, sparse=random_batch(schema, 20, seed=1).sparse)))
