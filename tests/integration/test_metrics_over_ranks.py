@@ -10,8 +10,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from rayrec.common.errors import UserError
+from rayrec.config import RankingConfig
 from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.evaluation.distributed import compute_over_ranks
+from rayrec.evaluation.ranking import RankingMetrics
 
 ROWS = 3_000
 CASES = {
@@ -31,6 +33,27 @@ def rows_of_case(weighted: bool) -> list[torch.Tensor]:
     if weighted:
         weights[-500:] = rng.choice([0.0, 0.5, 2.0], 500)
     return [torch.tensor(column, dtype=torch.float32) for column in (logits, labels, weights)]
+
+
+RANKING = RankingConfig(k=(1, 5), metrics=("hr", "ndcg", "recall", "map"))
+RANKING_BATCHES = (1, 13, 100, ROWS)
+
+
+def lists() -> list[torch.Tensor]:
+    """(scores, labels, groups, weights) of groups of 1 to 30 rows, with ties; every thirtieth row is padding."""
+    rng = np.random.default_rng(6)
+    groups = np.repeat(np.arange(ROWS)[::-1], rng.integers(1, 31, ROWS))[:ROWS].copy()
+    columns = np.round(rng.normal(0, 2, ROWS), 1), rng.random(ROWS) < 0.1, groups, np.arange(ROWS) % 30 > 0
+    return [torch.tensor(column) for column in columns]
+
+
+def ranking_of(rank: int, size: int, batch: int) -> RankingMetrics:
+    """A rank's share of each global batch, as the plan deals rows."""
+    metrics = RankingMetrics(RANKING)
+    for columns in zip(*(column.split(batch) for column in lists()), strict=True):
+        rows = len(columns[0])
+        metrics.update(*(column[rows * rank // size : rows * (rank + 1) // size] for column in columns))
+    return metrics
 
 
 def run_rank(rank: int, folder: Path) -> None:
@@ -53,6 +76,7 @@ def run_rank(rank: int, folder: Path) -> None:
         compute_over_ranks(diverged)
     except UserError as error:
         results["diverged"] = str(error)
+    results["ranking"] = [compute_over_ranks(ranking_of(rank, 2, batch)) for batch in RANKING_BATCHES]
     torch.save(results, folder / f"rank-{rank}.pt")
     dist.destroy_process_group()
 
@@ -73,6 +97,14 @@ def test_two_ranks_give_the_metrics_of_one(results, name):
     for found in results:
         assert found[name].keys() == expected.keys()
         assert found[name] == pytest.approx(expected, rel=1e-12)
+
+
+def test_two_ranks_rank_each_group_once(results):
+    expected = ranking_of(0, 1, ROWS).compute()
+    assert 50 < expected["groups"] < 200
+    for found in results:
+        for values in found["ranking"]:
+            assert values == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_rank_without_rows_is_no_harm(results):
