@@ -13,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from jobs.initial_weights import initial_weights
 from rayrec.config import Recipe
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
@@ -51,11 +52,13 @@ class Case:
     recipe: Recipe
 
 
-def recipe(*, model: dict[str, Any] | None = None, **train: Any) -> Recipe:
-    """The base recipe with keys of its `train` (and, on request, `model`) section replaced."""
+def recipe(*, model: dict[str, Any] | None = None, evaluate: dict[str, Any] | None = None, **train: Any) -> Recipe:
+    """The base recipe with keys of its `train` (and, on request, all of the `model` and `evaluate`) section replaced."""
     content = {**BASE, "train": {**BASE["train"], **train}}
     if model is not None:
         content["model"] = model
+    if evaluate is not None:
+        content["evaluate"] = evaluate
     return Recipe.model_validate(content)
 
 
@@ -95,7 +98,7 @@ def _worker(rank: int, workers: int, rendezvous: str, arguments: bytes) -> None:
             RunFolder.resume(folder, case, dataset) if begun else RunFolder.create(folder, case, dataset)
         dist.barrier()
         place = Place(rank=rank, world_size=workers, local_world_size=workers, device=torch.device("cpu"))
-        train_worker(case, dataset, RunFolder.open(folder), place)
+        train_worker(case, dataset, RunFolder.open(folder), place, initial_weights(case, dataset))
     dist.destroy_process_group()
 
 

@@ -135,7 +135,10 @@ def test_resume_of_another_run_is_refused(undisturbed: Path, dataset: Dataset) -
     [
         ({"workers": 64}, r"train\.workers: 64 workers need 64 CPUs"),
         ({"freeze": ["dense_network.middle"]}, r"train\.freeze: no part 'dense_network\.middle'"),
-        ({"embedding_optimizer": {"kind": "adam", "lr": 0.1}}, "'adam' needs a GPU"),
+        (
+            {"embedding_optimizer": {"kind": "adam", "lr": 0.1}},
+            "'adam' on a CPU needs train.sharding.default: data_parallel",
+        ),
     ],
 )
 def test_a_mistake_is_found_before_anything_starts(

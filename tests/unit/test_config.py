@@ -97,6 +97,20 @@ def test_kind_chooses_the_model(recipe: Path) -> None:
             "preprocess.split={kind: hash, test: 0.6, validation: 0.5}",
             "preprocess.split: validation + test must be below",
         ),
+        ("train.checkpoint.keep_best=hit@10", "train.checkpoint.keep_best: no such metric; use auc, log_loss,"),
+        (
+            "train.checkpoint.keep_best=hr@10",
+            "train.checkpoint.keep_best: 'hr@10' is not measured; evaluate.ranking gives no metric",
+        ),
+        ("evaluate.ranking={k: []}", "evaluate.ranking.k: "),
+        (
+            "train={embedding_optimizer: {kind: adam}, sharding: {tables: {C1: data_parallel}}}",
+            "either all tables are data_parallel or none",
+        ),
+        (
+            "train.initial_weights={gmf: a, mlp: b}",
+            "train.initial_weights: only a model of kind 'neumf' with both parts is made from two",
+        ),
         ("train.workers=3", "train: global_batch_size (64) must be a multiple of workers (3)"),
         (
             "train={evaluations_per_epoch: 0, early_stop: {target: 0.8}}",

@@ -3,7 +3,7 @@
 import pytest
 
 from rayrec.config import Recipe, dump_recipe, load_recipe, shipped_recipes
-from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
+from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
 from rayrec.models.registry import build_model
 from tests.naive_models import random_batch
 
@@ -13,6 +13,17 @@ FREQUENCY_LIMIT_15 = (
     2209, 10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35,
 )  # fmt: skip
 """Published table sizes of Criteo Terabyte."""
+
+NAMES |= {"neumf-ml-20m", "neumf-ml-1m", "neumf-ml-1m-debug"}
+MOVIELENS_20M = Schema(
+    label="label",
+    group="list",
+    features=(
+        CategoricalFeature(name="user", cardinality=138_494),
+        CategoricalFeature(name="item", cardinality=26_745),
+    ),
+    interactions=InteractionColumns(user="user", item="item"),
+)
 
 
 def criteo_schema(cardinalities: tuple[int, ...]) -> Schema:
@@ -41,7 +52,7 @@ def test_valid_and_described(name: str, tmp_path) -> None:
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_models_build_and_score(name: str) -> None:
     recipe = load_recipe(name)
-    schema = criteo_schema((7,) * 26)
+    schema = MOVIELENS_20M if recipe.model.kind == "neumf" else criteo_schema((7,) * 26)
     model = build_model(recipe.model, schema)
     assert model(random_batch(schema, rows=4)).shape == (4,)
 
@@ -103,6 +114,25 @@ def test_published_hyper_parameters(name: str, published: dict[str, object]) -> 
     assert {key: value_at(recipe, key) for key in both | published} == both | published
 
 
+def test_published_hyper_parameters_of_neumf() -> None:
+    optimizer = {"kind": "adam", "lr": 0.0045, "betas": (0.25, 0.5), "eps": 1e-8, "weight_decay": 0.0}
+    published = {
+        "model.parts": ("gmf", "mlp"),
+        "model.factors": 64,
+        "model.mlp": (256, 256, 128, 64),
+        "model.dropout": 0.5,
+        "train.global_batch_size": 2**20,
+        "train.epochs": 30,
+        "train.sharding.default": "data_parallel",
+        "train.schedule.warmup_steps": 0,
+        "train.schedule.decay_start": None,
+        "evaluate.ranking.names": ("hr@10", "ndcg@10"),
+        **{f"train.{part}_optimizer.{k}": v for part in ("embedding", "dense") for k, v in optimizer.items()},
+    }
+    recipe = load_recipe("neumf-ml-20m")
+    assert {key: value_at(recipe, key) for key in published} == published
+
+
 @pytest.mark.parametrize(
     ("name", "first_top_layer", "dense_parameters"),
     [
@@ -119,12 +149,12 @@ def test_published_sizes(name: str, first_top_layer: tuple[int, int], dense_para
     assert table_gib == pytest.approx(15.6, abs=0.1)
 
 
-@pytest.mark.parametrize("name", sorted(n for n in NAMES if n.endswith(("-debug", "-small"))))
+@pytest.mark.parametrize("name", sorted(n for n in NAMES if n.endswith(("-debug", "-small", "-ml-1m"))))
 def test_small_recipes_run_on_a_cpu(name: str) -> None:
-    """fbgemm has no Adam or LAMB for tables on a CPU."""
+    """fbgemm has no Adam or LAMB for tables on a CPU; data-parallel tables have torch's Adam."""
     train = load_recipe(name).train
     assert train.device == "cpu"
-    assert train.embedding_optimizer.kind in {"sgd", "adagrad", "rowwise_adagrad"}
+    assert train.embedding_optimizer.kind in {"sgd", "adagrad", "rowwise_adagrad"} or train.has_dense_adam_tables
 
 
 def value_at(recipe: Recipe, key: str) -> object:

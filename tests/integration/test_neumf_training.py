@@ -1,0 +1,144 @@
+"""NeuMF in the training loop: dense Adam and dropout resume exactly, pre-training, ranking metrics over workers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from builders import write_dataset
+from training_runs import Case, losses, recipe, run_cases, weights_of
+
+from jobs.initial_weights import initial_weights
+from rayrec.common.errors import ConfigError
+from rayrec.config import Recipe
+from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
+from rayrec.ingest.dataset import Dataset
+from rayrec.models.neumf.pretraining import compose
+
+USERS, ITEMS = 40, 30
+SCHEMA = Schema(
+    label="label",
+    group="list",
+    features=(CategoricalFeature(name="user", cardinality=USERS), CategoricalFeature(name="item", cardinality=ITEMS)),
+    interactions=InteractionColumns(user="user", item="item"),
+)
+ADAM = {"kind": "adam", "lr": 0.01, "betas": [0.25, 0.5], "weight_decay": 0.01}
+SIZES = {"kind": "neumf", "factors": 4, "mlp": [8, 4]}
+RANKING = {"k": [1, 5], "metrics": ["hr", "ndcg", "recall", "map"]}
+STEPS = 12
+
+
+def _rows(rows: int, seed: int) -> pa.Table:
+    """Lists of 8 candidates a user; a user likes every third item."""
+    rng = np.random.default_rng(seed)
+    user = np.repeat(np.arange(rows // 8 + 1) % (USERS - 1) + 1, 8)[:rows].astype(np.int32)
+    item = rng.integers(1, ITEMS, rows).astype(np.int32)
+    label = ((user + item) % 3 == 0).astype(np.float32)
+    return pa.table({"user": user, "item": item, "label": label, "list": np.arange(rows, dtype=np.int64) // 8})
+
+
+def _recipe(
+    *, parts: tuple[str, ...] = ("gmf", "mlp"), dropout: float = 0.0, candidates: str = "given", **train: Any
+) -> Recipe:
+    model = {**SIZES, "parts": parts, "dropout": dropout}
+    dense = {"default": "data_parallel", "memory_per_worker": "1GB"}
+    common = {"embedding_optimizer": ADAM, "dense_optimizer": {**ADAM, "kind": "adamw"}, "max_steps": STEPS}
+    evaluate = {"global_batch_size": 64, "ranking": {**RANKING, "candidates": candidates}}
+    return recipe(model=model, evaluate=evaluate, **{**common, "sharding": dense, **train})
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("interactions") / "data"
+    write_dataset(folder, SCHEMA, {"train": _rows(1_000, 1), "test": _rows(300, 2)}, rows_per_row_group=50)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    initial = {"gmf": str(folder / "gmf"), "mlp": str(folder / "mlp"), "alpha": 0.25}
+    full = _recipe(candidates="all")
+    run_cases(
+        2,
+        dataset,
+        [
+            Case(folder / "whole", _recipe(dropout=0.5)),
+            Case(folder / "cut", _recipe(dropout=0.5, max_steps=5)),
+            Case(folder / "cut", _recipe(dropout=0.5)),
+            Case(folder / "gmf", _recipe(parts=("gmf",))),
+            Case(folder / "mlp", _recipe(parts=("mlp",))),
+            Case(folder / "two", _recipe()),
+            Case(folder / "full-two", full),
+            Case(
+                folder / "composed",
+                _recipe(
+                    initial_weights=initial,
+                    max_steps=1,
+                    # Sharded tables take their columns of the composed ones.
+                    sharding={"default": "column_wise", "memory_per_worker": "1GB"},
+                    embedding_optimizer={"kind": "sgd", "lr": 1e-30},
+                    dense_optimizer={"kind": "sgd", "lr": 1e-30},
+                ),
+            ),
+        ],
+    )
+    run_cases(1, dataset, [Case(folder / "one", _recipe()), Case(folder / "full-one", full)])
+    return folder
+
+
+def test_a_resumed_run_ends_in_the_same_weights_to_the_bit(runs: Path) -> None:
+    expected = weights_of(runs / "whole", STEPS)
+    for name, value in weights_of(runs / "cut", STEPS).items():
+        assert value.equal(expected[name]), name
+    assert losses(runs / "cut") == losses(runs / "whole")
+    assert losses(runs / "whole") != losses(runs / "two"), "dropout acts"
+
+
+def test_dense_adam_does_not_depend_on_the_workers(runs: Path) -> None:
+    expected = losses(runs / "one")
+    assert losses(runs / "two") == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert expected[STEPS] < expected[1] - 0.001
+
+
+@pytest.mark.parametrize("candidates", ["given", "all"])
+def test_ranking_metrics_do_not_depend_on_the_workers(runs: Path, candidates: str) -> None:
+    names = {"given": ("one", "two"), "all": ("full-one", "full-two")}[candidates]
+    one, two = (json.loads((runs / name / "metrics.json").read_text())["test"] for name in names)
+    assert one["groups"] == two["groups"]
+    if candidates == "given":
+        labels = np.asarray(_rows(300, 2)["label"])
+        assert one["groups"] == sum(labels[i : i + 8].any() for i in range(0, 300, 8))
+    assert {f"{metric}@{k}" for metric in ("hr", "ndcg", "recall", "map") for k in (1, 5)} <= one.keys()
+    for name, value in one.items():
+        assert two[name] == pytest.approx(value, abs=1e-5), name
+
+
+def test_a_run_begins_with_the_composed_weights(runs: Path) -> None:
+    expected = compose(weights_of(runs / "gmf", STEPS), weights_of(runs / "mlp", STEPS), alpha=0.25)
+    found = weights_of(runs / "composed", 1)
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], msg=name)
+
+
+@pytest.mark.parametrize(
+    ("gmf", "mlp", "changes", "message"),
+    [
+        ("absent", "mlp", {}, r"train\.initial_weights\.gmf: .*absent: not a run folder"),
+        ("gmf", "gmf", {}, r"train\.initial_weights\.mlp: .*gmf holds no model of kind 'neumf' with parts: \[mlp\]"),
+        ("gmf", "mlp", {"mlp": (8, 2)}, r"mlp has model\.mlp=\(8, 4\), this model \(8, 2\); make them equal"),
+        ("gmf", "mlp", {"factors": 3}, r"gmf has model\.factors=4, this model 3; make them equal"),
+    ],
+)
+def test_folders_that_do_not_fit(
+    runs: Path, dataset: Path, gmf: str, mlp: str, changes: dict[str, Any], message: str
+) -> None:
+    wanted = _recipe(initial_weights={"gmf": str(runs / gmf), "mlp": str(runs / mlp)})
+    wanted = wanted.model_copy(update={"model": wanted.model.model_copy(update=changes)})
+    with pytest.raises(ConfigError, match=message) as caught:
+        initial_weights(wanted, Dataset.open(dataset))
+    assert "\n" not in str(caught.value)
