@@ -53,7 +53,7 @@ class Case:
 
 
 def recipe(*, model: dict[str, Any] | None = None, evaluate: dict[str, Any] | None = None, **train: Any) -> Recipe:
-    """The base recipe with keys of its `train` (and, on request, all of the `model` and `evaluate`) section replaced."""
+    """The base recipe with keys of its `train` section and, on request, its other sections replaced."""
     content = {**BASE, "train": {**BASE["train"], **train}}
     if model is not None:
         content["model"] = model
