@@ -177,3 +177,26 @@ def test_packed_rows_pass_through_arrow_unchanged(tmp_path):
         for mine, theirs in zip(one.multi_hot, other.multi_hot, strict=True):
             np.testing.assert_array_equal(mine.offsets, theirs.offsets)
             np.testing.assert_array_equal(mine.values, theirs.values)
+
+
+@pytest.mark.parametrize("rows_per_row_group", [10, 1_000], ids=["many row groups", "fewer than ranks"])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_contiguous_shares_are_runs_of_the_split(tmp_path, world_size, rows_per_row_group):
+    """What ranking metrics rely on: inside a rank's share of a batch no group is cut."""
+    schema = make_schema(numeric=1, categorical=1, group=True)
+    rows = pa.table({
+        "I1": pa.array(np.zeros(301, np.float32)),
+        "C1": pa.array(np.zeros(301, np.int32)),
+        "label": pa.array(np.zeros(301, np.float32)),
+        "group": pa.array(np.arange(301, dtype=np.int64)),
+    })  # fmt: skip
+    dataset = write_dataset(tmp_path / "data", schema, {"train": rows}, rows_per_row_group=rows_per_row_group)
+    seen = []
+    for rank in range(world_size):
+        order = {"global_batch_size": 64, "rank": rank, "world_size": world_size, "shuffle": "none"}
+        with open_batches(dataset, "train", IN_MEMORY, drop_last=False, contiguous=True, **order) as loader:
+            for batch in loader:
+                places = batch.group[batch.weight > 0]
+                assert (places.diff() == 1).all()
+                seen += places.tolist()
+    assert sorted(seen) == list(range(301))
