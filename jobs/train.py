@@ -22,10 +22,7 @@ class TrainRequest(TrainingRecipeRequest):
 
 def run(request: TrainRequest, progress: Progress) -> Result:
     """Train, and evaluate on every held-out split; `rows` counts those trained on."""
-    from cluster.ray_session import ray_session
     from rayrec.ingest.dataset import Dataset
-    from rayrec.training.checkpoint import Checkpoints
-    from rayrec.training.driver import train
     from rayrec.training.run_folder import RunFolder
 
     recipe = request.load_recipe()
@@ -34,6 +31,11 @@ def run(request: TrainRequest, progress: Progress) -> Result:
         RunFolder.open(request.output)
     else:
         require_absent(request.output)
+    # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
+    from cluster.ray_session import ray_session
+    from rayrec.training.checkpoint import Checkpoints
+    from rayrec.training.driver import train
+
     with ray_session():
         metrics = train(recipe, dataset, request.output, resume=request.resume, progress=progress)
     reached = Checkpoints(RunFolder.open(request.output).checkpoints, recipe.train.checkpoint).latest()
