@@ -30,7 +30,8 @@ $(STAMP):
 		|| { echo "error: $(PYTHON) is not Python 3.11; run make PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
-	$(UV) pip sync --quiet --python $(BIN)/python $(SOURCE_$(EXTRA)) $(LOCK)
+	# Compiled once here: where Python may not write bytecode, each of Ray's processes would compile torch anew.
+	$(UV) pip sync --quiet --compile-bytecode --python $(BIN)/python $(SOURCE_$(EXTRA)) $(LOCK)
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
 	rm -f $(VENV)/.installed-*
 	touch $@

@@ -1,5 +1,6 @@
 """Evaluate a trained model: `python -m jobs.evaluate --source RUN|MODEL --data FOLDER [--split test]`."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -34,14 +35,17 @@ class EvaluateRequest(Config):
 
 def run(request: EvaluateRequest, progress: Progress) -> Result:
     """Evaluate; `rows` counts the rows of the split, each of which counts once."""
-    from cluster.ray_session import ray_session
-    from rayrec.inference.model_folder import TABLES_FOLDER, ModelFolder
+    from rayrec.inference.layout import is_model_folder
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.driver import evaluate, fill_from_checkpoint
     from rayrec.training.run_folder import RunFolder
 
     dataset = Dataset.open(request.data)
-    if (request.source / TABLES_FOLDER).is_dir():
+    dataset.split(request.split)
+    fill: Callable[[ParallelModel], None]
+    if is_model_folder(request.source):
+        from rayrec.inference.model_folder import ModelFolder
+
         model = ModelFolder.open(request.source)
         recipe, schema = model.recipe, model.schema
         fill = partial(_fill_from_model_folder, str(model.folder))
@@ -60,6 +64,8 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
         # Takes no memory and runs everywhere, unlike what the model may have been trained with.
         "embedding_optimizer": {"kind": "sgd"},
     })  # fmt: skip
+    from cluster.ray_session import ray_session
+
     with ray_session():
         metrics = evaluate(recipe.model_copy(update={"train": train}), dataset, request.split, fill, progress=progress)
     return Result(command="evaluate", rows=dataset.split(request.split).rows, metrics={request.split: metrics})

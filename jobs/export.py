@@ -40,13 +40,15 @@ def run(request: ExportRequest, progress: Progress) -> Result:
 
 def export_run(run_folder: Path, output: Path, checkpoint: str, progress: Progress) -> "tuple[Path, Metrics]":
     """Export a checkpoint of a run to `output`; returns the checkpoint's folder and what it reached, by split."""
-    from rayrec.inference.export import export_checkpoint
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.run_folder import RunFolder
 
     run = RunFolder.open(run_folder)
     dataset = Dataset.open(run.dataset_folder)
     folder = run.checkpoint(checkpoint)
+    # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
+    from rayrec.inference.export import export_checkpoint
+
     metrics = _metrics(run, dataset, folder)
     progress.stage(f"export {folder.name}")
     export_checkpoint(folder, output, recipe=run.recipe, dataset=dataset, metrics=metrics)
@@ -56,10 +58,10 @@ def export_run(run_folder: Path, output: Path, checkpoint: str, progress: Progre
 @contextlib.contextmanager
 def exported(path: Path) -> Iterator[Path]:
     """The model folder at `path`; of a run folder, that of its best checkpoint, exported for the time of the block."""
-    from rayrec.inference.model_folder import TABLES_FOLDER
+    from rayrec.inference.layout import is_model_folder
     from rayrec.training.run_folder import RUN_FILE
 
-    if (path / TABLES_FOLDER).is_dir():
+    if is_model_folder(path):
         yield path.absolute()
     elif (path / RUN_FILE).is_file():
         with tempfile.TemporaryDirectory(prefix="rayrec-model-") as temporary:

@@ -65,10 +65,11 @@ def _fill(gmf_folder: str, mlp_folder: str, alpha: float, model: "ParallelModel"
 def _open(folder: Path) -> "ModelFolder | CheckpointWeights":
     """The weights of a model folder, or of a run folder's best checkpoint."""
     from rayrec.inference.checkpoint_weights import CheckpointWeights
-    from rayrec.inference.model_folder import TABLES_FOLDER, ModelFolder
+    from rayrec.inference.layout import is_model_folder
+    from rayrec.inference.model_folder import ModelFolder
     from rayrec.training.run_folder import RunFolder
 
-    if (folder / TABLES_FOLDER).is_dir():
+    if is_model_folder(folder):
         return ModelFolder.open(folder)
     run = RunFolder.open(folder)
     return CheckpointWeights(run.checkpoint("best"), run.recipe, run.schema)

@@ -28,21 +28,24 @@ def run(request: PlanRequest, progress: Progress) -> Result:
     """Plan; `details` holds what training writes to plan.json."""
     from rayrec.common.units import parse_bytes
     from rayrec.ingest.dataset import Dataset
-    from rayrec.models.registry import build_model
-    from rayrec.training.sharding import plan_tables
 
     recipe = request.load_recipe()
     dataset = Dataset.open(request.data)
     local = request.workers_per_node or request.workers
     if request.workers % local:
         raise ConfigError(f"--workers-per-node: {request.workers} workers are no multiple of {local}")
+    memory = parse_bytes(request.memory_per_worker)
+    # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
+    from rayrec.models.registry import build_model
+    from rayrec.training.sharding import plan_tables
+
     plan = plan_tables(
         build_model(recipe.model, dataset.schema, device="meta").embeddings,
         recipe.train.sharding,
         recipe.train.embedding_optimizer,
         world_size=request.workers,
         local_world_size=local,
-        memory_per_worker=parse_bytes(request.memory_per_worker),
+        memory_per_worker=memory,
         batch_size=max(1, recipe.train.global_batch_size // request.workers),
     )
     return Result(command="plan", details=plan.as_json())

@@ -28,14 +28,16 @@ class PredictRequest(Config):
 
 def run(request: PredictRequest, progress: Progress) -> Result:
     """Score every row in the order of the input; `rows` counts those scored, `details` those set aside."""
-    from cluster.ray_session import ray_session
-    from rayrec.inference.batch_prediction import predict_dataset, predict_raw
-    from rayrec.inference.model_folder import ModelFolder
     from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
 
     require_absent(request.output)
     if not request.raw and not (Path(request.input) / MANIFEST_FILE).is_file():
         raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
+    # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
+    from cluster.ray_session import ray_session
+    from rayrec.inference.batch_prediction import predict_dataset, predict_raw
+    from rayrec.inference.model_folder import ModelFolder
+
     with exported(request.model) as folder:
         model = ModelFolder.open(folder)
         if request.raw:

@@ -23,27 +23,28 @@ class TrainRequest(TrainingRecipeRequest):
 
 def run(request: TrainRequest, progress: Progress) -> Result:
     """Train, and evaluate on every held-out split; `rows` counts those trained on."""
-    from cluster.ray_session import ray_session
     from rayrec.ingest.dataset import Dataset
-    from rayrec.training.checkpoint import Checkpoints
-    from rayrec.training.driver import train
     from rayrec.training.run_folder import RunFolder
 
     recipe = request.load_recipe()
     dataset = Dataset.open(request.data)
-    begun = False
     if request.resume:
-        run_folder = RunFolder.open(request.output)
-        begun = Checkpoints(run_folder.checkpoints, recipe.train.checkpoint).latest() is not None
+        RunFolder.open(request.output)
     else:
         require_absent(request.output)
+    # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
+    from cluster.ray_session import ray_session
+    from rayrec.training.checkpoint import Checkpoints
+    from rayrec.training.driver import train
+
+    checkpoints = Checkpoints(RunFolder(request.output.absolute()).checkpoints, recipe.train.checkpoint)
     # A run that has a checkpoint goes on from it, whether the other runs are still there or not.
-    weights = None if begun else initial_weights(recipe, dataset)
+    weights = None if checkpoints.latest() is not None else initial_weights(recipe, dataset)
     with ray_session():
         metrics = train(
             recipe, dataset, request.output, resume=request.resume, initial_weights=weights, progress=progress
         )
-    reached = Checkpoints(RunFolder.open(request.output).checkpoints, recipe.train.checkpoint).latest()
+    reached = checkpoints.latest()
     assert reached is not None
     return Result(
         command="train",

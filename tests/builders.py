@@ -16,6 +16,15 @@ from rayrec.config import Recipe
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
 from rayrec.ingest.dataset import Dataset, Manifest, PartInfo, SplitInfo
 
+CRITEO = Schema(
+    label="label",
+    features=(
+        *(NumericFeature(name=f"I{i}") for i in range(1, 14)),
+        *(CategoricalFeature(name=f"C{i}", cardinality=10) for i in range(1, 27)),
+    ),
+)
+"""Criteo's columns, with small tables."""
+
 
 def make_schema(
     numeric: int = 3,

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from jobs.initial_weights import initial_weights
@@ -23,6 +22,7 @@ from rayrec.training.loop import build_parallel_model, train_worker
 from rayrec.training.place import Place
 from rayrec.training.run_folder import RunFolder
 from rayrec.training.splits import SplitReader
+from tests.ranks import run_ranks
 
 BASE: dict[str, Any] = {
     "name": "test",
@@ -64,11 +64,11 @@ def recipe(*, model: dict[str, Any] | None = None, evaluate: dict[str, Any] | No
 
 def run_cases(workers: int, dataset: Path, cases: Sequence[Case]) -> None:
     """Run the cases one after the other on `workers` processes."""
-    # Not the arguments of spawn: their classes would be pickled by reference to this module under pytest's name.
+    # Not as they are: their classes would be pickled by reference to this module under pytest's name.
     arguments = pickle.dumps((str(dataset), [(str(c.folder), c.recipe.model_dump(mode="json")) for c in cases]))
     rendezvous = cases[0].folder.parent / f".rendezvous-{workers}-{cases[0].folder.name}"
     rendezvous.unlink(missing_ok=True)
-    mp.spawn(_worker, (workers, str(rendezvous), arguments), nprocs=workers)
+    run_ranks(_worker, workers, str(rendezvous), arguments, ranks=workers)
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -105,7 +105,7 @@ def _worker(rank: int, workers: int, rendezvous: str, arguments: bytes) -> None:
 def logits_under(plans: Sequence[Recipe], workers: int, dataset: Path, checkpoint: Path, output: Path) -> list[Tensor]:
     """Logits of the test split, in order, with the weights of `checkpoint` under each recipe's sharding plan."""
     contents = [plan.model_dump(mode="json") for plan in plans]
-    mp.spawn(_logits_worker, (workers, str(dataset), contents, str(checkpoint), str(output)), nprocs=workers)
+    run_ranks(_logits_worker, workers, str(dataset), contents, str(checkpoint), str(output), ranks=workers)
     return [torch.load(output / f"{index}.pt", weights_only=True) for index in range(len(plans))]
 
 

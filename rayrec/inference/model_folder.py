@@ -31,12 +31,12 @@ from rayrec.common.files import new_folder, write_atomically, write_json
 from rayrec.config import Recipe, dump_recipe, load_recipe
 from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.features.transforms import Vocabulary
+from rayrec.inference.layout import TABLES_FOLDER, is_model_folder
 
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.json"
 CARD_FILE = "MODEL_CARD.md"
 DENSE_FILE = "weights/dense.safetensors"
-TABLES_FOLDER = "weights/tables"
 TABLE_TENSOR = "weight"
 # `format: pt` is what readers of safetensors expect; the version is that of this folder's layout.
 _METADATA = {"format": "pt", "rayrec_version": "1"}
@@ -99,7 +99,7 @@ class ModelFolder:
     def open(cls, folder: str | Path) -> "ModelFolder":
         """Open a model folder. Raises UserError naming the file that is missing or does not fit."""
         folder = Path(folder).absolute()
-        if not (folder / TABLES_FOLDER).is_dir():
+        if not is_model_folder(folder):
             raise UserError(f"{folder}: not a model folder (no {TABLES_FOLDER}/); give the output of `rayrec export`")
         schema = Schema.load(folder)
         recipe = load_recipe(folder / CONFIG_FILE)

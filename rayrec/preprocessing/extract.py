@@ -91,7 +91,7 @@ def check_rejected(extracted: Sequence[ExtractedChunk], max_fraction: float) -> 
     if bad > max_fraction * lines:
         offset, first = next((o, c) for o, c in zip(first_lines(extracted), extracted, strict=True) if c.rejected)
         example = pq.read_table(first.rejected_path).slice(0, 1).to_pylist()[0]
-        counts = ", ".join(f"{reason} {number:,}" for reason, number in reasons.most_common())
+        counts = ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common())
         raise UserError(
             f"{bad:,} of {lines:,} rows are bad ({counts}), more than preprocess.max_rejected_fraction "
             f"({max_fraction:g}); the first is {example['file']}, line {offset + example['line']}: {example['reason']}"

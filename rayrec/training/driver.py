@@ -146,11 +146,14 @@ def _run_workers(
             logging_config=LoggingConfig(log_level="WARNING"),
         ),
     )
-    trainer.fit()
-    if mistake.exists():
-        content = json.loads(mistake.read_text())
-        mistake.unlink()
-        raise (ConfigError if content["is_config"] else UserError)(content["message"])
+    try:
+        trainer.fit()
+    finally:
+        # Where no restart is left, Ray's error hides what the worker said.
+        if mistake.exists():
+            content = json.loads(mistake.read_text())
+            mistake.unlink()
+            raise (ConfigError if content["is_config"] else UserError)(content["message"]) from None
 
 
 def _train_on_worker(arguments: dict[str, Any]) -> None:

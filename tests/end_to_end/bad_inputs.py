@@ -217,7 +217,7 @@ ROWS = [
         "too many bad rows",
         f"{PREPROCESS} bad.tsv",
         1,
-        "10 of 100 rows are bad (label other than 0 or 1 6, wrong column count 4), more than "
+        "10 of 100 rows are bad (6 label other than 0 or 1, 4 wrong column count), more than "
         "preprocess.max_rejected_fraction (0.01); the first is bad.tsv, line 91: label other than 0 or 1",
     ),
     BadInput(

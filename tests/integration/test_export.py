@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
@@ -34,6 +33,7 @@ from rayrec.models.common.ranking import RankingModel
 from rayrec.models.registry import build_model
 from tests.builders import make_dataset
 from tests.model_folders import MODELS, make_raw_schema, tables_of
+from tests.ranks import run_ranks
 from tests.training_runs import Case, recipe, run_cases
 
 CONFIG = MODELS["dcnv2"]
@@ -101,7 +101,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     schema.save(folder / "data")
     config = Recipe(name="test", model=CONFIG).model_dump(mode="json")
     Manifest(splits={}, rejected={}, sources=(), config=config).save(folder / "data")
-    mp.spawn(_write_checkpoint, args=(str(folder), str(folder / "rendezvous")), nprocs=WORLD)
+    run_ranks(_write_checkpoint, str(folder), str(folder / "rendezvous"), ranks=WORLD)
     return folder
 
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from rayrec.common.errors import UserError
 from rayrec.config import RankingConfig
 from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.evaluation.distributed import compute_over_ranks
 from rayrec.evaluation.ranking import RankingMetrics
+from tests.ranks import run_ranks
 
 ROWS = 3_000
 CASES = {
@@ -84,7 +84,7 @@ def run_rank(rank: int, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(run_rank, args=(folder,), nprocs=2)
+    run_ranks(run_rank, folder, ranks=2)
     return [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
 
 

@@ -5,9 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from builders import make_dataset
-from training_runs import Case, losses, recipe, run_cases
 
 from rayrec.config.train import IngestConfig
 from rayrec.ingest.dataset import Dataset
@@ -16,6 +13,9 @@ from rayrec.training.loop import build_parallel_model
 from rayrec.training.place import Place
 from rayrec.training.precision import resolve_precision
 from rayrec.training.step import TrainStep
+from tests.builders import make_dataset
+from tests.ranks import run_ranks
+from tests.training_runs import Case, losses, recipe, run_cases
 
 SHARDING = {"tables": {"C1": "row_wise", "C2": "data_parallel"}, "default": "table_wise", "memory_per_worker": "1GB"}
 
@@ -78,4 +78,4 @@ def _overflow(rank: int, rendezvous: str, data: str) -> None:
 
 
 def test_an_overflow_changes_nothing_on_any_rank(dataset: Path, tmp_path: Path) -> None:
-    mp.spawn(_overflow, (str(tmp_path / "rendezvous"), str(dataset)), nprocs=2)
+    run_ranks(_overflow, str(tmp_path / "rendezvous"), str(dataset), ranks=2)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import make_dataset
-from training_runs import Case, logits_under, losses, recipe, run_cases, weights_of
 
 from rayrec.config import Recipe
 from rayrec.training.checkpoint import folder_name
 from rayrec.training.history import read_history
+from tests.builders import make_dataset
+from tests.training_runs import Case, logits_under, losses, recipe, run_cases, weights_of
 
 STEPS = 50
 MIXED = {"C1": "row_wise", "C2": "data_parallel", "C3": "column_wise", "C4": "table_wise", "M1": "row_wise"}

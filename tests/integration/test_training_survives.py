@@ -11,9 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from builders import make_dataset
 from torch import Tensor
-from training_runs import losses, recipe, weights_of
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config import Recipe, dump_recipe
@@ -21,6 +19,8 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.training.checkpoint import folder_name
 from rayrec.training.driver import train
 from rayrec.training.history import read_history
+from tests.builders import make_dataset
+from tests.training_runs import Case, losses, recipe, run_cases, weights_of
 
 STEPS = 400
 
@@ -49,9 +49,10 @@ def _recipe(**train_section: object) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(ray_cluster: str, dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run with nothing in its way: without Ray, from memory."""
     run = tmp_path_factory.mktemp("undisturbed") / "run"
-    train(_recipe(), dataset, run)
+    run_cases(2, dataset.folder, [Case(run, _recipe(ingest={"in_memory": True, "read_streams": 4}))])
     return run
 
 
@@ -87,7 +88,9 @@ def _train_workers() -> list[psutil.Process]:
     return [p for p in psutil.Process().children(recursive=True) if "TrainWorker" in " ".join(p.cmdline())]
 
 
-def test_a_killed_worker_restarts_the_run(undisturbed: Path, dataset: Dataset, tmp_path: Path) -> None:
+def test_a_killed_worker_restarts_the_run(
+    ray_cluster: str, undisturbed: Path, dataset: Dataset, tmp_path: Path
+) -> None:
     run, killed = tmp_path / "run", list[int]()
 
     def kill() -> None:
@@ -123,7 +126,7 @@ def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, tmp_path: Pat
     _assert_same(run, undisturbed)
 
 
-def test_resume_of_another_run_is_refused(undisturbed: Path, dataset: Dataset) -> None:
+def test_resume_of_another_run_is_refused(ray_cluster: str, undisturbed: Path, dataset: Dataset) -> None:
     with pytest.raises(ConfigError, match=r"--resume with train\.seed changed from 5 to 6"):
         train(_recipe(seed=6), dataset, undisturbed, resume=True)
     with pytest.raises(UserError, match="already exists"):
@@ -149,10 +152,12 @@ def test_a_mistake_is_found_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_the_workers_find_wrong_is_said_once_and_not_retried(
-    ray_cluster: str, dataset: Dataset, tmp_path: Path
-) -> None:
-    section = {"embedding_optimizer": {"kind": "sgd", "lr": 1e38}, "checkpoint": {"every_steps": 1}}
+def test_what_the_workers_find_wrong_is_said_once(ray_cluster: str, dataset: Dataset, tmp_path: Path) -> None:
+    section = {
+        "embedding_optimizer": {"kind": "sgd", "lr": 1e38},
+        "checkpoint": {"every_steps": 1},
+        "max_failures": 0,
+    }
     with pytest.raises(UserError, match=r"^the loss is not finite at step 2: lower train\.embedding_optimizer\.lr"):
         train(_recipe(**section), dataset, tmp_path / "run")
     history = read_history(tmp_path / "run" / "history.jsonl")

@@ -4,19 +4,12 @@ import torch
 
 from rayrec.common.errors import UserError
 from rayrec.config import DCNv2Config
-from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
+from rayrec.features.schema import Schema
 from rayrec.models.registry import build_model
-from tests.builders import make_schema
+from tests.builders import CRITEO, make_schema
 from tests.naive_models import naive_logits, random_batch
 
 CONFIG = DCNv2Config(embedding_dim=6, bottom_mlp=(9, 4), cross_layers=2, cross_rank=5, top_mlp=(7, 5))
-CRITEO = Schema(
-    label="label",
-    features=(
-        *(NumericFeature(name=f"I{i}") for i in range(1, 14)),
-        *(CategoricalFeature(name=f"C{i}", cardinality=10) for i in range(1, 27)),
-    ),
-)
 
 
 @pytest.mark.parametrize(

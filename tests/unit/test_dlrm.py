@@ -7,21 +7,14 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from rayrec.common.errors import UserError
 from rayrec.config import DLRMConfig
-from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
+from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.models.common.embeddings import concat_pooled
 from rayrec.models.registry import build_model
-from tests.builders import make_schema
+from tests.builders import CRITEO, make_schema
 from tests.naive_models import naive_logits, random_batch
 
 DOT = DLRMConfig(embedding_dim=6, bottom_mlp=(9, 6), top_mlp=(7, 5))
 CAT = DLRMConfig(embedding_dim=6, bottom_mlp=(9, 4), top_mlp=(7, 5), interaction="cat")
-CRITEO = Schema(
-    label="label",
-    features=(
-        *(NumericFeature(name=f"I{i}") for i in range(1, 14)),
-        *(CategoricalFeature(name=f"C{i}", cardinality=10) for i in range(1, 27)),
-    ),
-)
 
 
 @pytest.mark.parametrize(
