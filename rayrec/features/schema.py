@@ -57,6 +57,13 @@ class MultiHotFeature(CategoricalFeature):
     """Most ids of a row; longer raw lists are cut."""
 
 
+class InteractionColumns(Config):
+    """The two categorical features of a dataset of interactions; item ids run from 1, 0 is the unknown item."""
+
+    user: str
+    item: str
+
+
 Feature = Annotated[NumericFeature | CategoricalFeature | MultiHotFeature, Field(discriminator="kind")]
 
 
@@ -70,6 +77,8 @@ class Schema(Config):
     """Column of int64 group ids for ranking metrics."""
     weight: str | None = None
     """Column of float32 row weights."""
+    interactions: InteractionColumns | None = None
+    """Where rows are interactions of users with items: which features say whose and with what."""
     features: tuple[Feature, ...]
 
     @model_validator(mode="after")
@@ -78,6 +87,17 @@ class Schema(Config):
         repeated = sorted({n for n in names if names.count(n) > 1})
         if repeated:
             raise ValueError(f"names used twice: {', '.join(repeated)}")
+        return self
+
+    @model_validator(mode="after")
+    def _interactions_are_categorical(self) -> "Schema":
+        if self.interactions is not None:
+            single = {f.name for f in self.features if f.kind == "categorical"}
+            for field, name in self.interactions:
+                if name not in single:
+                    raise ValueError(f"interactions.{field}: '{name}' is no categorical feature with one id a row")
+            if self.interactions.user == self.interactions.item:
+                raise ValueError(f"interactions: user and item are both '{self.interactions.user}'")
         return self
 
     @property
