@@ -19,11 +19,12 @@ def measure_training(
     from rayrec.training.history import read_history
     from rayrec.training.run_folder import HISTORY_FILE
 
-    per_epoch = dataset.split("train").rows // recipe.train.global_batch_size
+    samples = recipe.train.samples_per_epoch(dataset.split("train").rows)
+    per_epoch = samples // recipe.train.global_batch_size
     if per_epoch == 0:
         raise UserError(
-            f"{dataset.folder}: fewer rows in train than train.global_batch_size ({recipe.train.global_batch_size}); "
-            "lower it, or give more rows"
+            f"{dataset.folder}: train has fewer samples than train.global_batch_size "
+            f"({recipe.train.global_batch_size}); lower it, or give more rows"
         )
     table = []
     for in_memory in (False, True):

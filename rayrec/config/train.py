@@ -97,6 +97,24 @@ class IngestConfig(Config):
     """Read the split into memory once instead of streaming it each epoch; the batches are the same."""
 
 
+class NegativesConfig(Config):
+    """Samples from a dataset of interactions: each row of `train` is a positive, negatives are drawn each epoch.
+
+    The positives are held on every worker's device.
+    """
+
+    per_positive: PositiveInt = 4
+    """Negatives of each positive."""
+    check: Literal["exact", "unchecked"] = "exact"
+    """`exact` never draws an item that the user has in `train`; `unchecked` draws from all items."""
+    popularity_exponent: NonNegativeFloat = 0.0
+    """Items are drawn in proportion to (rows of the item in `train`)^exponent; 0 draws all alike."""
+
+    def samples(self, positives: int) -> int:
+        """Samples of an epoch."""
+        return positives * (1 + self.per_positive)
+
+
 class MLflowConfig(Config):
     tracking_uri: str
     experiment: str = "rayrec"
@@ -139,6 +157,8 @@ class TrainConfig(Config):
     """Parts that keep their initial (or loaded) values: `embeddings`, `dense_network`, or a parameter-name prefix."""
     sharding: ShardingConfig = ShardingConfig()
     ingest: IngestConfig = IngestConfig()
+    negatives: NegativesConfig | None = None
+    """For datasets of interactions; unset, the rows of `train` are the samples."""
     evaluation_split: str = "validation"
     """Split of the evaluations during training; `test` where the dataset has no such split."""
     evaluations_per_epoch: NonNegativeInt = 1
@@ -150,6 +170,10 @@ class TrainConfig(Config):
     """Times a dead worker restarts the run from its last checkpoint."""
     log_every_steps: PositiveInt = 100
     tracking: TrackingConfig = TrackingConfig()
+
+    def samples_per_epoch(self, rows: int) -> int:
+        """Samples of an epoch over `rows` rows of `train`."""
+        return rows if self.negatives is None else self.negatives.samples(rows)
 
     @model_validator(mode="after")
     def _workers_share_the_batch(self) -> "TrainConfig":

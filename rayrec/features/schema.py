@@ -57,14 +57,14 @@ class MultiHotFeature(CategoricalFeature):
     """Most ids of a row; longer raw lists are cut."""
 
 
-Feature = Annotated[NumericFeature | CategoricalFeature | MultiHotFeature, Field(discriminator="kind")]
-
-
 class InteractionColumns(Config):
-    """Which two features are the sides of an interaction, for models of user and item alone and for full ranking."""
+    """The two categorical features of a dataset of interactions; item ids run from 1, 0 is the unknown item."""
 
     user: str
     item: str
+
+
+Feature = Annotated[NumericFeature | CategoricalFeature | MultiHotFeature, Field(discriminator="kind")]
 
 
 class Schema(Config):
@@ -77,9 +77,9 @@ class Schema(Config):
     """Column of int64 group ids for ranking metrics."""
     weight: str | None = None
     """Column of float32 row weights."""
-    features: tuple[Feature, ...]
     interactions: InteractionColumns | None = None
-    """Two categorical features of one id a row."""
+    """Where rows are interactions of users with items: which features say whose and with what."""
+    features: tuple[Feature, ...]
 
     @model_validator(mode="after")
     def _interactions_are_features(self) -> "Schema":

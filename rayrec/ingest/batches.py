@@ -38,7 +38,7 @@ class HostBatch:
 
         size, keys = len(self.label), [f.name for f in schema.categorical]
         if self.lengths is None:
-            lengths, offsets = _one_id_each(size, len(keys), self.ids.dtype, device)
+            lengths, offsets = one_id_each(size, len(keys), self.ids.dtype, device)
         else:
             lengths, offsets = move(self.lengths), None
         starts = np.concatenate([[0], np.cumsum(self.ids_per_feature)]).tolist()
@@ -198,7 +198,7 @@ def _present(column: NDArray | None) -> NDArray:
 
 
 @lru_cache(maxsize=8)
-def _one_id_each(size: int, features: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def one_id_each(size: int, features: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """(lengths, offsets) of `features` features with one id a row: the same for every batch of a size."""
     count = size * features
     return torch.ones(count, dtype=dtype, device=device), torch.arange(count + 1, dtype=dtype, device=device)

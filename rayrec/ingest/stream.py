@@ -18,8 +18,10 @@ _BLOCK_BYTES = 2**22
 _BLOCKS_AHEAD = 4
 
 
-def stream_reads(dataset: Dataset, plan: BatchPlan) -> Generator[PackedRows]:
+def stream_reads(dataset: Dataset, plan: BatchPlan, *, executions: int | None = None) -> Generator[PackedRows]:
     """The plan's reads, in its order. Needs a Ray session; closing the iterator ends the execution.
+
+    `executions`: how many share the cluster at this time, by default one a rank of the plan.
 
     Memory is bounded whatever the number of reads: Ray Data pauses tasks whose output nobody takes.
     """
@@ -27,9 +29,10 @@ def stream_reads(dataset: Dataset, plan: BatchPlan) -> Generator[PackedRows]:
     from ray.data import ExecutionResources, TaskPoolStrategy
     from ray.exceptions import RayError
 
+    executions = executions or plan.world_size
     packer = RowPacker(dataset.folder, dataset.schema)
     reader = _PlannedReader(packer, plan.shuffle == "rows", plan.seed, plan.epoch)
-    cpus = int(ray.cluster_resources().get("CPU", 1)) // plan.world_size
+    cpus = int(ray.cluster_resources().get("CPU", 1)) // executions
     concurrency = max(1, min(_MOST_TASKS, cpus // 2))
 
     tasks = _descriptors(plan, concurrency)
@@ -43,7 +46,7 @@ def stream_reads(dataset: Dataset, plan: BatchPlan) -> Generator[PackedRows]:
     context.target_max_block_size = _BLOCK_BYTES
     # Each rank's execution takes itself for the only one of the cluster.
     store = ray.cluster_resources().get("object_store_memory", 0.0)
-    context.execution_options.resource_limits = ExecutionResources(object_store_memory=store / 4 / plan.world_size)
+    context.execution_options.resource_limits = ExecutionResources(object_store_memory=store / 4 / executions)
     data = descriptors.map_batches(
         reader,
         batch_size=None,

@@ -55,7 +55,7 @@ def train(
         run = RunFolder.create(output, recipe, dataset)
     (run.path / METRICS_FILE).unlink(missing_ok=True)
     shown = progress or SilentProgress()
-    shown.stage("training", dataset.split("train").rows * recipe.train.epochs)
+    shown.stage("training", recipe.train.samples_per_epoch(dataset.split("train").rows) * recipe.train.epochs)
     watcher = _HistoryWatcher(run.history, recipe, dataset, shown)
     with watcher:
         arguments = {"initial_weights": initial_weights}
@@ -255,7 +255,8 @@ class _HistoryWatcher:
             values = ", ".join(f"{k} {record[k]:.4f}" for k in shown if record[k] is not None)
             self._progress.message(f"step {record['step']}: {record['split']} {values}")
         elif record["event"] == "epoch":
-            dropped = f"; the last {record['rows_dropped']} rows fill no batch" if record["rows_dropped"] else ""
+            unit = "rows" if self._recipe.train.negatives is None else "samples"
+            dropped = f"; the last {record['rows_dropped']} {unit} fill no batch" if record["rows_dropped"] else ""
             self._progress.message(
                 f"epoch {record['epoch'] + 1}: {record['batches']} batches on {record['workers']} workers "
                 f"({record['device']}, {record['precision']}: {record['precision_reason']}){dropped}"

@@ -16,7 +16,7 @@ from rayrec.common.units import parse_bytes
 from rayrec.config import Recipe
 from rayrec.config.metric import higher_is_better
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.loader import BatchLoader
+from rayrec.ingest.epoch_loader import EpochLoader
 from rayrec.models.common.batch import Batch
 from rayrec.models.registry import build_model
 from rayrec.training.checkpoint import Checkpoints, RunProgress
@@ -100,7 +100,7 @@ class _Training:
         self._plan = plan_for(recipe, dataset, place)
         self._model = build_parallel_model(recipe, dataset, place, self._plan)
         self._step = TrainStep(self._model, self._config, self._precision)
-        self._splits = SplitReader(dataset, self._config.ingest, place)
+        self._splits = SplitReader(dataset, self._config.ingest, place, self._config.negatives)
         self._evaluation_split = evaluation_split(recipe, dataset)
         self._checkpoints = Checkpoints(run.checkpoints, self._config.checkpoint)
         self._history = History(run.history)
@@ -179,7 +179,7 @@ class _Training:
                 if self._is_done():
                     return
 
-    def _train_on(self, batch: Batch, loader: BatchLoader, window: _Window) -> None:
+    def _train_on(self, batch: Batch, loader: EpochLoader, window: _Window) -> None:
         total_weight: float = loader.row_count(self._progress.batch)
         if self._dataset.schema.weight is not None:
             weight = batch.weight.sum()
@@ -287,7 +287,7 @@ class _Training:
         if self._is_chief:
             write_json(self._run.path / METRICS_FILE, metrics)
 
-    def _announce(self, loader: BatchLoader) -> None:
+    def _announce(self, loader: EpochLoader) -> None:
         if self._is_chief:
             record: dict[str, Any] = {
                 "step": self._progress.step,

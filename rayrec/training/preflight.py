@@ -10,6 +10,8 @@ def require_trainable(recipe: Recipe, dataset: Dataset, device: DeviceName) -> N
     """Raise ConfigError where the recipe cannot train on the dataset with workers on `device`."""
     evaluation_split(recipe, dataset)
     require_evaluable(recipe, dataset)
+    if recipe.train.negatives is not None:
+        _require_interactions(dataset)
     # FBGEMM fuses Adam and LAMB into the tables' backward pass on a GPU alone.
     kind = recipe.train.embedding_optimizer.kind
     if device == "cpu" and kind == "adam" and not recipe.train.has_dense_adam_tables:
@@ -43,6 +45,29 @@ def require_evaluable(recipe: Recipe, dataset: Dataset) -> None:
         raise ConfigError(
             "evaluate.ranking.candidates: 'all' needs a dataset whose only features are a user and an item "
             "(interactions), as others are unknown for unseen pairs; use 'given'"
+        )
+
+
+def _require_interactions(dataset: Dataset) -> None:
+    """Raise ConfigError unless the rows of `train` are what negatives can be drawn for."""
+    schema, train = dataset.schema, dataset.split("train")
+    if schema.interactions is None:
+        raise ConfigError(
+            f"train.negatives: {dataset.folder} is no dataset of interactions (its schema names no user and item); "
+            "unset it, or preprocess with a source of interactions"
+        )
+    others = {f.name for f in schema.features} - {schema.interactions.user, schema.interactions.item}
+    if schema.weight is not None:
+        others.add(schema.weight)
+    if others:
+        raise ConfigError(
+            f"train.negatives: a drawn pair of user and item has no '{min(others)}'; "
+            "preprocess without that column, or unset train.negatives"
+        )
+    if train.positives != train.rows:
+        raise ConfigError(
+            f"train.negatives: {train.rows - round(train.positives)} rows of split 'train' have a label of 0; "
+            "every row must be a positive: unset train.negatives to train on the rows as they are"
         )
 
 

@@ -4,11 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rayrec.config.train import IngestConfig
+from rayrec.config.train import IngestConfig, NegativesConfig
 from rayrec.ingest.all_candidates import AllCandidates
 from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.epoch_loader import EpochLoader
 from rayrec.ingest.in_memory import InMemorySplit
-from rayrec.ingest.loader import BatchLoader, open_batches
+from rayrec.ingest.interactions.loader import SampledLoader, SampleSlices
+from rayrec.ingest.interactions.positives import Positives
+from rayrec.ingest.interactions.samples import SampledSplit
+from rayrec.ingest.loader import open_batches
 from rayrec.models.common.batch import Batch
 from rayrec.training.place import Place
 
@@ -20,8 +24,11 @@ class SplitReader:
     dataset: Dataset
     config: IngestConfig
     place: Place
+    negatives: NegativesConfig | None = None
+    """What `train` is completed with; None gives its rows as they are, as every other split's."""
     _stores: dict[str, InMemorySplit] = field(default_factory=dict)
     _candidates: dict[str, AllCandidates] = field(default_factory=dict)
+    _sampled: dict[str, SampledSplit] = field(default_factory=dict)
 
     def open(
         self,
@@ -34,8 +41,18 @@ class SplitReader:
         epoch: int = 0,
         start_batch: int = 0,
         contiguous: bool = False,
-    ) -> BatchLoader:
-        """See `rayrec.ingest.loader.open_batches`."""
+    ) -> EpochLoader:
+        """See `rayrec.ingest.loader.open_batches`. Samples with drawn negatives are always shuffled."""
+        if split == "train" and self.negatives is not None:
+            sampled = self._sampled_split(split, self.negatives)
+            slices = SampleSlices(
+                total=len(sampled),
+                global_batch_size=global_batch_size,
+                world_size=self.place.world_size,
+                rank=self.place.rank,
+                drop_last=drop_last,
+            )
+            return SampledLoader(sampled, self.dataset.schema, slices, seed=seed, epoch=epoch, start_batch=start_batch)
         if self.config.in_memory and split not in self._stores:
             self._stores[split] = InMemorySplit.read(self.dataset, split)
         return open_batches(
@@ -62,3 +79,15 @@ class SplitReader:
             read = AllCandidates.read(self.dataset, split, rank=place.rank, world_size=place.world_size)
             self._candidates[split] = read
         return self._candidates[split].batches(max(1, global_batch_size // place.world_size), place.device)
+
+    def _sampled_split(self, split: str, config: NegativesConfig) -> SampledSplit:
+        if split not in self._sampled:
+            positives = Positives.read(
+                self.dataset,
+                split,
+                self.place.device,
+                in_memory=self.config.in_memory,
+                world_size=self.place.world_size,
+            )
+            self._sampled[split] = SampledSplit.of(positives, self.dataset.schema, config)
+        return self._sampled[split]

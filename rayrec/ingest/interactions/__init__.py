@@ -1,0 +1,1 @@
+"""Positive interactions kept on the device, and training samples with negatives drawn there."""

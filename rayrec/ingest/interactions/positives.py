@@ -1,0 +1,76 @@
+"""The positives of a split as tensors on the device: filled once, held for all epochs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayrec.features.schema import InteractionColumns, Schema
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.plan import BatchPlan, Units
+from rayrec.ingest.reader import PackedRows, RowPacker
+from rayrec.ingest.stream import stream_reads
+
+
+@dataclass(frozen=True, eq=False)
+class Positives:
+    """Every row of a split, in the order of its parts."""
+
+    users: Tensor
+    """(rows,) int32, or int64 where a table has more rows than int32 counts."""
+    items: Tensor
+    """(rows,) of the same type."""
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    @classmethod
+    def read(
+        cls, dataset: Dataset, split: str, device: torch.device, *, in_memory: bool = False, world_size: int = 1
+    ) -> "Positives":
+        """Fill from Parquet, through Ray Data (needs a Ray session) or, for `in_memory`, in this process.
+
+        `world_size`: workers that do the same at this time; each holds every row. Host memory is that of a few row
+        groups, the tensors aside where the device is the CPU.
+        """
+        packer = RowPacker(dataset.folder, dataset.schema)
+        reads = _read_here(dataset, split, packer) if in_memory else _stream(dataset, split, world_size)
+        columns = interaction_columns(dataset.schema)
+        user, item = (_one_hot_index(dataset.schema, name) for name in (columns.user, columns.item))
+        id_type = torch.int32 if packer.id_type == np.int32 else torch.int64
+        users, items = (torch.empty(dataset.split(split).rows, dtype=id_type, device=device) for _ in range(2))
+        filled = 0
+        for rows in reads:
+            place = slice(filled, filled + len(rows))
+            # Copied first: the rows may be read-only views of Ray's memory, which torch does not take.
+            users[place] = torch.from_numpy(rows.one_hot[user].copy())
+            items[place] = torch.from_numpy(rows.one_hot[item].copy())
+            filled += len(rows)
+        assert filled == len(users), (filled, len(users))
+        return cls(users, items)
+
+
+def interaction_columns(schema: Schema) -> InteractionColumns:
+    """Of a schema that is known to have them (see `rayrec.training.preflight`)."""
+    assert schema.interactions is not None, "negatives are refused for other datasets before workers start"
+    return schema.interactions
+
+
+def _read_here(dataset: Dataset, split: str, packer: RowPacker) -> Iterator[PackedRows]:
+    units = Units.of(dataset.split(split).parts)
+    for file, group in zip(units.file, units.row_group, strict=True):
+        yield packer.read(units.files[file], int(group), threads=True)
+
+
+def _stream(dataset: Dataset, split: str, world_size: int) -> Iterator[PackedRows]:
+    units = Units.of(dataset.split(split).parts)
+    # One batch of all rows, in one lane: the row groups whole and in order.
+    rows = dataset.split(split).rows
+    plan = BatchPlan(units=units, global_batch_size=rows, read_streams=1, shuffle="none")
+    return stream_reads(dataset, plan, executions=world_size)
+
+
+def _one_hot_index(schema: Schema, name: str) -> int:
+    return [f.name for f in schema.categorical if f.kind == "categorical"].index(name)

@@ -1,0 +1,87 @@
+"""The training samples of a split: each positive with its negatives, a new draw every epoch."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rayrec.config.train import NegativesConfig
+from rayrec.features.schema import Schema
+from rayrec.ingest.interactions.item_distribution import ItemDistribution
+from rayrec.ingest.interactions.negatives import ExactNegatives, Negatives, UncheckedNegatives
+from rayrec.ingest.interactions.permutation import Permutation
+from rayrec.ingest.interactions.positives import Positives, interaction_columns
+from rayrec.ingest.interactions.random_bits import derive_key, random_bits
+
+# Word of the key of each use of the seed, so that no two uses draw the same numbers.
+_ORDER, _NEGATIVES = 1, 2
+
+
+class Samples(NamedTuple):
+    """n samples."""
+
+    users: Tensor
+    """(n,) ids, of the type of the positives."""
+    items: Tensor
+    """(n,) ids, of the same type."""
+    labels: Tensor
+    """(n,) float32: 1 for a positive, 0 for a negative."""
+
+
+@dataclass(frozen=True, eq=False)
+class SampledSplit:
+    """A split's positives on the device, and what draws their negatives; serves every epoch."""
+
+    positives: Positives
+    negatives: Negatives
+    per_positive: int
+
+    @classmethod
+    def of(cls, positives: Positives, schema: Schema, config: NegativesConfig) -> "SampledSplit":
+        """Raises UserError where there is no item to draw."""
+        columns = interaction_columns(schema)
+        cardinality = {f.name: f.cardinality for f in schema.categorical}
+        distribution = (
+            ItemDistribution.by_popularity(positives.items, cardinality[columns.item], config.popularity_exponent)
+            if config.popularity_exponent > 0
+            else ItemDistribution.uniform(cardinality[columns.item])
+        )
+        negatives = (
+            ExactNegatives.of(positives.users, positives.items, cardinality[columns.user], distribution)
+            if config.check == "exact"
+            else UncheckedNegatives(distribution)
+        )
+        return cls(positives, negatives, config.per_positive)
+
+    def __len__(self) -> int:
+        """Samples of an epoch."""
+        return len(self.positives) * (1 + self.per_positive)
+
+    def epoch(self, seed: int, epoch: int) -> "SampledEpoch":
+        """An epoch, as a function of the seed and its number alone."""
+        device = self.positives.users.device
+        order = Permutation(len(self), derive_key(seed, _ORDER, epoch), device)
+        return SampledEpoch(self, order, derive_key(seed, _NEGATIVES, epoch))
+
+
+@dataclass(frozen=True, eq=False)
+class SampledEpoch:
+    """The samples of an epoch in its order, each computed from its place."""
+
+    split: SampledSplit
+    order: Permutation
+    negatives_key: int
+
+    def at(self, places: Tensor) -> Samples:
+        """The samples at `places` (1-d int64, 0 ... samples of the epoch - 1); waits for no device."""
+        group = 1 + self.split.per_positive
+        positives, negatives = self.split.positives, self.split.negatives
+        # Sample s is of positive s // group: the positive itself where it is the first of them, else a negative.
+        sample = self.order(places)
+        positive = torch.div(sample, group, rounding_mode="floor")
+        is_positive = sample == positive * group
+        users = positives.users.index_select(0, positive)
+        drawn = negatives.draw(random_bits(self.negatives_key, sample), users)
+        items = torch.where(is_positive, positives.items.index_select(0, positive), drawn)
+        return Samples(users, items, is_positive.float())
