@@ -60,6 +60,15 @@ class MultiHotFeature(CategoricalFeature):
 Feature = Annotated[NumericFeature | CategoricalFeature | MultiHotFeature, Field(discriminator="kind")]
 
 
+class InteractionColumns(Config):
+    """Which features of a dataset of interactions are the two sides: rows of train are the known pairs of them."""
+
+    user: str
+    """A categorical feature."""
+    item: str
+    """A categorical feature; its ids from 1 are the catalogue that negatives are drawn from."""
+
+
 class Schema(Config):
     """Every feature, in the order in which a model concatenates them; the label; optional group and weight columns."""
 
@@ -71,6 +80,8 @@ class Schema(Config):
     weight: str | None = None
     """Column of float32 row weights."""
     features: tuple[Feature, ...]
+    interactions: InteractionColumns | None = None
+    """None for rows that come with labels of both kinds."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Schema":
@@ -78,6 +89,19 @@ class Schema(Config):
         repeated = sorted({n for n in names if names.count(n) > 1})
         if repeated:
             raise ValueError(f"names used twice: {', '.join(repeated)}")
+        return self
+
+    @model_validator(mode="after")
+    def _interactions_are_features(self) -> "Schema":
+        if self.interactions is None:
+            return self
+        columns = self.interactions.model_dump()
+        one_hot = {f.name for f in self.categorical if not isinstance(f, MultiHotFeature)}
+        for side, name in columns.items():
+            if name not in one_hot:
+                raise ValueError(f"interactions.{side}: '{name}' is no categorical feature")
+        if self.interactions.user == self.interactions.item:
+            raise ValueError(f"interactions: user and item are the same feature '{self.interactions.user}'")
         return self
 
     @property
