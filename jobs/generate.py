@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveInt, ValidationInfo, field_validator
 
 from jobs.entry_point import Job, main
 from jobs.result import Result
@@ -24,11 +24,13 @@ class GenerateRequest(Config):
     compress: bool = False
     """Write gzip files."""
 
-    @model_validator(mode="after")
-    def _days_are_of_criteo(self) -> "GenerateRequest":
-        if self.days is not None and self.source != "criteo":
-            raise ValueError(f"days: source '{self.source}' has one file; leave it out")
-        return self
+    @field_validator("days")
+    @classmethod
+    def _days_are_of_criteo(cls, days: int | None, info: ValidationInfo) -> int | None:
+        source = info.data.get("source", "criteo")
+        if days is not None and source != "criteo":
+            raise ValueError(f"source '{source}' has one file; leave it out")
+        return days
 
 
 def run(request: GenerateRequest, progress: Progress) -> Result:

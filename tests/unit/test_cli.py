@@ -83,7 +83,7 @@ def test_commands_make_the_request(
         ),
         (
             ["generate", "movielens", "--rows", "1", "--output", "o", "--days", "2"],
-            "days: source 'movielens' has one file; leave it out",
+            "error: days: source 'movielens' has one file; leave it out (got 2)",
         ),
         (["recipes", "dlrm-crito"], "error: recipe 'dlrm-crito': not shipped; did you mean 'dlrm-criteo'?"),
     ],

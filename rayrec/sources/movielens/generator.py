@@ -19,7 +19,7 @@ from rayrec.common.files import new_folder
 from rayrec.common.progress import Progress, SilentProgress
 
 FILE = "ratings.csv"
-NUM_ITEMS = 4_000
+NUM_ITEMS = 2_000
 LEAST_INTERACTIONS = 20
 """Of a user, as in MovieLens."""
 _MOST_INTERACTIONS = NUM_ITEMS // 4
@@ -28,9 +28,9 @@ _ACTIVITY_EXPONENT = 1.1
 _ACTIVITY_SCALE = 40.0
 _POPULARITY_EXPONENT = 0.8
 """The item of rank r is chosen in proportion to r^-exponent, preferences aside."""
-_LATENT_DIM = 8
+_LATENT_DIM = 4
 _PREFERENCE = 2.0
-"""Standard deviation of a user's preferences, in nats: exp(2) between an item one deviation up and the mean."""
+"""Standard deviation of a user's preferences, in nats: exp(2) between an item one deviation up and an average one."""
 _BLOCK_USERS = 256
 _FIRST_TIME, _TIME_SPAN, _SESSION_SPAN = 800_000_000, 700_000_000, 30 * 86_400
 _RATINGS = pa.array([f"{half / 2:.1f}" for half in range(1, 11)])
