@@ -28,7 +28,7 @@ from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import Schema
 from rayrec.features.vocabulary import write_vocabulary
 from rayrec.ingest.reader import RowPacker
-from rayrec.preprocessing.pipeline import dataset_schema
+from rayrec.preprocessing.example_job import dataset_schema
 from rayrec.preprocessing.vocabularies import vocabulary_file
 from rayrec.sources.criteo.generator import CriteoGenerator
 from rayrec.sources.registry import text_source

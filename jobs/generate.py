@@ -1,9 +1,9 @@
 """`rayrec generate`: raw data with the real layout, drawn from a known truth."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt, ValidationInfo, field_validator
 
 from jobs.entry_point import Job, main
 from jobs.result import Result
@@ -14,19 +14,33 @@ from rayrec.config import Config
 class GenerateRequest(Config):
     """Which data to make up, and how much of it."""
 
-    source: Literal["criteo"]
+    source: Literal["criteo", "movielens"]
     rows: PositiveInt
     output: Path
-    """New folder: the data, and truth.json with the best reachable AUC."""
+    """New folder: the data; for criteo also truth.json with the best reachable AUC."""
     seed: NonNegativeInt = 0
     days: PositiveInt | None = None
-    """Write day_0 ... day_N-1, as Criteo Terabyte has them, instead of one file."""
+    """Write day_0 ... day_N-1, as Criteo Terabyte has them, instead of one file; criteo only."""
     compress: bool = False
     """Write gzip files."""
 
+    @field_validator("days")
+    @classmethod
+    def _days_are_of_criteo(cls, days: int | None, info: ValidationInfo) -> int | None:
+        source = info.data.get("source", "criteo")
+        if days is not None and source != "criteo":
+            raise ValueError(f"source '{source}' has one file; leave it out")
+        return days
+
 
 def run(request: GenerateRequest, progress: Progress) -> Result:
-    """Write the data; `details` has the truth of the click model."""
+    """Write the data; `details` has what is known about it."""
+    details = _criteo(request, progress) if request.source == "criteo" else _movielens(request, progress)
+    return Result(command="generate", output=request.output, rows=request.rows, details=details)
+
+
+def _criteo(request: GenerateRequest, progress: Progress) -> dict[str, Any]:
+    """The truth of the click model."""
     from rayrec.sources.criteo.generator import generate
 
     truth = generate(
@@ -37,12 +51,15 @@ def run(request: GenerateRequest, progress: Progress) -> Result:
         compress=request.compress,
         progress=progress,
     )
-    return Result(
-        command="generate",
-        output=request.output,
-        rows=request.rows,
-        details={"truth": truth.model_dump(mode="json", exclude={"files", "method"})},
-    )
+    return {"truth": truth.model_dump(mode="json", exclude={"files", "method"})}
+
+
+def _movielens(request: GenerateRequest, progress: Progress) -> dict[str, Any]:
+    """How many users and items there are."""
+    from rayrec.sources.movielens.generator import generate
+
+    made = generate(request.output, request.rows, seed=request.seed, compress=request.compress, progress=progress)
+    return {"users": made.users, "items": made.items}
 
 
 JOB = Job("generate", GenerateRequest, run)

@@ -10,7 +10,6 @@ from jobs.entry_point import Job, main
 from jobs.request import RecipeRequest
 from jobs.result import Result
 from rayrec.common.progress import Progress
-from rayrec.config.preprocess import FileSplitConfig
 
 _NAMED = re.compile(r"(?P<split>[A-Za-z_]\w*)=(?P<path>.+)", re.DOTALL)
 
@@ -31,7 +30,7 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     from rayrec.preprocessing.pipeline import Preprocessing
 
     recipe = request.load_recipe()
-    by_file = isinstance(recipe.preprocess.split, FileSplitConfig)
+    by_file = recipe.preprocess.split.kind == "files"
     job = Preprocessing(recipe, inputs_by_split(request.input, named=by_file), request.output)
     progress.stage("start Spark on Ray")
     with ray_session(), spark_session(recipe.preprocess.spark) as spark:

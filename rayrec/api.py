@@ -46,10 +46,10 @@ def generate(
     compress: bool = False,
     progress: bool = True,
 ) -> "Result":
-    """Write `rows` raw rows with the layout of `source` (`criteo`) into the new folder `output`.
+    """Write `rows` raw rows with the layout of `source` (`criteo`, `movielens`) into the new folder `output`.
 
-    `result.details["truth"]` has the best reachable AUC and log loss of their click model. `days`: that
-    many files `day_0` ... instead of one; `compress`: gzip files.
+    For criteo, `result.details["truth"]` has the best reachable AUC and log loss of their click model, and `days`
+    gives that many files `day_0` ... instead of one. `compress`: gzip files.
     """
     return _run("generate", progress, source=source, rows=rows, output=output, seed=seed, days=days, compress=compress)
 

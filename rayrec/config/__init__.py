@@ -3,10 +3,10 @@
 from rayrec.config.base import Config
 from rayrec.config.evaluate import EvaluateConfig, RankingConfig
 from rayrec.config.model import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfig
-from rayrec.config.preprocess import PreprocessConfig
+from rayrec.config.preprocess import InteractionPreprocessConfig, PreprocessConfig
 from rayrec.config.recipe import Recipe, dump_recipe, load_recipe, shipped_recipes
 from rayrec.config.serve import ServeConfig
-from rayrec.config.source import CriteoSourceConfig, SourceConfig
+from rayrec.config.source import CriteoSourceConfig, MovieLensSourceConfig, SourceConfig
 from rayrec.config.train import TrainConfig
 
 __all__ = [
@@ -15,7 +15,9 @@ __all__ = [
     "DCNv2Config",
     "DLRMConfig",
     "EvaluateConfig",
+    "InteractionPreprocessConfig",
     "ModelConfig",
+    "MovieLensSourceConfig",
     "NeuMFConfig",
     "PreprocessConfig",
     "RankingConfig",

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from rayrec.config.base import Config
 
@@ -55,6 +55,37 @@ SplitConfig = Annotated[
 ]
 
 
+class _HeldOutItems(Config):
+    validation: bool = False
+    """Also hold out the interaction before, as the `validation` split."""
+    negatives: PositiveInt = 100
+    """Items that each held-out one is ranked among."""
+    sampling: Literal["distinct", "with_replacement"] = "distinct"
+    """`distinct`: no item twice in a list, and none that the user is known to have chosen in any split.
+    `with_replacement`: as the original draws: items may repeat, and only the user's items in train are left out, so
+    the held-out item itself may be drawn. For comparison with published figures."""
+
+
+class LeaveOneOutSplitConfig(_HeldOutItems):
+    """The last interaction of each user is `test`, each with drawn negatives."""
+
+    kind: Literal["leave_one_out"] = "leave_one_out"
+    min_interactions: NonNegativeInt = 20
+    """Users with fewer rows, repeated ones counted, are dropped; 0 keeps all."""
+
+
+class InteractionFilesSplitConfig(_HeldOutItems):
+    """By file, as the NCF paper gives them: interactions for `train`, lists of a positive and its negatives for `test`.
+
+    `validation` cuts the last interaction of each user from train, with drawn negatives.
+    """
+
+    kind: Literal["files"] = "files"
+
+
+InteractionSplitConfig = Annotated[LeaveOneOutSplitConfig | InteractionFilesSplitConfig, Field(discriminator="kind")]
+
+
 class ShardLayoutConfig(Config):
     """The Parquet files of a split; defaults chosen by measurement (docs/preprocessing.md)."""
 
@@ -75,7 +106,21 @@ class SparkConfig(Config):
     shuffle_partitions: PositiveInt | None = None
 
 
-class PreprocessConfig(Config):
+class _CommonConfig(Config):
+    max_rejected_fraction: float = Field(0.01, ge=0.0, le=1.0)
+    """A larger share of bad rows stops the job."""
+    seed: int = 0
+    broadcast_limit: PositiveInt = 2_000_000
+    """Vocabularies up to this many values are looked up in memory; the rest of a larger one is joined by Spark."""
+    layout: ShardLayoutConfig = ShardLayoutConfig()
+    spark: SparkConfig = SparkConfig()
+
+
+class PreprocessConfig(_CommonConfig):
+    """Of sources whose rows are examples with a label."""
+
+    kind: Literal["rows"] = "rows"
+    """Follows from the source; a recipe need not say it."""
     split: SplitConfig = HashSplitConfig()
     frequency_limit: int | dict[str, int] = 15
     """A categorical value that occurs fewer times gets id 0. One number, or numbers by column with `default`."""
@@ -87,16 +132,17 @@ class PreprocessConfig(Config):
     """Numeric columns become ln(x + 3), missing or undefined 0; without it x, missing 0."""
     order: Literal["input", "total_random", "day_random"] = "total_random"
     """Order of the rows of `train`; the other splits always keep the order of the input."""
-    max_rejected_fraction: float = Field(0.01, ge=0.0, le=1.0)
-    """A larger share of bad rows stops the job."""
-    seed: int = 0
-    broadcast_limit: PositiveInt = 2_000_000
-    """Vocabularies up to this many values are looked up in memory; the rest of a larger one is joined by Spark."""
-    layout: ShardLayoutConfig = ShardLayoutConfig()
-    spark: SparkConfig = SparkConfig()
 
     def frequency_limit_of(self, column: str) -> int:
         """The least count at which a value of `column` keeps its own id."""
         if isinstance(self.frequency_limit, int):
             return self.frequency_limit
         return self.frequency_limit.get(column, self.frequency_limit.get("default", 1))
+
+
+class InteractionPreprocessConfig(_CommonConfig):
+    """Of sources whose rows are interactions of a user with an item (`rayrec.config.source.INTERACTION_SOURCES`)."""
+
+    kind: Literal["interactions"] = "interactions"
+    """Follows from the source; a recipe need not say it."""
+    split: InteractionSplitConfig = LeaveOneOutSplitConfig()

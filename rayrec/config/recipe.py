@@ -9,19 +9,19 @@ import typing
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from rayrec.common.errors import ConfigError
 from rayrec.config.base import Config
 from rayrec.config.evaluate import EvaluateConfig
 from rayrec.config.metric import is_ranking_metric
 from rayrec.config.model import DLRMConfig, ModelConfig, NeuMFConfig
-from rayrec.config.preprocess import PreprocessConfig
+from rayrec.config.preprocess import InteractionPreprocessConfig, PreprocessConfig
 from rayrec.config.serve import ServeConfig
-from rayrec.config.source import CriteoSourceConfig, SourceConfig
+from rayrec.config.source import INTERACTION_SOURCES, CriteoSourceConfig, SourceConfig
 from rayrec.config.train import TrainConfig
 
 _TAGS = ("kind", "op")
@@ -34,11 +34,35 @@ class Recipe(Config):
     name: str
     description: str = ""
     source: SourceConfig = CriteoSourceConfig()
-    preprocess: PreprocessConfig = PreprocessConfig()
+    preprocess: Annotated[PreprocessConfig | InteractionPreprocessConfig, Field(discriminator="kind")] = (
+        PreprocessConfig()
+    )
     model: ModelConfig = DLRMConfig()
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     serve: ServeConfig = ServeConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preprocess_as_the_source(cls, content: Any) -> Any:
+        """The kind of `preprocess` follows from the source where it is not said."""
+        if not isinstance(content, dict):
+            return content
+        source, preprocess = content.get("source"), content.get("preprocess", {})
+        kind = source.get("kind") if isinstance(source, dict) else getattr(source, "kind", None)
+        if not isinstance(preprocess, dict) or "kind" in preprocess:
+            return content
+        return {**content, "preprocess": {"kind": _preprocess_kind(kind), **preprocess}}
+
+    @model_validator(mode="after")
+    def _preprocess_fits_the_source(self) -> "Recipe":
+        kind = _preprocess_kind(self.source.kind)
+        if self.preprocess.kind != kind:
+            raise ValueError(
+                f"preprocess.kind: '{self.preprocess.kind}' does not suit source.kind '{self.source.kind}', whose is "
+                f"'{kind}'; leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sections_fit(self) -> "Recipe":
@@ -57,6 +81,10 @@ class Recipe(Config):
             if not (isinstance(model, NeuMFConfig) and set(model.parts) == {"gmf", "mlp"}):
                 raise ValueError("train.initial_weights: only a model of kind 'neumf' with both parts is made from two")
         return self
+
+
+def _preprocess_kind(source_kind: Any) -> str:
+    return "interactions" if source_kind in INTERACTION_SOURCES else "rows"
 
 
 def shipped_recipes() -> dict[str, str]:

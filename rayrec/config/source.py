@@ -1,6 +1,8 @@
 """Where raw rows come from and what their columns are."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from rayrec.config.base import Config
 
@@ -14,4 +16,25 @@ class CriteoSourceConfig(Config):
     kind: Literal["criteo"] = "criteo"
 
 
-SourceConfig = CriteoSourceConfig
+class MovieLensSourceConfig(Config):
+    """Who chose what, and when: MovieLens' ratings, any CSV or Parquet of the same, and the files of the NCF paper.
+
+    Every row counts as a positive interaction of its user with its item, whatever the rating.
+    """
+
+    kind: Literal["movielens"] = "movielens"
+    layout: Literal["auto", "tab", "double_colon", "csv", "parquet"] = "auto"
+    """`tab`: u.data, *.rating (user, item, or user, item, rating, timestamp); `double_colon`: ratings.dat; `csv`: with
+    a header. `auto` tells from the beginning of each file."""
+    user: str | None = None
+    """Column of the user in files that name their columns; None finds the usual names (userId, user_id, user)."""
+    item: str | None = None
+    """Column of the item; None finds movieId, movie_id, itemId, item_id, item, movie."""
+    timestamp: str | None = None
+    """Column of the time, integers; None takes `timestamp` where there is one."""
+
+
+SourceConfig = Annotated[CriteoSourceConfig | MovieLensSourceConfig, Field(discriminator="kind")]
+
+INTERACTION_SOURCES = frozenset({"movielens"})
+"""Kinds of sources whose rows are interactions of a user with an item; the others' rows are examples with a label."""

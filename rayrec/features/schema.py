@@ -57,14 +57,16 @@ class MultiHotFeature(CategoricalFeature):
     """Most ids of a row; longer raw lists are cut."""
 
 
+Feature = Annotated[NumericFeature | CategoricalFeature | MultiHotFeature, Field(discriminator="kind")]
+
+
 class InteractionColumns(Config):
-    """The two categorical features of a dataset of interactions; item ids run from 1, 0 is the unknown item."""
+    """Which features of a dataset of interactions are the two sides: rows of train are the known pairs of them."""
 
     user: str
+    """A categorical feature."""
     item: str
-
-
-Feature = Annotated[NumericFeature | CategoricalFeature | MultiHotFeature, Field(discriminator="kind")]
+    """A categorical feature; its ids from 1 are the catalogue that negatives are drawn from."""
 
 
 class Schema(Config):
@@ -77,20 +79,9 @@ class Schema(Config):
     """Column of int64 group ids for ranking metrics."""
     weight: str | None = None
     """Column of float32 row weights."""
-    interactions: InteractionColumns | None = None
-    """Where rows are interactions of users with items: which features say whose and with what."""
     features: tuple[Feature, ...]
-
-    @model_validator(mode="after")
-    def _interactions_are_features(self) -> "Schema":
-        if self.interactions is not None:
-            one_hot = {f.name for f in self.categorical if not isinstance(f, MultiHotFeature)}
-            for side, name in self.interactions.model_dump().items():
-                if name not in one_hot:
-                    raise ValueError(f"interactions.{side}: no categorical feature '{name}' of one id a row")
-            if self.interactions.user == self.interactions.item:
-                raise ValueError(f"interactions: user and item are both '{self.interactions.user}'")
-        return self
+    interactions: InteractionColumns | None = None
+    """None for rows that come with labels of both kinds."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Schema":
@@ -98,6 +89,19 @@ class Schema(Config):
         repeated = sorted({n for n in names if names.count(n) > 1})
         if repeated:
             raise ValueError(f"names used twice: {', '.join(repeated)}")
+        return self
+
+    @model_validator(mode="after")
+    def _interactions_are_features(self) -> "Schema":
+        if self.interactions is None:
+            return self
+        columns = self.interactions.model_dump()
+        one_hot = {f.name for f in self.categorical if not isinstance(f, MultiHotFeature)}
+        for side, name in columns.items():
+            if name not in one_hot:
+                raise ValueError(f"interactions.{side}: '{name}' is no categorical feature")
+        if self.interactions.user == self.interactions.item:
+            raise ValueError(f"interactions: user and item are both '{self.interactions.user}'")
         return self
 
     @property

@@ -24,8 +24,8 @@ from rayrec.config import SourceConfig
 from rayrec.inference.model_folder import ModelFolder
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
-from rayrec.sources.files import Chunk, list_inputs, plan_chunks, read_lines
-from rayrec.sources.registry import read_chunk, text_source
+from rayrec.sources.files import Chunk, list_inputs, plan_chunks
+from rayrec.sources.registry import ChunkReader, chunk_reader
 from rayrec.sources.rejected import REJECTED_SCHEMA
 
 if TYPE_CHECKING:
@@ -99,8 +99,9 @@ def predict_raw(
     the order of the input; `rejected/` has the rows that cannot be used with file, line, reason and text. Raises
     UserError where a path gives no file, or no row can be used.
     """
-    chunks = plan_chunks(list_inputs(paths), _CHUNK_BYTES)
-    reader = _RawReader(source, chunks, {c.file_index: _is_labelled(source, c) for c in chunks if c.start == 0})
+    files = list_inputs(paths)
+    chunks = plan_chunks(files, _CHUNK_BYTES)
+    reader = _RawReader(chunk_reader(source, files), chunks)
     tasks = [pa.table({"chunk": pa.array([index], pa.int32())}) for index in range(len(chunks))]
     progress.stage("predict")
     lines = _LineNumbers(chunks)
@@ -132,11 +133,6 @@ def _add(counts: PredictionCounts, rows: int, reasons: pa.ChunkedArray) -> Predi
     return replace(counts, rows=counts.rows + rows, rejected=rejected)
 
 
-def _is_labelled(source: SourceConfig, first: Chunk) -> bool:
-    block = next(read_lines(first), b"\n")
-    return text_source(source).has_label(block[: block.index(b"\n")])
-
-
 @dataclass(frozen=True)
 class _DatasetReader:
     """Reads row groups of a dataset's parts."""
@@ -155,17 +151,13 @@ class _DatasetReader:
 class _RawReader:
     """Reads and parses chunks of raw files: good rows and, with a reason, bad ones; lines count within it."""
 
-    source: SourceConfig
+    reader: ChunkReader
     chunks: list[Chunk]
-    labelled: dict[int, bool]
-    """By file."""
 
     def __call__(self, tasks: pa.Table) -> Iterator[pa.Table]:
-        source = text_source(self.source)
-        label = source.columns.label
+        label = self.reader.label
         for index in tasks["chunk"].to_pylist():
-            chunk = self.chunks[index]
-            for block in read_chunk(source, chunk, self.labelled[chunk.file_index]):
+            for block in self.reader.read(self.chunks[index]):
                 good = pa.Table.from_batches([block.rows]).append_column(_LINE, pa.array(block.lines))
                 good = good.rename_columns([_LABEL if name == label else name for name in good.column_names])
                 bad = pa.table({inner: block.rejected[name] for name, inner in _REJECTED_COLUMNS.items()})
@@ -201,16 +193,17 @@ class _LineNumbers:
     def __init__(self, chunks: list[Chunk]) -> None:
         self._file_index = np.array([chunk.file_index for chunk in chunks])
         self._names = pa.array([chunk.file.name for chunk in chunks], pa.string())
-        # Every line is a row, good or bad: so many came of each chunk, all before the first of the next.
+        # The last line of a chunk gives a row, good or bad, and all of its rows come before those of the next chunk.
         self._lines = np.zeros(len(chunks), np.int64)
 
     def of(self, block: pa.Table) -> tuple[pa.Array, pa.Array]:
         chunk = block[_CHUNK].to_numpy()
-        self._lines += np.bincount(chunk, minlength=len(self._lines))
+        line = block[_LINE].to_numpy()
+        np.maximum.at(self._lines, chunk, line)
         before = np.cumsum(self._lines) - self._lines
         first_of_file = np.searchsorted(self._file_index, self._file_index)
         base = before - before[first_of_file]
-        return self._names.take(pa.array(chunk)), pa.array(block[_LINE].to_numpy() + base[chunk])
+        return self._names.take(pa.array(chunk)), pa.array(line + base[chunk])
 
 
 class _Parts:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,20 @@ if TYPE_CHECKING:
 Permutation = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
+class SegmentEncoder(Protocol):
+    """Gives the rows of a segment as a dataset holds them."""
+
+    @property
+    def schema(self) -> Schema: ...
+
+    @property
+    def dataset(self) -> Path:
+        """Folder that is written."""
+
+    def encode(self, segment: Segment) -> Iterator[pa.RecordBatch]:
+        """The encoded rows of a segment, in order."""
+
+
 @dataclass(frozen=True)
 class RowEncoder:
     """Reads the parsed rows of a segment and applies the schema to them."""
@@ -33,11 +47,13 @@ class RowEncoder:
     dataset: Path
     """Folder that holds the vocabularies."""
     long_vocabularies: LongVocabularies
+    kept: pa.Field
+    """The column of parsed rows that stays as it is, such as the label."""
 
     @property
     def encoded_schema(self) -> pa.Schema:
-        """The label and the features."""
-        return self._features.encoded_schema.insert(0, pa.field(self.schema.label, pa.float32(), False))
+        """The kept column and the features."""
+        return self._features.encoded_schema.insert(0, self.kept)
 
     @property
     def _features(self) -> FeatureEncoder:
@@ -46,16 +62,16 @@ class RowEncoder:
     def encode(self, segment: Segment) -> Iterator[pa.RecordBatch]:
         """The encoded rows of a segment, in order."""
         categorical = [feature.name for feature in self.schema.categorical]
-        columns = [self.schema.label, *(feature.name for feature in self.schema.features)]
+        columns = [self.kept.name, *(feature.name for feature in self.schema.features)]
         ids = self.long_vocabularies.ids_of_segment(segment.index)
         for raw in read_piece(segment.piece, columns, categorical):
             encoded = self._features.encode(ids.replace_values(raw))
-            yield pa.RecordBatch.from_arrays([raw[self.schema.label], *encoded.columns], schema=self.encoded_schema)
+            yield pa.RecordBatch.from_arrays([raw[self.kept.name], *encoded.columns], schema=self.encoded_schema)
 
 
 def write_in_order(
     spark: "SparkSession",
-    encoder: RowEncoder,
+    encoder: SegmentEncoder,
     split: str,
     segments: Sequence[Segment],
     layout: ShardLayoutConfig,

@@ -1,11 +1,12 @@
 """First stage: raw files -> Parquet files of parsed rows, a file a chunk, with bad rows set aside."""
 
 from collections import Counter as Tally
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -16,7 +17,7 @@ from rayrec.preprocessing.parquet_files import new_parquet
 from rayrec.preprocessing.spark_tasks import Counter, counted_rows, run_tasks
 from rayrec.preprocessing.splits import HashedSplits
 from rayrec.sources.files import Chunk
-from rayrec.sources.registry import TextSource, read_chunk
+from rayrec.sources.raw_block import RawBlock
 from rayrec.sources.rejected import REJECTED_SCHEMA
 
 if TYPE_CHECKING:
@@ -25,9 +26,24 @@ if TYPE_CHECKING:
 _ROWS_PER_REJECTED_PART = 1_000_000
 
 
+class RowReader(Protocol):
+    """Reads chunks of raw files into rows of one schema."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows."""
+
+    @property
+    def dictionaries(self) -> tuple[str, ...]:
+        """Columns whose values repeat."""
+
+    def read(self, chunk: Chunk) -> Iterator[RawBlock]:
+        """The blocks of a chunk; line numbers count from the chunk's first line."""
+
+
 def extract(
     spark: "SparkSession",
-    source: TextSource,
+    reader: RowReader,
     chunks: Sequence[Chunk],
     scratch: Path,
     splits: HashedSplits | None,
@@ -37,31 +53,30 @@ def extract(
     with counted_rows(spark, progress, "parse") as counter:
 
         def run(item: tuple[int, Chunk]) -> ExtractedChunk:
-            return _extract_chunk(source, item[1], scratch, f"{item[0]:06d}", splits, counter)
+            return _extract_chunk(reader, item[1], scratch, f"{item[0]:06d}", splits, counter)
 
         return run_tasks(spark, list(enumerate(chunks)), run)
 
 
 def _extract_chunk(
-    source: TextSource, chunk: Chunk, scratch: Path, name: str, splits: HashedSplits | None, count: Counter
+    reader: RowReader, chunk: Chunk, scratch: Path, name: str, splits: HashedSplits | None, count: Counter
 ) -> ExtractedChunk:
     labels = splits.names if splits else ("",)
     paths = {label: scratch / "rows" / f"{name}{label and '-'}{label}.parquet" for label in labels}
     rejected_path = scratch / "rejected" / f"{name}.parquet"
-    schema = source.raw_schema(True)
     rows: Tally[str] = Tally()
     reasons: Tally[str] = Tally()
     lines = 0
     with ExitStack() as stack:
         writers = {
             label: stack.enter_context(
-                new_parquet(path, schema, compression="lz4", use_dictionary=list(source.columns.categorical),
+                new_parquet(path, reader.schema, compression="lz4", use_dictionary=list(reader.dictionaries),
                             write_statistics=False)
             )
             for label, path in paths.items()
         }  # fmt: skip
         rejected_writer: pq.ParquetWriter | None = None
-        for block in read_chunk(source, chunk, is_labelled=True):
+        for block in reader.read(chunk):
             parts = splits.divide(block, first_line=lines + 1) if splits else {"": block.rows}
             for label, part in parts.items():
                 if part.num_rows:

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.config import Recipe
-from rayrec.config.preprocess import DaySplitConfig, FileSplitConfig
+from rayrec.config.preprocess import DaySplitConfig, FileSplitConfig, PreprocessConfig
 from rayrec.ingest.dataset import REJECTED_FOLDER, VOCABULARY_FOLDER
 from rayrec.sources.files import InputFile, list_inputs
 from rayrec.sources.registry import TextSource
@@ -25,30 +24,35 @@ class Inputs:
     """By file."""
 
 
-def resolve_inputs(recipe: Recipe, source: TextSource, paths: Mapping[str | None, Sequence[str]]) -> Inputs:
+def resolve_inputs(config: PreprocessConfig, source: TextSource, paths: Mapping[str | None, Sequence[str]]) -> Inputs:
     """Find the raw files: `paths` by split, or all under None where splits do not come as files.
 
-    Raises UserError where a path gives no file, all files are empty, or the files do not suit the recipe.
+    Raises UserError where a path gives no file, all files are empty, or the files do not suit the config.
     """
-    _check_split_names(recipe, paths)
+    _check_split_names(config, paths)
     found = [(file, split) for split, given in paths.items() for file in list_inputs(given)]
-    names = [file.name for file, _ in found]
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated:
-        raise UserError(f"{repeated}: given for two splits; give every file once")
-    if not any(file.bytes for file, _ in found):
-        raise UserError(f"{names[0]}: empty; there are no rows to preprocess")
+    check_files([file for file, _ in found])
     entries = [(file, split, source.day_of(file.base_name)) for file, split in found]
     if all(day is not None for _, _, day in entries):
         entries.sort(key=lambda entry: entry[2] or 0)
-    _check_days(recipe, entries)
+    _check_days(config, entries)
     files, splits, days = zip(*entries, strict=True)
     return Inputs(files, splits, days)
 
 
-def _check_split_names(recipe: Recipe, paths: Mapping[str | None, Sequence[str]]) -> None:
+def check_files(files: Sequence[InputFile]) -> None:
+    """Raises UserError where a file is there twice, or all are empty."""
+    names = [file.name for file in files]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated:
+        raise UserError(f"{repeated}: given for two splits; give every file once")
+    if not any(file.bytes for file in files):
+        raise UserError(f"{names[0]}: empty; there are no rows to preprocess")
+
+
+def _check_split_names(config: PreprocessConfig, paths: Mapping[str | None, Sequence[str]]) -> None:
     named = [split for split in paths if split is not None]
-    if isinstance(recipe.preprocess.split, FileSplitConfig):
+    if isinstance(config.split, FileSplitConfig):
         if None in paths:
             raise ConfigError(
                 f"--input {paths[None][0]}: preprocess.split.kind is 'files', so name its split: --input train=PATH"
@@ -60,13 +64,13 @@ def _check_split_names(recipe: Recipe, paths: Mapping[str | None, Sequence[str]]
                 raise ConfigError(f"--input {split}=...: no name for a split; use train, validation or test")
     elif named:
         raise ConfigError(
-            f"--input {named[0]}=...: preprocess.split.kind is '{recipe.preprocess.split.kind}', which cuts the rows "
+            f"--input {named[0]}=...: preprocess.split.kind is '{config.split.kind}', which cuts the rows "
             "itself; add --set 'preprocess.split={kind: files}' or give the paths alone"
         )
 
 
-def _check_days(recipe: Recipe, entries: Sequence[tuple[InputFile, str | None, int | None]]) -> None:
-    split, order = recipe.preprocess.split, recipe.preprocess.order
+def _check_days(config: PreprocessConfig, entries: Sequence[tuple[InputFile, str | None, int | None]]) -> None:
+    split, order = config.split, config.order
     if not isinstance(split, DaySplitConfig) and order != "day_random":
         return
     setting = "preprocess.split.kind: day" if isinstance(split, DaySplitConfig) else "preprocess.order: day_random"

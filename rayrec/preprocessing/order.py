@@ -1,6 +1,7 @@
 """Seeded permutations of row numbers, computed for any row alone: a shuffle needs no state and has exact parts."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,26 +17,53 @@ class Permutation:
     """
 
     def __init__(self, size: int, seed: int) -> None:
-        bits = max(2, (size - 1).bit_length())
         self._size = size
-        self._low_bits = np.uint64(bits // 2)
-        self._high_bits = np.uint64(bits - bits // 2)
-        self._keys = _mix(np.arange(_ROUNDS, dtype=np.uint64) + _mix(np.array([seed & (2**64 - 1)], np.uint64)))
+        self._seed = np.array([seed & (2**64 - 1)], np.uint64)
 
     def __call__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The new positions (n,) of rows (n,), each in 0 ... size - 1."""
-        values = self._cross(indices.astype(np.uint64))
-        while len(outside := np.flatnonzero(values >= self._size)):
-            values[outside] = self._cross(values[outside])
-        return values.astype(np.int64)
+        return permute_each(indices, np.array([self._size]), self._seed)
 
-    def _cross(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+
+def permute_each(
+    indices: NDArray[np.int64], sizes: NDArray[np.int64], seeds: NDArray[np.uint64], least_bits: int = 2
+) -> NDArray[np.int64]:
+    """`indices` (n,), each moved by a permutation of its own: of 0 ... size - 1, fixed by its seed.
+
+    `sizes` and `seeds`: (n,), or (1,) where one permutation moves them all. `least_bits` of the network: over few bits
+    some permutations are likelier than others, over more than a size needs a value is moved more often.
+    """
+    # Bits of the largest value; float64 tells them exactly up to 2^53.
+    bits = np.maximum(least_bits, np.frexp((sizes - 1).astype(np.float64))[1]).astype(np.uint64)
+    network = _Network(bits // np.uint64(2), bits - bits // np.uint64(2), mix(seeds))
+    limits = sizes.astype(np.uint64)
+    values = network.cross(indices.astype(np.uint64))
+    while len(outside := np.flatnonzero(values >= limits)):
+        values[outside] = network.of(outside).cross(values[outside])
+    return values.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class _Network:
+    """A Feistel network for each value, or one for all."""
+
+    low_bits: NDArray[np.uint64]
+    high_bits: NDArray[np.uint64]
+    key: NDArray[np.uint64]
+
+    def of(self, rows: NDArray[np.int64]) -> "_Network":
+        if len(self.key) == 1:
+            return self
+        return _Network(self.low_bits[rows], self.high_bits[rows], self.key[rows])
+
+    def cross(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         # The halves differ in width by a bit at most; they swap places, and widths, every round.
-        wide, narrow = self._high_bits, self._low_bits
-        left, right = values >> narrow, values & ((np.uint64(1) << narrow) - np.uint64(1))
-        for key in self._keys:
-            mask = (np.uint64(1) << wide) - np.uint64(1)
-            left, right = right, left ^ (_mix(right + key) & mask)
+        one = np.uint64(1)
+        wide, narrow = self.high_bits, self.low_bits
+        left, right = values >> narrow, values & ((one << narrow) - one)
+        for number in range(_ROUNDS):
+            key = mix(self.key + np.uint64(number))
+            left, right = right, left ^ (mix(right + key) & ((one << wide) - one))
             wide, narrow = narrow, wide
         return (left << narrow) | right
 
@@ -59,7 +87,7 @@ class BlockwisePermutation:
         return result
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's finalizer (Steele, Lea, Flood 2014)."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -18,7 +18,7 @@ from rayrec.config.preprocess import (
 )
 from rayrec.preprocessing.extracted import ExtractedChunk, rows_before_line
 from rayrec.preprocessing.segments import Piece, count_rows, cut_pieces
-from rayrec.sources.registry import RawBlock
+from rayrec.sources.raw_block import RawBlock
 
 SPLIT_ORDER = ("train", "validation", "test")
 

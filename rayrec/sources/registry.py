@@ -1,19 +1,18 @@
 """The raw data sets that rayrec reads, by the `kind` of their config."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from rayrec.config import CriteoSourceConfig, SourceConfig
+from rayrec.config import CriteoSourceConfig, MovieLensSourceConfig, SourceConfig
 from rayrec.sources.criteo import layout as criteo_layout
 from rayrec.sources.criteo import parse as criteo_parse
-from rayrec.sources.files import Chunk, read_lines
+from rayrec.sources.files import Chunk, InputFile, plan_chunks, read_lines
+from rayrec.sources.movielens.reader import InteractionReader
 from rayrec.sources.parsed_lines import ParsedLines
-from rayrec.sources.rejected import rejected_table
+from rayrec.sources.raw_block import RawBlock
 
 
 @dataclass(frozen=True)
@@ -60,35 +59,64 @@ class _Criteo:
 
 
 def text_source(config: SourceConfig) -> TextSource:
-    """The source that a config describes."""
+    """The source that a config describes, one whose rows are examples."""
     match config:
         case CriteoSourceConfig():
             return _Criteo()
+        case MovieLensSourceConfig():
+            raise AssertionError("its rows are interactions: InteractionReader")
+
+
+class ChunkReader(Protocol):
+    """Reads the chunks of files that it knows."""
+
+    @property
+    def label(self) -> str:
+        """Name of the label column, where files have one."""
+
+    def read(self, chunk: Chunk) -> Iterator[RawBlock]:
+        """The blocks of a chunk, a few megabytes each; line numbers count from the chunk's first line."""
 
 
 @dataclass(frozen=True)
-class RawBlock:
-    """Some rows of a chunk, and those among them that could not be used."""
+class TextReader:
+    """Reads files with a row a line."""
 
-    rows: pa.RecordBatch
-    """Raw columns, the label (float32) first where the file has one."""
-    lines: NDArray[np.int64]
-    """Line of each row in the chunk, from 1."""
-    num_lines: int
-    """Lines of the block, good and bad."""
-    text: bytes
-    """The block itself: whole lines."""
-    rejected: pa.Table
-    """As `rayrec.sources.rejected.REJECTED_SCHEMA`, lines as above."""
+    source: TextSource
+    labelled: tuple[bool, ...]
+    """By file."""
+
+    @property
+    def label(self) -> str:
+        return self.source.columns.label
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows of labelled files."""
+        return self.source.raw_schema(True)
+
+    @property
+    def dictionaries(self) -> tuple[str, ...]:
+        """Columns whose values repeat."""
+        return self.source.columns.categorical
+
+    def read(self, chunk: Chunk) -> Iterator[RawBlock]:
+        first_line = 1
+        for data in read_lines(chunk):
+            parsed = self.source.parse_lines(data, self.labelled[chunk.file_index])
+            yield RawBlock.of(parsed, chunk.file.name, first_line, data)
+            first_line += parsed.num_lines
 
 
-def read_chunk(source: TextSource, chunk: Chunk, is_labelled: bool) -> Iterator[RawBlock]:
-    """The blocks of a chunk, a few megabytes each; line numbers count from the chunk's first line."""
-    first_line = 1
-    for data in read_lines(chunk):
-        parsed = source.parse_lines(data, is_labelled)
-        rejected = rejected_table(
-            chunk.file.name, parsed.rejected_positions + first_line, parsed.rejected_reasons, parsed.rejected_texts
-        )
-        yield RawBlock(parsed.rows, parsed.positions + first_line, parsed.num_lines, data, rejected)
-        first_line += parsed.num_lines
+def chunk_reader(config: SourceConfig, files: Sequence[InputFile]) -> ChunkReader:
+    """What reads `files`, with or without labels. Raises UserError where a file does not tell its columns."""
+    if isinstance(config, MovieLensSourceConfig):
+        return InteractionReader.detect(config, files)
+    source = text_source(config)
+    return TextReader(source, tuple(source.has_label(_first_line(file)) for file in files))
+
+
+def _first_line(file: InputFile) -> bytes:
+    (chunk,) = plan_chunks([file], max(file.bytes, 1))
+    block = next(read_lines(chunk), b"\n")
+    return block[: block.index(b"\n")]

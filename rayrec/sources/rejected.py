@@ -26,6 +26,8 @@ class Reason(StrEnum):
     LABEL = "label other than 0 or 1"
     INTEGER = "not an integer"
     CARRIAGE_RETURN = "carriage return inside the row"
+    EMPTY = "no user or no item"
+    LIST = "not (user,item) and its negatives"
 
 
 def rejected_table(file: str, lines: NDArray[np.int64], reasons: Sequence[Reason], texts: Sequence[bytes]) -> pa.Table:

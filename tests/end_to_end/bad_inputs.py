@@ -50,9 +50,9 @@ USAGE = [
     ),
     BadInput(
         "unknown source",
-        "generate movielens --rows 10 --output raw",
+        "generate movies --rows 10 --output raw",
         2,
-        "source: Input should be 'criteo' (got 'movielens')",
+        "source: Input should be 'criteo' or 'movielens' (got 'movies')",
     ),
     BadInput(
         "port out of range",

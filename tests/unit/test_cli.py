@@ -77,7 +77,14 @@ def test_commands_make_the_request(
         (["train", "r", "--foo"], "error: No such option: --foo; see `rayrec train --help`"),
         (["generate", "criteo", "--rows", "x", "--output", "o"], "error: Invalid value for '--rows'"),
         (["generate", "criteo", "--rows", "0", "--output", "o"], "error: rows: Input should be greater than 0"),
-        (["generate", "movies", "--rows", "1", "--output", "o"], "error: source: Input should be 'criteo'"),
+        (
+            ["generate", "movies", "--rows", "1", "--output", "o"],
+            "error: source: Input should be 'criteo' or 'movielens'",
+        ),
+        (
+            ["generate", "movielens", "--rows", "1", "--output", "o", "--days", "2"],
+            "error: days: source 'movielens' has one file; leave it out (got 2)",
+        ),
         (["recipes", "dlrm-crito"], "error: recipe 'dlrm-crito': not shipped; did you mean 'dlrm-criteo'?"),
     ],
 )

@@ -12,7 +12,7 @@ from rayrec.common.errors import UserError
 from rayrec.config import CriteoSourceConfig
 from rayrec.sources.criteo.parse import FEATURES_SCHEMA, LABELLED_SCHEMA, has_label, parse_lines
 from rayrec.sources.files import Chunk, list_inputs, plan_chunks, read_lines
-from rayrec.sources.registry import read_chunk, text_source
+from rayrec.sources.registry import TextReader, text_source
 from rayrec.sources.rejected import MAX_TEXT, Reason
 
 INTEGERS = [str(i) for i in range(13)]
@@ -231,7 +231,7 @@ def test_blocks_of_a_chunk_count_lines_and_set_bad_rows_aside(tmp_path: Path) ->
     path.write_bytes(b"\n".join([row(), row("9"), row("0"), long, row(categories={1: "\udcff"})]))
     (chunk,) = plan_chunks(list_inputs([str(path)]), 2**20)
     # The last line has no newline and comes as a block of its own.
-    blocks = list(read_chunk(text_source(CriteoSourceConfig()), chunk, is_labelled=True))
+    blocks = list(TextReader(text_source(CriteoSourceConfig()), labelled=(True,)).read(chunk))
     assert [line for block in blocks for line in block.lines] == [1, 3]
     assert [block.num_lines for block in blocks] == [4, 1]
     rejected = pa.concat_tables([block.rejected for block in blocks])

@@ -100,6 +100,29 @@ def test_a_name_is_used_once(names: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("user", "item", "message"),
+    [
+        ("ad", "place", None),
+        ("ad", "adverts", "interactions.item: 'adverts' is no categorical feature"),
+        ("price", "ad", "interactions.user: 'price' is no categorical feature"),
+        ("topics", "ad", "interactions.user: 'topics' is no categorical feature"),
+        ("ad", "ad", "user and item are both 'ad'"),
+    ],
+)
+def test_interactions_are_two_categorical_features(user: str, item: str, message: str | None, tmp_path: Path) -> None:
+    content = SCHEMA.model_dump()
+    content["features"] += ({"kind": "categorical", "name": "place", "cardinality": 3},)
+    content["interactions"] = {"user": user, "item": item}
+    if message is None:
+        schema = Schema.model_validate(content)
+        schema.save(tmp_path)
+        assert Schema.load(tmp_path) == schema and schema.interactions is not None
+    else:
+        with pytest.raises(ValidationError, match=message):
+            Schema.model_validate(content)
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, "missing; give a dataset or model folder"),

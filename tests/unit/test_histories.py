@@ -1,0 +1,104 @@
+"""Histories of users cut into splits, and sorted rows cut at whole users."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rayrec.config.preprocess import InteractionFilesSplitConfig, LeaveOneOutSplitConfig
+from rayrec.preprocessing.histories import LISTED, TEST, TRAIN, VALIDATION, HistoryCounts, cut_histories
+from rayrec.preprocessing.runs import run_starts, whole_runs
+
+CODES = {"-": TRAIN, "v": VALIDATION, "t": TEST, "l": LISTED}
+
+
+def rows(text: str) -> pa.RecordBatch:
+    """`u:abc|d`: user u chose a, b, c in this order, and d is the positive of its list."""
+    columns: dict[str, list[Any]] = {"user": [], "listed": [], "item": []}
+    for history in text.split():
+        user, items = history.split(":")
+        own, _, listed = items.partition("|")
+        for item, is_listed in [*((i, False) for i in own), *((i, True) for i in listed)]:
+            columns["user"].append(user)
+            columns["item"].append(item)
+            columns["listed"].append(is_listed)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+LOO, FILES = LeaveOneOutSplitConfig, InteractionFilesSplitConfig
+CASES: dict[str, tuple[Any, str, str, HistoryCounts]] = {
+    # split; rows; what is left, with the splits; counts
+    "the last one": (LOO(min_interactions=0), "u:abc w:ba", "u:abc w:ba --t -t", HistoryCounts(train=3)),
+    "and the one before": (
+        LOO(min_interactions=0, validation=True),
+        "u:abcd w:cba",
+        "u:abcd w:cba --vt -vt",
+        HistoryCounts(train=3),
+    ),
+    "too short": (
+        LOO(min_interactions=0, validation=True),
+        "u:ab w:a x:abc",
+        "u:ab w:a x:abc -- - -vt",
+        HistoryCounts(train=4, short_users=2),
+    ),
+    "repeated: the first stays": (
+        LOO(min_interactions=0),
+        "u:abab w:aa",
+        "u:ab w:a -t -",
+        HistoryCounts(train=2, repeated=3, short_users=1),
+    ),
+    "least, repeated ones counted": (
+        LOO(min_interactions=3),
+        "u:aab v:ab w:abc",
+        "u:ab w:abc -t --t",
+        HistoryCounts(train=3, dropped_users=1, dropped_rows=2, repeated=1),
+    ),
+    "nobody": (LOO(min_interactions=9), "u:ab w:a", "", HistoryCounts(dropped_users=2, dropped_rows=3)),
+    "files": (FILES(), "u:abc|d w:|a x:a", "u:abcd w:a x:a ---l l -", HistoryCounts(train=4)),
+    "files, validation from train": (
+        FILES(validation=True),
+        "u:abc|d w:|a x:a|b y:ab",
+        "u:abcd w:a x:ab y:ab --vl l -l -v",
+        HistoryCounts(train=4, short_users=1),
+    ),
+    "files, the listed one is in train too": (FILES(), "u:ab|a", "u:ab --", HistoryCounts(train=2, repeated=1)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_splits(case: str) -> None:
+    split, given, expected, counts = CASES[case]
+    history, found = cut_histories(rows(given), split)
+    words = expected.split()
+    left, codes = words[: len(words) // 2], "".join(words[len(words) // 2 :])
+    pairs = [(user, item) for word in left for user, items in [word.split(":")] for item in items]
+    assert list(zip(history["user"].to_pylist(), history["item"].to_pylist(), strict=True)) == pairs
+    assert history["split"].to_pylist() == [CODES[code] for code in codes]
+    assert found == counts
+
+
+def test_no_rows() -> None:
+    history, counts = cut_histories(rows("u:a").slice(0, 0), LOO())
+    assert history.num_rows == 0 and counts == HistoryCounts()
+
+
+@pytest.mark.parametrize("enough", [1, 2, 5, 100])
+@pytest.mark.parametrize("batch_rows", [1, 3, 50])
+def test_whole_runs(enough: int, batch_rows: int) -> None:
+    values = np.repeat(np.arange(9), [1, 4, 1, 20, 2, 2, 1, 1, 7])
+    table = pa.table({"user": values, "row": np.arange(len(values))})
+    found = list(whole_runs(table.to_batches(max_chunksize=batch_rows), "user", enough))
+    assert pa.Table.from_batches(found).equals(table)
+    users = [set(batch["user"].to_pylist()) for batch in found]
+    assert all(not a & b for i, a in enumerate(users) for b in users[:i])
+    if enough == 100:
+        assert len(found) == 1
+    elif batch_rows == 1:
+        assert all(len(batch) < enough + 2 * 20 for batch in found)
+    assert run_starts(table["user"].combine_chunks()).tolist() == [0, 1, 5, 6, 26, 28, 30, 31, 32]
+
+
+def test_no_runs() -> None:
+    assert list(whole_runs([], "user", 5)) == []
+    assert run_starts(pa.array([], pa.string())).tolist() == []

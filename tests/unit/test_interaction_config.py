@@ -1,0 +1,76 @@
+"""Recipes of sources whose rows are interactions: what follows from the source, and what is refused."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayrec.common.errors import ConfigError
+from rayrec.config import InteractionPreprocessConfig, PreprocessConfig, Recipe, dump_recipe, load_recipe
+from rayrec.config.preprocess import InteractionFilesSplitConfig, LeaveOneOutSplitConfig
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text("source: {kind: movielens}\n")
+    return path
+
+
+def test_the_source_decides_the_kind_of_preprocessing(recipe: Path, tmp_path: Path) -> None:
+    loaded = load_recipe(recipe)
+    assert loaded.preprocess == InteractionPreprocessConfig()
+    assert loaded.preprocess.split == LeaveOneOutSplitConfig(min_interactions=20, validation=False, negatives=100)
+    assert isinstance(Recipe(name="x").preprocess, PreprocessConfig)
+    (tmp_path / "resolved.yaml").write_text(dump_recipe(loaded))
+    assert load_recipe(tmp_path / "resolved.yaml") == loaded
+
+
+@pytest.mark.parametrize(
+    ("override", "split"),
+    [
+        ("preprocess.split={kind: files, validation: true}", InteractionFilesSplitConfig(validation=True)),
+        (
+            "preprocess.split={kind: leave_one_out, min_interactions: 0, sampling: with_replacement}",
+            LeaveOneOutSplitConfig(min_interactions=0, sampling="with_replacement"),
+        ),
+    ],
+)
+def test_splits(recipe: Path, override: str, split: Any) -> None:
+    assert load_recipe(recipe, [override]).preprocess.split == split
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["preprocess.numeric_log=false"], "unknown key 'preprocess.numeric_log'; known keys: broadcast_limit, kind,"),
+        (["preprocess.frequency_limit=15"], "unknown key 'preprocess.frequency_limit'"),
+        (["preprocess.order=input"], "unknown key 'preprocess.order'"),
+        (["preprocess.split={kind: hash}"], "preprocess.split: Input tag 'hash' found using 'kind' does not match"),
+        (
+            ["preprocess.split={kind: files, min_interactions: 5}"],
+            "unknown key 'preprocess.split.min_interactions'; known keys: kind, negatives, sampling, validation",
+        ),
+        (
+            ["preprocess.split={kind: leave_one_out, negatives: 0}"],
+            "preprocess.split.negatives: Input should be greater than 0 (got 0)",
+        ),
+        (["preprocess.kind=rows"], "preprocess.kind: 'rows' does not suit source.kind 'movielens', whose is"),
+        (
+            ["source.kind=criteo", "preprocess.split={kind: leave_one_out}"],
+            "preprocess.split: Input tag 'leave_one_out' found using 'kind' does not match",
+        ),
+        (
+            ["source.kind=criteo", "preprocess.split={kind: files, negatives: 5}"],
+            "unknown key 'preprocess.split.negatives'; known keys: kind",
+        ),
+        (["source.layout=tsv"], "source.layout: Input should be 'auto', 'tab', 'double_colon', 'csv' or 'parquet'"),
+        (["source.kind=movies"], "source: Input tag 'movies' found using 'kind' does not match any of the expected"),
+        (["source.users=u"], "unknown key 'source.users'; did you mean 'user'?"),
+    ],
+)
+def test_refused(recipe: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        load_recipe(recipe, overrides)
+    assert "\n" not in str(caught.value)
