@@ -1,6 +1,11 @@
-"""Score a file or folder: `python -m jobs.predict --model MODEL --input PATH --output FOLDER [--raw]`."""
+"""Score a file or folder: `python -m jobs.predict --model MODEL --input PATH --output FOLDER [--raw]`.
+
+With `--top-k K` instead of an input: the best items of every user, of a model of users and items.
+"""
 
 from pathlib import Path
+
+from pydantic import PositiveInt
 
 from jobs.entry_point import Job, main
 from jobs.export import exported
@@ -12,18 +17,20 @@ from rayrec.config import Config
 
 
 class PredictRequest(Config):
-    """Score a dataset's split, or raw rows."""
+    """Score a dataset's split, or raw rows, or recommend to every user."""
 
     model: Path
     """Model folder or run folder."""
-    input: str
+    input: str | None = None
     """Dataset folder; with `raw`, a file, folder, glob or URI of raw rows."""
     output: Path
-    """Folder to write: `scores/`, and `rejected/` where raw rows could not be used."""
+    """Folder to write: `scores/`, and `rejected/` where raw rows could not be used; or `recommendations/`."""
     raw: bool = False
     """The input is raw rows."""
     split: str = "test"
     """Split of the dataset folder."""
+    top_k: PositiveInt | None = None
+    """Instead of an input: so many items for every user, those of the training data left out."""
 
 
 def run(request: PredictRequest, progress: Progress) -> Result:
@@ -31,6 +38,10 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
 
     require_absent(request.output)
+    if request.top_k is not None:
+        return _recommend(request, request.top_k, progress)
+    if request.input is None:
+        raise ConfigError("input: missing; give what to score, or --top-k to recommend items to every user")
     if not request.raw and not (Path(request.input) / MANIFEST_FILE).is_file():
         raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
@@ -50,6 +61,17 @@ def run(request: PredictRequest, progress: Progress) -> Result:
                 counts = predict_dataset(model, dataset, request.split, request.output, progress)
     details = {"rejected": counts.rejected} if request.raw else {"split": request.split}
     return Result(command="predict", output=request.output, rows=counts.rows, details=details)
+
+
+def _recommend(request: PredictRequest, k: int, progress: Progress) -> Result:
+    if request.input is not None:
+        raise ConfigError("--top-k recommends to every user of the model and reads no --input; leave one of them out")
+    from cluster.ray_session import ray_session
+    from rayrec.inference.batch_recommendation import recommend_to_all
+
+    with exported(request.model) as folder, ray_session():
+        users = recommend_to_all(folder, k, request.output, progress)
+    return Result(command="predict", output=request.output, rows=users, details={"top_k": k})
 
 
 JOB = Job("predict", PredictRequest, run)

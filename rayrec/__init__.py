@@ -1,15 +1,38 @@
 """rayrec: from raw click logs to a served ranking model, on one machine or a cluster.
 
 The functions of `rayrec.api` are attributes of this package: `rayrec.preprocess`, `rayrec.train`, `rayrec.evaluate`,
-`rayrec.predict`, `rayrec.export`, `rayrec.generate`, `rayrec.load_model`, `rayrec.load_recipe`.
+`rayrec.predict`, `rayrec.recommend`, `rayrec.export`, `rayrec.generate`, `rayrec.load_model`,
+`rayrec.load_recommender`, `rayrec.load_recipe`.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rayrec.api import evaluate, export, generate, load_model, load_recipe, predict, preprocess, train
+    from rayrec.api import (
+        evaluate,
+        export,
+        generate,
+        load_model,
+        load_recipe,
+        load_recommender,
+        predict,
+        preprocess,
+        recommend,
+        train,
+    )
 
-__all__ = ["evaluate", "export", "generate", "load_model", "load_recipe", "predict", "preprocess", "train"]
+__all__ = [
+    "evaluate",
+    "export",
+    "generate",
+    "load_model",
+    "load_recipe",
+    "load_recommender",
+    "predict",
+    "preprocess",
+    "recommend",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jobs.result import Result
     from rayrec.config import Recipe
     from rayrec.inference.predictor import Predictor
+    from rayrec.inference.recommender import Recommender
 
 AnyPath = str | PathLike[str]
 Overrides = Mapping[str, Any]
@@ -128,10 +129,15 @@ def evaluate(
 
 
 def predict(
-    model: AnyPath, input: str, output: AnyPath, *, raw: bool = False, split: str = "test", progress: bool = True
+    model: AnyPath, input: AnyPath, output: AnyPath, *, raw: bool = False, split: str = "test", progress: bool = True
 ) -> "Result":
     """Score a split of a dataset folder, or with `raw` raw rows, into the new folder `output`, streaming."""
     return _run("predict", progress, model=model, input=str(input), output=output, raw=raw, split=split)
+
+
+def recommend(model: AnyPath, output: AnyPath, *, k: int = 10, progress: bool = True) -> "Result":
+    """The `k` best new items of every user of a model of users and items, into the new folder `output`."""
+    return _run("predict", progress, model=model, output=output, top_k=k)
 
 
 def export(run: AnyPath, output: AnyPath, *, checkpoint: str = "best", progress: bool = True) -> "Result":
@@ -147,6 +153,13 @@ def load_model(folder: AnyPath) -> "Predictor":
     from rayrec.inference.predictor import load_model
 
     return load_model(Path(folder))
+
+
+def load_recommender(folder: AnyPath) -> "Recommender":
+    """The recommender of a model folder of users and items: `recommend(user, k)` gives the best new items."""
+    from rayrec.inference.recommender import load_recommender
+
+    return load_recommender(Path(folder))
 
 
 def _run(command: str, show_progress: bool, **values: Any) -> "Result":

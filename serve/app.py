@@ -6,6 +6,7 @@ the same model into one forward pass. A request is checked before it is joined, 
 
 import asyncio
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,13 @@ from ray import serve as ray_serve
 from ray.serve import Application
 
 from rayrec.config import ServeConfig
+from rayrec.inference.known_items import can_recommend
 from rayrec.inference.model_folder import ModelFolder
 from rayrec.inference.predictor import Predictor, load_model
+from rayrec.inference.recommender import Recommendations, Recommender
 from serve.arguments import ServeArguments
-from serve.http_app import Scorer, create_app
+from serve.http_app import Recommend, Scorer, create_app
+from serve.protocol import RecommendRequest
 
 
 def build(args: ServeArguments) -> Application:
@@ -50,13 +54,18 @@ class ModelServer:
         # Beside the event loop, so that requests are read and checked while a batch is scored.
         executor = ThreadPoolExecutor(1, "scoring")
         self._scorers = {name: _batched(p, executor, settings) for name, p in self._predictors.items()}
+        self._recommenders = {
+            name: _off_the_loop(Recommender(p), executor)
+            for name, p in self._predictors.items()
+            if can_recommend(p.schema)
+        }
         for predictor in self._predictors.values():
             # The first passes allocate and choose kernels; the second size takes the paths of larger batches.
             for rows in (1, settings.max_batch_size):
                 predictor.predict([{}] * rows)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(self._predictors, self._scorers, self._max_rows)
+        return create_app(self._predictors, self._scorers, self._recommenders, self._max_rows)
 
 
 def _batched(predictor: Predictor, executor: Executor, settings: ServeConfig) -> Scorer:
@@ -68,6 +77,17 @@ def _batched(predictor: Predictor, executor: Executor, settings: ServeConfig) ->
         return await loop.run_in_executor(executor, score_together, predictor, requests)
 
     return score
+
+
+def _off_the_loop(recommender: Recommender, executor: Executor) -> Recommend:
+    """Ranks in the thread that scores: a catalogue is a large pass of its own, which others cannot share."""
+
+    async def recommend(request: RecommendRequest) -> Recommendations:
+        loop = asyncio.get_running_loop()
+        rank = partial(recommender.recommend, request.user, request.k, exclude_known=request.exclude_known)
+        return await loop.run_in_executor(executor, rank)
+
+    return recommend
 
 
 def score_together(predictor: Predictor, requests: list[pa.RecordBatch]) -> list[NDArray[np.float32]]:

@@ -12,7 +12,17 @@ from fastapi.responses import JSONResponse
 from numpy.typing import NDArray
 
 from rayrec.inference.predictor import Predictor
-from serve.protocol import MAX_BODY_BYTES, RequestError, parse_instances, predictions, unknown_model
+from rayrec.inference.recommender import Recommendations, UnknownUserError
+from serve.protocol import (
+    MAX_BODY_BYTES,
+    RecommendRequest,
+    RequestError,
+    parse_instances,
+    parse_recommend,
+    predictions,
+    recommendations,
+    unknown_model,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +33,22 @@ class Scorer(Protocol):
     async def __call__(self, rows: pa.RecordBatch) -> NDArray[np.float32]: ...
 
 
-def create_app(predictors: Mapping[str, Predictor], scorers: Mapping[str, Scorer], max_rows: int) -> FastAPI:
-    """The application that serves `predictors` by name, each through the scorer of the same name."""
+class Recommend(Protocol):
+    """Ranks the items of one model for a user, off the event loop."""
+
+    async def __call__(self, request: RecommendRequest) -> Recommendations: ...
+
+
+def create_app(
+    predictors: Mapping[str, Predictor],
+    scorers: Mapping[str, Scorer],
+    recommenders: Mapping[str, Recommend],
+    max_rows: int,
+) -> FastAPI:
+    """The application that serves `predictors` by name, each through the scorer of the same name.
+
+    Those with a recommender, models of users and items, also recommend.
+    """
     app = FastAPI(title="rayrec", docs_url=None, redoc_url=None, openapi_url=None)
 
     def predictor_of(name: str) -> Predictor:
@@ -42,9 +66,23 @@ def create_app(predictors: Mapping[str, Predictor], scorers: Mapping[str, Scorer
             raise RequestError(422, f"row {bad}: its values are so large that the score is not a number")
         return Response(predictions(name, scores), media_type="application/json")
 
+    @app.post("/v1/models/{name}:recommend")
+    async def recommend(name: str, request: Request) -> Response:
+        predictor_of(name)
+        if name not in recommenders:
+            raise RequestError(404, f"model '{name}' scores more than a user and an item: it cannot recommend; "
+                               f"use /v1/models/{name}:predict")  # fmt: skip
+        asked = parse_recommend(await _body(request), max_rows)
+        try:
+            best = await recommenders[name](asked)
+        except UnknownUserError as error:
+            raise RequestError(404, str(error)) from None
+        return Response(recommendations(name, asked.user, best.items, best.scores), media_type="application/json")
+
     @app.get("/v1/models/{name}:predict")
-    async def predict_needs_post(name: str) -> Response:
-        error = "use POST with a JSON body of instances"
+    @app.get("/v1/models/{name}:recommend")
+    async def needs_post(name: str) -> Response:
+        error = "use POST with a JSON body"
         return JSONResponse({"error": error}, status_code=405, headers={"Allow": "POST"})
 
     @app.get("/v1/models")
@@ -72,7 +110,7 @@ def create_app(predictors: Mapping[str, Predictor], scorers: Mapping[str, Scorer
 
     @app.exception_handler(StarletteHTTPException)
     async def http_error(request: Request, error: StarletteHTTPException) -> Response:
-        paths = "POST /v1/models/NAME:predict, GET /v1/models, GET /v1/models/NAME, GET /healthz"
+        paths = "POST /v1/models/NAME:predict (or :recommend), GET /v1/models, GET /v1/models/NAME, GET /healthz"
         message = f"{request.method} {request.url.path[:200]}: {error.detail}; there are {paths}"
         return JSONResponse({"error": message}, status_code=error.status_code, headers=error.headers)
 

@@ -2,6 +2,8 @@
 
     POST /v1/models/NAME:predict   {"instances": [{"I1": 3, "C1": "68fd1e64"}, ...]}   or one such object alone
                                    -> {"model": "NAME", "predictions": [0.0312, ...]}
+    POST /v1/models/NAME:recommend {"user": "42", "k": 10, "exclude_known": true}      of a model of users and items
+                                   -> {"model": "NAME", "user": "42", "items": [{"item": "318", "score": 0.97}, ...]}
 
 Every error is {"error": "one line"} with its status. Knows neither Ray nor FastAPI.
 """
@@ -9,6 +11,7 @@ Every error is {"error": "one line"} with its status. Knows neither Ray nor Fast
 import difflib
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,13 +37,7 @@ class RequestError(Exception):
 
 def parse_instances(body: bytes, raw_rows: RawRows, max_rows: int) -> pa.RecordBatch:
     """The raw rows of a request's body, checked. Raises RequestError: 400 no JSON, 413 too many, 422 wrong content."""
-    if not body:
-        raise RequestError(400, 'the body is empty; send {"instances": [{"FEATURE": VALUE, ...}, ...]}')
-    try:
-        content = pydantic_core.from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise RequestError(400, f"the body is not valid JSON: {error}") from None
-    rows = _instances(content)
+    rows = _instances(_json(body, '{"instances": [{"FEATURE": VALUE, ...}, ...]}'))
     if not rows:
         raise RequestError(422, "instances: empty; send at least one row")
     if len(rows) > max_rows:
@@ -49,6 +46,43 @@ def parse_instances(body: bytes, raw_rows: RawRows, max_rows: int) -> pa.RecordB
         return raw_rows.from_rows(rows)
     except UserError as error:
         raise RequestError(422, str(error)) from None
+
+
+@dataclass(frozen=True)
+class RecommendRequest:
+    """Whom to recommend how many items."""
+
+    user: str
+    k: int
+    exclude_known: bool
+
+
+def parse_recommend(body: bytes, max_items: int) -> RecommendRequest:
+    """The content of a request for recommendations. Raises RequestError: 400 no JSON, 422 wrong content."""
+    content = _json(body, '{"user": USER, "k": 10}')
+    if not isinstance(content, dict):
+        raise RequestError(422, 'the body must be {"user": USER, "k": 10}, not another value')
+    if "user" not in content:
+        raise RequestError(422, "user: missing; name the user as the training data does")
+    unknown = sorted(set(content) - {"user", "k", "exclude_known"})
+    if unknown:
+        raise RequestError(422, f"unknown key '{unknown[0][:100]}'; there are user, k and exclude_known")
+    user, k, exclude_known = content["user"], content.get("k", 10), content.get("exclude_known", True)
+    if isinstance(user, int) and not isinstance(user, bool):
+        user = str(user)  # ids that are numbers keep their digits in the vocabulary
+    if not isinstance(user, str):
+        raise RequestError(422, "user: must be a string or a whole number")
+    if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= max_items:
+        raise RequestError(422, f"k: must be a whole number from 1 to {max_items}")
+    if not isinstance(exclude_known, bool):
+        raise RequestError(422, "exclude_known: must be true or false")
+    return RecommendRequest(user, k, exclude_known)
+
+
+def recommendations(model: str, user: str, items: Iterable[str], scores: NDArray[np.float32]) -> bytes:
+    """The body of an answer with the items of highest score first."""
+    ranked = [{"item": item, "score": score} for item, score in zip(items, scores.tolist(), strict=True)]
+    return json.dumps({"model": model, "user": user, "items": ranked}, allow_nan=False).encode()
 
 
 def unknown_model(name: str, known: Iterable[str]) -> RequestError:
@@ -62,6 +96,15 @@ def unknown_model(name: str, known: Iterable[str]) -> RequestError:
 def predictions(model: str, scores: NDArray[np.float32]) -> bytes:
     """The body of an answer; a score's digits are those of its float32 value."""
     return json.dumps({"model": model, "predictions": scores.tolist()}, allow_nan=False).encode()
+
+
+def _json(body: bytes, example: str) -> Any:
+    if not body:
+        raise RequestError(400, f"the body is empty; send {example}")
+    try:
+        return pydantic_core.from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(400, f"the body is not valid JSON: {error}") from None
 
 
 def _instances(content: Any) -> list[Any]:

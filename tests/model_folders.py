@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayrec.config import DCNv2Config, DLRMConfig, ModelConfig, Recipe
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
+from rayrec.config import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfig, Recipe
+from rayrec.features.schema import CategoricalFeature, InteractionColumns, MultiHotFeature, NumericFeature, Schema
 from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.features.vocabulary import write_vocabulary
+from rayrec.inference.known_items import KnownItems
 from rayrec.inference.model_folder import write_model_folder
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.registry import build_model
@@ -53,15 +54,43 @@ def make_model_folder(
     folder: Path, *, model: str = "dlrm", numeric: int = 3, categorical: int = 4, multi_hot: int = 0, seed: int = 0
 ) -> RankingModel:
     """Write a model folder with random weights; returns the model that holds the same weights in memory."""
-    config = MODELS[model]
     data = folder.parent / f"{folder.name}-data"
     schema = make_raw_schema(data, numeric=numeric, categorical=categorical, multi_hot=multi_hot)
+    return _write(folder, data, schema, MODELS[model], f"{model}-test", seed)
+
+
+def make_recommender_folder(folder: Path, *, users: int = 30, items: int = 50, seed: int = 0) -> RankingModel:
+    """A model folder of NeuMF: users u-0, u-1, ... and items i-0, ...; user number n knows the items below n, in steps
+    of 3, by their position in the vocabulary."""
+    data = folder.parent / f"{folder.name}-data"
+    data.mkdir(parents=True)
+    features = []
+    for name, size in (("user", users), ("item", items)):
+        vocabulary = Vocabulary(file=f"vocabulary/{name}.parquet", size=size)
+        write_vocabulary(data / vocabulary.file, [f"{name[0]}-{i}" for i in range(size)], range(size, 0, -1))
+        features.append(CategoricalFeature(name=name, cardinality=size + 1, transforms=(vocabulary,)))
+    schema = Schema(label="label", features=tuple(features), interactions=InteractionColumns(user="user", item="item"))
+    known = [np.arange(1, user, 3, dtype=np.int32) if user else np.empty(0, np.int32) for user in range(users + 1)]
+    first = np.cumsum([0, *map(len, known)])
+    config = NeuMFConfig(factors=4, mlp=(8, 4), dropout=0.0)
+    return _write(folder, data, schema, config, "neumf-test", seed, KnownItems(first, np.concatenate(known)))
+
+
+def _write(
+    folder: Path,
+    data: Path,
+    schema: Schema,
+    config: ModelConfig,
+    name: str,
+    seed: int,
+    known_items: KnownItems | None = None,
+) -> RankingModel:
     network = build_model(config, schema, seed=seed)
     # The published initial tables are so small that a wrong row would hardly change a score.
     torch.manual_seed(seed)
     tables = {name: torch.randn_like(weights) for name, weights in tables_of(network).items()}
-    for name, weights in tables_of(network).items():
-        weights.data.copy_(tables[name])
+    for table_name, weights in tables_of(network).items():
+        weights.data.copy_(tables[table_name])
 
     def fill_table(feature: CategoricalFeature, table: torch.Tensor) -> None:
         table.copy_(tables[feature.name])
@@ -69,12 +98,13 @@ def make_model_folder(
     write_model_folder(
         folder,
         schema=network.schema,
-        recipe=Recipe(name=f"{model}-test", model=config),
+        recipe=Recipe(name=name, model=config),
         metrics={"test": {"auc": 0.75}},
         card="# A model of the tests\n",
         vocabularies_in=data,
         dense=network.dense_network.state_dict(),
         fill_table=fill_table,
+        known_items=known_items,
     )
     return network.eval()
 

@@ -171,15 +171,21 @@ def evaluate(
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="Run folder or model folder.")],
-    input: Annotated[str, typer.Option(help="Dataset folder; with --raw, raw rows (file, folder, glob or URI).")],
     output: NewOutputOption,
+    input: Annotated[
+        str | None,
+        typer.Option(help="Dataset folder; with --raw, raw rows (file, folder, glob or URI).", show_default=False),
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="The input is raw rows, not a dataset folder.")] = False,
     split: Annotated[str | None, typer.Option(help="Split of the dataset folder.", show_default="test")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Instead of an input: so many items for every user.", show_default=False)
+    ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Score a file or folder, streaming."""
-    _run("predict", json, debug, model=model, input=input, output=output, raw=raw, split=split)
+    """Score a file or folder, streaming; or recommend items to every user."""
+    _run("predict", json, debug, model=model, input=input, output=output, raw=raw, split=split, top_k=top_k)
 
 
 @app.command()

@@ -46,6 +46,11 @@ class VocabularyLookup:
     def __len__(self) -> int:
         return len(self._values)
 
+    @property
+    def values(self) -> pa.Array:
+        """The value (large_string) of id 1, 2, ..."""
+        return self._values
+
     def ids(self, values: pa.Array) -> NDArray[np.int64]:
         """(n,) ids of n values (string, large_string or a dictionary of them); 0 for null, empty and unlisted ones."""
         if len(values) <= SCALAR_LOOKUPS:

@@ -3,13 +3,10 @@
 OUTPUT/scores/part-00000.parquet ...    OUTPUT/rejected/part-00000.parquet ... (raw rows that cannot be used)
 """
 
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +18,9 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder
 from rayrec.common.progress import Progress
 from rayrec.config import SourceConfig
+from rayrec.inference.actor_pool import map_with_pool
 from rayrec.inference.model_folder import ModelFolder
+from rayrec.inference.parts import Parts
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
 from rayrec.sources.files import Chunk, list_inputs, plan_chunks
@@ -29,13 +28,10 @@ from rayrec.sources.registry import ChunkReader, chunk_reader
 from rayrec.sources.rejected import REJECTED_SCHEMA
 
 if TYPE_CHECKING:
-    from ray.data import Dataset as RayDataset
+    pass
 
 SCORES_FOLDER = "scores"
-_ROWS_PER_PART = 4_194_304
 _CHUNK_BYTES = 2**26
-_BLOCK_BYTES = 2**23
-_BLOCKS_AHEAD = 4
 
 # Columns that travel beside the features; no feature's name begins so.
 _LABEL, _SCORE, _CHUNK, _LINE, _REASON, _TEXT = "\0label", "\0score", "\0chunk", "\0line", "\0reason", "\0text"
@@ -81,7 +77,7 @@ def predict_dataset(
     reader = _DatasetReader(tuple(f.name for f in model.schema.features), dataset.schema.label)
     progress.stage(f"predict {split}", dataset.split(split).rows)
     rows = 0
-    with new_folder(output) as folder, _Parts(folder / SCORES_FOLDER, _DATASET_SCORES) as scores:
+    with new_folder(output) as folder, Parts(folder / SCORES_FOLDER, _DATASET_SCORES) as scores:
         for block in _score(tasks, reader, model, is_raw=False):
             position = pa.array(np.arange(rows, rows + len(block)))
             scores.write(pa.table([position, block[_LABEL], block[_SCORE]], schema=_DATASET_SCORES))
@@ -108,8 +104,8 @@ def predict_raw(
     counts = PredictionCounts(0, {})
     with (
         new_folder(output) as folder,
-        _Parts(folder / SCORES_FOLDER, _RAW_SCORES) as scores,
-        _Parts(folder / REJECTED_FOLDER, REJECTED_SCHEMA) as rejected,
+        Parts(folder / SCORES_FOLDER, _RAW_SCORES) as scores,
+        Parts(folder / REJECTED_FOLDER, REJECTED_SCHEMA) as rejected,
     ):
         for block in _score(tasks, reader, model, is_raw=True):
             file, line = lines.of(block)
@@ -206,90 +202,8 @@ class _LineNumbers:
         return self._names.take(pa.array(chunk)), pa.array(line + base[chunk])
 
 
-class _Parts:
-    """Writes tables one after the other to `part-00000.parquet`, ... of a folder, which it makes with the first row."""
-
-    def __init__(self, folder: Path, schema: pa.Schema) -> None:
-        self._folder = folder
-        self._schema = schema
-        self._writer: pq.ParquetWriter | None = None
-        self._parts = 0
-        self._rows = 0
-
-    def write(self, table: pa.Table) -> None:
-        if table.num_rows == 0:
-            return
-        if self._writer is None:
-            self._folder.mkdir(exist_ok=True)
-            path = self._folder / f"part-{self._parts:05d}.parquet"
-            self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
-            self._parts, self._rows = self._parts + 1, 0
-        self._writer.write_table(table)
-        self._rows += table.num_rows
-        if self._rows >= _ROWS_PER_PART:
-            self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-
 def _score(
     tasks: list[pa.Table], reader: Callable[[pa.Table], Iterator[pa.Table]], model: ModelFolder, *, is_raw: bool
 ) -> Iterator[pa.Table]:
-    """The scored blocks of the tasks, in order. Memory is bounded: Ray Data pauses tasks whose output nobody takes."""
-    import ray
-    from ray.data import ActorPoolStrategy, DataContext
-
-    context = DataContext.get_current().copy()
-    context.execution_options.preserve_order = True
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    context.target_max_block_size = _BLOCK_BYTES
-    # A Ray session on one machine may declare more CPUs than there are.
-    nodes = sum(node["Alive"] for node in ray.nodes())
-    actors = max(1, min(len(tasks), nodes * (os.cpu_count() or 1)))
-    # Ray Data fuses the two maps: an actor reads what it scores, so raw rows do not pass through the object store.
-    with DataContext.current(context):
-        data: RayDataset = (
-            ray.data.from_arrow(tasks)
-            .map_batches(reader, batch_size=None, batch_format="pyarrow")
-            .map_batches(
-                _ScoreBlocks,
-                fn_constructor_kwargs={"folder": model.folder, "is_raw": is_raw},
-                batch_size=None,
-                batch_format="pyarrow",
-                compute=ActorPoolStrategy(min_size=1, max_size=actors),
-            )
-        )
-    blocks = iter(data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=_BLOCKS_AHEAD))
-    try:
-        with _user_errors():
-            yield from blocks
-    finally:
-        blocks.close()
-
-
-@contextmanager
-def _user_errors() -> Iterator[None]:
-    """Raise a UserError that a task raised as it was raised there, without Ray's traceback."""
-    try:
-        yield
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            inner = getattr(cause, "cause", None)
-            for candidate in (inner, cause):
-                if isinstance(candidate, UserError):
-                    raise UserError(str(candidate).splitlines()[-1]) from None
-            cause = inner if isinstance(inner, BaseException) else cause.__cause__
-        raise
+    """The scored blocks of the tasks, in order."""
+    return map_with_pool(tasks, reader, _ScoreBlocks, {"folder": model.folder, "is_raw": is_raw})

@@ -31,6 +31,7 @@ from rayrec.common.files import new_folder, write_atomically, write_json
 from rayrec.config import Recipe, dump_recipe, load_recipe
 from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.features.transforms import Vocabulary
+from rayrec.inference.known_items import KnownItems
 from rayrec.inference.layout import TABLES_FOLDER, is_model_folder
 
 CONFIG_FILE = "config.yaml"
@@ -55,6 +56,7 @@ def write_model_folder(
     vocabularies_in: Path,
     dense: Mapping[str, Tensor],
     fill_table: Callable[[CategoricalFeature, Tensor], None],
+    known_items: KnownItems | None = None,
 ) -> None:
     """Write a model folder to `output`, whole or not at all.
 
@@ -65,6 +67,7 @@ def write_model_folder(
         dense: State dict of the model's `dense_network`.
         fill_table: Called with each feature and the (cardinality, embedding_dim) float32 tensor that its table's file
             is mapped to; writes the weights into it. So no more than what it holds itself needs to fit in memory.
+        known_items: Of a model of users and items: what it does not recommend again.
     """
     with new_folder(output) as folder:
         schema.save(folder)
@@ -79,6 +82,8 @@ def write_model_folder(
         for feature in schema.categorical:
             with _new_table(folder / table_file(feature.name), _shape(feature)) as table:
                 fill_table(feature, table)
+        if known_items is not None:
+            known_items.save(folder)
 
 
 def table_file(name: str) -> str:

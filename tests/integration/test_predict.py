@@ -1,6 +1,7 @@
 """Batch prediction: every row's score is the predictor's, in the order of the input, with its place in it."""
 
 import gzip
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema
 from rayrec.inference import batch_prediction
 from rayrec.inference.predictor import Predictor, load_model
+from rayrec.inference.recommender import load_recommender
 from tests.builders import make_rows, write_dataset
-from tests.model_folders import make_model_folder, make_raw_rows
+from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder
 
 Row = dict[str, object]
 
@@ -91,6 +93,21 @@ def test_a_split(ray_cluster: str, predictor: Predictor, tmp_path: Path) -> None
     assert not (tmp_path / "out/rejected").exists()
 
 
+def test_the_best_items_of_every_user(ray_cluster: str, tmp_path: Path) -> None:
+    make_recommender_folder(tmp_path / "neumf", users=30, items=50)
+    request = PredictRequest(model=tmp_path / "neumf", output=tmp_path / "out", top_k=7)
+    assert run(request, SilentProgress()).rows == 30
+    rows = pq.read_table(tmp_path / "out/recommendations").to_pylist()
+    recommender = load_recommender(tmp_path / "neumf")
+    expected = [
+        {"user": f"u-{user}", "rank": rank, "item": item}
+        for user in range(30)
+        for rank, item in enumerate(recommender.recommend(f"u-{user}", 7).items, start=1)
+    ]
+    assert [{name: row[name] for name in ("user", "rank", "item")} for row in rows] == expected
+    assert all(a["score"] >= b["score"] for a, b in itertools.pairwise(rows) if b["rank"] > 1)
+
+
 def test_a_dataset_encoded_otherwise(ray_cluster: str, predictor: Predictor, tmp_path: Path) -> None:
     schema = _dataset_schema(predictor)
     first = schema.categorical[0]
@@ -131,6 +148,9 @@ def test_wrong_requests(predictor: Predictor, tmp_path: Path) -> None:
         ({"input": str(tmp_path / "file")}, ConfigError, "not a dataset folder .*; add --raw for raw rows"),
         ({"input": str(tmp_path / "none"), "raw": True}, UserError, "no such file"),
         ({"input": str(tmp_path / "file"), "raw": True, "output": tmp_path / "full"}, UserError, "already exists"),
+        ({}, ConfigError, "input: missing; give what to score, or --top-k"),
+        ({"input": str(tmp_path / "file"), "top_k": 3}, ConfigError, "reads no --input; leave one of them out"),
+        ({"top_k": 3}, UserError, "reads more than a user and an item"),
         ({"model": tmp_path, "input": str(tmp_path / "file"), "raw": True}, UserError, "neither a model nor a run"),
     ]
     for values, kind, message in wrong:

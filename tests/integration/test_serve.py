@@ -15,7 +15,8 @@ from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.predictor import Predictor, load_model
-from tests.model_folders import make_model_folder, make_raw_rows
+from rayrec.inference.recommender import load_recommender
+from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder
 
 TIMEOUT = 60
 
@@ -25,7 +26,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("served")
     for name in ("dlrm", "dcnv2"):
         make_model_folder(base / name, model=name, multi_hot=1)
-    return {name: base / name for name in ("dlrm", "dcnv2")}
+    make_recommender_folder(base / "neumf")
+    return {name: base / name for name in ("dlrm", "dcnv2", "neumf")}
 
 
 def _free_port() -> int:
@@ -56,6 +58,15 @@ def test_scores_are_the_predictors(url: str, predictors: dict[str, Predictor], n
     np.testing.assert_allclose(answer.json()["predictions"], predictors[name].predict(rows), rtol=0, atol=1e-6)
 
 
+def test_recommendations_are_the_recommenders(url: str, folders: dict[str, Path]) -> None:
+    expected = load_recommender(folders["neumf"]).recommend("u-17", 5)
+    answer = requests.post(f"{url}/v1/models/neumf:recommend", json={"user": "u-17", "k": 5}, timeout=TIMEOUT)
+    assert answer.status_code == 200
+    assert (answer.json()["model"], answer.json()["user"]) == ("neumf", "u-17")
+    assert [entry["item"] for entry in answer.json()["items"]] == expected.items
+    np.testing.assert_allclose([e["score"] for e in answer.json()["items"]], expected.scores, rtol=0, atol=1e-6)
+
+
 def test_one_object_alone(url: str, predictors: dict[str, Predictor]) -> None:
     (row,) = make_raw_rows(predictors["dlrm"].schema, 1)
     answer = requests.post(f"{url}/v1/models/dlrm:predict", json=row, timeout=TIMEOUT)
@@ -64,7 +75,7 @@ def test_one_object_alone(url: str, predictors: dict[str, Predictor]) -> None:
 
 def test_what_is_served(url: str, predictors: dict[str, Predictor]) -> None:
     assert requests.get(f"{url}/healthz", timeout=TIMEOUT).json() == {"status": "ok"}
-    assert requests.get(f"{url}/v1/models", timeout=TIMEOUT).json() == {"models": ["dcnv2", "dlrm"]}
+    assert requests.get(f"{url}/v1/models", timeout=TIMEOUT).json() == {"models": ["dcnv2", "dlrm", "neumf"]}
     described = requests.get(f"{url}/v1/models/dlrm", timeout=TIMEOUT).json()
     assert described["ready"] is True
     assert described["metrics"] == {"test": {"auc": 0.75}}
@@ -92,6 +103,8 @@ BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
     "unknown model described": ("GET", "/v1/models/zzz", b"", 404, "no model 'zzz'; models: dcnv2, dlrm"),
     "GET": ("GET", PREDICT, b"", 405, "use POST"),
     "PUT": ("PUT", PREDICT, b"{}", 405, "Method Not Allowed"),
+    "unknown user": ("POST", "/v1/models/neumf:recommend", b'{"user": "u-99"}', 404, "no user 'u-99' in the model's"),
+    "no recommender": ("POST", "/v1/models/dlrm:recommend", b'{"user": "u-1"}', 404, "it cannot recommend"),
     "unknown path": ("GET", "/v2/health", b"", 404, "Not Found; there are POST /v1/models/NAME:predict"),
 }
 

@@ -1,0 +1,109 @@
+"""The recommender: a user in, the items with the highest scores out, from a model folder of users and items."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.common.errors import UserError
+from rayrec.features.schema import CategoricalFeature
+from rayrec.features.transforms import Vocabulary
+from rayrec.features.vocabulary import VocabularyLookup
+from rayrec.inference.known_items import KnownItems, can_recommend
+from rayrec.inference.predictor import Predictor, load_model
+
+
+class UnknownUserError(UserError):
+    """The user is not among those that the model was trained on."""
+
+
+@dataclass(frozen=True)
+class Recommendations:
+    """The best items of one user, by descending score."""
+
+    items: list[str]
+    """As the raw data names them."""
+    scores: NDArray[np.float32]
+    """(len(items),) probabilities."""
+
+
+def load_recommender(folder: str | Path) -> "Recommender":
+    """The recommender of a model folder, on CPU. Raises UserError where the folder is not one of users and items."""
+    return Recommender(load_model(folder))
+
+
+class Recommender:
+    """Ranks the whole catalogue for a user. Nothing in it changes after construction, so threads may share one."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        schema = predictor.schema
+        if not can_recommend(schema):
+            raise UserError(
+                f"{predictor.folder}: the model reads more than a user and an item, which alone say nothing; "
+                "score rows of all its features instead"
+            )
+        assert schema.interactions is not None
+        self.predictor = predictor
+        by_name = {feature.name: feature for feature in schema.categorical}
+        self._user, self._item = by_name[schema.interactions.user], by_name[schema.interactions.item]
+        self._users = _vocabulary(self._user, predictor.folder)
+        self._items = _vocabulary(self._item, predictor.folder).values
+        self._known = KnownItems.load(predictor.folder, schema)
+
+    def recommend(self, user: str, k: int, *, exclude_known: bool = True) -> Recommendations:
+        """The `k` items of highest score, fewer where the catalogue has fewer; equal scores by popularity.
+
+        `exclude_known` leaves out the user's items in the training data. Raises UnknownUserError.
+        """
+        user_id = int(self._users.ids(pa.array([user], pa.string()))[0])
+        if user_id == 0:
+            raise UnknownUserError(f"no user '{user[:100]}' in the model's training data")
+        ids, scores = self.recommend_ids(user_id, k, exclude_known=exclude_known)
+        return Recommendations(self.item_values(ids).to_pylist(), scores)
+
+    @property
+    def num_users(self) -> int:
+        """Known users; their ids are 1 ... num_users."""
+        return len(self._users)
+
+    @property
+    def num_items(self) -> int:
+        """Items of the catalogue; their ids are 1 ... num_items."""
+        return len(self._items)
+
+    def user_values(self, ids: NDArray[np.int64]) -> pa.Array:
+        """The raw values (string) of user ids from 1."""
+        return self._users.values.take(pa.array(ids - 1)).cast(pa.string())
+
+    def recommend_ids(
+        self, user_id: int, k: int, *, exclude_known: bool = True
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Item ids and scores of the best `k` for a user's id (see `recommend`)."""
+        ids = np.arange(1, len(self._items) + 1, dtype=np.int64)
+        if exclude_known:
+            ids = np.delete(ids, self._known.of(user_id) - 1)
+        columns = {self._user.name: np.full(len(ids), user_id), self._item.name: ids}
+        scores = self.predictor.predict_encoded(pa.RecordBatch.from_pydict(columns))
+        best = np.arange(len(ids))
+        if k < len(ids):
+            # All that stand at the k-th score or above, so that ties fall by id, not by how the partition went.
+            best = np.flatnonzero(scores >= np.partition(scores, -k)[-k])
+        best = best[np.argsort(-scores[best], kind="stable")][:k]
+        return ids[best], scores[best]
+
+    def item_values(self, ids: NDArray[np.int64]) -> pa.Array:
+        """The raw values (string) of item ids from 1."""
+        return self._items.take(pa.array(ids - 1)).cast(pa.string())
+
+
+def _vocabulary(feature: CategoricalFeature, folder: Path) -> VocabularyLookup:
+    match feature.transforms:
+        case (Vocabulary() as vocabulary,):
+            return VocabularyLookup.load(folder / vocabulary.file)
+        case _:
+            raise UserError(
+                f"{folder}: ids of '{feature.name}' stand for several values (its table is capped), so they name none; "
+                "preprocess without a cap"
+            )

@@ -1,0 +1,110 @@
+"""Recommendations equal a brute-force ranking of the catalogue; known items are left out."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayrec.common.errors import UserError
+from rayrec.inference.known_items import KNOWN_ITEMS_FILE, KnownItems
+from rayrec.inference.recommender import Recommender, UnknownUserError, load_recommender
+from rayrec.ingest.dataset import Dataset
+from serve.protocol import RequestError, parse_recommend
+from tests.builders import write_dataset
+from tests.model_folders import make_model_folder, make_recommender_folder
+
+USERS, ITEMS = 30, 50
+
+
+@pytest.fixture(scope="module")
+def recommender(tmp_path_factory: pytest.TempPathFactory) -> Recommender:
+    folder = tmp_path_factory.mktemp("recommender") / "neumf"
+    make_recommender_folder(folder, users=USERS, items=ITEMS)
+    return load_recommender(folder)
+
+
+@pytest.mark.parametrize("exclude_known", [True, False])
+@pytest.mark.parametrize("user", [0, 1, 17, 29])
+def test_equals_a_ranking_by_hand(recommender: Recommender, user: int, exclude_known: bool) -> None:
+    rows = [{"user": f"u-{user}", "item": f"i-{item}"} for item in range(ITEMS)]
+    scores = recommender.predictor.predict(rows)
+    known = set(range(0, user, 3)) if exclude_known else set()
+    ranked = sorted((item for item in range(ITEMS) if item not in known), key=lambda item: -scores[item])
+    for k in (1, 7, ITEMS, 4 * ITEMS):
+        found = recommender.recommend(f"u-{user}", k, exclude_known=exclude_known)
+        assert found.items == [f"i-{item}" for item in ranked[:k]]
+        np.testing.assert_allclose(found.scores, scores[ranked[:k]], rtol=0, atol=1e-6)
+
+
+def test_equal_scores_go_by_popularity(recommender: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = np.repeat(np.float32([0.5, 0.9, 0.5, 0.1, 0.5]), 10)
+    monkeypatch.setattr(recommender.predictor, "predict_encoded", lambda rows: scores)
+    found = recommender.recommend("u-0", 14)
+    assert found.items == [f"i-{i}" for i in (*range(10, 20), 0, 1, 2, 3)]
+
+
+def test_an_unknown_user_is_said(recommender: Recommender) -> None:
+    with pytest.raises(UnknownUserError, match="no user 'u-30' in the model's training data"):
+        recommender.recommend("u-30", 3)
+
+
+def test_other_models_do_not_recommend(tmp_path: Path) -> None:
+    make_model_folder(tmp_path / "dlrm")
+    with pytest.raises(UserError, match="reads more than a user and an item"):
+        load_recommender(tmp_path / "dlrm")
+
+
+def test_known_items_come_from_train(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    make_recommender_folder(tmp_path / "neumf", users=4, items=9)
+    schema = load_recommender(tmp_path / "neumf").predictor.schema
+    pairs = [(3, 9), (1, 2), (3, 1), (1, 2), (4, 5), (3, 4)]
+    table = pa.table(
+        {
+            "user": pa.array([u for u, _ in pairs], pa.int32()),
+            "item": pa.array([i for _, i in pairs], pa.int32()),
+            "label": pa.array([1.0] * len(pairs), pa.float32()),
+        }
+    )
+    known = KnownItems.read(write_dataset(tmp_path / "data", schema, {"train": table, "test": table}))
+    assert [known.of(user).tolist() for user in range(5)] == [[], [2], [], [1, 4, 9], [5]]
+    known.save(tmp_path / "neumf")
+    assert [KnownItems.load(tmp_path / "neumf", schema).of(u).tolist() for u in (1, 3)] == [[2], [1, 4, 9]]
+    assert Dataset.open(tmp_path / "data").schema == schema
+
+
+@pytest.mark.parametrize("content", [None, b"garbage"])
+def test_a_damaged_folder_is_named(tmp_path: Path, content: bytes | None) -> None:
+    make_recommender_folder(tmp_path / "neumf")
+    path = tmp_path / "neumf" / KNOWN_ITEMS_FILE
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=f"{path}: (missing|damaged)"):
+        load_recommender(tmp_path / "neumf")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"", 400, "the body is empty"),
+        (b"[1]", 422, "the body must be"),
+        (b'{"k": 3}', 422, "user: missing"),
+        (b'{"user": 1.5}', 422, "user: must be a string or a whole number"),
+        (b'{"user": true}', 422, "user: must be"),
+        (b'{"user": "1", "k": 0}', 422, "k: must be a whole number from 1 to 100"),
+        (b'{"user": "1", "k": 101}', 422, "k: must be"),
+        (b'{"user": "1", "exclude": 1}', 422, "unknown key 'exclude'"),
+        (b'{"user": "1", "exclude_known": 1}', 422, "exclude_known: must be true or false"),
+    ],
+)
+def test_a_bad_request_is_told(body: bytes, status: int, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        parse_recommend(body, 100)
+    assert caught.value.status == status
+
+
+def test_users_may_be_numbers() -> None:
+    asked = parse_recommend(b'{"user": 42, "k": 3, "exclude_known": false}', 100)
+    assert (asked.user, asked.k, asked.exclude_known) == ("42", 3, False)
