@@ -13,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from rayrec.common.errors import UserError
@@ -131,8 +132,11 @@ def read_progress(checkpoint: Path) -> RunProgress:
 
 def load_state(state: dict[str, Any], checkpoint: Path) -> None:
     """Fill the tensors of `state` in place from `checkpoint`. Raises UserError where it does not fit."""
+    # Flattening drops tables of which this rank has no shard, and the planner then takes the checkpoint for one of an
+    # old format of torch's, whose optimizer states have other names.
+    planner = DefaultLoadPlanner(flatten_sharded_tensors=False)
     try:
-        dcp.load(state, checkpoint_id=checkpoint)
+        dcp.load(state, checkpoint_id=checkpoint, planner=planner)
     except CheckpointException as error:  # a BaseException: `except Exception` would let it pass
         reason = next(iter(error.failures.values()))[0]
         raise UserError(f"{checkpoint}: cannot be loaded into this model: {reason}") from None

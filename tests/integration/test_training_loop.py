@@ -102,7 +102,7 @@ def resumed(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 RESUMED = {
     "tables": _sharding("table_wise"),
     "rows": _sharding("row_wise"),
-    "mixed": _sharding("table_wise", {**MIXED, "C4": "row_wise"}),
+    "mixed": _sharding("table_wise", MIXED),
 }
 
 
