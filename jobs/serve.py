@@ -1,6 +1,7 @@
 """Answer HTTP requests: `python -m jobs.serve --model MODEL [--port 8000]`, until Ctrl-C or SIGTERM."""
 
 import json
+import logging
 import shlex
 import signal
 import socket
@@ -74,6 +75,8 @@ def _deployed(arguments: "ServeArguments", host: str, port: int) -> Iterator[Non
     from serve.app import build
 
     application = build(arguments)
+    # What it tells is told here: the address, once requests are answered.
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         ray_serve.start(
             http_options=HTTPOptions(host=host, port=port), logging_config=LoggingConfig(enable_access_log=False)

@@ -1,0 +1,67 @@
+"""From generated ratings to recommendations, by the command line alone."""
+
+import csv
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec import load_recommender
+from tests.end_to_end.conftest import Finished, Pipeline
+
+RECIPE = "neumf-ml-1m-debug"
+
+
+@pytest.fixture(scope="module")
+def ratings(rayrec: Callable[..., Finished], tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    """Generated ratings brought to recommendations: raw/, dataset/, run/, model/, best/."""
+    folder = tmp_path_factory.mktemp("ratings")
+    commands = [
+        ["generate", "movielens", "--rows", "30000", "--output", "raw"],
+        ["preprocess", RECIPE, "--input", "raw/ratings.csv", "--output", "dataset"],
+        ["train", RECIPE, "--data", "dataset", "--output", "run", "--workers", "2"],
+        ["export", "run", "--output", "model"],
+        ["predict", "model", "--top-k", "10", "--output", "best"],
+    ]
+    results = {}
+    for command in commands:
+        done = rayrec(*command, "--json", folder=folder)
+        assert done.code == 0, f"rayrec {' '.join(command)}:\n{done.err}"
+        results[command[0]] = done.result
+    return Pipeline(folder, results)
+
+
+def test_it_learns_to_rank(ratings: Pipeline) -> None:
+    for metrics in ratings.results["train"]["metrics"].values():
+        assert metrics["groups"] > 100
+        # Of 51 candidates a constant order puts one positive in five among the first ten.
+        assert metrics["hr@10"] > 0.3
+        assert 0 < metrics["ndcg@10"] < metrics["hr@10"]
+
+
+def test_every_user_gets_new_items(ratings: Pipeline) -> None:
+    watched: dict[str, set[str]] = defaultdict(set)
+    with (ratings.raw / "ratings.csv").open() as file:
+        for row in csv.DictReader(file):
+            watched[row["userId"]].add(row["movieId"])
+    rows = pq.read_table(ratings.best / "recommendations").to_pylist()
+    recommended: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        recommended[row["user"]].append(row["item"])
+    assert len(recommended) == ratings.results["predict"]["rows"] > 100
+    held_out = 0
+    for user, items in recommended.items():
+        assert len(set(items)) == len(items) == 10
+        # What was held out of train (two items a user) may come back, and is what the model is tested for.
+        held_out += len(watched[user] & set(items))
+        assert len(watched[user] & set(items)) <= 2
+    assert held_out > 0
+
+
+def test_files_and_python_agree(ratings: Pipeline) -> None:
+    recommender = load_recommender(ratings.model)
+    rows = pq.read_table(Path(ratings.best) / "recommendations").to_pylist()
+    for user in {row["user"] for row in rows[:200]}:
+        assert recommender.recommend(user, 10).items == [row["item"] for row in rows if row["user"] == user]
