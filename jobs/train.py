@@ -1,6 +1,7 @@
 """Train a recipe's model on a dataset: `python -m jobs.train --recipe NAME --data FOLDER --output FOLDER`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jobs.entry_point import Job, main
 from jobs.initial_weights import initial_weights
@@ -8,6 +9,10 @@ from jobs.request import TrainingRecipeRequest
 from jobs.result import Result
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
+
+if TYPE_CHECKING:
+    from rayrec.config.train import EarlyStopConfig
+    from rayrec.training.run_folder import RunFolder
 
 
 class TrainRequest(TrainingRecipeRequest):
@@ -51,8 +56,22 @@ def run(request: TrainRequest, progress: Progress) -> Result:
         output=request.output,
         rows=reached.step * recipe.train.global_batch_size,
         metrics=metrics,
-        details={"steps": reached.step, "training_seconds": reached.seconds},
+        details={
+            "steps": reached.step,
+            "training_seconds": reached.seconds,
+            **_time_to_target(recipe.train.early_stop, RunFolder.open(request.output)),
+        },
     )
+
+
+def _time_to_target(stop: "EarlyStopConfig | None", run: "RunFolder") -> dict[str, Any]:
+    """Seconds of training, evaluations included, until the target was reached; None where it was not."""
+    from rayrec.training.history import read_history
+
+    if stop is None:
+        return {}
+    reached = (r["seconds"] for r in read_history(run.history) if r["event"] == "evaluate" and stop.is_reached(r))
+    return {"target": stop.model_dump(), "seconds_to_target": next(reached, None)}
 
 
 JOB = Job("train", TrainRequest, run)

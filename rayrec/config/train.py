@@ -1,12 +1,13 @@
 """How a model is trained: data order, sharding, optimizers, precision, checkpoints."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rayrec.config.base import Config
-from rayrec.config.metric import MetricName
+from rayrec.config.metric import MetricName, higher_is_better
 
 Sharding = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
 
@@ -82,6 +83,13 @@ class EarlyStopConfig(Config):
 
     metric: MetricName = "auc"
     target: float
+
+    def is_reached(self, metrics: Mapping[str, Any]) -> bool:
+        """Whether the metrics of an evaluation, by name, have the target's and it is as good."""
+        value = metrics.get(self.metric)
+        if value is None:
+            return False
+        return bool(value >= self.target if higher_is_better(self.metric) else value <= self.target)
 
 
 class IngestConfig(Config):

@@ -14,7 +14,6 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.common.units import parse_bytes
 from rayrec.config import Recipe
-from rayrec.config.metric import higher_is_better
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.epoch_loader import EpochLoader
 from rayrec.models.common.batch import Batch
@@ -259,10 +258,7 @@ class _Training:
 
     def _reached_target(self) -> bool:
         stop = self._config.early_stop
-        if stop is None or stop.metric not in self._progress.metrics:
-            return False
-        value = self._progress.metrics[stop.metric]
-        return value >= stop.target if higher_is_better(stop.metric) else value <= stop.target
+        return stop is not None and stop.is_reached(self._progress.metrics)
 
     def _save(self) -> None:
         if self._saved_step == self._progress.step:

@@ -7,6 +7,7 @@ import pytest
 
 from rayrec.common.errors import ConfigError
 from rayrec.config import DCNv2Config, DLRMConfig, dump_recipe, load_recipe, shipped_recipes
+from rayrec.config.train import EarlyStopConfig
 
 RECIPE = """
 description: for tests
@@ -167,3 +168,20 @@ def test_frequency_limits_by_column(recipe: Path) -> None:
     preprocess = load_recipe(recipe, ["preprocess.frequency_limit={C1: 3, default: 10}"]).preprocess
     assert [preprocess.frequency_limit_of(c) for c in ("C1", "C2")] == [3, 10]
     assert load_recipe(recipe, ["preprocess.frequency_limit=4"]).preprocess.frequency_limit_of("C1") == 4
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "reached"),
+    [
+        ("auc", 0.8, True),
+        ("auc", 0.79, False),
+        ("log_loss", 0.8, True),
+        ("log_loss", 0.81, False),
+        ("hr@10", 0.9, True),
+    ],
+)
+def test_a_target_is_reached_from_its_better_side(metric: str, value: float, reached: bool) -> None:
+    stop = EarlyStopConfig(metric=metric, target=0.8)
+    assert stop.is_reached({metric: value}) is reached
+    assert not stop.is_reached({"other": 1.0})
+    assert not stop.is_reached({metric: None})

@@ -1,0 +1,190 @@
+"""What NeuMF and its parts reach on MovieLens-1M with the NCF paper's own split and candidates.
+
+    python -m benchmarks.neumf_accuracy --data FOLDER validate [--configurations NAME ...] [--seeds 1]
+    python -m benchmarks.neumf_accuracy --data FOLDER test [--configuration NAME] [--seeds 1 2 3 4 5]
+
+FOLDER holds the paper's training interactions (`*.train.rating`, or pairs) and lists (`*.test.negative`). `validate`
+trains without each user's last training item and ranks it among 99 drawn negatives: configurations are chosen by it.
+`test` trains the chosen one on all of train for as many epochs as it had best there, and ranks the paper's candidates.
+
+Runs are added to benchmarks/results/neumf_accuracy.json; a configuration and seed that is there is not run again.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+import rayrec
+from jobs.initial_weights import initial_weights
+from jobs.text_table import text_table
+from rayrec.common.files import write_json
+from rayrec.config import RankingConfig
+from rayrec.evaluation.ranking import RankingMetrics
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.interactions.positives import Positives
+from rayrec.ingest.loader import open_batches
+from rayrec.training.history import read_history
+from rayrec.training.loop import train_worker
+from rayrec.training.place import Place
+from rayrec.training.run_folder import METRICS_FILE, RunFolder
+
+RESULTS = Path(__file__).parent / "results" / "neumf_accuracy.json"
+RECIPE = "neumf-ml-1m"
+_HERE = Place(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
+
+_GMF = {"model.parts": ["gmf"], "model.factors": 64}
+_MLP = {"model.parts": ["mlp"], "model.mlp": [128, 64, 32]}
+_DECAY = "train.embedding_optimizer.weight_decay"
+# The recipe with these keys replaced; `gmf` and `mlp` name the configurations that a pre-trained one begins from.
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "neumf, 32 factors": {_DECAY: 0.0, "model.factors": 32, "model.mlp": [64, 32, 16], "train.epochs": 8},
+}
+
+
+def validate(data: Path, names: Sequence[str], seeds: Sequence[int]) -> None:
+    """Train each configuration on the shortened train split and rank the items that were cut from it."""
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = _preprocess(data, Path(folder) / "dataset", validation=True)
+        for name in names:
+            for seed in seeds:
+                if not _is_done("validation", name, seed):
+                    _add(_run(dataset, Path(folder), name, seed, split="validation"))
+
+
+def test(data: Path, name: str, seeds: Sequence[int]) -> None:
+    """Train a configuration on all of train and rank the paper's candidates; item popularity beside it."""
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = _preprocess(data, Path(folder) / "dataset", validation=False)
+        for ties in ("pessimistic", "optimistic"):
+            _add({"split": "test", "configuration": f"item popularity, {ties} ties", **_popularity(dataset, ties)})
+        for seed in seeds:
+            if not _is_done("test", name, seed):
+                _add(_run(dataset, Path(folder), name, seed, split="test"))
+
+
+def _preprocess(data: Path, output: Path, *, validation: bool) -> Dataset:
+    (train,) = [*data.glob("*.train.rating*"), *data.glob("*.train.pairs*")]
+    (lists,) = data.glob("*.test.negative*")
+    split = {"kind": "files", "validation": validation, "negatives": 99}
+    rayrec.preprocess(RECIPE, [f"train={train}", f"test={lists}"], output, overrides={"preprocess.split": split})
+    return Dataset.open(output)
+
+
+def _run(
+    dataset: Dataset, folder: Path, name: str, seed: int, *, split: Literal["validation", "test"]
+) -> dict[str, Any]:
+    started = time.perf_counter()
+    run = _train(dataset, folder, name, seed, split)
+    evaluations = [record for record in read_history(run.history) if record["event"] == "evaluate"]
+    metrics = json.loads((run.path / METRICS_FILE).read_text())[split]
+    return {
+        "split": split,
+        "configuration": name,
+        "seed": seed,
+        "hr@10": metrics["hr@10"],
+        "ndcg@10": metrics["ndcg@10"],
+        "hr_by_epoch": [record["hr@10"] for record in evaluations],
+        "seconds": time.perf_counter() - started,
+        "overrides": CONFIGURATIONS[name],
+    }
+
+
+def _train(dataset: Dataset, folder: Path, name: str, seed: int, split: str) -> RunFolder:
+    """The run of a configuration; on test nothing is chosen: it ends with the last epoch."""
+    overrides = dict(CONFIGURATIONS[name])
+    parts = {part: overrides.pop(part) for part in ("gmf", "mlp") if part in overrides}
+    overrides |= {"train.seed": seed, "train.evaluation_split": split}
+    if split == "test":
+        overrides |= {"train.checkpoint.keep_best": None, "train.evaluations_per_epoch": 0}
+    if parts:
+        runs = {part: str(_train(dataset, folder, of, seed, split).path) for part, of in parts.items()}
+        overrides["train.initial_weights"] = {**runs, "alpha": overrides.pop("alpha")}
+    path = folder / f"{split}-{name}-{seed}".replace(" ", "-").replace(",", "")
+    recipe = rayrec.load_recipe(RECIPE, overrides)
+    if path.exists():
+        return RunFolder.open(path)
+    run = RunFolder.create(path, recipe, dataset)
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    train_worker(recipe, dataset, run, _HERE, initial_weights(recipe, dataset))
+    return run
+
+
+def _popularity(dataset: Dataset, ties: Literal["pessimistic", "optimistic"]) -> dict[str, Any]:
+    """Rank by the items' counts in train, through rayrec's own evaluation: a check of the routine."""
+    columns = dataset.schema.interactions
+    assert columns is not None
+    positives = Positives.read(dataset, "train", torch.device("cpu"), in_memory=True)
+    counts = torch.bincount(positives.items.long(), minlength=int(positives.items.max()) + 1).float()
+    config = rayrec.load_recipe(RECIPE)
+    metrics = RankingMetrics(RankingConfig(k=(10,), metrics=("hr", "ndcg"), ties=ties))
+    with open_batches(
+        dataset, "test", config.train.ingest, global_batch_size=65_536, drop_last=False, shuffle="none", contiguous=True
+    ) as batches:
+        for batch in batches:
+            item = batch.sparse[columns.item].values().long()
+            assert batch.group is not None
+            metrics.update(counts[item], batch.label, batch.group, batch.weight)
+    found = metrics.compute()
+    return {"hr@10": found["hr@10"], "ndcg@10": found["ndcg@10"]}
+
+
+def _read() -> list[dict[str, Any]]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+
+
+def _is_done(split: str, name: str, seed: int) -> bool:
+    return any((r["split"], r["configuration"], r.get("seed")) == (split, name, seed) for r in _read())
+
+
+def _add(row: dict[str, Any]) -> None:
+    key = (row["split"], row["configuration"], row.get("seed"))
+    others = [r for r in _read() if (r["split"], r["configuration"], r.get("seed")) != key]
+    write_json(RESULTS, [*others, row])
+    print({name: row[name] for name in ("split", "configuration", "hr@10", "ndcg@10")}, flush=True)
+
+
+def summary() -> str:
+    """Mean and deviation over the seeds of each configuration."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in _read():
+        groups.setdefault((row["split"], row["configuration"]), []).append(row)
+    table = []
+    for (split, name), rows in groups.items():
+        entry: dict[str, Any] = {"split": split, "configuration": name, "seeds": len(rows)}
+        for metric in ("hr@10", "ndcg@10"):
+            values = [row[metric] for row in rows]
+            entry[metric] = f"{statistics.mean(values):.4f}"
+            entry[f"deviation of {metric}"] = f"{statistics.stdev(values):.4f}" if len(values) > 1 else "-"
+        table.append(entry)
+    return text_table(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parts = parser.add_subparsers(dest="part", required=True)
+    chosen_by = parts.add_parser("validate")
+    chosen_by.add_argument("--configurations", nargs="+", choices=CONFIGURATIONS, default=list(CONFIGURATIONS))
+    chosen_by.add_argument("--seeds", type=int, nargs="+", default=[1])
+    final = parts.add_parser("test")
+    final.add_argument("--configuration", choices=CONFIGURATIONS, required=True)
+    final.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    arguments = parser.parse_args()
+    if arguments.part == "validate":
+        validate(arguments.data, arguments.configurations, arguments.seeds)
+    else:
+        test(arguments.data, arguments.configuration, arguments.seeds)
+    print(summary())
+
+
+if __name__ == "__main__":
+    main()
