@@ -8,8 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from builders import write_dataset
-from training_runs import Case, losses, recipe, run_cases, weights_of
 
 from jobs.initial_weights import initial_weights
 from rayrec.common.errors import ConfigError
@@ -17,6 +15,8 @@ from rayrec.config import Recipe
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.neumf.pretraining import compose
+from tests.builders import write_dataset
+from tests.training_runs import Case, losses, recipe, run_cases, weights_of
 
 USERS, ITEMS = 40, 30
 SCHEMA = Schema(
