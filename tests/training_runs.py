@@ -18,6 +18,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.training.checkpoint import folder_name
 from rayrec.training.driver import fill_from_checkpoint
+from rayrec.training.evaluation_pass import evaluate_split
 from rayrec.training.loop import build_parallel_model, train_worker
 from rayrec.training.place import Place
 from rayrec.training.run_folder import RunFolder
@@ -129,4 +130,30 @@ def _logits_worker(
         dist.all_gather_object(parts, logits)
         if rank == 0:
             torch.save(torch.cat([part for part in parts if part is not None]), Path(output) / f"{index}.pt")
+    dist.destroy_process_group()
+
+
+def metrics_under(
+    plans: Sequence[Recipe], workers: int, dataset: Path, checkpoint: Path, output: Path
+) -> list[dict[str, float]]:
+    """Metrics of the test split with the weights of `checkpoint` under each recipe's sharding plan."""
+    contents = [plan.model_dump(mode="json") for plan in plans]
+    run_ranks(_metrics_worker, workers, str(dataset), contents, str(checkpoint), str(output), ranks=workers)
+    return [json.loads((output / f"{index}.json").read_text()) for index in range(len(plans))]
+
+
+def _metrics_worker(
+    rank: int, workers: int, data: str, contents: list[dict[str, Any]], checkpoint: str, output: str
+) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{output}/rendezvous", rank=rank, world_size=workers)
+    dataset = Dataset.open(data)
+    place = Place(rank=rank, world_size=workers, local_world_size=workers, device=torch.device("cpu"))
+    for index, content in enumerate(contents):
+        config = Recipe.model_validate(content)
+        model = build_parallel_model(config, dataset, place)
+        fill_from_checkpoint(Path(checkpoint), model)
+        metrics = evaluate_split(model, SplitReader(dataset, config.train.ingest, place), "test", config.evaluate)
+        if rank == 0:
+            (Path(output) / f"{index}.json").write_text(json.dumps(metrics))
     dist.destroy_process_group()

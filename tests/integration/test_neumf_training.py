@@ -15,8 +15,9 @@ from rayrec.config import Recipe
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.neumf.pretraining import compose
+from rayrec.training.checkpoint import folder_name
 from tests.builders import write_dataset
-from tests.training_runs import Case, losses, recipe, run_cases, weights_of
+from tests.training_runs import Case, losses, metrics_under, recipe, run_cases, weights_of
 
 USERS, ITEMS = 40, 30
 SCHEMA = Schema(
@@ -115,6 +116,28 @@ def test_ranking_metrics_do_not_depend_on_the_workers(runs: Path, candidates: st
     assert {f"{metric}@{k}" for metric in ("hr", "ndcg", "recall", "map") for k in (1, 5)} <= one.keys()
     for name, value in one.items():
         assert two[name] == pytest.approx(value, abs=1e-5), name
+
+
+def test_ranking_metrics_of_a_checkpoint_do_not_depend_on_the_plan(runs: Path, dataset: Path, tmp_path: Path) -> None:
+    checkpoint = runs / "two" / "checkpoints" / folder_name(STEPS)
+    plans = [
+        _recipe(
+            candidates=candidates,
+            embedding_optimizer={"kind": "sgd", "lr": 1.0},
+            sharding={"default": sharding, "memory_per_worker": "1GB"},
+        )
+        for candidates in ("given", "all")
+        for sharding in ("table_wise", "row_wise")
+    ]
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    one = metrics_under(plans, 1, dataset, checkpoint, tmp_path / "one")
+    two = metrics_under(plans, 2, dataset, checkpoint, tmp_path / "two")
+    for index in range(len(plans)):
+        expected = one[index - index % 2]
+        assert 0 < expected["hr@5"] < 1
+        assert one[index] == pytest.approx(expected, abs=1e-6)
+        assert two[index] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_run_begins_with_the_composed_weights(runs: Path) -> None:
