@@ -12,6 +12,9 @@ from jobs.request import TrainingRecipeRequest
 from jobs.result import Result
 from rayrec.common.progress import Progress
 
+# Of each source: the file that its generator writes, and a split that it allows.
+_GENERATED = {"criteo": ("criteo.tsv", "hash"), "movielens": ("ratings.csv", "leave_one_out")}
+
 
 class BenchmarkRequest(TrainingRecipeRequest):
     """Measure training, inference, ingest or preprocessing."""
@@ -50,13 +53,15 @@ def run(request: BenchmarkRequest, progress: Progress) -> Result:
         folder, seconds = request.data, 0.0
         if folder is None or request.what == "preprocess":
             made = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rayrec-benchmark-")))
-            generate(GenerateRequest(source="criteo", rows=request.rows, output=made / "raw"), progress)
+            source = recipe.source.kind
+            generate(GenerateRequest(source=source, rows=request.rows, output=made / "raw"), progress)
             started = time.perf_counter()
-            overrides = (*request.set, "preprocess.split={kind: hash}") if request.data is None else request.set
+            file, split = _GENERATED[source]
+            overrides = (*request.set, f"preprocess.split={{kind: {split}}}") if request.data is None else request.set
             folder = made / "dataset"
             preprocess(
                 PreprocessRequest(
-                    recipe=request.recipe, set=overrides, input=(str(made / "raw" / "criteo.tsv"),), output=folder
+                    recipe=request.recipe, set=overrides, input=(str(made / "raw" / file),), output=folder
                 ),
                 progress,
             )

@@ -8,7 +8,7 @@ import socket
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import PositiveInt
 
@@ -22,10 +22,26 @@ from rayrec.config import Config
 WORKERS = 2
 
 
+class _Shown(NamedTuple):
+    """What a model's demo begins with."""
+
+    recipe: str
+    source: str
+    file: str
+    """What the source's generator writes."""
+
+
+_SHOWN = {
+    "dlrm": _Shown("dlrm-criteo-debug", "criteo", "criteo.tsv"),
+    "dcnv2": _Shown("dcnv2-criteo-debug", "criteo", "criteo.tsv"),
+    "neumf": _Shown("neumf-ml-1m-debug", "movielens", "ratings.csv"),
+}
+
+
 class DemoRequest(Config):
     """What the demo makes, and where."""
 
-    model: Literal["dlrm", "dcnv2"] = "dlrm"
+    model: Literal["dlrm", "dcnv2", "neumf"] = "dlrm"
     output: Path = Path("demo")
     """Folder for all that the demo makes; that of an earlier demo is replaced."""
     rows: PositiveInt = 100_000
@@ -38,12 +54,12 @@ def run(request: DemoRequest, progress: Progress) -> Result:
 
     folder = request.output
     _replace_earlier_demo(folder)
-    recipe = f"{request.model}-criteo-debug"
+    recipe, source, file = _SHOWN[request.model]
     raw, dataset, trained, model = (folder / name for name in ("raw", "dataset", "run", "model"))
     # Command, its arguments, its options: fields of the command's request.
     steps: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-        ("generate", {"source": "criteo"}, {"rows": request.rows, "output": raw}),
-        ("preprocess", {"recipe": recipe}, {"input": (f"{raw}/criteo.tsv",), "output": dataset}),
+        ("generate", {"source": source}, {"rows": request.rows, "output": raw}),
+        ("preprocess", {"recipe": recipe}, {"input": (f"{raw}/{file}",), "output": dataset}),
         ("train", {"recipe": recipe}, {"data": dataset, "output": trained, "workers": WORKERS}),
         ("evaluate", {"source": trained}, {"data": dataset, "split": "test"}),
         ("export", {"run": trained}, {"output": model}),
@@ -58,13 +74,20 @@ def run(request: DemoRequest, progress: Progress) -> Result:
             results[command] = execute(job, build_request(job.request, {**arguments, **options}), progress)
             progress.message(describe_result(results[command]))
         exchange = _serve_one_request(model, progress)
-    best = results["generate"].details["truth"]["best_auc"]
     reached = results["evaluate"].metrics
-    progress.message(
-        f"\nAUC of the test split: {reached['test']['auc']:.4f}; the generator's clicks allow {best:.4f} at best."
-    )
-    details = {"best_auc": best, **exchange}
-    return Result(command="demo", output=folder, rows=request.rows, metrics=reached, details=details)
+    progress.message(f"\n{_verdict(reached['test'], results['generate'].details)}")
+    return Result(command="demo", output=folder, rows=request.rows, metrics=reached, details=exchange)
+
+
+def _verdict(reached: dict[str, float | None], generated: dict[str, Any]) -> str:
+    """What the model reached, beside what it could at best or would by chance."""
+    if "truth" in generated:
+        best = generated["truth"]["best_auc"]
+        return f"AUC of the test split: {reached['auc']:.4f}; the generator's clicks allow {best:.4f} at best."
+    rows, lists = reached["rows"], reached["groups"]
+    assert rows and lists
+    chance = 10 * lists / rows
+    return f"HR@10 of the test split: {reached['hr@10']:.4f}; candidates in random order give {chance:.4f}."
 
 
 def as_command(command: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> str:
@@ -84,9 +107,14 @@ def _serve_one_request(model: Path, progress: Progress) -> dict[str, Any]:
 
     port = _free_port()
     progress.message(f"\n$ {as_command('serve', {'model': model}, {'port': port})}")
-    body = {"instances": [example_row(Schema.load(model), model)]}
+    schema = Schema.load(model)
+    example = example_row(schema, model)
+    body: dict[str, Any] = {"instances": [example]}
+    verb = "predict"
+    if schema.interactions is not None:
+        body, verb = {"user": example[schema.interactions.user], "k": 5}, "recommend"
     with serving(ServeRequest(model=(model,), port=port), progress) as url:
-        endpoint = f"{url}/v1/models/{model.name}:predict"
+        endpoint = f"{url}/v1/models/{model.name}:{verb}"
         progress.finish()
         progress.message(f"\n$ curl -s {endpoint} -d {shlex.quote(json.dumps(body))}")
         request = urllib.request.Request(endpoint, json.dumps(body).encode(), {"Content-Type": "application/json"})
