@@ -40,12 +40,40 @@ RESULTS = Path(__file__).parent / "results" / "neumf_accuracy.json"
 RECIPE = "neumf-ml-1m"
 _HERE = Place(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
 
-_GMF = {"model.parts": ["gmf"], "model.factors": 64}
-_MLP = {"model.parts": ["mlp"], "model.mlp": [128, 64, 32]}
 _DECAY = "train.embedding_optimizer.weight_decay"
+_GMF: dict[str, Any] = {"model.parts": ["gmf"], "model.factors": 64}
+_SMALL: dict[str, Any] = {"model.factors": 32, "model.mlp": [64, 32, 16], "train.epochs": 8}
+_LARGE: dict[str, Any] = {"model.factors": 64, "model.mlp": [128, 64, 32]}
 # The recipe with these keys replaced; `gmf` and `mlp` name the configurations that a pre-trained one begins from.
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "neumf, 32 factors": {_DECAY: 0.0, "model.factors": 32, "model.mlp": [64, 32, 16], "train.epochs": 8},
+    "neumf, 32 factors": {**_SMALL, _DECAY: 0.0},
+    "neumf, 32 factors, decay 0.1": {
+        **_SMALL,
+        _DECAY: 0.1,
+        "train.dense_optimizer.kind": "adamw",
+        "train.dense_optimizer.weight_decay": 0.01,
+    },
+    "neumf, 64 factors, decay 0.3": {**_LARGE, "train.epochs": 8, _DECAY: 0.3},
+    "gmf, 64 factors, decay 0.05": {**_GMF, "train.epochs": 8, _DECAY: 0.05},
+    "gmf, 64 factors, decay 0.3": {**_GMF, "train.epochs": 8, _DECAY: 0.3},
+    "gmf, 64 factors, decay 0.1, 8 negatives": {
+        **_GMF,
+        "train.epochs": 6,
+        _DECAY: 0.1,
+        "train.negatives.per_positive": 8,
+    },
+    "mlp, decay 0.1": {"model.parts": ["mlp"], "model.mlp": [128, 64, 32], "train.epochs": 6, _DECAY: 0.1},
+    "neumf, 64 factors, pre-trained, 8 negatives": {
+        **_LARGE,
+        "train.epochs": 5,
+        _DECAY: 0.1,
+        "train.embedding_optimizer.lr": 0.0005,
+        "train.dense_optimizer.lr": 0.0005,
+        "train.negatives.per_positive": 8,
+        "gmf": "gmf, 64 factors, decay 0.1, 8 negatives",
+        "mlp": "mlp, decay 0.1",
+        "alpha": 0.5,
+    },
 }
 
 
