@@ -41,11 +41,13 @@ RECIPE = "neumf-ml-1m"
 _HERE = Place(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
 
 _DECAY = "train.embedding_optimizer.weight_decay"
-_GMF: dict[str, Any] = {"model.parts": ["gmf"], "model.factors": 64}
-_SMALL: dict[str, Any] = {"model.factors": 32, "model.mlp": [64, 32, 16], "train.epochs": 8}
-_LARGE: dict[str, Any] = {"model.factors": 64, "model.mlp": [128, 64, 32]}
+_STEP = {"train.global_batch_size": 4096, "train.embedding_optimizer.lr": 0.002, "train.dense_optimizer.lr": 0.002}
+_GMF: dict[str, Any] = {**_STEP, "model.parts": ["gmf"], "model.factors": 64}
+_SMALL: dict[str, Any] = {**_STEP, "model.factors": 32, "model.mlp": [64, 32, 16], "train.epochs": 8}
+_LARGE: dict[str, Any] = {**_STEP, "model.factors": 64, "model.mlp": [128, 64, 32]}
 # The recipe with these keys replaced; `gmf` and `mlp` name the configurations that a pre-trained one begins from.
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "the recipe": {},
     "neumf, 32 factors": {**_SMALL, _DECAY: 0.0},
     "neumf, 32 factors, decay 0.1": {
         **_SMALL,
@@ -62,7 +64,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         _DECAY: 0.1,
         "train.negatives.per_positive": 8,
     },
-    "mlp, decay 0.1": {"model.parts": ["mlp"], "model.mlp": [128, 64, 32], "train.epochs": 6, _DECAY: 0.1},
+    "mlp, decay 0.1": {**_STEP, "model.parts": ["mlp"], "model.mlp": [128, 64, 32], "train.epochs": 6, _DECAY: 0.1},
     "neumf, 64 factors, pre-trained, 8 negatives": {
         **_LARGE,
         "train.epochs": 5,

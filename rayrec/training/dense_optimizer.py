@@ -18,4 +18,7 @@ def build_dense_optimizer(config: DenseOptimizerConfig, parameters: Iterable[nn.
             return torch.optim.Adagrad(trained, lr=config.lr, eps=config.eps, weight_decay=config.weight_decay)
         case "adam" | "adamw":
             kind = torch.optim.Adam if config.kind == "adam" else torch.optim.AdamW
-            return kind(trained, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
+            # Fused: the network's parameters are small, and a loop over them took as long as the tables' update.
+            return kind(
+                trained, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
+            )

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.nn.parallel import DistributedDataParallel
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 
@@ -55,6 +55,8 @@ class ParallelModel:
             plan=torchrec_plan(plan, whole.embeddings, device, local_world_size),
             sharders=[EmbeddingBagCollectionSharder(fused_params=fused_parameters(train.embedding_optimizer))],
         )
+        if dist.get_world_size() == 1:
+            _without_replication(self.tables)
         self.table_optimizer = TableOptimizer(train.embedding_optimizer, self.tables, plan)
         self.dense_network = whole.dense_network.to_empty(device=device)
         self._initialize(whole.table_values, train.seed)
@@ -125,6 +127,15 @@ class ParallelModel:
         for feature in self.schema.categorical:
             for shard, row, column in local_shards(state[f"embeddings.embedding_bags.{feature.name}.weight"]):
                 yield feature, shard, row, column
+
+
+def _without_replication(tables: DistributedModelParallel) -> None:
+    """Call data-parallel tables directly: TorchRec also replicates them over one worker, which copies gradients."""
+    for module in tables.modules():
+        if isinstance(module, ShardedEmbeddingBagCollection):
+            for index, lookup in enumerate(module._lookups):
+                if isinstance(lookup, DistributedDataParallel):
+                    module._lookups[index] = lookup.module
 
 
 def local_shards(value: Tensor | ShardedTensor) -> list[tuple[Tensor, int, int]]:

@@ -47,16 +47,16 @@ class NeuMFDenseNetwork(nn.Module):
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """dense is unused, pooled (B, 2 W) in the schema's order -> logits (B,) float32."""
-        halves = pooled.chunk(2, dim=1)
-        user_BW, item_BW = halves if self._user_is_first else halves[::-1]
-        columns = [self._gmf_width, self._mlp_width]
-        user_BG, user_BH = user_BW.split(columns, dim=1)
-        item_BG, item_BH = item_BW.split(columns, dim=1)
+        # One split of both sides: its backward pass is one concatenation, and those took a tenth of a step.
+        sides_B2W = pooled.unflatten(1, (2, -1))
+        gmf_B2G, mlp_B2H = sides_B2W.split([self._gmf_width, self._mlp_width], dim=2)
         vectors = []
         if self._gmf_width:
-            vectors.append(user_BG * item_BG)
+            one_BG, other_BG = gmf_B2G.unbind(1)
+            vectors.append(one_BG * other_BG)
         if self.mlp is not None:
-            vectors.append(self.mlp(torch.cat([user_BH, item_BH], dim=1)))
+            user_first = mlp_B2H if self._user_is_first else mlp_B2H.flip(1)
+            vectors.append(self.mlp(user_first.flatten(1)))
         logits: Tensor = self.output(torch.cat(vectors, dim=1))
         return logits.squeeze(1).float()
 
