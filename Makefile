@@ -25,12 +25,12 @@ STAMP := $(VENV)/.installed-$(EXTRA)-$(shell cat $(LOCK) pyproject.toml 2>/dev/n
 
 setup: $(STAMP)
 
+# Bytecode is compiled once here: where Python may not write it, each of Ray's processes would compile torch anew.
 $(STAMP):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
 		|| { echo "error: $(PYTHON) is not Python 3.11; run make PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
-	# Compiled once here: where Python may not write bytecode, each of Ray's processes would compile torch anew.
 	$(UV) pip sync --quiet --compile-bytecode --python $(BIN)/python $(SOURCE_$(EXTRA)) $(LOCK)
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
 	rm -f $(VENV)/.installed-*
