@@ -65,6 +65,18 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "train.negatives.per_positive": 8,
     },
     "mlp, decay 0.1": {**_STEP, "model.parts": ["mlp"], "model.mlp": [128, 64, 32], "train.epochs": 6, _DECAY: 0.1},
+    "neumf, 64 factors, 8 negatives": {
+        "model.factors": 64,
+        "train.epochs": 7,
+        "train.negatives.per_positive": 8,
+    },
+    "gmf, 96 factors, decay 0.2, 8 negatives": {
+        "model.parts": ["gmf"],
+        "model.factors": 96,
+        "train.epochs": 7,
+        _DECAY: 0.2,
+        "train.negatives.per_positive": 8,
+    },
     "neumf, 64 factors, pre-trained, 8 negatives": {
         **_LARGE,
         "train.epochs": 5,
