@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from rayrec.training.checkpoint import folder_name
 from rayrec.training.driver import fill_from_checkpoint
 from rayrec.training.evaluation_pass import evaluate_split
 from rayrec.training.loop import build_parallel_model, train_worker
+from rayrec.training.parallel_model import ParallelModel
 from rayrec.training.place import Place
 from rayrec.training.run_folder import RunFolder
 from rayrec.training.splits import SplitReader
@@ -113,24 +114,15 @@ def logits_under(plans: Sequence[Recipe], workers: int, dataset: Path, checkpoin
 def _logits_worker(
     rank: int, workers: int, data: str, contents: list[dict[str, Any]], checkpoint: str, output: str
 ) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{output}/rendezvous", rank=rank, world_size=workers)
-    dataset = Dataset.open(data)
-    place = Place(rank=rank, world_size=workers, local_world_size=workers, device=torch.device("cpu"))
-    for index, content in enumerate(contents):
-        config = Recipe.model_validate(content)
-        model = build_parallel_model(config, dataset, place)
-        fill_from_checkpoint(Path(checkpoint), model)
-        reader = SplitReader(dataset, config.train.ingest, place)
+    for index, _, model, reader in _models_under(rank, workers, data, contents, checkpoint, output):
         # One global batch: the ranks' rows follow each other.
-        rows = dataset.split("test").rows
+        rows = reader.dataset.split("test").rows
         with reader.open("test", global_batch_size=rows, drop_last=False, shuffle="none") as batches:
             (logits,) = [model.logits(batch)[batch.weight > 0] for batch in batches]
         parts: list[Tensor | None] = [None] * workers
         dist.all_gather_object(parts, logits)
         if rank == 0:
             torch.save(torch.cat([part for part in parts if part is not None]), Path(output) / f"{index}.pt")
-    dist.destroy_process_group()
 
 
 def metrics_under(
@@ -145,6 +137,16 @@ def metrics_under(
 def _metrics_worker(
     rank: int, workers: int, data: str, contents: list[dict[str, Any]], checkpoint: str, output: str
 ) -> None:
+    for index, config, model, reader in _models_under(rank, workers, data, contents, checkpoint, output):
+        metrics = evaluate_split(model, reader, "test", config.evaluate)
+        if rank == 0:
+            (Path(output) / f"{index}.json").write_text(json.dumps(metrics))
+
+
+def _models_under(
+    rank: int, workers: int, data: str, contents: list[dict[str, Any]], checkpoint: str, output: str
+) -> Iterator[tuple[int, Recipe, ParallelModel, SplitReader]]:
+    """Of each recipe: its number, itself, the model of `checkpoint` under its plan, and what reads its splits."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{output}/rendezvous", rank=rank, world_size=workers)
     dataset = Dataset.open(data)
@@ -153,7 +155,5 @@ def _metrics_worker(
         config = Recipe.model_validate(content)
         model = build_parallel_model(config, dataset, place)
         fill_from_checkpoint(Path(checkpoint), model)
-        metrics = evaluate_split(model, SplitReader(dataset, config.train.ingest, place), "test", config.evaluate)
-        if rank == 0:
-            (Path(output) / f"{index}.json").write_text(json.dumps(metrics))
+        yield index, config, model, SplitReader(dataset, config.train.ingest, place)
     dist.destroy_process_group()

@@ -6,7 +6,6 @@ OUTPUT/scores/part-00000.parquet ...    OUTPUT/rejected/part-00000.parquet ... (
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +25,6 @@ from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
 from rayrec.sources.files import Chunk, list_inputs, plan_chunks
 from rayrec.sources.registry import ChunkReader, chunk_reader
 from rayrec.sources.rejected import REJECTED_SCHEMA
-
-if TYPE_CHECKING:
-    pass
 
 SCORES_FOLDER = "scores"
 _CHUNK_BYTES = 2**26

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -67,6 +67,16 @@ class Pipeline:
         return self.folder / name
 
 
+def run_pipeline(rayrec: Callable[..., Finished], folder: Path, commands: Sequence[Sequence[str]]) -> Pipeline:
+    """Run the commands one after the other in `folder`; each must succeed."""
+    results = {}
+    for command in commands:
+        done = rayrec(*command, "--json", folder=folder)
+        assert done.code == 0, f"rayrec {' '.join(command)}:\n{done.err}"
+        results[command[0]] = done.result
+    return Pipeline(folder, results)
+
+
 @pytest.fixture(scope="session")
 def pipeline(rayrec: Callable[..., Finished], tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     """Generated data brought to a model folder: raw/, dataset/, run/, model/."""
@@ -77,9 +87,4 @@ def pipeline(rayrec: Callable[..., Finished], tmp_path_factory: pytest.TempPathF
         ["train", RECIPE, "--data", "dataset", "--output", "run", "--workers", "2"],
         ["export", "run", "--output", "model"],
     ]
-    results = {}
-    for command in commands:
-        done = rayrec(*command, "--json", folder=folder)
-        assert done.code == 0, f"rayrec {' '.join(command)}:\n{done.err}"
-        results[command[0]] = done.result
-    return Pipeline(folder, results)
+    return run_pipeline(rayrec, folder, commands)
