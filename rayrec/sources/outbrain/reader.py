@@ -113,7 +113,5 @@ def _columns(table: TableLayout, file: InputFile) -> FileColumns:
     missing = next((column.name for column in table.columns if column.name not in names), None)
     if missing is not None:
         shown = ", ".join(repr(name) for name in names[:8])
-        raise UserError(
-            f"{file.name}: no column '{missing}' in the header ({shown}); name the columns as Outbrain does"
-        )
+        raise UserError(f"{file.name}: no column '{missing}' in the header ({shown}); use Outbrain's names")
     return FileColumns(tuple(names.index(column.name) for column in table.columns), len(names))
