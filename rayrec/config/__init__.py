@@ -6,7 +6,7 @@ from rayrec.config.model import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfi
 from rayrec.config.preprocess import InteractionPreprocessConfig, PreprocessConfig
 from rayrec.config.recipe import Recipe, dump_recipe, load_recipe, shipped_recipes
 from rayrec.config.serve import ServeConfig
-from rayrec.config.source import CriteoSourceConfig, MovieLensSourceConfig, SourceConfig
+from rayrec.config.source import CriteoSourceConfig, MovieLensSourceConfig, OutbrainSourceConfig, SourceConfig
 from rayrec.config.train import TrainConfig
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "InteractionPreprocessConfig",
     "ModelConfig",
     "MovieLensSourceConfig",
+    "OutbrainSourceConfig",
     "NeuMFConfig",
     "PreprocessConfig",
     "RankingConfig",
