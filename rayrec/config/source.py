@@ -46,4 +46,6 @@ class OutbrainSourceConfig(Config):
 SourceConfig = Annotated[CriteoSourceConfig | MovieLensSourceConfig | OutbrainSourceConfig, Field(discriminator="kind")]
 
 INTERACTION_SOURCES = frozenset({"movielens"})
-"""Kinds of sources whose rows are interactions of a user with an item; the others' rows are examples with a label."""
+"""Kinds of sources whose rows are interactions of a user with an item."""
+DISPLAY_SOURCES = frozenset({"outbrain"})
+"""Kinds of sources whose rows are candidates shown together; those of sources in neither are examples with a label."""

@@ -28,8 +28,8 @@ def encode_categorical(
     the table becomes 0. Raises UserError naming the feature where the column's type is another.
     """
     match feature.transforms[:1]:
-        case (Hash() as transform,):
-            ids = _hashed(feature.name, column, transform)
+        case (Hash() as hashing,):
+            ids = _hashed(feature.name, column, hashing)
         case _:
             ids = _integers(feature.name, column) if lookup is None else lookup.ids(_strings(feature.name, column))
     for transform in feature.transforms:
