@@ -1,6 +1,6 @@
 """The model folder: all that prediction needs, in plain files.
 
-    schema.json   vocabulary/   config.yaml   metrics.json   MODEL_CARD.md
+    schema.json   vocabulary/   statistics/   config.yaml   metrics.json   MODEL_CARD.md
     weights/dense.safetensors   weights/tables/<table>.safetensors
 
 Loading one runs no pickle and no code from the folder. Tables are mapped from disk: a process holds the rows that it
@@ -33,6 +33,7 @@ from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.features.transforms import Vocabulary
 from rayrec.inference.known_items import KnownItems
 from rayrec.inference.layout import TABLES_FOLDER, is_model_folder
+from rayrec.sources.outbrain.statistics import STATISTICS_FOLDER
 
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.json"
@@ -57,6 +58,7 @@ def write_model_folder(
     dense: Mapping[str, Tensor],
     fill_table: Callable[[CategoricalFeature, Tensor], None],
     known_items: KnownItems | None = None,
+    statistics: Path | None = None,
 ) -> None:
     """Write a model folder to `output`, whole or not at all.
 
@@ -68,6 +70,8 @@ def write_model_folder(
         fill_table: Called with each feature and the (cardinality, embedding_dim) float32 tensor that its table's file
             is mapped to; writes the weights into it. So no more than what it holds itself needs to fit in memory.
         known_items: Of a model of users and items: what it does not recommend again.
+        statistics: Of a model whose features are looked up: the dataset's folder of what they are looked up in; it is
+            copied.
     """
     with new_folder(output) as folder:
         schema.save(folder)
@@ -84,6 +88,8 @@ def write_model_folder(
                 fill_table(feature, table)
         if known_items is not None:
             known_items.save(folder)
+        if statistics is not None:
+            _copy(statistics, folder / STATISTICS_FOLDER)
 
 
 def table_file(name: str) -> str:
