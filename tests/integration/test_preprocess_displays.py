@@ -1,5 +1,9 @@
 """Outbrain's tables -> dataset folder: cell by cell as the pandas reference, in all forms; and what serves it."""
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -12,13 +16,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from cluster.spark_session import spark_session
-from rayrec.config import Recipe
+from jobs.predict import PredictRequest, run
+from rayrec.common.progress import SilentProgress
+from rayrec.config import Recipe, dump_recipe
 from rayrec.config.preprocess import SparkConfig
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature
+from rayrec.inference.ranker import CONTEXT, load_ranker
 from rayrec.ingest.dataset import Dataset
+from rayrec.preprocessing import hash_ranges, segments
 from rayrec.preprocessing.pipeline import preprocess
 from rayrec.sources.outbrain.generator import generate
+from rayrec.sources.outbrain.statistics import STATISTICS_FOLDER
 from tests import outbrain_reference as reference
+from tests.model_folders import write_display_model
 from tests.untidy_outbrain import make_untidy
 
 ROWS = 2_500
@@ -61,7 +71,11 @@ def datasets(spark: Any, raw: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
     @cache
     def make(form: str) -> Dataset:
-        preprocess(spark, recipe(*FORMS[form], **SETTINGS), {None: [str(raw)]}, folder / form)
+        with pytest.MonkeyPatch.context() as patch:
+            if form == "full":  # cut into many tasks, whose number must not show
+                patch.setattr(hash_ranges, "ROWS_PER_RANGE", 900)
+                patch.setattr(segments, "SEGMENT_ROWS", 1_200)
+            preprocess(spark, recipe(*FORMS[form], **SETTINGS), {None: [str(raw)]}, folder / form)
         return Dataset.open(folder / form)
 
     return make
@@ -134,21 +148,10 @@ def keyed(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.sort_values(keys, kind="stable").reset_index(drop=True)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_equals_the_reference_cell_by_cell(
-    form: str, datasets: Callable[[str], Dataset], tables: reference.Tables
-) -> None:
-    feature_set, original = FORMS[form]
-    dataset = datasets(form)
-    expected = reference.compute(tables, feature_set, original=original, **REFERENCE_SETTINGS)
-    assert set(dataset.manifest.splits) == set(SPLITS)
-    counts = {"full": (12 + 4, 3 + 3, 16 + 16), "lean": (13, 3, 13)}[feature_set]
-    kinds = [type(feature) for feature in dataset.schema.features]
-    assert (*(kinds.count(kind) for kind in (CategoricalFeature, MultiHotFeature, NumericFeature)),) == counts
-
-    for split, name in SPLITS.items():
-        found, raw, numeric = read_split(dataset, split), expected.raw[name], expected.numeric[name]
-        assert len(found) == dataset.manifest.splits[split].rows == len(raw)
+def check_against_reference(dataset: Dataset, expected: reference.Reference, original_full: bool) -> None:
+    for split, info in dataset.manifest.splits.items():
+        found, raw, numeric = read_split(dataset, split), *(f[SPLITS[split]] for f in (expected.raw, expected.numeric))
+        assert len(found) == info.rows == len(raw)
         columns: dict[str, Any] = {
             "display_id": raw.index.get_level_values(0),
             "candidate": raw.index.get_level_values(1),
@@ -158,7 +161,7 @@ def test_equals_the_reference_cell_by_cell(
             if isinstance(feature, NumericFeature):
                 columns[feature.name] = numeric[feature.name].to_numpy().astype(np.float32)
             else:
-                columns[feature.name] = encoded_by_hand(raw[feature.name], feature, form == "full, original")
+                columns[feature.name] = encoded_by_hand(raw[feature.name], feature, original_full)
         by_hand = pd.DataFrame({n: pd.Series(list(v)) for n, v in columns.items()})
         if split == "train":
             assert found["display_id"].tolist() != sorted(found["display_id"])
@@ -172,8 +175,22 @@ def test_equals_the_reference_cell_by_cell(
             else:
                 # The arithmetic is float64 on both sides; sums are added in another order.
                 np.testing.assert_allclose(found[column], by_hand[column], rtol=2e-6, atol=1e-6, err_msg=where)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_equals_the_reference_cell_by_cell(
+    form: str, datasets: Callable[[str], Dataset], tables: reference.Tables
+) -> None:
+    feature_set, original = FORMS[form]
+    dataset = datasets(form)
+    expected = reference.compute(tables, feature_set, original=original, **REFERENCE_SETTINGS)
+    assert set(dataset.manifest.splits) == set(SPLITS)
+    counts = {"full": (12 + 4, 3 + 3, 16 + 16), "lean": (13, 3, 13)}[feature_set]
+    kinds = [type(feature) for feature in dataset.schema.features]
+    assert tuple(kinds.count(kind) for kind in (CategoricalFeature, MultiHotFeature, NumericFeature)) == counts
     constant = [n for n in expected.numeric["train"] if expected.numeric["train"][n].nunique() < 3]
     assert not constant, "the tables are too small to tell"
+    check_against_reference(dataset, expected, form == "full, original")
 
 
 def test_one_row_a_click_and_whole_displays(datasets: Callable[[str], Dataset], raw: Path) -> None:
@@ -220,3 +237,140 @@ def test_the_leak_is_that_of_later_page_views(datasets: Callable[[str], Dataset]
             expected[key] for key in zip(rows["display_id"], rows["candidate"], strict=True)
         ]
     assert 0 < sum(expected.values()) < len(expected)
+
+
+# --- what serves it
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ranked_ads_score_as_offline(
+    form: str, datasets: Callable[[str], Dataset], tables: reference.Tables, tmp_path: Path
+) -> None:
+    """Rows of `validation`, which see the statistics of all of train, as the ranker does."""
+    feature_set, original = FORMS[form]
+    dataset = datasets(form)
+    write_display_model(tmp_path / "model", dataset.schema, dataset.folder / STATISTICS_FOLDER)
+    ranker = load_ranker(tmp_path / "model")
+    rows = dataset_batch(dataset, "validation")
+    offline = ranker.predictor.predict_encoded(rows)
+    assert len(set(offline.tolist())) > 0.5 * len(offline)
+
+    data = reference.Data(tables, reference.Settings(original=original, **REFERENCE_SETTINGS))
+    clicks = reference._add_traffic(data) if feature_set == "full" else data.clicks
+    ordered = sorted((c for c in clicks if c.split == "validation"), key=lambda click: click.display)
+    assert [(c.display, c.ad) for c in ordered] == list(
+        zip(rows["display_id"].to_pylist(), rows["candidate"].to_pylist(), strict=True)
+    )
+    contexts = [{**{n: c.event[n] for n in CONTEXT if n in c.event}, "traffic_source": c.traffic} for c in ordered]
+    online = np.empty(len(ordered), np.float32)
+    for context in {repr(context): context for context in contexts}.values():
+        places = [place for place, other in enumerate(contexts) if other == context]
+        online[places] = ranker.scores(context, [ordered[place].ad for place in places])
+    np.testing.assert_allclose(online, offline, rtol=0, atol=1e-6)
+
+
+def test_scores_by_display_and_a_submission(datasets: Callable[[str], Dataset], tmp_path: Path) -> None:
+    dataset = datasets("lean")
+    write_display_model(tmp_path / "model", dataset.schema, dataset.folder / STATISTICS_FOLDER)
+    request = PredictRequest(
+        model=tmp_path / "model", input=str(dataset.folder), output=tmp_path / "scores", submission=True
+    )
+    assert run(request, SilentProgress()).rows == dataset.manifest.splits["submission"].rows
+    rows = dataset_batch(dataset, "submission")
+    scores = pq.read_table(tmp_path / "scores/scores").to_pandas()
+    assert list(scores) == ["row", "display_id", "ad_id", "label", "score"]
+    assert scores["display_id"].tolist() == rows["display_id"].to_pylist()
+    assert scores["ad_id"].tolist() == rows["candidate"].to_pylist()
+    expected = load_ranker(tmp_path / "model").predictor.predict_encoded(rows)
+    np.testing.assert_allclose(scores["score"], expected, rtol=0, atol=1e-6)
+    lines = (tmp_path / "scores/submission.csv").read_text().splitlines()
+    best = scores.sort_values(["display_id", "score"], ascending=[True, False], kind="stable").groupby("display_id")
+    assert lines == ["display_id,ad_id", *(f"{d},{' '.join(map(str, ads['ad_id']))}" for d, ads in best)]
+
+
+def dataset_batch(dataset: Dataset, split: str) -> pa.RecordBatch:
+    parts = [pq.read_table(dataset.folder / part.path) for part in dataset.manifest.splits[split].parts]
+    (batch,) = pa.concat_tables(parts).combine_chunks().to_batches()
+    return batch
+
+
+# --- a job that dies
+
+
+def test_a_killed_job_goes_on_from_its_last_finished_stage(
+    spark: Any, ray_cluster: str, raw: Path, datasets: Callable[[str], Dataset], tmp_path: Path
+) -> None:
+    """SIGKILL in the middle; what comes out in the end is what comes out at once, cut into other tasks."""
+    whole, settings = recipe("full", **SETTINGS), tmp_path / "recipe.yaml"
+    settings.write_text(dump_recipe(whole))
+    command = [
+        sys.executable,
+        "-m",
+        "jobs.preprocess",
+        "--recipe",
+        settings,
+        "--input",
+        raw,
+        "--output",
+        tmp_path / "out",
+    ]
+    environment = {**os.environ, "RAY_ADDRESS": ray_cluster, "PYTHONPATH": os.pathsep.join(sys.path)}
+    job = subprocess.Popen([str(part) for part in command], env=environment, stderr=subprocess.DEVNULL)
+    marks = {}
+    try:
+        deadline = time.monotonic() + 240
+        while "traffic" not in marks and job.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+            marks = {p.stem: p for p in tmp_path.glob(".out.unfinished-*/.scratch/*.json")}
+    finally:
+        job.kill()
+        job.wait()
+    done = {name: path.stat().st_mtime_ns for name, path in marks.items()}
+    assert {"tables", "clicks", "documents", "rates", "users", "views", "traffic"} <= set(done)
+    assert "features" not in done and not (tmp_path / "out").exists()
+
+    messages = Messages()
+    manifest = preprocess(spark, whole, {None: [str(raw)]}, tmp_path / "out", messages)
+    assert {text.partition(":")[0] for text in messages.texts if text.endswith("done before")} >= set(done)
+    assert not {"parse", "join clicks and events", "rates of clicks", "users"} & set(messages.stages)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "recipe.yaml"]
+    at_once = datasets("full")
+    assert manifest.splits == at_once.manifest.splits
+    assert Dataset.open(tmp_path / "out").schema == at_once.schema
+
+
+class Messages(SilentProgress):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.stages: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.texts.append(text)
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        self.stages.append(name)
+
+
+# --- real rows
+
+
+def test_real_rows(spark: Any, shared_data: Path, tmp_path: Path) -> None:
+    """The public sample has clicks joined with events; all that it says nothing of is missing."""
+    sample = pd.read_csv(shared_data / "outbrain-10k/sample_train_dat.csv", dtype=str, keep_default_na=False)
+    times = pd.to_datetime(sample["timestamp_view"]).astype("datetime64[ms]").astype("int64")
+    sample["timestamp"] = (times - reference.EPOCH).astype(str)
+    sample["platform"] = sample["platform"].str.removesuffix(".0")
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for name, columns in reference.COLUMNS.items():
+        is_there = set(columns) <= set(sample)
+        frame = sample[list(columns)] if is_there else pd.DataFrame(columns=columns)
+        frame.drop_duplicates("display_id" if name == "events" else None).to_csv(raw / f"{name}.csv", index=False)
+    preprocess(spark, recipe("lean"), {None: [str(raw)]}, tmp_path / "out")
+    dataset = Dataset.open(tmp_path / "out")
+    assert {name: split.rows for name, split in dataset.manifest.splits.items()} == {
+        "train": 8_027,
+        "validation": 1_972,
+    }
+    expected = reference.compute(reference.read_tables(raw), "lean")
+    check_against_reference(dataset, expected, original_full=False)

@@ -36,6 +36,8 @@ _BY_AD, _BY_COUNTRY, _BY_LANDING = range(3)
 _KEY_NUMBERS = {name: number for number, name in enumerate(RATE_KEYS)}
 _KEPT_WHOLE = ("ad", "document")
 """Keys whose rows are a feature however few they are."""
+_UNITS = 2.0**36
+"""Confidences are added as integers of such parts."""
 _BATCH_ROWS = 131_072
 
 
@@ -88,9 +90,12 @@ def write_rates(workspace: Workspace, job: RateJob, folder: Path) -> None:
         )
         by_ad = counted.groupBy("kind", "ad", "other").agg(*_sums_by_fold(job))
         sums = ", ".join(f"{name} long" for name in job.sums)
-        keyed = by_ad.mapInArrow(expand, f"kind byte, hash long, first long, second long, confidence double, {sums}")
+        keyed = by_ad.mapInArrow(expand, f"kind byte, hash long, first long, second long, confidence long, {sums}")
         by_key = keyed.groupBy("kind", "hash", "first", "second").agg(
-            f.count("*").alias("ads"), f.sum("confidence").alias("confidence"), *(f.sum(n).alias(n) for n in job.sums)
+            f.count("*").alias("ads"),
+            # Integers, so that the sum does not depend on the order; a long would not hold that of all rows.
+            f.sum(f.col("confidence").cast("decimal(38,0)")).cast("double").alias("confidence"),
+            *(f.sum(name).alias(name) for name in job.sums),
         )
         dealt = in_hash_ranges(_frequent(by_key, job), range_count(spark, job.train.rows))
         ordered = dealt.sortWithinPartitions("kind", HASH, "first", "second")
@@ -170,7 +175,7 @@ def _expand(batch: pa.RecordBatch, by: int, job: RateJob) -> Iterator[pa.RecordB
             pa.array(hash_key(*(part.values[valid] for part in keys.parts))),
             pa.array(first),
             pa.array(second),
-            pa.array(keys.confidence[valid] * views),
+            pa.array(np.round(keys.confidence[valid] * _UNITS).astype(np.int64) * views),
             *sums.columns,
         ]
         yield pa.RecordBatch.from_arrays(columns, names=["kind", HASH, "first", "second", "confidence", *job.sums])
@@ -201,7 +206,7 @@ def _with_totals(part: pa.RecordBatch, schema: pa.Schema, job: RateJob) -> pa.Re
     views, clicks = (
         np.sum([part[f"{name}_{fold}"].to_numpy() for fold in range(job.folds)], axis=0) for name in ("views", "clicks")
     )
-    computed = {"views": views, "clicks": clicks, "confidence": part["confidence"].to_numpy() / views}
+    computed = {"views": views, "clicks": clicks, "confidence": part["confidence"].to_numpy() / (_UNITS * views)}
     columns = [pa.array(computed[f.name]) if f.name in computed else part[f.name] for f in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

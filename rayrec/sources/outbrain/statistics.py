@@ -143,6 +143,11 @@ class Constants(Config):
         """Whether similarities are those of the original of the `full` set."""
         return self.original and self.feature_set == "full"
 
+    @property
+    def multiplies_rows(self) -> bool:
+        """Whether a row of the clicks becomes one for each page view that its event matches."""
+        return self.original and self.feature_set == "full"
+
     def save(self, folder: Path) -> None:
         write_json(folder / CONSTANTS_FILE, self.model_dump(mode="json"))
 
