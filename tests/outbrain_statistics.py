@@ -168,7 +168,7 @@ def _write_profiles(folder: Path, profiles: Mapping[str, Profile]) -> None:
 
 def _weight(confidence: float, frequency: int, constants: Constants) -> float:
     weights = document_weights(
-        np.array([confidence]), np.array([frequency]), constants.documents, original=constants.has_double_log
+        np.array([confidence]), np.array([frequency]), constants.documents, original=constants.is_original_full
     )
     return float(weights[0])
 

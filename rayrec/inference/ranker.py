@@ -64,8 +64,8 @@ class Ranker:
     def scores(self, context: Mapping[str, Any], ads: Sequence[int]) -> NDArray[np.float32]:
         """(len(ads),) probabilities of a click, in the order of `ads`. Raises UserError as `rank`."""
         checked = _checked_context(context)
-        if self.statistics.constants.original and (checked["platform"] is None or checked["geo_location"] is None):
-            # The original drops such events before anything else.
+        if self.statistics.constants.is_original_full and None in (checked["platform"], checked["geo_location"]):
+            # Such events are dropped before anything else.
             checked = dict.fromkeys(checked)
         ids = pa.array([_checked_id(f"ads[{index}]", ad) for index, ad in enumerate(ads)], pa.int64())
         columns = [

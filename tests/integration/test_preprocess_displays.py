@@ -223,7 +223,7 @@ def test_the_leak_is_that_of_later_page_views(datasets: Callable[[str], Dataset]
     for view in tables["page_views"]:
         key = (view["uuid"], view["document_id"])
         last[key] = max(view["timestamp"], last.get(key, view["timestamp"]))
-    data = reference.Data(tables, reference.Settings(**REFERENCE_SETTINGS))
+    data = reference.Data(tables, reference.Settings(**REFERENCE_SETTINGS), needs_place=False)
     expected = {}
     for click in data.clicks:
         time, viewed = click.event["timestamp"], last.get((click.event["uuid"], click.ad_document))
@@ -255,7 +255,8 @@ def test_ranked_ads_score_as_offline(
     offline = ranker.predictor.predict_encoded(rows)
     assert len(set(offline.tolist())) > 0.5 * len(offline)
 
-    data = reference.Data(tables, reference.Settings(original=original, **REFERENCE_SETTINGS))
+    settings = reference.Settings(original=original, **REFERENCE_SETTINGS)
+    data = reference.Data(tables, settings, needs_place=form == "full, original")
     clicks = reference._add_traffic(data) if feature_set == "full" else data.clicks
     ordered = sorted((c for c in clicks if c.split == "validation"), key=lambda click: click.display)
     assert [(c.display, c.ad) for c in ordered] == list(

@@ -191,7 +191,7 @@ def test_values_that_every_document_has(feature_set: str, original: bool, tmp_pa
     statistics = make_statistics(tmp_path, constants, documents=documents, ads={1: Ad(1), 2: Ad(2)})
     rows = make_rows(statistics, [{"document_id": 1, "ad_id": 2}, {"document_id": 2, "ad_id": 2}])
     found = similarity.landing_similarity(rows, "topic").tolist()
-    assert found == pytest.approx([math.nan, 1.0] if constants.has_double_log else [0.0, 1.0], nan_ok=True)
+    assert found == pytest.approx([math.nan, 1.0] if constants.is_original_full else [0.0, 1.0], nan_ok=True)
 
 
 def test_weights_of_the_original_may_be_negative(tmp_path: Path) -> None:
@@ -379,5 +379,5 @@ def test_rows_of_which_nothing_is_known(statistics: Statistics) -> None:
         elif pa.types.is_list(definition.raw_type):
             assert value == []
         else:
-            is_number = constants.has_double_log and getattr(definition, "of", "") == "integers"
+            is_number = constants.is_original_full and getattr(definition, "of", "") == "integers"
             assert value == (0 if is_number else None), definition.name

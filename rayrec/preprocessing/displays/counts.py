@@ -29,7 +29,7 @@ def write_counts(workspace: Workspace, tables: ParsedTables, values: Path, folde
         yield row_count(len(places))
 
     with user_errors():
-        placed = events(workspace, tables, original=True).groupBy("geo_location").count()
+        placed = events(workspace, tables, placed=True).groupBy("geo_location").count()
         collect_rows(placed.repartition(1).mapInArrow(write, ROW_COUNT))
     for path in (values / "entity").glob("*.arrow"):
         with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:

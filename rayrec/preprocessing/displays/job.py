@@ -83,7 +83,7 @@ class DisplayJob:
         stages.release("tables", "clicks", "rates", "values")
         schema = self._schema(workspace, stages, features, statistics.constants)
         splits = self._write_splits(workspace, stages, features, schema)
-        if not statistics.constants.multiplies_rows:
+        if not statistics.constants.is_original_full:
             clicks = sum(tables.of(table).rows for table in (Table.CLICKS_TRAIN, Table.CLICKS_TEST))
             assert sum(split.rows for split in splits.values()) == clicks, "rows lost or repeated"
         return WrittenDataset(schema, splits, dict(rejected))
@@ -109,7 +109,7 @@ class DisplayJob:
         )
         constants.save(folder)
         values_in, by_fold = workspace.scratch / "values", workspace.scratch / "rates"
-        double_log = constants.has_double_log
+        double_log = constants.is_original_full
         stages.leave(
             "documents",
             lambda files: write_documents(workspace, values, values_in, infos, double_log, files),

@@ -45,7 +45,7 @@ def write_users(
             counter.add(item[0].piece.rows)
 
         # The first event is that of all events, also of displays that have no rows.
-        every_event = events(workspace, tables, original=original).select("uuid", "timestamp")
+        every_event = events(workspace, tables, placed=original).select("uuid", "timestamp")
         times = every_event.mapInArrow(_with_hash, _COLUMNS)
         users = (
             frame_of_tasks(spark, segments, read, _COLUMNS)

@@ -139,13 +139,9 @@ class Constants(Config):
     smoothing: NonNegativeFloat
 
     @property
-    def has_double_log(self) -> bool:
-        """Whether similarities are those of the original of the `full` set."""
-        return self.original and self.feature_set == "full"
-
-    @property
-    def multiplies_rows(self) -> bool:
-        """Whether a row of the clicks becomes one for each page view that its event matches."""
+    def is_original_full(self) -> bool:
+        """Whether events without a place or platform count as absent, rows are multiplied by their page views, places
+        and entities are coded by their numbers, and similarities take the logarithm twice."""
         return self.original and self.feature_set == "full"
 
     def save(self, folder: Path) -> None:
