@@ -157,6 +157,10 @@ class TrainConfig(Config):
     embedding_optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    embedding_l2: NonNegativeFloat = 0.0
+    """L2 penalty on the pooled embeddings e of each row: embedding_l2 / 2 * |e|^2 joins the row's loss. Rows of a table
+    are so held back in proportion to how often they occur (Rendle et al. 2020, arXiv:2005.09683, equation 8), under any
+    optimizer; an optimizer's weight_decay holds all back alike."""
     gradient_accumulation: PositiveInt = 1
     """Parts in which a worker's share of the batch passes the dense network; the step stays that of the whole batch."""
     initial_weights: InitialWeightsConfig | None = None

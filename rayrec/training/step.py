@@ -61,7 +61,7 @@ class TrainStep:
         updated = self._gradients_are_usable(boundary)
         if updated:
             if self._model.trains_tables:
-                pooled.backward(boundary.grad)
+                pooled.backward(self._with_penalty(boundary, batch.weight, total_weight))
                 self._model.table_optimizer.step()
             if self.dense_optimizer is not None:
                 self.dense_optimizer.step()
@@ -101,6 +101,15 @@ class TrainStep:
                     scaled.backward()
             total += loss.detach()
         return total
+
+    def _with_penalty(self, boundary: Tensor, weight: Tensor, total_weight: float) -> Tensor:
+        """The gradient of `boundary` with that of the L2 penalty, whose own value the reported loss leaves out."""
+        gradient = boundary.grad
+        assert gradient is not None
+        factor = self._config.embedding_l2 * self._world_size / total_weight
+        if factor:
+            gradient.addcmul_(boundary.detach(), weight.unsqueeze(1).to(gradient.dtype), value=factor)
+        return gradient
 
     def _gradients_are_usable(self, boundary: Tensor) -> bool:
         if self.loss_scale is None:
