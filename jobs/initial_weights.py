@@ -11,10 +11,10 @@ from rayrec.config import NeuMFConfig, Recipe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rayrec.features.schema import CategoricalFeature
     from rayrec.inference.checkpoint_weights import CheckpointWeights
     from rayrec.inference.model_folder import ModelFolder
     from rayrec.ingest.dataset import Dataset
+    from rayrec.models.common.tables import EmbeddingTable
     from rayrec.training.parallel_model import ParallelModel
 
 
@@ -52,14 +52,14 @@ def _fill(gmf_folder: str, mlp_folder: str, alpha: float, model: "ParallelModel"
 
     gmf, mlp = _open(Path(gmf_folder)), _open(Path(mlp_folder))
 
-    def table(feature: "CategoricalFeature") -> "Tensor":
+    def composed(table: "EmbeddingTable") -> "Tensor":
         parts = []
         for part in (gmf, mlp):
-            (own,) = (f for f in part.schema.categorical if f.name == feature.name)
-            parts.append(part.table(own))
+            (own,) = (t for t in part.tables if t.name == table.name)
+            parts.append(part.table(own)[:, : own.dim])
         return compose_table(*parts)
 
-    model.load(table, compose_dense(gmf.dense(), mlp.dense(), alpha))
+    model.load(composed, compose_dense(gmf.dense(), mlp.dense(), alpha))
 
 
 def _open(folder: Path) -> "ModelFolder | CheckpointWeights":

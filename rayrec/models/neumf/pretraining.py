@@ -4,6 +4,9 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from rayrec.models.common.tables import COLUMN_GRAIN
 
 _DENSE = "dense_network."
 _WEIGHT, _BIAS = "output.weight", "output.bias"
@@ -11,17 +14,20 @@ _WEIGHT, _BIAS = "output.weight", "output.bias"
 
 def compose(gmf: Mapping[str, Tensor], mlp: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
     """The undistributed state dict of NeuMF from those of its parts (`RankingModel.state_dict()`), by equation 13."""
+    parts = _dense(gmf), _dense(mlp)
+    widths = parts[0][_WEIGHT].shape[1], parts[1]["mlp.0.weight"].shape[1] // 2
     state = {}
     for name in gmf:
         if name.startswith("embeddings."):
-            state[name] = compose_table(gmf[name], mlp[name])
-    dense = compose_dense(_dense(gmf), _dense(mlp), alpha)
+            state[name] = compose_table(gmf[name][:, : widths[0]], mlp[name][:, : widths[1]])
+    dense = compose_dense(*parts, alpha)
     return state | {f"{_DENSE}{name}": value for name, value in dense.items()}
 
 
 def compose_table(gmf: Tensor, mlp: Tensor) -> Tensor:
-    """(rows, G), (rows, H) -> (rows, G + H)."""
-    return torch.cat([gmf, mlp], dim=1)
+    """(rows, G), (rows, H) -> (rows, G + H), and columns of 0 up to a multiple of `COLUMN_GRAIN`."""
+    table = torch.cat([gmf, mlp], dim=1)
+    return F.pad(table, (0, -table.shape[1] % COLUMN_GRAIN))
 
 
 def compose_dense(gmf: Mapping[str, Tensor], mlp: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
