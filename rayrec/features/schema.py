@@ -70,7 +70,7 @@ class InteractionColumns(Config):
 
 
 class Schema(Config):
-    """Every feature, in the order in which a model concatenates them; the label; optional group and weight columns."""
+    """Every feature, in the order in which a model concatenates them; the label; optional further columns."""
 
     version: Literal[1] = 1
     label: str
@@ -79,13 +79,16 @@ class Schema(Config):
     """Column of int64 group ids for ranking metrics."""
     weight: str | None = None
     """Column of float32 row weights."""
+    leak: str | None = None
+    """Column of float32 that is no feature but known of the answer (as in the Outbrain contest, where page views after
+    the display gave some clicks away): `map_with_leak@k` ranks by probability plus this."""
     features: tuple[Feature, ...]
     interactions: InteractionColumns | None = None
     """None for rows that come with labels of both kinds."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Schema":
-        names = [f.name for f in self.features] + [n for n in (self.label, self.group, self.weight) if n]
+        names = [f.name for f in self.features] + [n for n in (self.label, self.group, self.weight, self.leak) if n]
         repeated = sorted({n for n in names if names.count(n) > 1})
         if repeated:
             raise ValueError(f"names used twice: {', '.join(repeated)}")
