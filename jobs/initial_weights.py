@@ -38,28 +38,30 @@ def initial_weights(recipe: Recipe, dataset: "Dataset") -> "Callable[[ParallelMo
         found = weights.recipe.model
         if not isinstance(found, NeuMFConfig) or found.parts != (part,):
             raise ConfigError(f"{field}: {folder} holds no model of kind 'neumf' with parts: [{part}]; give one")
-        size = "factors" if part == "gmf" else "mlp"
-        if getattr(found, size) != getattr(wanted, size):
-            raise ConfigError(
-                f"{field}: {folder} has model.{size}={getattr(found, size)}, this model {getattr(wanted, size)}; "
-                "make them equal"
-            )
+        for key in ("factors", "gmf_output") if part == "gmf" else ("mlp",):
+            if getattr(found, key) != getattr(wanted, key):
+                raise ConfigError(
+                    f"{field}: {folder} has model.{key}={getattr(found, key)}, this model {getattr(wanted, key)}; "
+                    "make them equal"
+                )
     return partial(_fill, str(config.gmf.absolute()), str(config.mlp.absolute()), config.alpha)
 
 
 def _fill(gmf_folder: str, mlp_folder: str, alpha: float, model: "ParallelModel") -> None:
-    from rayrec.models.neumf.pretraining import compose_dense, compose_table
+    from rayrec.models.neumf.pretraining import adds_up_gmf, compose_dense, compose_table
 
     gmf, mlp = _open(Path(gmf_folder)), _open(Path(mlp_folder))
+    gmf_dense = gmf.dense()
+    gmf_share = alpha if adds_up_gmf(gmf_dense) else 1.0
 
     def table(feature: "CategoricalFeature") -> "Tensor":
-        parts = []
-        for part in (gmf, mlp):
+        def of(part: "ModelFolder | CheckpointWeights") -> "Tensor":
             (own,) = (f for f in part.schema.categorical if f.name == feature.name)
-            parts.append(part.table(own))
-        return compose_table(*parts)
+            return part.table(own)
 
-    model.load(table, compose_dense(gmf.dense(), mlp.dense(), alpha))
+        return compose_table(of(gmf), of(mlp), gmf_share)
+
+    model.load(table, compose_dense(gmf_dense, mlp.dense(), alpha))
 
 
 def _open(folder: Path) -> "ModelFolder | CheckpointWeights":

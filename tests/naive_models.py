@@ -70,9 +70,12 @@ def _neumf_logit(config: NeuMFConfig, schema: Schema, state: State, batch: Batch
         state[f"embeddings.embedding_bags.{name}.weight"][int(batch.sparse[name].values()[row])]
         for name in (schema.interactions.user, schema.interactions.item)
     )
-    vectors = []
+    vectors: list[np.ndarray] = []
+    dot = 0.0
     gmf = config.factors if "gmf" in config.parts else 0
-    if gmf:
+    if gmf and config.gmf_output == "dot":
+        dot = float(user[:gmf] @ item[:gmf])
+    elif gmf:
         vectors.append(user[:gmf] * item[:gmf])
     if "mlp" in config.parts:
         x = np.concatenate([user[gmf:], item[gmf:]])
@@ -80,8 +83,10 @@ def _neumf_logit(config: NeuMFConfig, schema: Schema, state: State, batch: Batch
             name = f"dense_network.mlp.{3 * layer}"
             x = np.maximum(state[f"{name}.weight"] @ x + state[f"{name}.bias"], 0)
         vectors.append(x)
-    h, bias = state["dense_network.output.weight"], state["dense_network.output.bias"]
-    return float((h @ np.concatenate(vectors) + bias)[0])
+    logit = dot + state["dense_network.output.bias"][0]
+    if vectors:
+        logit += (state["dense_network.output.weight"] @ np.concatenate(vectors))[0]
+    return float(logit)
 
 
 def _mlp(state: State, name: str, x: np.ndarray, layers: Sequence[int], relu: Sequence[int]) -> np.ndarray:
