@@ -11,10 +11,10 @@ from rayrec.config import NeuMFConfig, Recipe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rayrec.features.schema import CategoricalFeature
     from rayrec.inference.checkpoint_weights import CheckpointWeights
     from rayrec.inference.model_folder import ModelFolder
     from rayrec.ingest.dataset import Dataset
+    from rayrec.models.common.tables import EmbeddingTable
     from rayrec.training.parallel_model import ParallelModel
 
 
@@ -44,24 +44,22 @@ def initial_weights(recipe: Recipe, dataset: "Dataset") -> "Callable[[ParallelMo
                     f"{field}: {folder} has model.{key}={getattr(found, key)}, this model {getattr(wanted, key)}; "
                     "make them equal"
                 )
-    return partial(_fill, str(config.gmf.absolute()), str(config.mlp.absolute()), config.alpha)
+    return partial(_fill, wanted, str(config.gmf.absolute()), str(config.mlp.absolute()), config.alpha)
 
 
-def _fill(gmf_folder: str, mlp_folder: str, alpha: float, model: "ParallelModel") -> None:
-    from rayrec.models.neumf.pretraining import adds_up_gmf, compose_dense, compose_table
+def _fill(config: NeuMFConfig, gmf_folder: str, mlp_folder: str, alpha: float, model: "ParallelModel") -> None:
+    from rayrec.models.neumf.pretraining import compose_dense, compose_table
 
     gmf, mlp = _open(Path(gmf_folder)), _open(Path(mlp_folder))
-    gmf_dense = gmf.dense()
-    gmf_share = alpha if adds_up_gmf(gmf_dense) else 1.0
 
-    def table(feature: "CategoricalFeature") -> "Tensor":
-        def of(part: "ModelFolder | CheckpointWeights") -> "Tensor":
-            (own,) = (f for f in part.schema.categorical if f.name == feature.name)
-            return part.table(own)
+    def composed(table: "EmbeddingTable") -> "Tensor":
+        parts = []
+        for part in (gmf, mlp):
+            (own,) = (t for t in part.tables if t.name == table.name)
+            parts.append(part.table(own)[:, : own.dim])
+        return compose_table(config, parts[0], parts[1], alpha)
 
-        return compose_table(of(gmf), of(mlp), gmf_share)
-
-    model.load(table, compose_dense(gmf_dense, mlp.dense(), alpha))
+    model.load(composed, compose_dense(gmf.dense(), mlp.dense(), alpha))
 
 
 def _open(folder: Path) -> "ModelFolder | CheckpointWeights":

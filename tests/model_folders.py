@@ -14,6 +14,7 @@ from rayrec.features.vocabulary import write_vocabulary
 from rayrec.inference.known_items import KnownItems
 from rayrec.inference.model_folder import write_model_folder
 from rayrec.models.common.ranking import RankingModel
+from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 
 MODELS: dict[str, ModelConfig] = {
@@ -88,16 +89,16 @@ def _write(
     network = build_model(config, schema, seed=seed)
     # The published initial tables are so small that a wrong row would hardly change a score.
     torch.manual_seed(seed)
-    tables = {name: torch.randn_like(weights) for name, weights in tables_of(network).items()}
-    for table_name, weights in tables_of(network).items():
-        weights.data.copy_(tables[table_name])
+    for weights in tables_of(network).values():
+        weights.data.copy_(torch.randn_like(weights))
 
-    def fill_table(feature: CategoricalFeature, table: torch.Tensor) -> None:
-        table.copy_(tables[feature.name])
+    def fill_table(table: EmbeddingTable, weights: torch.Tensor) -> None:
+        weights.copy_(tables_of(network)[table.name])
 
     write_model_folder(
         folder,
         schema=network.schema,
+        tables=network.tables,
         recipe=Recipe(name=name, model=config),
         metrics={"test": {"auc": 0.75}},
         card="# A model of the tests\n",

@@ -46,7 +46,9 @@ def _row_logit(config: ModelConfig, schema: Schema, state: State, batch: Batch, 
         vectors.append(_mlp(state, "dense_network.bottom_mlp", batch.dense[row].double().numpy(), layers, relu=layers))
     for feature in schema.categorical:
         bag = batch.sparse[feature.name].to_dense()[row].long().numpy()
-        rows = state[f"embeddings.embedding_bags.{feature.name}.weight"][bag]
+        # Tables are stored in fours of columns.
+        width = config.embedding_dims.get(feature.name, config.embedding_dim)
+        rows = state[f"embeddings.embedding_bags.{feature.name}.weight"][bag, :width]
         mean = isinstance(feature, MultiHotFeature) and feature.pooling == "mean"
         vectors.append(rows.sum(axis=0) / (max(len(bag), 1) if mean else 1))
     if isinstance(config, DCNv2Config):
@@ -78,7 +80,8 @@ def _neumf_logit(config: NeuMFConfig, schema: Schema, state: State, batch: Batch
     elif gmf:
         vectors.append(user[:gmf] * item[:gmf])
     if "mlp" in config.parts:
-        x = np.concatenate([user[gmf:], item[gmf:]])
+        own = slice(gmf, gmf + config.mlp[0] // 2)
+        x = np.concatenate([user[own], item[own]])
         for layer in range(len(config.mlp) - 1):
             name = f"dense_network.mlp.{3 * layer}"
             x = np.maximum(state[f"{name}.weight"] @ x + state[f"{name}.bias"], 0)

@@ -65,7 +65,7 @@ class ShardingConfig(Config):
     default: Literal["auto"] | Sharding = "auto"
     """`auto`: TorchRec's planner chooses."""
     tables: dict[str, Sharding] = {}
-    """By table (the feature's name), instead of the default."""
+    """By table, instead of the default; most models name a table as its feature (`rayrec plan` shows the names)."""
     memory_per_worker: str | None = Field(None, pattern=r"^\d+(\.\d+)?\s*([KMGT]i?)?B$")
     """Memory for tables and their optimizer state on one worker, such as `80GB`; unset: what the device has."""
 

@@ -27,9 +27,10 @@ def export_checkpoint(checkpoint: Path, output: Path, *, recipe: Recipe, dataset
     write_model_folder(
         output,
         schema=weights.schema,
+        tables=weights.tables,
         recipe=recipe,
         metrics=metrics,
-        card=model_card(recipe, weights.schema, dataset, metrics, checkpoint.name),
+        card=model_card(recipe, weights.schema, weights.tables, dataset, metrics, checkpoint.name),
         vocabularies_in=dataset.folder,
         dense=weights.dense(),
         fill_table=weights.fill_table,

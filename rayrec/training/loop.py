@@ -58,9 +58,8 @@ def plan_for(recipe: Recipe, dataset: Dataset, place: Place) -> TablePlan:
         dist.broadcast_object_list(shared, src=0)
         memory = shared[0]
     return plan_tables(
-        build_model(recipe.model, dataset.schema, device="meta").embeddings,
-        sharding,
-        recipe.train.embedding_optimizer,
+        build_model(recipe.model, dataset.schema, device="meta").tables,
+        recipe.train,
         world_size=place.world_size,
         local_world_size=place.local_world_size,
         memory_per_worker=memory,

@@ -5,7 +5,7 @@ with the given memory on every device: its CPU mode never offers row-wise shardi
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -36,10 +36,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.units import format_bytes
-from rayrec.config.train import EmbeddingOptimizerConfig, Sharding, ShardingConfig
+from rayrec.config.train import EmbeddingOptimizerConfig, Sharding, TrainConfig
+from rayrec.models.common.embeddings import build_embeddings
+from rayrec.models.common.tables import COLUMN_GRAIN, EmbeddingTable
 
-# Column shards of fused CPU and GPU tables are multiples of this many columns.
-_COLUMN_GRAIN = 4
 # Memory kept free of tables: activations, buffers of the all-to-alls, fragmentation.
 _RESERVED_SHARE = 0.15
 
@@ -91,34 +91,34 @@ class EmbeddingTables(nn.Module):
 
 
 def plan_tables(
-    embeddings: EmbeddingBagCollection,
-    config: ShardingConfig,
-    optimizer: EmbeddingOptimizerConfig,
+    tables: Sequence[EmbeddingTable],
+    train: TrainConfig,
     *,
     world_size: int,
     local_world_size: int,
     memory_per_worker: int,
     batch_size: int,
 ) -> TablePlan:
-    """Place every table of `embeddings` (may be on the meta device) on `world_size` workers.
+    """Place every one of a model's tables on `world_size` workers.
 
     `memory_per_worker` in bytes, `batch_size` rows a worker. Deterministic, so that ranks may each call it. Raises
     UserError where the tables do not fit and ConfigError where the recipe asks for what cannot be done.
     """
-    tables = {table.name: table for table in embeddings.embedding_bag_configs()}
-    unknown = sorted(set(config.tables) - set(tables))
+    by_name = {table.name: table for table in tables}
+    sharding, optimizer = train.sharding, train.embedding_optimizer
+    unknown = sorted(set(sharding.tables) - set(by_name))
     if unknown:
-        raise ConfigError(f"train.sharding.tables.{unknown[0]}: no such table; the model has {', '.join(tables)}")
+        raise ConfigError(f"train.sharding.tables.{unknown[0]}: no such table; the model has {', '.join(by_name)}")
     constraints = {}
-    for name, table in tables.items():
-        wanted = config.tables.get(name, config.default)
+    for name, table in by_name.items():
+        wanted = sharding.tables.get(name, sharding.default)
         allowed = _choices(optimizer, world_size) if wanted == "auto" else [wanted]
-        _check_supported(name, wanted, optimizer, table.embedding_dim, world_size)
+        _check_supported(name, wanted, optimizer)
         constraints[name] = ParameterConstraints(
             sharding_types=list(allowed),
             # Others keep tables in host memory; `dense` is left for data-parallel tables alone.
             compute_kernels=["fused", "dense"],
-            min_partition=_columns_per_shard(table.embedding_dim, world_size) if wanted == "column_wise" else None,
+            min_partition=_columns_per_shard(table.columns, world_size) if wanted == "column_wise" else None,
         )
     planner = EmbeddingShardingPlanner(
         topology=_topology(world_size, local_world_size, memory_per_worker),
@@ -129,11 +129,13 @@ def plan_tables(
     )
     try:
         with _quiet():
-            plan = planner.plan(EmbeddingTables(embeddings), [EmbeddingBagCollectionSharder()])
+            plan = planner.plan(
+                EmbeddingTables(build_embeddings(tables, torch.device("meta"))), [EmbeddingBagCollectionSharder()]
+            )
     except PlannerError as error:
         if error.error_type not in {PlannerErrorType.INSUFFICIENT_STORAGE, PlannerErrorType.PARTITION}:
             raise
-        need = sum(t.num_embeddings * _row_bytes(optimizer, t.embedding_dim) for t in tables.values())
+        need = sum(table.rows * _row_bytes(optimizer, table.columns) for table in tables)
         raise UserError(
             f"the embedding tables need {format_bytes(need)} with optimizer state; {world_size} workers of "
             f"{format_bytes(memory_per_worker)} cannot hold them; give more --workers or memory, smaller tables "
@@ -141,22 +143,22 @@ def plan_tables(
         ) from None
     shards = []
     for name, parameter in plan.plan["embeddings"].items():
-        table = tables[name]
+        table = by_name[name]
         kind: Sharding = parameter.sharding_type
         if kind == "data_parallel":
-            pieces = [(rank, [0, 0], [table.num_embeddings, table.embedding_dim]) for rank in range(world_size)]
+            pieces = [(rank, (0, 0), table.shape) for rank in range(world_size)]
         else:
             spec = parameter.sharding_spec
-            pieces = [(s.placement.rank(), s.shard_offsets, s.shard_sizes) for s in spec.shards]
+            pieces = [(s.placement.rank(), tuple(s.shard_offsets), tuple(s.shard_sizes)) for s in spec.shards]
         if kind == "column_wise" and len(pieces) == 1:
             kind = "table_wise"
         for rank, (row, column), (rows, columns) in pieces:
             size = rows * _row_bytes(optimizer, columns)
             shards.append(ShardPlacement(name, kind, rank, row, rows, column, columns, size))
-    order = list(tables)
+    order = list(by_name)
     shards.sort(key=lambda s: (order.index(s.table), s.row, s.column, s.rank))
     result = TablePlan(world_size, tuple(shards))
-    _check_complete(result, {n: (t.num_embeddings, t.embedding_dim) for n, t in tables.items()})
+    _check_complete(result, tables)
     return result
 
 
@@ -214,23 +216,19 @@ def _quiet() -> Iterator[None]:
         logging.disable(previous)
 
 
-def _check_supported(table: str, wanted: str, optimizer: EmbeddingOptimizerConfig, dim: int, world_size: int) -> None:
+def _check_supported(table: str, wanted: str, optimizer: EmbeddingOptimizerConfig) -> None:
     if wanted != "auto" and wanted not in _on_request(optimizer):
         raise ConfigError(
             f"train.sharding: table '{table}' cannot be {wanted} under embedding_optimizer '{optimizer.kind}'; "
             f"use one of {', '.join(_on_request(optimizer))}, or another optimizer"
         )
-    if wanted == "column_wise" and dim % _COLUMN_GRAIN:
-        raise ConfigError(
-            f"train.sharding: table '{table}' has {dim} columns; column_wise needs a multiple of {_COLUMN_GRAIN}"
-        )
 
 
-def _columns_per_shard(dim: int, world_size: int) -> int:
+def _columns_per_shard(columns: int, world_size: int) -> int:
     """Widest equal column shards, at most one a worker, in multiples of the grain."""
-    grains = dim // _COLUMN_GRAIN
+    grains = columns // COLUMN_GRAIN
     shards = max(n for n in range(1, world_size + 1) if grains % n == 0)
-    return dim // shards
+    return columns // shards
 
 
 def _topology(world_size: int, local_world_size: int, memory_per_worker: int) -> Topology:
@@ -262,10 +260,10 @@ def _generator(shards: list[ShardPlacement]) -> ParameterShardingGenerator:
             return data_parallel()
 
 
-def _check_complete(plan: TablePlan, shapes: dict[str, tuple[int, int]]) -> None:
+def _check_complete(plan: TablePlan, tables: Sequence[EmbeddingTable]) -> None:
     """Every table must be in the plan, each of its cells once (data-parallel: once a rank)."""
-    for name, (rows, dim) in shapes.items():
-        shards = [s for s in plan.shards if s.table == name]
+    for table in tables:
+        shards = [s for s in plan.shards if s.table == table.name]
         copies = plan.world_size if shards and shards[0].sharding == "data_parallel" else 1
-        cells = sum(s.rows * s.columns for s in shards)
-        assert cells == rows * dim * copies, f"table {name}: the plan places {cells} of {rows * dim * copies} cells"
+        cells, wanted = sum(s.rows * s.columns for s in shards), table.rows * table.columns * copies
+        assert cells == wanted, f"table {table.name}: the plan places {cells} of {wanted} cells"

@@ -16,7 +16,14 @@ from tests.builders import make_dataset
 from tests.training_runs import Case, logits_under, losses, recipe, run_cases, weights_of
 
 STEPS = 50
-MIXED = {"C1": "row_wise", "C2": "data_parallel", "C3": "column_wise", "C4": "table_wise", "M1": "row_wise"}
+MIXED = {
+    "C1": "row_wise",
+    "C2": "data_parallel",
+    "C3": "column_wise",
+    "C4": "table_wise",
+    "M1": "table_wise",  # sums, where TorchRec's own mean of the row-wise table would divide them, too
+    "M2": "row_wise",
+}
 MIXED_ROWWISE = {**MIXED, "C3": "row_wise"}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"kind": "sgd", "lr": 0.5},
@@ -41,7 +48,7 @@ def _plans(optimizer: str) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("training") / "data"
-    make_dataset(folder, {"train": 3_500, "test": 300}, numeric=3, categorical=4, multi_hot=1, seed=1)
+    make_dataset(folder, {"train": 3_500, "test": 300}, numeric=3, categorical=4, multi_hot=2, seed=1)
     return folder
 
 

@@ -149,7 +149,7 @@ def test_made_from_trained_parts(gmf_output: str, alpha: float) -> None:
             for table in part.embeddings.parameters():
                 table.mul_(100)
     model = build_model(configs[2], schema, seed=3).eval()
-    model.load_state_dict(compose(parts[0].state_dict(), parts[1].state_dict(), alpha))
+    model.load_state_dict(compose(configs[2], parts[0].state_dict(), parts[1].state_dict(), alpha))
     batch = random_batch(schema, rows=20)
     gmf, mlp = (part(batch) for part in parts)
     torch.testing.assert_close(model(batch), alpha * gmf + (1 - alpha) * mlp)

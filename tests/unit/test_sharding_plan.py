@@ -3,13 +3,12 @@
 from typing import Any
 
 import pytest
-import torch
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.units import format_bytes, parse_bytes
-from rayrec.config.train import EmbeddingOptimizerConfig, ShardingConfig
+from rayrec.config import TrainConfig
+from rayrec.models.common.table_values import UniformByRows
+from rayrec.models.common.tables import EmbeddingTable
 from rayrec.training.sharding import TablePlan, plan_tables
 
 # The cardinalities of Criteo Terabyte at frequency limit 15.
@@ -21,14 +20,10 @@ SMALL = [1000, 50, 7, 20000]
 
 
 def _plan(rows: list[int], dim: int, workers: int, memory: str, optimizer: str = "sgd", **sharding: Any) -> TablePlan:
-    tables = [
-        EmbeddingBagConfig(name=f"C{i}", feature_names=[f"C{i}"], num_embeddings=n, embedding_dim=dim)
-        for i, n in enumerate(rows)
-    ]
+    tables = [EmbeddingTable(f"C{i}", f"C{i}", n, dim, UniformByRows()) for i, n in enumerate(rows)]
     return plan_tables(
-        EmbeddingBagCollection(tables=tables, device=torch.device("meta")),
-        ShardingConfig(**sharding),
-        EmbeddingOptimizerConfig(kind=optimizer),
+        tables,
+        TrainConfig.model_validate({"sharding": sharding, "embedding_optimizer": {"kind": optimizer}}),
         world_size=workers,
         local_world_size=workers,
         memory_per_worker=parse_bytes(memory),
@@ -99,9 +94,10 @@ def test_what_cannot_be_done_is_refused(optimizer: str, sharding: dict[str, Any]
         _plan(SMALL, 16, 2, "1GB", optimizer, **sharding)
 
 
-def test_column_shards_need_columns_in_fours() -> None:
-    with pytest.raises(ConfigError, match="multiple of 4"):
-        _plan([100], 10, 2, "1GB", default="column_wise")
+@pytest.mark.parametrize(("dim", "columns"), [(8, [4, 4]), (10, [12]), (1, [4]), (19, [20]), (30, [16, 16])])
+def test_columns_are_stored_and_cut_in_fours(dim: int, columns: list[int]) -> None:
+    plan = _plan([100], dim, 2, "1GB", default="column_wise")
+    assert [shard.columns for shard in plan.shards] == columns
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How the rows of embedding tables are distributed before training; a model states its own (`RankingModel`)."""
+"""How the rows of embedding tables are distributed before training; a model states it of each (`EmbeddingTable`)."""
 
 import math
 from dataclasses import dataclass

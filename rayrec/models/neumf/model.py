@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from rayrec.common.errors import UserError
 from rayrec.config import NeuMFConfig
 from rayrec.features.schema import Schema
-from rayrec.models.common.embeddings import build_embeddings
 from rayrec.models.common.initialization import copy_uniform
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.table_values import Normal
+from rayrec.models.common.tables import feature_tables
 
 TABLE_VALUES = Normal(std=0.01)
 
@@ -29,7 +29,7 @@ def build_neumf(config: NeuMFConfig, schema: Schema, device: torch.device) -> Ra
     _require_user_and_item_alone(schema)
     schema = schema.with_embedding_dims(config.gmf_width + config.mlp_width, {})
     network = NeuMFDenseNetwork(config, schema, device)
-    return RankingModel(schema, build_embeddings(schema, device), network, TABLE_VALUES)
+    return RankingModel(schema, feature_tables(schema, TABLE_VALUES), network, device)
 
 
 class NeuMFDenseNetwork(nn.Module):
