@@ -25,11 +25,12 @@ class RawRows:
     """Checks raw rows against one schema.
 
     `columns` are the Arrow columns that it makes, `FeatureEncoder.raw_schema`: float64 for numbers, string for
-    categories (int64 for those that come as ids, having no vocabulary), a list of these for multi-hot features.
+    categories (int64 for those that come as ids, having no vocabulary or hashing them), a list of these for multi-hot
+    features.
     """
 
     def __init__(self, schema: Schema, columns: pa.Schema) -> None:
-        self._not_features = {schema.label, schema.group, schema.weight}
+        self._not_features = frozenset(schema.other_columns)
         self._columns = columns
         self._known = frozenset(columns.names)
 
