@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.common.errors import UserError
+
+_URI = re.compile(r"^[a-z][a-z0-9+.-]*://")
+
+
+def is_uri(path: str) -> bool:
+    """Whether `path` names its file system, as s3://bucket/key does."""
+    return _URI.match(path) is not None
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

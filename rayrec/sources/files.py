@@ -11,13 +11,13 @@ import pyarrow as pa
 from pyarrow import fs
 
 from rayrec.common.errors import UserError
+from rayrec.common.files import is_uri
 
 MAX_LINE_BYTES = 2**24
 _BLOCK_BYTES = 2**23
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DESCRIPTIONS = {"json", "md"}
-_URI = re.compile(r"^[a-z][a-z0-9+.-]*://")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def list_inputs(paths: Iterable[str]) -> list[InputFile]:
 
 def _list(path: str) -> list[InputFile]:
     try:
-        if _URI.match(path):
+        if is_uri(path):
             filesystem, inner = fs.FileSystem.from_uri(path)
             prefix = path[: path.index("://") + 3] if not isinstance(filesystem, fs.LocalFileSystem) else ""
             infos = _expand(filesystem, inner)
