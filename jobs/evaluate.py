@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import PositiveInt
 
 from jobs.entry_point import Job, main
+from jobs.request import Request
 from jobs.result import Result
 from rayrec.common.progress import Progress
-from rayrec.config import Config
 
 if TYPE_CHECKING:
     from rayrec.training.parallel_model import ParallelModel
 
 
-class EvaluateRequest(Config):
+class EvaluateRequest(Request):
     """Compute exact metrics over a split."""
 
     source: Path

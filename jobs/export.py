@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.entry_point import Job, main
+from jobs.request import Request
 from jobs.result import Result
 from rayrec.common.errors import UserError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.config import Config
 
 if TYPE_CHECKING:
     from rayrec.inference.model_folder import Metrics
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rayrec.training.run_folder import RunFolder
 
 
-class ExportRequest(Config):
+class ExportRequest(Request):
     """Write the model folder that serve and predict read."""
 
     run: Path

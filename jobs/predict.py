@@ -4,19 +4,20 @@ With `--top-k K` instead of an input: the best items of every user, of a model o
 """
 
 from pathlib import Path
+from typing import Self
 
 from pydantic import PositiveInt
 
 from jobs.entry_point import Job, main
 from jobs.export import exported
+from jobs.request import Request, absolute_path
 from jobs.result import Result
 from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
-from rayrec.config import Config
 
 
-class PredictRequest(Config):
+class PredictRequest(Request):
     """Score a dataset's split, or raw rows, or recommend to every user."""
 
     model: Path
@@ -32,6 +33,14 @@ class PredictRequest(Config):
     top_k: PositiveInt | None = None
     """Instead of an input: so many items for every user, those of the training data left out."""
 
+    def check(self) -> None:
+        if self.input is None and self.top_k is None:
+            raise ConfigError("input: missing; give what to score, or --top-k to recommend items to every user")
+
+    def with_absolute_paths(self) -> Self:
+        changed = {"input": None if self.input is None else absolute_path(self.input)}
+        return super().with_absolute_paths().model_copy(update=changed)
+
 
 def run(request: PredictRequest, progress: Progress) -> Result:
     """Score every row in the order of the input; `rows` counts those scored, `details` those set aside."""
@@ -40,8 +49,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     require_absent(request.output)
     if request.top_k is not None:
         return _recommend(request, request.top_k, progress)
-    if request.input is None:
-        raise ConfigError("input: missing; give what to score, or --top-k to recommend items to every user")
+    assert request.input is not None, "the request was checked"
     if not request.raw and not (Path(request.input) / MANIFEST_FILE).is_file():
         raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.

@@ -9,22 +9,22 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pydantic import Field
 
 from jobs.entry_point import Job, main
 from jobs.export import exported
+from jobs.request import Request
 from jobs.result import Result
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
-from rayrec.config import Config
 
 if TYPE_CHECKING:
     from serve.arguments import ServeArguments
 
 
-class ServeRequest(Config):
+class ServeRequest(Request):
     """Serve models over HTTP."""
 
     model: tuple[Path, ...] = Field(min_length=1)
@@ -32,6 +32,19 @@ class ServeRequest(Config):
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 listens on all of the machine's, and there is no authentication."""
     port: int = Field(8000, ge=1, le=65_535)
+
+    def check(self) -> None:
+        self.folders()
+
+    def folders(self) -> dict[str, Path]:
+        """Absolute folders by model name. Raises ConfigError."""
+        from serve.arguments import named_folders
+
+        return named_folders([str(model) for model in self.model])
+
+    def with_absolute_paths(self) -> Self:
+        models = tuple(Path(f"{name}={folder}") for name, folder in self.folders().items())
+        return self.model_copy(update={"model": models})
 
 
 def run(request: ServeRequest, progress: Progress) -> Result:
@@ -48,10 +61,10 @@ def run(request: ServeRequest, progress: Progress) -> Result:
 def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
     """Serve for the time of the block; yields the URL, and tells it with a request to try."""
     from cluster.ray_session import ray_session
-    from serve.arguments import ServeArguments, named_folders
+    from serve.arguments import ServeArguments
 
     _require_free_port(request.host, request.port)
-    folders = named_folders([str(model) for model in request.model])
+    folders = request.folders()
     with ExitStack() as stack:
         progress.stage("load models")
         models = {name: stack.enter_context(exported(folder)) for name, folder in folders.items()}
