@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayrec.config import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfig, Recipe
+from rayrec.config import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfig, Recipe, WideDeepConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, MultiHotFeature, NumericFeature, Schema
 from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.features.vocabulary import write_vocabulary
@@ -21,6 +21,9 @@ from rayrec.models.registry import build_model
 MODELS: dict[str, ModelConfig] = {
     "dlrm": DLRMConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(16,)),
     "dcnv2": DCNv2Config(embedding_dim=8, bottom_mlp=(16, 8), cross_layers=2, cross_rank=4, top_mlp=(16,)),
+    "wide_deep": WideDeepConfig(embedding_dim=8, embedding_dims={"C2": 3}, mlp=(16, 8), dropout=0.5),
+    "wide": WideDeepConfig(part="wide"),
+    "deep": WideDeepConfig(part="deep", embedding_dim=8, combiner="mean", mlp=(16, 8)),
 }
 
 
@@ -90,8 +93,8 @@ def _write(
     network = build_model(config, schema, seed=seed)
     # The published initial tables are so small that a wrong row would hardly change a score.
     torch.manual_seed(seed)
-    for weights in tables_of(network).values():
-        weights.data.copy_(torch.randn_like(weights))
+    for table in network.tables:
+        tables_of(network)[table.name].data[:, : table.dim].normal_()
 
     def fill_table(table: EmbeddingTable, weights: torch.Tensor) -> None:
         weights.copy_(tables_of(network)[table.name])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from rayrec.config import DCNv2Config, ModelConfig, NeuMFConfig
+from rayrec.config import DCNv2Config, ModelConfig, NeuMFConfig, WideDeepConfig
 from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.models.common.batch import Batch
 
@@ -40,6 +40,8 @@ def naive_logits(config: ModelConfig, schema: Schema, state: Mapping[str, Tensor
 def _row_logit(config: ModelConfig, schema: Schema, state: State, batch: Batch, row: int) -> float:
     if isinstance(config, NeuMFConfig):
         return _neumf_logit(config, schema, state, batch, row)
+    if isinstance(config, WideDeepConfig):
+        return _wide_deep_logit(config, schema, state, batch, row)
     vectors = []
     if schema.numeric:
         layers = range(len(config.bottom_mlp))
@@ -90,6 +92,31 @@ def _neumf_logit(config: NeuMFConfig, schema: Schema, state: State, batch: Batch
     if vectors:
         logit += (state["dense_network.output.weight"] @ np.concatenate(vectors))[0]
     return float(logit)
+
+
+def _wide_deep_logit(config: WideDeepConfig, schema: Schema, state: State, batch: Batch, row: int) -> float:
+    numbers = batch.dense[row].double().numpy()
+    bags = {f.name: batch.sparse[f.name].to_dense()[row].long().numpy() for f in schema.categorical}
+    logit = 0.0
+    if config.part != "deep":
+        logit += float(state["dense_network.wide.weight"] @ numbers + state["dense_network.wide.bias"])
+        for name, bag in bags.items():
+            logit += state[f"embeddings.embedding_bags.{name}_wide.weight"][bag, 0].sum()
+    if config.part != "wide":
+        vectors = []
+        for feature in schema.categorical:
+            width = config.embedding_dims.get(feature.name, config.embedding_dim)
+            bag = bags[feature.name]
+            total = state[f"embeddings.embedding_bags.{feature.name}.weight"][bag, :width].sum(axis=0)
+            is_mean = isinstance(feature, MultiHotFeature) and (config.combiner or feature.pooling) == "mean"
+            vectors.append(total / (max(len(bag), 1) if is_mean else 1))
+        x = np.concatenate([*vectors, numbers])
+        for layer in range(len(config.mlp) + 1):
+            name = f"dense_network.deep.{3 * layer}"
+            x = state[f"{name}.weight"] @ x + state[f"{name}.bias"]
+            x = np.maximum(x, 0) if layer < len(config.mlp) else x
+        logit += float(x[0])
+    return logit
 
 
 def _mlp(state: State, name: str, x: np.ndarray, layers: Sequence[int], relu: Sequence[int]) -> np.ndarray:

@@ -17,7 +17,7 @@ from rayrec.config import ModelConfig, TrainConfig
 from rayrec.features.schema import Schema
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.initialization import initialize_dense, initialize_shard
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.tables import EmbeddingTable, Part
 from rayrec.models.registry import build_model
 from rayrec.training.freeze import frozen_parameters
 from rayrec.training.sharding import EmbeddingTables, TablePlan, torchrec_plan
@@ -45,7 +45,9 @@ class ParallelModel:
         self.plan = plan
         whole = build_model(model, schema, device="meta")
         self.schema = whole.schema
-        self._stated, self._outputs = whole.tables, whole.outputs
+        self._stated, self._outputs, self._wide_names = whole.tables, whole.outputs, whole.wide_names
+        self.deep_width = sum(table.dim for table in whole.tables if table.part == "deep")
+        """Columns of `pooled` that belong to deep tables, the first ones; the others belong to wide ones."""
         self.trains_tables = "embeddings" not in train.freeze
         self.tables = DistributedModelParallel(
             EmbeddingTables(whole.embeddings),
@@ -56,7 +58,7 @@ class ParallelModel:
         )
         if dist.get_world_size() == 1:
             _without_replication(self.tables)
-        self.table_optimizer = TableOptimizer(train.embedding_optimizer, self.tables, plan)
+        self.table_optimizer = TableOptimizer(train, self.tables, whole.tables, plan)
         self.dense_network = whole.dense_network.to_empty(device=device)
         self._initialize(train.seed)
         for parameter in frozen_parameters(self.dense_network, train.freeze):
@@ -64,7 +66,11 @@ class ParallelModel:
         called: nn.Module = self.dense_network
         if train.compile:
             called = cast(nn.Module, torch.compile(self.dense_network))
-        self.trains_dense = any(p.requires_grad for p in self.dense_network.parameters())
+        self.deep_parameters = self._trained(part="deep")
+        """Of the dense network, what `train.dense_optimizer` trains."""
+        self.wide_parameters = self._trained(part="wide")
+        """Of the dense network, what `train.wide_optimizer` trains."""
+        self.trains_dense = bool(self.deep_parameters or self.wide_parameters)
         if dist.get_world_size() > 1 and self.trains_dense:
             called = DistributedDataParallel(
                 called,
@@ -103,6 +109,17 @@ class ParallelModel:
         for table, shard, row, column in self._local_shards():
             shard.copy_(weights(table)[row : row + shard.shape[0], column : column + shard.shape[1]])
         self.dense_network.load_state_dict(dict(dense))
+
+    @property
+    def has_wide_part(self) -> bool:
+        return any(table.part == "wide" for table in self._stated)
+
+    def _trained(self, part: Part) -> list[nn.Parameter]:
+        return [
+            parameter
+            for name, parameter in self.dense_network.named_parameters()
+            if parameter.requires_grad and (name.partition(".")[0] in self._wide_names) == (part == "wide")
+        ]
 
     @torch.no_grad()
     def _initialize(self, seed: int) -> None:

@@ -18,13 +18,20 @@ class RankingModel(nn.Module):
     """
 
     def __init__(
-        self, schema: Schema, tables: Sequence[EmbeddingTable], dense_network: nn.Module, device: torch.device
+        self,
+        schema: Schema,
+        tables: Sequence[EmbeddingTable],
+        dense_network: nn.Module,
+        device: torch.device,
+        *,
+        wide: nn.Module | None = None,
     ) -> None:
         super().__init__()
+        assert sorted(tables, key=lambda table: table.part == "wide") == list(tables), "wide tables come last"
         self.schema = schema
         """Every embedding_dim is resolved."""
         self.tables = tuple(tables)
-        """In the order of their outputs in `pooled`."""
+        """In the order of their outputs in `pooled`; those of a wide part come last."""
         self.embeddings = build_embeddings(tables, device)
         """The tables, by name; sums, of which `outputs` makes `pooled`."""
         self.outputs = PooledOutputs(tables)
@@ -33,6 +40,8 @@ class RankingModel(nn.Module):
 
         Initial values are its modules' (`initialize_dense`).
         """
+        self.wide_names = frozenset(name for name, module in dense_network.named_children() if module is wide)
+        """Children of `dense_network` that belong to a wide part."""
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B,) float32."""
