@@ -131,3 +131,12 @@ def frame_of_tasks(
 def collect_rows(frame: "DataFrame") -> list[tuple[Any, ...]]:
     """The rows of a small data frame."""
     return [tuple(row) for row in frame.collect()]
+
+
+def partition_number() -> int:
+    """Within a task: the number of its partition."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId()

@@ -20,7 +20,7 @@ from rayrec.ingest.dataset import VOCABULARY_FOLDER
 from rayrec.preprocessing.parquet_files import new_parquet
 from rayrec.preprocessing.runs import runs
 from rayrec.preprocessing.segments import Segment, read_piece
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, run_tasks
+from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number, run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,11 +111,7 @@ def _count_values(segment: Segment, features: Sequence[str]) -> Iterator[pa.Reco
 
 def _write_ranks(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa.RecordBatch]:
     """Write a sorted range, a file a feature in it; gives (feature, partition, rows) of each file."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None
-    partition = context.partitionId()
+    partition = partition_number()
     for feature, run in runs(batches, "feature"):
         rows = 0
         with new_parquet(_rank_path(folder, feature, partition), _RANKED) as writer:

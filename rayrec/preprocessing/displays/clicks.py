@@ -17,7 +17,7 @@ from rayrec.preprocessing.displays.row_files import RowFiles, new_rows
 from rayrec.preprocessing.displays.tables import ParsedTables
 from rayrec.preprocessing.hash_ranges import range_count
 from rayrec.preprocessing.segments import Segment, read_piece
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks
+from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.features.rows import FOLD
 from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, Table
@@ -73,8 +73,8 @@ def write_click_rows(
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from _write_rows(batches, config, folder)
 
-        events = _events(workspace, tables, config.original)
-        joined = frame_of_tasks(spark, clicks, read, _CLICKS).join(events, DISPLAY, "left")
+        given = events(workspace, tables, original=config.original)
+        joined = frame_of_tasks(spark, clicks, read, _CLICKS).join(given, DISPLAY, "left")
         ranges = range_count(spark, rows)
         # A display lies in one range.
         dealt = joined.repartitionByRange(ranges, f.col(DISPLAY)) if ranges > 1 else joined.coalesce(1)
@@ -88,7 +88,7 @@ def write_click_rows(
     return ClickRows(splits=splits, clicked=sum(clicked for split, *_, clicked in found if split == _TRAIN))
 
 
-def _events(workspace: Workspace, tables: ParsedTables, original: bool) -> "DataFrame":
+def events(workspace: Workspace, tables: ParsedTables, *, original: bool) -> "DataFrame":
     """One event a display; the original drops those without a platform or a place."""
     from pyspark.sql import functions as f
 
@@ -98,8 +98,8 @@ def _events(workspace: Workspace, tables: ParsedTables, original: bool) -> "Data
     columns = "display_id long, uuid string, document_id long, timestamp long, platform byte, geo_location string"
     listed = frame_of_tasks(workspace.spark, tables.of(Table.EVENTS).segments(), read, columns)
     # Of lines with the same display the smallest, null before any value.
-    events = listed.groupBy(DISPLAY).agg(f.min(f.struct(*_EVENT)).alias("event")).select(DISPLAY, "event.*")
-    return events.filter("platform is not null and geo_location is not null") if original else events
+    kept = listed.groupBy(DISPLAY).agg(f.min(f.struct(*_EVENT)).alias("event")).select(DISPLAY, "event.*")
+    return kept.filter("platform is not null and geo_location is not null") if original else kept
 
 
 def _read_clicks(segment: Segment, is_labelled: bool) -> Iterator[pa.RecordBatch]:
@@ -120,11 +120,7 @@ def _write_rows(
     batches: Iterator[pa.RecordBatch], config: DisplayPreprocessConfig, folder: Path
 ) -> Iterator[pa.RecordBatch]:
     """Write a range of displays, a file a split; gives what each holds."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None
-    partition = context.partitionId()
+    partition = partition_number()
     paths = [folder / f"{name}-{partition:06d}.parquet" for name in SPLITS]
     rows, clicked = [0] * len(SPLITS), 0.0
     with ExitStack() as stack:

@@ -15,7 +15,7 @@ from rayrec.preprocessing.displays.tables import ParsedTables
 from rayrec.preprocessing.hash_ranges import in_hash_ranges, range_count, write_sorted
 from rayrec.preprocessing.runs import run_starts, whole_runs
 from rayrec.preprocessing.segments import Segment, read_piece
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks
+from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.layout import Table
 from rayrec.sources.outbrain.statistics import AD_SCHEMA, ASPECTS, DOCUMENT_SCHEMA, Aspect
@@ -283,11 +283,7 @@ def _write_infos(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa
 
 
 def _partition_path(folder: Path) -> Path:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None
-    return folder / f"{context.partitionId():06d}.parquet"
+    return folder / f"{partition_number():06d}.parquet"
 
 
 def _as_long(batch: pa.RecordBatch) -> pa.RecordBatch:

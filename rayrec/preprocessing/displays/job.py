@@ -8,11 +8,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.preprocess import DisplayPreprocessConfig
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.displays.clicks import CLICKED, DISPLAY, ClickRows, write_click_rows
+from rayrec.preprocessing.displays.counts import write_counts
 from rayrec.preprocessing.displays.documents import (
     DocumentInfo,
     DocumentValues,
@@ -22,10 +26,24 @@ from rayrec.preprocessing.displays.documents import (
     write_values,
 )
 from rayrec.preprocessing.displays.fit import FittedNumbers, fit_numbers
+from rayrec.preprocessing.displays.last_views import write_last_views
+from rayrec.preprocessing.displays.page_views import ViewReader
+from rayrec.preprocessing.displays.profiles import ProfileJob, write_profiles
 from rayrec.preprocessing.displays.rates import RateJob, write_rates, write_totals
-from rayrec.preprocessing.displays.raw_features import CANDIDATE, LABEL_FIELDS, FeatureRows, write_in_display_order
+from rayrec.preprocessing.displays.raw_features import (
+    CANDIDATE,
+    LABEL_FIELDS,
+    LEAK,
+    ORDER_FIELDS,
+    POSITION,
+    FeatureRows,
+    write_in_display_order,
+)
 from rayrec.preprocessing.displays.row_files import RowFiles
 from rayrec.preprocessing.displays.tables import ParsedTables, parse_tables
+from rayrec.preprocessing.displays.traffic import write_rows_with_sources, write_traffic
+from rayrec.preprocessing.displays.user_order import write_in_user_order
+from rayrec.preprocessing.displays.users import write_users
 from rayrec.preprocessing.encode import RowEncoder, write_in_order, write_shuffled
 from rayrec.preprocessing.extract import RowReader
 from rayrec.preprocessing.long_vocabularies import LongVocabularies
@@ -36,7 +54,7 @@ from rayrec.sources.files import InputFile
 from rayrec.sources.outbrain.features.raw import features_of, rate_keys
 from rayrec.sources.outbrain.layout import FULL_TABLES, LEAN_TABLES, Table
 from rayrec.sources.outbrain.reader import OutbrainTables, TableReader, table_reader
-from rayrec.sources.outbrain.statistics import RATES_FOLDER, STATISTICS_FOLDER, Constants, Statistics
+from rayrec.sources.outbrain.statistics import COUNTS_FOLDER, RATES_FOLDER, STATISTICS_FOLDER, Constants, Statistics
 
 
 class DisplayJob:
@@ -77,7 +95,6 @@ class DisplayJob:
         if train.rows == 0:
             raise UserError("preprocess.split: no row falls into train; give more rows or change it")
         values, infos = self._documents(workspace, stages, tables, statistics)
-        stages.release("tables")
 
         constants = Constants(
             feature_set=config.feature_set,
@@ -88,18 +105,64 @@ class DisplayJob:
             smoothing=config.rates.smoothing,
         )
         constants.save(statistics)
-        job = RateJob(train, config.rates.folds, rate_keys(constants), statistics)
-        stages.leave("rates", lambda folder: write_rates(workspace, job, folder))
+        rate_job = RateJob(train, config.rates.folds, rate_keys(constants), statistics)
         by_fold = workspace.scratch / "rates"
-        stages.leave("totals", lambda folder: write_totals(workspace, job, by_fold, folder), statistics / RATES_FOLDER)
-        opened = Statistics.open(statistics, by_fold)
-        features = stages.run(
-            "features", FeatureRows, lambda folder: write_in_display_order(workspace, rows.splits, opened, folder)
+        stages.leave("rates", lambda folder: write_rates(workspace, rate_job, folder))
+        stages.leave(
+            "totals", lambda folder: write_totals(workspace, rate_job, by_fold, folder), statistics / RATES_FOLDER
         )
-        stages.release("clicks", "rates")
+        opened = Statistics.open(statistics, by_fold)
+        if config.feature_set == "full":
+            if config.original:
+                stages.leave(
+                    "counts",
+                    lambda folder: write_counts(workspace, tables, workspace.scratch / "values", folder),
+                    statistics / COUNTS_FOLDER,
+                )
+            features = self._full_features(workspace, stages, rows, opened)
+        else:
+            features = stages.run(
+                "features", FeatureRows, lambda folder: write_in_display_order(workspace, rows.splits, opened, folder)
+            )
+        stages.release("tables", "clicks", "rates", "values")
         schema = self._schema(workspace, stages, features, constants)
         splits = self._write_splits(workspace, stages, features, schema)
         return WrittenDataset(schema, splits, tables.rejected)
+
+    def _full_features(
+        self, workspace: Workspace, stages: Stages, rows: ClickRows, statistics: Statistics
+    ) -> FeatureRows:
+        """Features of the `full` set, which need the page views of the users of rows."""
+        original, scratch = self._config.original, workspace.scratch
+        users, documents = scratch / "users", statistics.folder / "documents"
+        stages.leave("users", lambda folder: write_users(workspace, rows, statistics.folder, folder))
+        reader = ViewReader(self._readers[Table.PAGE_VIEWS], users, documents, original)
+        table: dict[Table, tuple[RowReader, InputFile]] = {Table.PAGE_VIEWS: (reader, self._tables[Table.PAGE_VIEWS])}
+        limit = self._config.max_rejected_fraction
+        parsed = stages.run("views", ParsedTables, lambda folder: parse_tables(workspace, table, folder, limit))
+        views = parsed.of(Table.PAGE_VIEWS)
+        stages.leave("traffic", lambda folder: write_traffic(workspace, rows, views, users, original, folder))
+        with_sources = stages.run(
+            "rows",
+            ClickRows,
+            lambda folder: write_rows_with_sources(workspace, rows, scratch / "traffic", folder),
+        )
+        stages.release("traffic")
+        job = ProfileJob(users, documents, scratch / "values", statistics.constants.documents, original)
+        stages.leave(
+            "profiles", lambda folder: write_profiles(workspace, views, job, folder), statistics.folder / "profiles"
+        )
+        stages.leave("last-views", lambda folder: write_last_views(workspace, views, folder))
+        stages.release("views")
+        features = stages.run(
+            "features",
+            FeatureRows,
+            lambda folder: write_in_user_order(
+                workspace, with_sources.splits, statistics, users, scratch / "last-views", folder
+            ),
+        )
+        stages.release("rows", "users", "last-views")
+        return features
 
     def _parse(self, workspace: Workspace, stages: Stages) -> ParsedTables:
         tables: dict[Table, tuple[RowReader, InputFile]] = {
@@ -133,6 +196,7 @@ class DisplayJob:
         return Schema(
             label=CLICKED,
             group=DISPLAY,
+            leak=LEAK if constants.feature_set == "full" else None,
             candidate=CANDIDATE,
             features=fitted.features(definitions, clip=not original),
         )
@@ -141,8 +205,8 @@ class DisplayJob:
         self, workspace: Workspace, stages: Stages, features: FeatureRows, schema: Schema
     ) -> dict[str, SplitInfo]:
         no_vocabularies = LongVocabularies({}, 0, workspace.scratch)
-        encoder = RowEncoder(schema, workspace.folder, no_vocabularies, LABEL_FIELDS)
-
+        kept = (*LABEL_FIELDS, *ORDER_FIELDS) if self._config.feature_set == "full" else LABEL_FIELDS
+        encoder = RowEncoder(schema, workspace.folder, no_vocabularies, kept)
         splits = {}
         for split, files in features.splits.items():
             if files.rows:
@@ -153,8 +217,15 @@ class DisplayJob:
     def _write_split(
         self, workspace: Workspace, encoder: RowEncoder, split: str, files: RowFiles, _: Path
     ) -> SplitInfo:
+        """Write `train` in random order, the other splits in that of displays."""
         config, spark, progress, segments = self._config, workspace.spark, workspace.progress, files.segments()
-        if split == "train":
-            shuffled = Permutation(files.rows, config.seed)
-            return write_shuffled(spark, encoder, split, segments, shuffled, config.layout, progress)
-        return write_in_order(spark, encoder, split, segments, config.layout, progress)
+        has_user_order = config.feature_set == "full"
+        if split != "train" and not has_user_order:
+            return write_in_order(spark, encoder, split, segments, config.layout, progress)
+        order = Permutation(files.rows, config.seed) if split == "train" else _as_they_are
+        position = POSITION if has_user_order else None
+        return write_shuffled(spark, encoder, split, segments, order, config.layout, progress, position)
+
+
+def _as_they_are(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    return positions

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.features.keyed_table import HASH, Numbers, hash_key, write_file
+from rayrec.features.keyed_table import HASH, hash_key, write_file
+from rayrec.features.mapped_columns import Numbers
 from rayrec.preprocessing.displays.clicks import CLICKED
 from rayrec.preprocessing.displays.row_files import RowFiles
 from rayrec.preprocessing.hash_ranges import in_hash_ranges, range_count

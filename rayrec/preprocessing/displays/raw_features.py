@@ -7,6 +7,7 @@ import pyarrow as pa
 from rayrec.config import Config
 from rayrec.preprocessing.displays.clicks import CLICKED, DISPLAY
 from rayrec.preprocessing.displays.row_files import RowFiles, new_rows
+from rayrec.preprocessing.displays.traffic import TRAFFIC_SOURCE
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.spark_tasks import counted_rows, run_tasks
 from rayrec.preprocessing.workspace import Workspace
@@ -27,6 +28,10 @@ class FeatureRows(Config):
     """Raw features by split."""
 
     splits: dict[str, RowFiles]
+
+
+ORDER_FIELDS = (pa.field(LEAK, pa.float32(), False), pa.field(POSITION, pa.int64(), False))
+"""Besides, where rows are in the order of users."""
 
 
 def raw_schema(constants: Constants, others: tuple[pa.Field, ...]) -> pa.Schema:
@@ -62,7 +67,7 @@ def write_in_display_order(
     return FeatureRows(splits={s: RowFiles.of((p, n) for split, p, n in found if split == s) for s in splits})
 
 
-_COLUMNS = (DISPLAY, CLICKED, FOLD, *ROW_SCHEMA.names)
+_COLUMNS = (DISPLAY, CLICKED, FOLD, *(name for name in ROW_SCHEMA.names if name != TRAFFIC_SOURCE))
 
 
 def with_labels(rows: pa.RecordBatch, features: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -26,7 +26,7 @@ from rayrec.features.keyed_table import HASH, KeyedTable
 
 STATISTICS_FOLDER = "statistics"
 CONSTANTS_FILE = "constants.json"
-RATES_FOLDER = "rates"
+RATES_FOLDER, COUNTS_FOLDER = "rates", "counts"
 Aspect = Literal["category", "topic", "entity"]
 ASPECTS: tuple[Aspect, ...] = ("category", "topic", "entity")
 PLURALS: dict[Aspect, str] = {"category": "categories", "topic": "topics", "entity": "entities"}
@@ -185,4 +185,4 @@ class Statistics:
 
     def counts(self, of: str) -> KeyedTable:
         """Occurrences of places, states, countries (texts) or entities (values)."""
-        return KeyedTable.cached(self.folder / "counts" / of)
+        return KeyedTable.cached(self.folder / COUNTS_FOLDER / of)

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.keyed_table import Numbers
+from rayrec.features.mapped_columns import Numbers
 from rayrec.sources.outbrain.features import identifiers, rates, similarity
 from rayrec.sources.outbrain.features.definitions import (
     Definition,

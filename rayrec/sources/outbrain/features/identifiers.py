@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.keyed_table import Numbers
+from rayrec.features.mapped_columns import Numbers
 from rayrec.sources.outbrain.features.places import countries, states
 from rayrec.sources.outbrain.features.rows import Rows
 from rayrec.sources.outbrain.statistics import Aspect
@@ -81,7 +81,7 @@ def _cut(
 ) -> pa.Array:
     found = rows.landing if document == "landing" else rows.ad_document
     lists = rows.statistics.documents.lists(f"{aspect}_list", found)
-    values = lists.fields.get("", np.empty(0, np.int64))
+    values = lists.field()
     place = np.arange(len(values)) - np.repeat(np.cumsum(lists.lengths) - lists.lengths, lists.lengths)
     lengths = np.minimum(lists.lengths, length)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.features.keyed_table import Numbers
+from rayrec.features.mapped_columns import Numbers
 
 _COUNTRY_CHARACTERS, _STATE_CHARACTERS = 2, 5
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.features.keyed_table import UNKNOWN, Numbers
+from rayrec.features.keyed_table import UNKNOWN
+from rayrec.features.mapped_columns import Numbers
 from rayrec.sources.outbrain.features.rows import Rows
 from rayrec.sources.outbrain.statistics import RATE_KEYS, Constants, RateKey
 
@@ -68,9 +69,9 @@ def keys_of(rows: Rows, key: RateKey) -> Keys:
         return Keys(np.arange(len(rows)), parts, np.ones(len(rows)))
     values = rows.ad_values(key.aspect)
     owner = values.owner
-    value = Numbers(values.fields.get("value", np.empty(0, np.int64)), np.ones(len(owner), bool))
+    value = Numbers(values.field("value"), np.ones(len(owner), bool))
     parts = (*(part.of(owner) for part in parts), value)
-    return Keys(owner, parts, values.fields.get("confidence", np.empty(0)))
+    return Keys(owner, parts, values.field("confidence", np.float64))
 
 
 def _parts(rows: Rows, key: RateKey) -> tuple[Numbers, ...]:

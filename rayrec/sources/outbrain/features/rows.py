@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.keyed_table import Lists, Numbers
+from rayrec.features.mapped_columns import Lists, Numbers
 from rayrec.sources.outbrain.features.places import country_keys
 from rayrec.sources.outbrain.statistics import Aspect, Constants, Statistics
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.features.keyed_table import Lists, Ranges
+from rayrec.features.mapped_columns import Lists, Ranges, search_ranges
 from rayrec.sources.outbrain.features.rows import Rows
 from rayrec.sources.outbrain.statistics import Aspect
 
@@ -58,12 +58,12 @@ def _user_similarity(rows: Rows, aspect: Aspect) -> UserSimilarity:
 def _documents(lists: Lists) -> _Side:
     """Documents' vectors, without the values that have no weight."""
     owner, count = lists.owner, len(lists.lengths)
-    weights = lists.fields.get("weight", np.empty(0))
+    weights = lists.field("weight", np.float64)
     is_kept = ~np.isnan(weights)
     owner, weights = owner[is_kept], weights[is_kept]
     sizes = np.bincount(owner, minlength=count)
     stops = np.cumsum(sizes)
-    values = lists.fields.get("value", np.empty(0, np.int64))[is_kept]
+    values = lists.field("value")[is_kept]
     whole = Ranges(np.arange(count), stops - sizes, stops, {"value": values, "weight": weights})
     return _Side((whole,), sizes, np.sqrt(np.bincount(owner, weights**2, count)))
 
@@ -90,20 +90,3 @@ def _cosine(rows: Rows, left: _Side, right: _Side) -> tuple[NDArray[np.float64],
     without_norm = np.nan if rows.constants.original else 0.0
     similarity = np.divide(dot, norms, out=np.full(count, without_norm), where=norms > 0.0)
     return np.where((left.sizes > 0) & (right.sizes > 0), similarity, np.nan), common
-
-
-def search_ranges(
-    values: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64], wanted: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """For k wanted values, each in a range of its own in `values` (ascending there): its place, and if it is there."""
-    low, high = start.copy(), stop.copy()
-    if not len(values) or not len(wanted):
-        return low, np.zeros(len(wanted), bool)
-    for _ in range(int((stop - start).max(initial=0)).bit_length()):
-        middle = (low + high) >> 1
-        is_open = low < high
-        is_less = is_open & (values[np.minimum(middle, len(values) - 1)] < wanted)
-        low = np.where(is_less, middle + 1, low)
-        high = np.where(is_open & ~is_less, middle, high)
-    is_there = (low < stop) & (values[np.minimum(low, len(values) - 1)] == wanted)
-    return low, is_there

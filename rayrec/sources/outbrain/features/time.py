@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.keyed_table import Numbers
+from rayrec.features.mapped_columns import Numbers
 from rayrec.sources.outbrain.features.places import countries, states
 from rayrec.sources.outbrain.features.rows import Rows
 from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, FIRST_MILLISECOND
