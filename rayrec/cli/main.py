@@ -98,7 +98,7 @@ def recipes(
 
 @app.command()
 def generate(
-    source: Annotated[str, typer.Argument(help="criteo or movielens.")],
+    source: Annotated[str, typer.Argument(help="criteo, movielens or outbrain.")],
     rows: Annotated[int, typer.Option(help="Rows to write.")],
     output: NewOutputOption,
     seed: Annotated[int | None, typer.Option(help="Seed of the rows.", show_default="0")] = None,
