@@ -589,7 +589,7 @@ def _full(data: Data) -> Callable[[Click], dict[str, Any]]:
             {a: _vector(data.aspects[a].get(document, {}), weights[a]) for a in ASPECTS}
             for document in (click.landing, click.ad_document)
         )
-        user = profile.vectors if profile is not None else dict.fromkeys(ASPECTS, {})
+        user = profile.vectors if profile is not None else {aspect: {} for aspect in ASPECTS}
         values: dict[str, Any] = {
             "doc_event_id": click.landing,
             "doc_id": click.ad_document,

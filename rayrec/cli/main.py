@@ -178,7 +178,12 @@ def predict(
         typer.Option(help="Dataset folder; with --raw, raw rows (file, folder, glob or URI).", show_default=False),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="The input is raw rows, not a dataset folder.")] = False,
-    split: Annotated[str | None, typer.Option(help="Split of the dataset folder.", show_default="test")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Split of the dataset folder.", show_default="test, or submission")
+    ] = None,
+    submission: Annotated[
+        bool, typer.Option("--submission", help="Also write Kaggle's file of each display's ads in order.")
+    ] = False,
     top_k: Annotated[
         int | None, typer.Option(help="Instead of an input: so many items for every user.", show_default=False)
     ] = None,
@@ -186,7 +191,10 @@ def predict(
     debug: DebugOption = False,
 ) -> None:
     """Score a file or folder, streaming; or recommend items to every user."""
-    run_job("predict", json, debug, model=model, input=input, output=output, raw=raw, split=split, top_k=top_k)
+    run_job(
+        "predict", json, debug, model=model, input=input, output=output, raw=raw, split=split, submission=submission,
+        top_k=top_k,
+    )  # fmt: skip
 
 
 @app.command()
