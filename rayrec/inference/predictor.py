@@ -43,6 +43,8 @@ class Predictor:
         """What the model reached, by split."""
         self._encoder = FeatureEncoder(self.schema, self.folder)
         self.raw_rows = RawRows(self.schema, self._encoder.raw_schema)
+        self.encoded_columns = self._encoder.encoded_schema
+        """The Arrow columns that `encode` gives."""
         self._dense_network = _load_dense_network(model_folder)
         self._lookups = [_Lookup(feature, model_folder.table(feature)) for feature in self.schema.categorical]
         self._pooled_width = sum(lookup.width for lookup in self._lookups)
