@@ -9,7 +9,10 @@ MAX_BODY_BYTES = 64 * 2**20
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises RequestError 413 where it is too large."""
+    """The whole body. Raises RequestError: 413 where it is too large, 415 where it is compressed."""
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise RequestError(415, f"Content-Encoding '{encoding[:50]}': send the body as it is")
     body = bytearray()
     async for chunk in request.stream():
         body += chunk

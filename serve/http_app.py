@@ -1,12 +1,14 @@
 """The HTTP application over the models of a replica; errors are one line of JSON, never a stack trace."""
 
 import logging
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import StarletteHTTPException
 from fastapi.responses import JSONResponse
 
-from serve import routes_v1
+from serve import routes_v1, routes_v2
+from serve.openapi import document
 from serve.protocol import RequestError
 from serve.served_models import ServedModels
 
@@ -17,6 +19,11 @@ def create_app(models: ServedModels, max_rows: int) -> FastAPI:
     """The application that answers for `models`, whatever they are at the moment of a request."""
     app = FastAPI(title="rayrec", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(routes_v1.routes(models, max_rows))
+    app.include_router(routes_v2.routes(models, max_rows))
+
+    @app.get("/openapi.json")
+    async def openapi() -> dict[str, Any]:
+        return document(models, max_rows, tuple(routes_v1.VERBS))
 
     @app.get("/healthz")
     async def health() -> dict[str, str]:
@@ -24,11 +31,11 @@ def create_app(models: ServedModels, max_rows: int) -> FastAPI:
 
     @app.exception_handler(RequestError)
     async def request_error(_: Request, error: RequestError) -> Response:
-        return JSONResponse({"error": error.message}, status_code=error.status)
+        return JSONResponse({"error": error.message}, status_code=error.status, headers=error.headers)
 
     @app.exception_handler(StarletteHTTPException)
     async def http_error(request: Request, error: StarletteHTTPException) -> Response:
-        paths = "POST /v1/models/NAME:predict (or :recommend), GET /v1/models, GET /v1/models/NAME, GET /healthz"
+        paths = "POST /v1/models/NAME:predict (or :recommend), POST /v2/models/NAME/infer, GET /v1/models, GET /healthz"
         message = f"{request.method} {request.url.path[:200]}: {error.detail}; there are {paths}"
         return JSONResponse({"error": message}, status_code=error.status_code, headers=error.headers)
 

@@ -11,7 +11,7 @@ Every error is {"error": "one line"} with its status. Knows neither Ray nor Fast
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,17 +25,18 @@ from rayrec.inference.raw_rows import RawRows
 
 
 class RequestError(Exception):
-    """A request that cannot be answered: the HTTP status and one line for the client."""
+    """A request that cannot be answered: the HTTP status, one line for the client, and headers."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.headers = headers
 
 
 def parse_instances(body: bytes, raw_rows: RawRows, max_rows: int) -> pa.RecordBatch:
     """The raw rows of a request's body, checked. Raises RequestError: 400 no JSON, 413 too many, 422 wrong content."""
-    rows = _instances(_json(body, '{"instances": [{"FEATURE": VALUE, ...}, ...]}'))
+    rows = _instances(parse_json(body, '{"instances": [{"FEATURE": VALUE, ...}, ...]}'))
     if not rows:
         raise RequestError(422, "instances: empty; send at least one row")
     if len(rows) > max_rows:
@@ -57,7 +58,7 @@ class RecommendRequest:
 
 def parse_recommend(body: bytes, max_items: int) -> RecommendRequest:
     """The content of a request for recommendations. Raises RequestError: 400 no JSON, 422 wrong content."""
-    content = _json(body, '{"user": USER, "k": 10}')
+    content = parse_json(body, '{"user": USER, "k": 10}')
     if not isinstance(content, dict):
         raise RequestError(422, 'the body must be {"user": USER, "k": 10}, not another value')
     if "user" not in content:
@@ -98,7 +99,8 @@ def predictions(model: str, version: str, scores: NDArray[np.float32]) -> bytes:
     return json.dumps(answer, allow_nan=False).encode()
 
 
-def _json(body: bytes, example: str) -> Any:
+def parse_json(body: bytes, example: str) -> Any:
+    """The value of a body. Raises RequestError 400 where it is no JSON; `example` is told where it is empty."""
     if not body:
         raise RequestError(400, f"the body is empty; send {example}")
     try:

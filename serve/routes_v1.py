@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from rayrec.inference.recommender import UnknownUserError
 from serve.body import read_body
@@ -54,7 +53,7 @@ def routes(models: ServedModels, max_rows: int) -> APIRouter:
         if verb not in VERBS:
             raise RequestError(404, f"no method ':{verb[:100]}'; there are {', '.join(f':{known}' for known in VERBS)}")
         if request.method == "GET":
-            return JSONResponse({"error": "use POST with a JSON body"}, status_code=405, headers={"Allow": "POST"})
+            raise RequestError(405, "use POST with a JSON body", {"Allow": "POST"})
         model = models.model(name)
         body = await read_body(request)
         answer = await VERBS[verb](model, model.version(version), body, max_rows)

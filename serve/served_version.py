@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.config import ServeConfig
-from rayrec.inference.examples import check_examples
+from rayrec.inference.examples import Examples
 from rayrec.inference.known_items import can_recommend
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.recommender import Recommendations, Recommender
@@ -31,11 +31,20 @@ class Rows:
 class ServedVersion:
     """Answers requests for one model folder; nothing in it changes after construction but the waiting requests."""
 
-    def __init__(self, name: str, version: str, predictor: Predictor, executor: Executor, settings: ServeConfig):
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        predictor: Predictor,
+        examples: Examples,
+        executor: Executor,
+        settings: ServeConfig,
+    ) -> None:
         """`executor` has one thread, in which every model of the replica is evaluated."""
         self.name = name
         self.version = version
         self.predictor = predictor
+        self.examples = examples
         self._executor = executor
         self._score = Batcher(
             partial(score_together, predictor),
@@ -51,10 +60,11 @@ class ServedVersion:
     def load(cls, name: str, version: str, folder: Path, executor: Executor, settings: ServeConfig) -> "ServedVersion":
         """Load a model folder and check that it gives its stored scores. Raises UserError where it does not."""
         predictor = load_model(folder)
-        check_examples(predictor)
+        examples = Examples.load(predictor.folder)
+        examples.check(predictor)
         # The first passes allocate and choose kernels; larger batches take other paths.
         predictor.predict([{}] * settings.max_batch_size)
-        return cls(name, version, predictor, executor, settings)
+        return cls(name, version, predictor, examples, executor, settings)
 
     @property
     def waiting(self) -> int:
