@@ -13,11 +13,11 @@ from typing import Any, Literal, NamedTuple
 from pydantic import PositiveInt
 
 from jobs.entry_point import Job, build_request, describe_result, execute, main
+from jobs.request import Request
 from jobs.result import RESULT_FILE, Result
 from rayrec.common.errors import UserError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
-from rayrec.config import Config
 
 WORKERS = 2
 
@@ -38,7 +38,7 @@ _SHOWN = {
 }
 
 
-class DemoRequest(Config):
+class DemoRequest(Request):
     """What the demo makes, and where."""
 
     model: Literal["dlrm", "dcnv2", "neumf"] = "dlrm"

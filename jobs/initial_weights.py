@@ -38,16 +38,16 @@ def initial_weights(recipe: Recipe, dataset: "Dataset") -> "Callable[[ParallelMo
         found = weights.recipe.model
         if not isinstance(found, NeuMFConfig) or found.parts != (part,):
             raise ConfigError(f"{field}: {folder} holds no model of kind 'neumf' with parts: [{part}]; give one")
-        size = "factors" if part == "gmf" else "mlp"
-        if getattr(found, size) != getattr(wanted, size):
-            raise ConfigError(
-                f"{field}: {folder} has model.{size}={getattr(found, size)}, this model {getattr(wanted, size)}; "
-                "make them equal"
-            )
-    return partial(_fill, str(config.gmf.absolute()), str(config.mlp.absolute()), config.alpha)
+        for key in ("factors", "gmf_output") if part == "gmf" else ("mlp",):
+            if getattr(found, key) != getattr(wanted, key):
+                raise ConfigError(
+                    f"{field}: {folder} has model.{key}={getattr(found, key)}, this model {getattr(wanted, key)}; "
+                    "make them equal"
+                )
+    return partial(_fill, wanted, str(config.gmf.absolute()), str(config.mlp.absolute()), config.alpha)
 
 
-def _fill(gmf_folder: str, mlp_folder: str, alpha: float, model: "ParallelModel") -> None:
+def _fill(config: NeuMFConfig, gmf_folder: str, mlp_folder: str, alpha: float, model: "ParallelModel") -> None:
     from rayrec.models.neumf.pretraining import compose_dense, compose_table
 
     gmf, mlp = _open(Path(gmf_folder)), _open(Path(mlp_folder))
@@ -57,7 +57,7 @@ def _fill(gmf_folder: str, mlp_folder: str, alpha: float, model: "ParallelModel"
         for part in (gmf, mlp):
             (own,) = (t for t in part.tables if t.name == table.name)
             parts.append(part.table(own)[:, : own.dim])
-        return compose_table(*parts)
+        return compose_table(config, parts[0], parts[1], alpha)
 
     model.load(composed, compose_dense(gmf.dense(), mlp.dense(), alpha))
 

@@ -1,22 +1,24 @@
 """Score a file or folder: `python -m jobs.predict --model MODEL --input PATH --output FOLDER [--raw]`.
 
 With `--top-k K` instead of an input: the best items of every user, of a model of users and items.
+With `--submission`: also Kaggle's file of the ads of each display, the likeliest first.
 """
 
 from pathlib import Path
+from typing import Self
 
 from pydantic import PositiveInt
 
 from jobs.entry_point import Job, main
 from jobs.export import exported
+from jobs.request import Request, absolute_path
 from jobs.result import Result
 from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
-from rayrec.config import Config
 
 
-class PredictRequest(Config):
+class PredictRequest(Request):
     """Score a dataset's split, or raw rows, or recommend to every user."""
 
     model: Path
@@ -27,10 +29,24 @@ class PredictRequest(Config):
     """Folder to write: `scores/`, and `rejected/` where raw rows could not be used; or `recommendations/`."""
     raw: bool = False
     """The input is raw rows."""
-    split: str = "test"
-    """Split of the dataset folder."""
+    split: str | None = None
+    """Split of the dataset folder: `test` by default, with `submission` that of this name."""
+    submission: bool = False
+    """Also write `submission.csv`, of a dataset of displays."""
     top_k: PositiveInt | None = None
     """Instead of an input: so many items for every user, those of the training data left out."""
+
+    def check(self) -> None:
+        if self.input is None and self.top_k is None:
+            raise ConfigError("input: missing; give what to score, or --top-k to recommend items to every user")
+        if self.submission and self.raw:
+            raise ConfigError(
+                "--submission is of displays, which raw rows do not tell; give a dataset folder without --raw"
+            )
+
+    def with_absolute_paths(self) -> Self:
+        changed = {"input": None if self.input is None else absolute_path(self.input)}
+        return super().with_absolute_paths().model_copy(update=changed)
 
 
 def run(request: PredictRequest, progress: Progress) -> Result:
@@ -40,8 +56,8 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     require_absent(request.output)
     if request.top_k is not None:
         return _recommend(request, request.top_k, progress)
-    if request.input is None:
-        raise ConfigError("input: missing; give what to score, or --top-k to recommend items to every user")
+    assert request.input is not None, "the request was checked"
+    split = request.split or ("submission" if request.submission else "test")
     if not request.raw and not (Path(request.input) / MANIFEST_FILE).is_file():
         raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
@@ -56,10 +72,10 @@ def run(request: PredictRequest, progress: Progress) -> Result:
                 counts = predict_raw(model, model.recipe.source, [request.input], request.output, progress)
         else:
             dataset = Dataset.open(request.input)
-            dataset.split(request.split)
+            dataset.split(split)
             with ray_session():
-                counts = predict_dataset(model, dataset, request.split, request.output, progress)
-    details = {"rejected": counts.rejected} if request.raw else {"split": request.split}
+                counts = predict_dataset(model, dataset, split, request.output, progress, submission=request.submission)
+    details = {"rejected": counts.rejected} if request.raw else {"split": split}
     return Result(command="predict", output=request.output, rows=counts.rows, details=details)
 
 

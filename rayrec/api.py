@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jobs.result import Result
     from rayrec.config import Recipe
     from rayrec.inference.predictor import Predictor
+    from rayrec.inference.ranker import Ranker
     from rayrec.inference.recommender import Recommender
 
 AnyPath = str | PathLike[str]
@@ -47,10 +48,11 @@ def generate(
     compress: bool = False,
     progress: bool = True,
 ) -> "Result":
-    """Write `rows` raw rows with the layout of `source` (`criteo`, `movielens`) into the new folder `output`.
+    """Write `rows` raw rows with the layout of `source` (`criteo`, `movielens`, `outbrain`) into the new folder
+    `output`.
 
-    For criteo, `result.details["truth"]` has the best reachable AUC and log loss of their click model, and `days`
-    gives that many files `day_0` ... instead of one. `compress`: gzip files.
+    `result.details["truth"]` has, for criteo, the best reachable AUC and log loss of their click model, for outbrain
+    the best reachable MAP@12. `days`: of criteo, so many files `day_0` ... instead of one. `compress`: gzip files.
     """
     return _run("generate", progress, source=source, rows=rows, output=output, seed=seed, days=days, compress=compress)
 
@@ -129,10 +131,30 @@ def evaluate(
 
 
 def predict(
-    model: AnyPath, input: AnyPath, output: AnyPath, *, raw: bool = False, split: str = "test", progress: bool = True
+    model: AnyPath,
+    input: AnyPath,
+    output: AnyPath,
+    *,
+    raw: bool = False,
+    split: str | None = None,
+    submission: bool = False,
+    progress: bool = True,
 ) -> "Result":
-    """Score a split of a dataset folder, or with `raw` raw rows, into the new folder `output`, streaming."""
-    return _run("predict", progress, model=model, input=str(input), output=output, raw=raw, split=split)
+    """Score a split of a dataset folder, or with `raw` raw rows, into the new folder `output`, streaming.
+
+    `split`: `test` by default. `submission`: of displays of ads (by default those of the split `submission`), also
+    write Kaggle's file of each display's ads in order.
+    """
+    return _run(
+        "predict",
+        progress,
+        model=model,
+        input=str(input),
+        output=output,
+        raw=raw,
+        split=split,
+        submission=submission,
+    )
 
 
 def recommend(model: AnyPath, output: AnyPath, *, k: int = 10, progress: bool = True) -> "Result":
@@ -160,6 +182,13 @@ def load_recommender(folder: AnyPath) -> "Recommender":
     from rayrec.inference.recommender import load_recommender
 
     return load_recommender(Path(folder))
+
+
+def load_ranker(folder: AnyPath) -> "Ranker":
+    """The ranker of a model folder of displays: `rank(context, ads, k)` gives the ads by descending score."""
+    from rayrec.inference.ranker import load_ranker
+
+    return load_ranker(Path(folder))
 
 
 def _run(command: str, show_progress: bool, **values: Any) -> "Result":

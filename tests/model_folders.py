@@ -11,6 +11,7 @@ from rayrec.config import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfig, Rec
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, MultiHotFeature, NumericFeature, Schema
 from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.features.vocabulary import write_vocabulary
+from rayrec.inference.examples import write_examples
 from rayrec.inference.known_items import KnownItems
 from rayrec.inference.model_folder import write_model_folder
 from rayrec.models.common.ranking import RankingModel
@@ -109,6 +110,7 @@ def _write(
         dense=network.dense_network.state_dict(),
         fill_table=fill_table,
         known_items=known_items,
+        complete=write_examples,
     )
     return network.eval()
 

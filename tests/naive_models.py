@@ -74,9 +74,12 @@ def _neumf_logit(config: NeuMFConfig, schema: Schema, state: State, batch: Batch
         state[f"embeddings.embedding_bags.{name}.weight"][int(batch.sparse[name].values()[row])]
         for name in (schema.interactions.user, schema.interactions.item)
     )
-    vectors = []
+    vectors: list[np.ndarray] = []
+    dot = 0.0
     gmf = config.factors if "gmf" in config.parts else 0
-    if gmf:
+    if gmf and config.gmf_output == "dot":
+        dot = float(user[:gmf] @ item[:gmf])
+    elif gmf:
         vectors.append(user[:gmf] * item[:gmf])
     if "mlp" in config.parts:
         own = slice(gmf, gmf + config.mlp[0] // 2)
@@ -85,8 +88,10 @@ def _neumf_logit(config: NeuMFConfig, schema: Schema, state: State, batch: Batch
             name = f"dense_network.mlp.{3 * layer}"
             x = np.maximum(state[f"{name}.weight"] @ x + state[f"{name}.bias"], 0)
         vectors.append(x)
-    h, bias = state["dense_network.output.weight"], state["dense_network.output.bias"]
-    return float((h @ np.concatenate(vectors) + bias)[0])
+    logit = dot + state["dense_network.output.bias"][0]
+    if vectors:
+        logit += (state["dense_network.output.weight"] @ np.concatenate(vectors))[0]
+    return float(logit)
 
 
 def _wide_deep_logit(config: WideDeepConfig, schema: Schema, state: State, batch: Batch, row: int) -> float:

@@ -3,13 +3,13 @@
 Nothing heavy is imported before a command is known, so that `rayrec --help` answers at once.
 """
 
-import importlib
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from rayrec.cli.cluster import jobs, submit
 from rayrec.cli.options import (
     DataOption,
     DebugOption,
@@ -21,6 +21,7 @@ from rayrec.cli.options import (
     SetOption,
     WorkersOption,
 )
+from rayrec.cli.run_job import run_job
 
 app = typer.Typer(
     name="rayrec",
@@ -76,13 +77,13 @@ def demo(
     debug: DebugOption = False,
 ) -> None:
     """Generate data, preprocess, train on two workers, evaluate, export, serve one request."""
-    _run("demo", json, debug, model=model, output=output, rows=rows)
+    run_job("demo", json, debug, model=model, output=output, rows=rows)
 
 
 @app.command()
 def doctor(json: JsonOption = False, debug: DebugOption = False) -> None:
     """Check this machine and environment, and print the fix for each thing wrong."""
-    _run("doctor", json, debug)
+    run_job("doctor", json, debug)
 
 
 @app.command()
@@ -92,12 +93,12 @@ def recipes(
     debug: DebugOption = False,
 ) -> None:
     """List the shipped recipes, or print one."""
-    _run("recipes", json, debug, name=name)
+    run_job("recipes", json, debug, name=name)
 
 
 @app.command()
 def generate(
-    source: Annotated[str, typer.Argument(help="criteo or movielens.")],
+    source: Annotated[str, typer.Argument(help="criteo, movielens or outbrain.")],
     rows: Annotated[int, typer.Option(help="Rows to write.")],
     output: NewOutputOption,
     seed: Annotated[int | None, typer.Option(help="Seed of the rows.", show_default="0")] = None,
@@ -109,7 +110,7 @@ def generate(
     debug: DebugOption = False,
 ) -> None:
     """Write data with the real layout, drawn from a known truth."""
-    _run("generate", json, debug, source=source, rows=rows, output=output, seed=seed, days=days, compress=compress)
+    run_job("generate", json, debug, source=source, rows=rows, output=output, seed=seed, days=days, compress=compress)
 
 
 @app.command()
@@ -125,7 +126,7 @@ def preprocess(
     debug: DebugOption = False,
 ) -> None:
     """Turn raw logs into a dataset folder, with Spark on Ray."""
-    _run("preprocess", json, debug, recipe=recipe, input=input, output=output, set=set)
+    run_job("preprocess", json, debug, recipe=recipe, input=input, output=output, set=set)
 
 
 @app.command()
@@ -142,7 +143,7 @@ def train(
     debug: DebugOption = False,
 ) -> None:
     """Train a recipe's model on a dataset folder, with Ray Train and TorchRec."""
-    _run(
+    run_job(
         "train", json, debug, recipe=recipe, data=data, output=output, workers=workers, device=device,
         precision=precision, resume=resume, set=set,
     )  # fmt: skip
@@ -162,7 +163,7 @@ def evaluate(
     debug: DebugOption = False,
 ) -> None:
     """Compute exact metrics over a split, each row once."""
-    _run(
+    run_job(
         "evaluate", json, debug, source=source, data=data, split=split, checkpoint=checkpoint, workers=workers,
         device=device,
     )  # fmt: skip
@@ -177,7 +178,12 @@ def predict(
         typer.Option(help="Dataset folder; with --raw, raw rows (file, folder, glob or URI).", show_default=False),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="The input is raw rows, not a dataset folder.")] = False,
-    split: Annotated[str | None, typer.Option(help="Split of the dataset folder.", show_default="test")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Split of the dataset folder.", show_default="test, or submission")
+    ] = None,
+    submission: Annotated[
+        bool, typer.Option("--submission", help="Also write Kaggle's file of each display's ads in order.")
+    ] = False,
     top_k: Annotated[
         int | None, typer.Option(help="Instead of an input: so many items for every user.", show_default=False)
     ] = None,
@@ -185,7 +191,10 @@ def predict(
     debug: DebugOption = False,
 ) -> None:
     """Score a file or folder, streaming; or recommend items to every user."""
-    _run("predict", json, debug, model=model, input=input, output=output, raw=raw, split=split, top_k=top_k)
+    run_job(
+        "predict", json, debug, model=model, input=input, output=output, raw=raw, split=split, submission=submission,
+        top_k=top_k,
+    )  # fmt: skip
 
 
 @app.command()
@@ -197,7 +206,7 @@ def export(
     debug: DebugOption = False,
 ) -> None:
     """Write the model folder that serve and predict read."""
-    _run("export", json, debug, run=run, output=output, checkpoint=checkpoint)
+    run_job("export", json, debug, run=run, output=output, checkpoint=checkpoint)
 
 
 @app.command()
@@ -216,7 +225,7 @@ def plan(
     debug: DebugOption = False,
 ) -> None:
     """Show how the tables would be sharded, without training."""
-    _run(
+    run_job(
         "plan", json, debug, recipe=recipe, data=data, workers=workers, workers_per_node=workers_per_node,
         memory_per_worker=memory_per_worker, set=set,
     )  # fmt: skip
@@ -225,15 +234,18 @@ def plan(
 @app.command()
 def serve(
     model: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Model or run folders; FOLDER, or NAME=FOLDER.")
+        list[str], typer.Argument(metavar="MODEL...", help="Folders of models, versions or runs; or NAME=FOLDER.")
     ],
     port: Annotated[int | None, typer.Option(help="HTTP port.", show_default="8000")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
+    log_folder: Annotated[
+        Path | None, typer.Option(help="Folder for logs of JSON lines.", show_default="Ray Serve's logs")
+    ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Answer HTTP requests with raw features, through Ray Serve."""
-    _run("serve", json, debug, model=model, port=port, host=host)
+    run_job("serve", json, debug, model=model, port=port, host=host, log_folder=log_folder)
 
 
 @app.command()
@@ -255,18 +267,15 @@ def benchmark(
     debug: DebugOption = False,
 ) -> None:
     """Measure one part on this machine."""
-    _run(
+    run_job(
         "benchmark", json, debug, what=what, recipe=recipe, data=data, rows=rows, warmup_steps=warmup_steps,
         steps=steps, batch_size=batch_size, workers=workers, device=device, precision=precision, set=set,
     )  # fmt: skip
 
 
-def _run(command: str, json: bool, debug: bool, **options: Any) -> None:
-    from jobs.entry_point import run_command
-
-    job = importlib.import_module(f"jobs.{command}").JOB
-    given = {name: value for name, value in options.items() if value is not None}
-    raise typer.Exit(run_command(job, given, json_output=json, debug=debug))
+# Options of submit may stand anywhere on the line; what it does not know is the submitted command's.
+app.command(context_settings={"ignore_unknown_options": True})(submit)
+app.command()(jobs)
 
 
 def _command() -> str:

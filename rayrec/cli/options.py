@@ -22,5 +22,9 @@ PrecisionOption = Annotated[
     str | None,
     typer.Option(help="auto, fp32, tf32, bf16 or fp16 (train.precision).", show_default="the recipe's"),
 ]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(help="URL of the cluster's dashboard.", show_default="RAY_ADDRESS, else http://127.0.0.1:8265"),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")]

@@ -56,6 +56,10 @@ class NeuMFConfig(Config):
     """Both are NeuMF; one alone is GMF or MLP."""
     factors: PositiveInt = 64
     """Width of GMF's user and item embeddings."""
+    gmf_output: Literal["learned", "dot"] = "learned"
+    """How GMF's product of embeddings becomes a logit: `learned` weighs its columns, as published; `dot` adds them up,
+    which is matrix factorization (Rendle et al. 2020, arXiv:2005.09683). Learned weights grow as the embeddings shrink,
+    and so escape `train.embedding_l2`."""
     mlp: Widths = (256, 256, 128, 64)
     """The first is the width of MLP's user and item embeddings side by side (half each), the others are its layers."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5

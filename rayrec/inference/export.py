@@ -4,10 +4,12 @@ from pathlib import Path
 
 from rayrec.config import Recipe
 from rayrec.inference.checkpoint_weights import CheckpointWeights
+from rayrec.inference.examples import write_examples
 from rayrec.inference.known_items import KnownItems, can_recommend
 from rayrec.inference.model_card import model_card
 from rayrec.inference.model_folder import Metrics, write_model_folder
 from rayrec.ingest.dataset import Dataset
+from rayrec.sources.outbrain.statistics import STATISTICS_FOLDER
 
 
 def export_checkpoint(checkpoint: Path, output: Path, *, recipe: Recipe, dataset: Dataset, metrics: Metrics) -> None:
@@ -18,12 +20,13 @@ def export_checkpoint(checkpoint: Path, output: Path, *, recipe: Recipe, dataset
 
     Args:
         recipe: That of the run.
-        dataset: What the model was trained on; the model folder takes its vocabularies.
+        dataset: What the model was trained on; the model folder takes its vocabularies and statistics.
         metrics: Of this checkpoint, by split.
 
     Raises UserError where the checkpoint lacks a weight of the model or holds it in another shape.
     """
     weights = CheckpointWeights(checkpoint, recipe, dataset.schema)
+    statistics = dataset.folder / STATISTICS_FOLDER
     write_model_folder(
         output,
         schema=weights.schema,
@@ -35,4 +38,6 @@ def export_checkpoint(checkpoint: Path, output: Path, *, recipe: Recipe, dataset
         dense=weights.dense(),
         fill_table=weights.fill_table,
         known_items=KnownItems.read(dataset) if can_recommend(weights.schema) else None,
+        statistics=statistics if statistics.is_dir() else None,
+        complete=write_examples,
     )

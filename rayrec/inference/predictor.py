@@ -44,6 +44,8 @@ class Predictor:
         """What the model reached, by split."""
         self._encoder = FeatureEncoder(self.schema, self.folder)
         self.raw_rows = RawRows(self.schema, self._encoder.raw_schema)
+        self.encoded_columns = self._encoder.encoded_schema
+        """The Arrow columns that `encode` gives."""
         self._dense_network = _load_dense_network(model_folder)
         multi_hot = {feature.name for feature in self.schema.features if isinstance(feature, MultiHotFeature)}
         self._lookups = [
@@ -58,7 +60,11 @@ class Predictor:
         Rows are mappings of feature names to values, or columns named as the features. A feature that is left out, null
         or (in columns) NaN is missing. Raises UserError naming the row and the field that is unknown or wrong.
         """
-        return self.predict_encoded(self._encoder.encode(self._columns_of(rows)))
+        return self.predict_encoded(self.encode(self._columns_of(rows)))
+
+    def encode(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """What `predict_encoded` takes, of n rows of raw features that `raw_rows` has checked."""
+        return self._encoder.encode(rows)
 
     def predict_encoded(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
         """Probabilities (n,) float32 of n encoded rows: columns of a dataset folder, found by name.

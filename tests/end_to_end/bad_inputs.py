@@ -52,13 +52,32 @@ USAGE = [
         "unknown source",
         "generate movies --rows 10 --output raw",
         2,
-        "source: Input should be 'criteo' or 'movielens' (got 'movies')",
+        "source: Input should be 'criteo', 'movielens' or 'outbrain' (got 'movies')",
     ),
     BadInput(
         "port out of range",
         "serve full --port 99999",
         2,
         "port: Input should be less than or equal to 65535 (got 99999)",
+    ),
+    BadInput(
+        "job to stop not named",
+        "jobs stop",
+        2,
+        "'stop' needs the id of a job; `rayrec jobs list` shows them",
+    ),
+    BadInput(
+        "no cluster to submit to",
+        f"submit {TRAIN} --address http://127.0.0.1:9",
+        1,
+        "http://127.0.0.1:9: no Ray dashboard answers; give --address http://HEAD:8265 of a running cluster",
+    ),
+    BadInput(
+        "submitted command that is wrong itself",
+        f"submit {TRAIN} --set train.epochs=many",
+        2,
+        "dlrm-criteo-debug: train.epochs: Input should be a valid integer, unable to parse string as an integer "
+        "(got 'many')",
     ),
 ]
 CONFIG = [

@@ -10,6 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import requests
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance, unsupported_method
+from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
+from tritonclient.utils import InferenceServerException
 
 from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
@@ -79,7 +85,93 @@ def test_what_is_served(url: str, predictors: dict[str, Predictor]) -> None:
     described = requests.get(f"{url}/v1/models/dlrm", timeout=TIMEOUT).json()
     assert described["ready"] is True
     assert described["metrics"] == {"test": {"auc": 0.75}}
+    assert described["version"] == "1"
+    assert described["versions"] == {"1": {"state": "ready", "traffic": 1.0}}
     assert described["schema"] == predictors["dlrm"].schema.model_dump(mode="json")
+
+
+@pytest.fixture(scope="module")
+def triton(url: str) -> Iterator[InferenceServerClient]:
+    client = InferenceServerClient(url.removeprefix("http://"), network_timeout=TIMEOUT, connection_timeout=TIMEOUT)
+    yield client
+    client.close()
+
+
+def test_triton_client_reads_what_is_served(triton: InferenceServerClient) -> None:
+    assert triton.is_server_live()
+    assert triton.is_server_ready()
+    assert triton.is_model_ready("dlrm")
+    assert triton.is_model_ready("dlrm", "1")
+    assert not triton.is_model_ready("dlrm", "2")
+    assert not triton.is_model_ready("other")
+    assert triton.get_server_metadata()["extensions"] == ["binary_tensor_data"]
+    told = triton.get_model_metadata("dlrm", "1")
+    assert told["versions"] == ["1"]
+    assert [entry["name"] for entry in told["inputs"]] == ["I1", "I2", "I3", "C1", "C2", "C3", "C4", "M1"]
+
+
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "JSON"])
+def test_triton_client_gets_the_predictors_scores(
+    triton: InferenceServerClient, predictors: dict[str, Predictor], binary: bool
+) -> None:
+    rows = make_raw_rows(predictors["dlrm"].schema, 300)
+    inputs = []
+    for name in ("I1", "I2", "I3"):
+        numbers = [row.get(name) for row in rows]
+        # JSON has no NaN: a missing number of a tensor can only be told in bytes.
+        missing = float("nan") if binary else 0.0
+        values = np.array([missing if number is None else number for number in numbers], np.float64)
+        rows = [{**row, name: None if np.isnan(value) else value} for row, value in zip(rows, values, strict=True)]
+        inputs.append(InferInput(name, [300], "FP64").set_data_from_numpy(values, binary_data=binary))
+    for name in ("C1", "C2", "C3", "C4"):
+        texts = np.array([(row.get(name) or "").encode() for row in rows], object)
+        inputs.append(InferInput(name, [300], "BYTES").set_data_from_numpy(texts, binary_data=binary))
+    bags = [(row.get("M1") or [])[:4] for row in rows]
+    padded = np.array([[text.encode() for text in bag] + [b""] * (4 - len(bag)) for bag in bags], object)
+    inputs.append(InferInput("M1", [300, 4], "BYTES").set_data_from_numpy(padded, binary_data=binary))
+    outputs = [InferRequestedOutput("score", binary_data=binary)]
+    answer = triton.infer("dlrm", inputs, "1", outputs, request_id="7")
+    assert answer.get_response()["id"] == "7"
+    assert answer.get_response()["model_version"] == "1"
+    np.testing.assert_allclose(answer.as_numpy("score"), predictors["dlrm"].predict(rows), rtol=0, atol=1e-6)
+
+
+def test_triton_client_gets_the_scores_of_encoded_rows(
+    triton: InferenceServerClient, predictors: dict[str, Predictor]
+) -> None:
+    predictor = predictors["neumf"]
+    encoded = predictor.encode(predictor.raw_rows.from_rows(make_raw_rows(predictor.schema, 50)))
+    inputs = [
+        InferInput(name, [50], "INT32").set_data_from_numpy(encoded.column(name).to_numpy())
+        for name in ("user", "item")
+    ]
+    answer = triton.infer("neumf", inputs, parameters={"encoded": True})
+    np.testing.assert_allclose(answer.as_numpy("score"), predictor.predict_encoded(encoded), rtol=0, atol=1e-6)
+
+
+def test_triton_client_is_told_what_is_wrong(triton: InferenceServerClient) -> None:
+    wrong = InferInput("C11", [1], "BYTES").set_data_from_numpy(np.array([b"a"], object))
+    with pytest.raises(InferenceServerException, match=r"\[422\] unknown feature 'C11'; did you mean 'C1'\?"):
+        triton.infer("dlrm", [wrong])
+
+
+def test_the_server_does_what_its_document_says(url: str) -> None:
+    """Requests made from the document, right and wrong: no 500, no status and no answer that it does not describe."""
+    # A tensor's data must fit its shape, which JSON Schema cannot say; a method that is not there is 405 or 404.
+    excluded = [positive_data_acceptance, unsupported_method]
+    document = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    operations = [operation.ok() for operation in document.get_all_operations()]
+    assert len(operations) > 15
+    for operation in operations:
+        wrong_too = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE] if operation.body else [GenerationMode.POSITIVE]
+        for mode in wrong_too:
+
+            @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def ask(case: schemathesis.Case) -> None:
+                case.call_and_validate(timeout=TIMEOUT, excluded_checks=excluded)
+
+            ask()
 
 
 PREDICT = "/v1/models/dlrm:predict"
@@ -104,8 +196,13 @@ BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
     "GET": ("GET", PREDICT, b"", 405, "use POST"),
     "PUT": ("PUT", PREDICT, b"{}", 405, "Method Not Allowed"),
     "unknown user": ("POST", "/v1/models/neumf:recommend", b'{"user": "u-99"}', 404, "no user 'u-99' in the model's"),
+    "unknown version": ("POST", "/v1/models/dlrm/versions/2:predict", b"{}", 404, "no version '2' of model 'dlrm'; "),
+    "unknown method": ("POST", "/v1/models/dlrm:sort", b"{}", 404, "no method ':sort'; there are :predict, :recommend"),
     "no recommender": ("POST", "/v1/models/dlrm:recommend", b'{"user": "u-1"}', 404, "it cannot recommend"),
-    "unknown path": ("GET", "/v2/health", b"", 404, "Not Found; there are POST /v1/models/NAME:predict"),
+    "v2, not JSON": ("POST", "/v2/models/dlrm/infer", b"x", 400, "not valid JSON"),
+    "v2, GET": ("GET", "/v2/models/dlrm/infer", b"", 405, "use POST"),
+    "v2, unknown model": ("POST", "/v2/models/x/infer", b"{}", 404, "no model 'x'"),
+    "unknown path": ("GET", "/v3/health", b"", 404, "Not Found; there are POST /v1/models/NAME:predict"),
 }
 
 
@@ -147,5 +244,8 @@ def test_a_port_in_use(url: str, folders: dict[str, Path]) -> None:
 
 def test_no_model(ray_cluster: str, tmp_path: Path) -> None:
     request = ServeRequest(model=(tmp_path / "none",), port=_free_port())
-    with pytest.raises(UserError, match="neither a model nor a run folder"), serving(request, SilentProgress()):
+    with (
+        pytest.raises(UserError, match="neither a model folder nor a folder of model folders"),
+        serving(request, SilentProgress()),
+    ):
         pass

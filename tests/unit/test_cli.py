@@ -35,6 +35,15 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
     ("plan", ["r", "--data", "d", "--workers", "8", "--memory-per-worker", "80GB"], {"memory_per_worker": "80GB"}),
     ("serve", ["a", "b", "--port", "81"], {"model": (Path("a"), Path("b")), "port": 81}),
     ("benchmark", ["train", "r"], {"what": "train", "recipe": "r"}),
+    (
+        "submit",
+        ["train", "r", "--data", "d", "--address", "http://h:1", "--output", "o", "--set", "a=1", "--set", "b=2",
+         "--resume", "--no-wait", "--metadata", "team=ads", "--entrypoint-num-cpus", "2", "--json"],
+        {"command": "train", "address": "http://h:1", "wait": False, "metadata": ("team=ads",), "flags": ("--json",),
+         "entrypoint_num_cpus": 2.0,
+         "arguments": {"recipe": "r", "data": Path("d"), "output": Path("o"), "set": ["a=1", "b=2"], "resume": True}},
+    ),
+    ("jobs", ["logs", "j", "--follow"], {"action": "logs", "job": "j", "follow": True}),
 ]  # fmt: skip
 
 
@@ -79,12 +88,21 @@ def test_commands_make_the_request(
         (["generate", "criteo", "--rows", "0", "--output", "o"], "error: rows: Input should be greater than 0"),
         (
             ["generate", "movies", "--rows", "1", "--output", "o"],
-            "error: source: Input should be 'criteo' or 'movielens'",
+            "error: source: Input should be 'criteo', 'movielens' or 'outbrain'",
         ),
         (
             ["generate", "movielens", "--rows", "1", "--output", "o", "--days", "2"],
-            "error: days: source 'movielens' has one file; leave it out (got 2)",
+            "error: days: source 'movielens' has no files of days; leave it out (got 2)",
         ),
+        (["submit", "trian"], "error: No such command 'trian'. Did you mean 'train'?; see `rayrec submit --help`"),
+        (["submit", "train", "r", "--dta", "d"], "error: No such option: --dta"),
+        (["submit", "train", "dlrm-crito", "--data", "d", "--output", "o"], "error: recipe 'dlrm-crito': not shipped"),
+        (["submit", "jobs", "list"], "error: 'jobs' talks to a cluster itself; it cannot be submitted"),
+        (
+            ["submit", "recipes", "--entrypoint-resources", "tpu=x"],
+            "error: --entrypoint-resources tpu=x: 'x' is no number",
+        ),
+        (["jobs", "stop"], "error: 'stop' needs the id of a job; `rayrec jobs list` shows them"),
         (["recipes", "dlrm-crito"], "error: recipe 'dlrm-crito': not shipped; did you mean 'dlrm-criteo'?"),
     ],
 )
