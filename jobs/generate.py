@@ -14,10 +14,10 @@ from rayrec.common.progress import Progress
 class GenerateRequest(Request):
     """Which data to make up, and how much of it."""
 
-    source: Literal["criteo", "movielens"]
+    source: Literal["criteo", "movielens", "outbrain"]
     rows: PositiveInt
     output: Path
-    """New folder: the data; for criteo also truth.json with the best reachable AUC."""
+    """New folder: the data; for criteo also truth.json with the best reachable AUC, for outbrain with the best MAP."""
     seed: NonNegativeInt = 0
     days: PositiveInt | None = None
     """Write day_0 ... day_N-1, as Criteo Terabyte has them, instead of one file; criteo only."""
@@ -29,13 +29,14 @@ class GenerateRequest(Request):
     def _days_are_of_criteo(cls, days: int | None, info: ValidationInfo) -> int | None:
         source = info.data.get("source", "criteo")
         if days is not None and source != "criteo":
-            raise ValueError(f"source '{source}' has one file; leave it out")
+            raise ValueError(f"source '{source}' has no files of days; leave it out")
         return days
 
 
 def run(request: GenerateRequest, progress: Progress) -> Result:
     """Write the data; `details` has what is known about it."""
-    details = _criteo(request, progress) if request.source == "criteo" else _movielens(request, progress)
+    write = {"criteo": _criteo, "movielens": _movielens, "outbrain": _outbrain}[request.source]
+    details = write(request, progress)
     return Result(command="generate", output=request.output, rows=request.rows, details=details)
 
 
@@ -60,6 +61,14 @@ def _movielens(request: GenerateRequest, progress: Progress) -> dict[str, Any]:
 
     made = generate(request.output, request.rows, seed=request.seed, compress=request.compress, progress=progress)
     return {"users": made.users, "items": made.items}
+
+
+def _outbrain(request: GenerateRequest, progress: Progress) -> dict[str, Any]:
+    """The truth of the preferences."""
+    from rayrec.sources.outbrain.generator import generate
+
+    truth = generate(request.output, request.rows, seed=request.seed, compress=request.compress, progress=progress)
+    return {"truth": truth.model_dump(mode="json", exclude={"method"})}
 
 
 JOB = Job("generate", GenerateRequest, run)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shlex
 import signal
 import socket
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field
 
 from jobs.entry_point import Job, main
-from jobs.export import exported
+from jobs.export import exported, is_run_folder
 from jobs.request import Request
 from jobs.result import Result
 from rayrec.common.errors import UserError
@@ -24,14 +25,20 @@ if TYPE_CHECKING:
     from serve.arguments import ServeArguments
 
 
+_APPLICATION = "rayrec"
+
+
 class ServeRequest(Request):
     """Serve models over HTTP."""
 
     model: tuple[Path, ...] = Field(min_length=1)
-    """Model folders or run folders; a model's name is its folder's, or given as NAME=FOLDER."""
+    """Model folders, folders of the versions of a model or of several models, or run folders; a model's name is its
+    folder's, or given as NAME=FOLDER."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 listens on all of the machine's, and there is no authentication."""
     port: int = Field(8000, ge=1, le=65_535)
+    log_folder: Path | None = None
+    """Where the server writes logs of JSON lines: comparisons with a shadow."""
 
     def check(self) -> None:
         self.folders()
@@ -44,7 +51,7 @@ class ServeRequest(Request):
 
     def with_absolute_paths(self) -> Self:
         models = tuple(Path(f"{name}={folder}") for name, folder in self.folders().items())
-        return self.model_copy(update={"model": models})
+        return super().with_absolute_paths().model_copy(update={"model": models})
 
 
 def run(request: ServeRequest, progress: Progress) -> Result:
@@ -62,13 +69,18 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
     """Serve for the time of the block; yields the URL, and tells it with a request to try."""
     from cluster.ray_session import ray_session
     from serve.arguments import ServeArguments
+    from serve.repository import scan
 
     _require_free_port(request.host, request.port)
     folders = request.folders()
     with ExitStack() as stack:
         progress.stage("load models")
-        models = {name: stack.enter_context(exported(folder)) for name, folder in folders.items()}
-        arguments = ServeArguments(model=models)
+        served = {
+            name: stack.enter_context(exported(folder)) if is_run_folder(folder) else folder
+            for name, folder in folders.items()
+        }
+        arguments = ServeArguments(model=served, log_folder=request.log_folder)
+        models = {name: next(iter(source.versions.values())) for name, source in scan(served).items()}
         stack.enter_context(ray_session())
         progress.stage("start server")
         stack.enter_context(_deployed(arguments, request.host, request.port))
@@ -94,10 +106,24 @@ def _deployed(arguments: "ServeArguments", host: str, port: int) -> Iterator[Non
         ray_serve.start(
             http_options=HTTPOptions(host=host, port=port), logging_config=LoggingConfig(enable_access_log=False)
         )
-        ray_serve.run(application, name="rayrec", route_prefix="/")
+        try:
+            ray_serve.run(application, name=_APPLICATION, route_prefix="/")
+        except RuntimeError as error:
+            raise _why_not_deployed(error) from None
         yield
     finally:
         ray_serve.shutdown()
+
+
+def _why_not_deployed(error: RuntimeError) -> Exception:
+    """The user's mistake that a replica met, of whose traceback Serve keeps the text alone; else `error`."""
+    from ray import serve as ray_serve
+
+    application = ray_serve.status().applications.get(_APPLICATION)
+    deployments = application.deployments.values() if application else ()
+    told = "\n".join(deployment.message for deployment in deployments)
+    found = re.findall(r"^(?:\w+\.)+UserError: (.+)$", told, re.MULTILINE)
+    return UserError(found[-1]) if found else error
 
 
 def example(url: str, name: str, folder: Path) -> str:

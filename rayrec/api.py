@@ -47,10 +47,11 @@ def generate(
     compress: bool = False,
     progress: bool = True,
 ) -> "Result":
-    """Write `rows` raw rows with the layout of `source` (`criteo`, `movielens`) into the new folder `output`.
+    """Write `rows` raw rows with the layout of `source` (`criteo`, `movielens`, `outbrain`) into the new folder
+    `output`.
 
-    For criteo, `result.details["truth"]` has the best reachable AUC and log loss of their click model, and `days`
-    gives that many files `day_0` ... instead of one. `compress`: gzip files.
+    `result.details["truth"]` has, for criteo, the best reachable AUC and log loss of their click model, for outbrain
+    the best reachable MAP@12. `days`: of criteo, so many files `day_0` ... instead of one. `compress`: gzip files.
     """
     return _run("generate", progress, source=source, rows=rows, output=output, seed=seed, days=days, compress=compress)
 

@@ -1,9 +1,10 @@
 """What goes over HTTP: the V1 inference protocol of KServe and TensorFlow Serving, with raw features as instances.
 
     POST /v1/models/NAME:predict   {"instances": [{"I1": 3, "C1": "68fd1e64"}, ...]}   or one such object alone
-                                   -> {"model": "NAME", "predictions": [0.0312, ...]}
+                                   -> {"model": "NAME", "version": "1", "predictions": [0.0312, ...]}
     POST /v1/models/NAME:recommend {"user": "42", "k": 10, "exclude_known": true}      of a model of users and items
-                                   -> {"model": "NAME", "user": "42", "items": [{"item": "318", "score": 0.97}, ...]}
+                                   -> {"model": "NAME", "version": "1", "user": "42",
+                                       "items": [{"item": "318", "score": 0.97}, ...]}
 
 Every error is {"error": "one line"} with its status. Knows neither Ray nor FastAPI.
 """
@@ -21,9 +22,6 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.inference.raw_rows import RawRows
-
-MAX_BODY_BYTES = 64 * 2**20
-"""Of one request; beyond it the answer is 413."""
 
 
 class RequestError(Exception):
@@ -79,10 +77,11 @@ def parse_recommend(body: bytes, max_items: int) -> RecommendRequest:
     return RecommendRequest(user, k, exclude_known)
 
 
-def recommendations(model: str, user: str, items: Iterable[str], scores: NDArray[np.float32]) -> bytes:
+def recommendations(model: str, version: str, user: str, items: Iterable[str], scores: NDArray[np.float32]) -> bytes:
     """The body of an answer with the items of highest score first."""
     ranked = [{"item": item, "score": score} for item, score in zip(items, scores.tolist(), strict=True)]
-    return json.dumps({"model": model, "user": user, "items": ranked}, allow_nan=False).encode()
+    answer = {"model": model, "version": version, "user": user, "items": ranked}
+    return json.dumps(answer, allow_nan=False).encode()
 
 
 def unknown_model(name: str, known: Iterable[str]) -> RequestError:
@@ -93,9 +92,10 @@ def unknown_model(name: str, known: Iterable[str]) -> RequestError:
     return RequestError(404, f"no model '{name[:100]}'; {hint}")
 
 
-def predictions(model: str, scores: NDArray[np.float32]) -> bytes:
+def predictions(model: str, version: str, scores: NDArray[np.float32]) -> bytes:
     """The body of an answer; a score's digits are those of its float32 value."""
-    return json.dumps({"model": model, "predictions": scores.tolist()}, allow_nan=False).encode()
+    answer = {"model": model, "version": version, "predictions": scores.tolist()}
+    return json.dumps(answer, allow_nan=False).encode()
 
 
 def _json(body: bytes, example: str) -> Any:

@@ -7,18 +7,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayrec.config import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfig, Recipe
+from rayrec.config import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfig, Recipe, WideDeepConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, MultiHotFeature, NumericFeature, Schema
 from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.features.vocabulary import write_vocabulary
+from rayrec.inference.examples import write_examples
 from rayrec.inference.known_items import KnownItems
 from rayrec.inference.model_folder import write_model_folder
 from rayrec.models.common.ranking import RankingModel
+from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 
 MODELS: dict[str, ModelConfig] = {
     "dlrm": DLRMConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(16,)),
     "dcnv2": DCNv2Config(embedding_dim=8, bottom_mlp=(16, 8), cross_layers=2, cross_rank=4, top_mlp=(16,)),
+    "wide_deep": WideDeepConfig(embedding_dim=8, embedding_dims={"C2": 3}, mlp=(16, 8), dropout=0.5),
+    "wide": WideDeepConfig(part="wide"),
+    "deep": WideDeepConfig(part="deep", embedding_dim=8, combiner="mean", mlp=(16, 8)),
 }
 
 
@@ -88,16 +93,16 @@ def _write(
     network = build_model(config, schema, seed=seed)
     # The published initial tables are so small that a wrong row would hardly change a score.
     torch.manual_seed(seed)
-    tables = {name: torch.randn_like(weights) for name, weights in tables_of(network).items()}
-    for table_name, weights in tables_of(network).items():
-        weights.data.copy_(tables[table_name])
+    for table in network.tables:
+        tables_of(network)[table.name].data[:, : table.dim].normal_()
 
-    def fill_table(feature: CategoricalFeature, table: torch.Tensor) -> None:
-        table.copy_(tables[feature.name])
+    def fill_table(table: EmbeddingTable, weights: torch.Tensor) -> None:
+        weights.copy_(tables_of(network)[table.name])
 
     write_model_folder(
         folder,
         schema=network.schema,
+        tables=network.tables,
         recipe=Recipe(name=name, model=config),
         metrics={"test": {"auc": 0.75}},
         card="# A model of the tests\n",
@@ -105,6 +110,7 @@ def _write(
         dense=network.dense_network.state_dict(),
         fill_table=fill_table,
         known_items=known_items,
+        complete=write_examples,
     )
     return network.eval()
 

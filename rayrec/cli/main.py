@@ -99,7 +99,7 @@ def recipes(
 
 @app.command()
 def generate(
-    source: Annotated[str, typer.Argument(help="criteo or movielens.")],
+    source: Annotated[str, typer.Argument(help="criteo, movielens or outbrain.")],
     rows: Annotated[int, typer.Option(help="Rows to write.")],
     output: NewOutputOption,
     seed: Annotated[int | None, typer.Option(help="Seed of the rows.", show_default="0")] = None,
@@ -243,15 +243,18 @@ def plan(
 @app.command()
 def serve(
     model: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Model or run folders; FOLDER, or NAME=FOLDER.")
+        list[str], typer.Argument(metavar="MODEL...", help="Folders of models, versions or runs; or NAME=FOLDER.")
     ],
     port: Annotated[int | None, typer.Option(help="HTTP port.", show_default="8000")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
+    log_folder: Annotated[
+        Path | None, typer.Option(help="Folder for logs of JSON lines.", show_default="Ray Serve's logs")
+    ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Answer HTTP requests with raw features, through Ray Serve."""
-    run_job("serve", json, debug, model=model, port=port, host=host)
+    run_job("serve", json, debug, model=model, port=port, host=host, log_folder=log_folder)
 
 
 @app.command()

@@ -7,3 +7,7 @@ class UserError(ValueError):
 
 class ConfigError(UserError):
     """Wrong usage or configuration, found before any work was done; exit code 2."""
+
+
+class DiskFullError(UserError):
+    """No space is left on a disk: work that is half done can go on once there is."""

@@ -1,5 +1,6 @@
 """Files and folders that are either whole or absent, whatever moment the process dies at."""
 
+import fcntl
 import json
 import os
 import re
@@ -9,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-from rayrec.common.errors import UserError
+from rayrec.common.errors import DiskFullError, UserError
 
 _URI = re.compile(r"^[a-z][a-z0-9+.-]*://")
 
@@ -43,6 +45,23 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a path beside `path` to write to, which becomes `path` when the block ends without an error.
+
+    Two may write the same file at once: it is that of the last. Its folder is made, but not the folder around that: a
+    late task must not bring back an output that was given up.
+    """
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling of `path` that becomes `path` when the block ends without an error.
 
@@ -60,6 +79,50 @@ def new_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+@contextmanager
+def resumable_folder(path: Path, fingerprint: str) -> Iterator[Path]:
+    """As `new_folder`, for long work: what was done of it is found again by the next caller with the same fingerprint.
+
+    The sibling outlives a killed process and every error but a `UserError` (a full disk aside), after which the same
+    work could not succeed. Raises UserError where another process holds it.
+    """
+    require_absent(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.parent / f".{path.name}.unfinished-{fingerprint}"
+    with _locked(unfinished.with_name(f"{unfinished.name}.lock"), path):
+        unfinished.mkdir(exist_ok=True)
+        try:
+            yield unfinished
+            if path.exists():
+                path.rmdir()
+            os.rename(unfinished, path)
+        except DiskFullError:
+            raise
+        except UserError:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def _locked(lock: Path, output: Path) -> Iterator[None]:
+    """Hold a lock file, which ends with the process if not before. Raises UserError where another process holds it."""
+    while True:
+        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise UserError(f"{output}: another run is writing it; wait for its end") from None
+        if os.fstat(descriptor).st_nlink:
+            break
+        os.close(descriptor)  # its holder before removed it in between
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def require_absent(path: Path) -> None:

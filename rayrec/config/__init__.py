@@ -2,11 +2,11 @@
 
 from rayrec.config.base import Config
 from rayrec.config.evaluate import EvaluateConfig, RankingConfig
-from rayrec.config.model import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfig
-from rayrec.config.preprocess import InteractionPreprocessConfig, PreprocessConfig
+from rayrec.config.model import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfig, WideDeepConfig
+from rayrec.config.preprocess import DisplayPreprocessConfig, InteractionPreprocessConfig, PreprocessConfig
 from rayrec.config.recipe import Recipe, dump_recipe, load_recipe, shipped_recipes
 from rayrec.config.serve import ServeConfig
-from rayrec.config.source import CriteoSourceConfig, MovieLensSourceConfig, SourceConfig
+from rayrec.config.source import CriteoSourceConfig, MovieLensSourceConfig, OutbrainSourceConfig, SourceConfig
 from rayrec.config.train import TrainConfig
 
 __all__ = [
@@ -14,10 +14,12 @@ __all__ = [
     "CriteoSourceConfig",
     "DCNv2Config",
     "DLRMConfig",
+    "DisplayPreprocessConfig",
     "EvaluateConfig",
     "InteractionPreprocessConfig",
     "ModelConfig",
     "MovieLensSourceConfig",
+    "OutbrainSourceConfig",
     "NeuMFConfig",
     "PreprocessConfig",
     "RankingConfig",
@@ -25,6 +27,7 @@ __all__ = [
     "ServeConfig",
     "SourceConfig",
     "TrainConfig",
+    "WideDeepConfig",
     "dump_recipe",
     "load_recipe",
     "shipped_recipes",

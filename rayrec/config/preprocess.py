@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from rayrec.config.base import Config
 
@@ -110,13 +110,16 @@ class _CommonConfig(Config):
     max_rejected_fraction: float = Field(0.01, ge=0.0, le=1.0)
     """A larger share of bad rows stops the job."""
     seed: int = 0
-    broadcast_limit: PositiveInt = 2_000_000
-    """Vocabularies up to this many values are looked up in memory; the rest of a larger one is joined by Spark."""
     layout: ShardLayoutConfig = ShardLayoutConfig()
     spark: SparkConfig = SparkConfig()
 
 
-class PreprocessConfig(_CommonConfig):
+class _VocabularyConfig(_CommonConfig):
+    broadcast_limit: PositiveInt = 2_000_000
+    """Vocabularies up to this many values are looked up in memory; the rest of a larger one is joined by Spark."""
+
+
+class PreprocessConfig(_VocabularyConfig):
     """Of sources whose rows are examples with a label."""
 
     kind: Literal["rows"] = "rows"
@@ -140,9 +143,40 @@ class PreprocessConfig(_CommonConfig):
         return self.frequency_limit.get(column, self.frequency_limit.get("default", 1))
 
 
-class InteractionPreprocessConfig(_CommonConfig):
+class InteractionPreprocessConfig(_VocabularyConfig):
     """Of sources whose rows are interactions of a user with an item (`rayrec.config.source.INTERACTION_SOURCES`)."""
 
     kind: Literal["interactions"] = "interactions"
     """Follows from the source; a recipe need not say it."""
     split: InteractionSplitConfig = LeaveOneOutSplitConfig()
+
+
+class DisplaySplitConfig(Config):
+    """Whole displays: of the last days all are `validation`, of the days before a share of them."""
+
+    kind: Literal["displays"] = "displays"
+    held_out_from_day: NonNegativeInt = 11
+    """Days count from the first millisecond of the data."""
+    held_out_share: Fraction = 0.2
+
+
+class RatesConfig(Config):
+    """Rates of clicks as features, without what a row says of itself: docs/outbrain.md."""
+
+    folds: int = Field(5, ge=2)
+    """A row of train sees the rates of the other folds."""
+    smoothing: NonNegativeFloat = 20.0
+    """Views with the mean rate of train that a key begins with."""
+
+
+class DisplayPreprocessConfig(_CommonConfig):
+    """Of sources whose rows are candidates shown together, with features that are joined from tables and fitted."""
+
+    kind: Literal["displays"] = "displays"
+    """Follows from the source; a recipe need not say it."""
+    feature_set: Literal["full", "lean"] = "full"
+    """`full`: the 54 features of NVIDIA's first version, with users' profiles; `lean`: the 29 of the newest."""
+    original: bool = False
+    """Repeat what NVIDIA published, its leaks and defects included, for comparison."""
+    split: DisplaySplitConfig = DisplaySplitConfig()
+    rates: RatesConfig = RatesConfig()

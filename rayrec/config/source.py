@@ -34,7 +34,18 @@ class MovieLensSourceConfig(Config):
     """Column of the time, integers; None takes `timestamp` where there is one."""
 
 
-SourceConfig = Annotated[CriteoSourceConfig | MovieLensSourceConfig, Field(discriminator="kind")]
+class OutbrainSourceConfig(Config):
+    """Outbrain's click prediction data: nine tables as CSV files with a header, each plain, gzip or zip.
+
+    `\\N` and the empty field are missing values. An example is a line of clicks_train with what the others say of it.
+    """
+
+    kind: Literal["outbrain"] = "outbrain"
+
+
+SourceConfig = Annotated[CriteoSourceConfig | MovieLensSourceConfig | OutbrainSourceConfig, Field(discriminator="kind")]
 
 INTERACTION_SOURCES = frozenset({"movielens"})
-"""Kinds of sources whose rows are interactions of a user with an item; the others' rows are examples with a label."""
+"""Kinds of sources whose rows are interactions of a user with an item."""
+DISPLAY_SOURCES = frozenset({"outbrain"})
+"""Kinds of sources whose rows are candidates shown together; those of sources in neither are examples with a label."""

@@ -6,8 +6,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.features.integer_hash import hash_integers
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature
-from rayrec.features.transforms import HashIds
+from rayrec.features.string_hash import hash_strings
+from rayrec.features.transforms import Hash, HashIds
 from rayrec.features.vocabulary import VocabularyLookup
 
 
@@ -21,11 +23,15 @@ def encode_categorical(
 ) -> NDArray[np.signedinteger]:
     """One id per row, in 0 ... cardinality - 1; 0 for what is missing (null, the empty string) or unlisted.
 
-    With a `lookup` the column holds strings. Without, it holds integer ids, of the feature's vocabulary (looked up
-    elsewhere) or of a feature that has none. An id that is null or outside of the table becomes 0.
-    Raises UserError naming the feature where the column's type is another.
+    With a `lookup` the column holds strings, under `Hash` the values that it says. Without both, it holds integer ids,
+    of the feature's vocabulary (looked up elsewhere) or of a feature that has none. An id that is null or outside of
+    the table becomes 0. Raises UserError naming the feature where the column's type is another.
     """
-    ids = _integers(feature.name, column) if lookup is None else lookup.ids(_strings(feature.name, column))
+    match feature.transforms[:1]:
+        case (Hash() as hashing,):
+            ids = _hashed(feature.name, column, hashing)
+        case _:
+            ids = _integers(feature.name, column) if lookup is None else lookup.ids(_strings(feature.name, column))
     for transform in feature.transforms:
         if isinstance(transform, HashIds):
             ids = np.where(ids > 0, fold_ids(ids, transform.buckets), 0)
@@ -46,9 +52,10 @@ def encode_multi_hot(feature: MultiHotFeature, column: pa.Array, lookup: Vocabul
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     row = np.repeat(np.arange(len(column)), lengths)
     values = column.flatten()
-    values = values if lookup is None else _strings(feature.name, values)
+    holds_strings = takes_strings(feature, lookup is not None)
+    values = _strings(feature.name, values) if holds_strings else values
 
-    present = values.is_valid() if lookup is None else pc.fill_null(pc.not_equal(values, ""), False)
+    present = pc.fill_null(pc.not_equal(values, ""), False) if holds_strings else values.is_valid()
     row, values = row[present.to_numpy(zero_copy_only=False)], values.filter(present)
     position = np.arange(len(row)) - np.searchsorted(row, row)
     kept = position < feature.hotness
@@ -56,6 +63,24 @@ def encode_multi_hot(feature: MultiHotFeature, column: pa.Array, lookup: Vocabul
 
     offsets = np.searchsorted(row, np.arange(len(column) + 1)).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(encode_categorical(feature, values, lookup)))
+
+
+def takes_strings(feature: CategoricalFeature, has_lookup: bool) -> bool:
+    """Whether raw values are strings: of a feature whose vocabulary is looked up here, or that hashes strings."""
+    return has_lookup or any(isinstance(t, Hash) and t.of == "strings" for t in feature.transforms)
+
+
+def _hashed(name: str, column: pa.Array, transform: Hash) -> NDArray[np.int64]:
+    buckets = np.uint64(transform.buckets - 1)
+    if transform.of == "integers":
+        ids = 1 + (hash_integers(_integers(name, column)) % buckets).astype(np.int64)
+        return np.where(column.is_valid().to_numpy(zero_copy_only=False), ids, 0)
+    strings = _strings(name, column)
+    encoded = strings if pa.types.is_dictionary(strings.type) else strings.dictionary_encode()
+    values = encoded.dictionary.cast(pa.large_string())
+    is_filled = pc.fill_null(pc.not_equal(values, ""), False).to_numpy(zero_copy_only=False)
+    ids = np.append(np.where(is_filled, 1 + (hash_strings(values) % buckets).astype(np.int64), 0), 0)
+    return ids[encoded.indices.cast(pa.int64()).fill_null(len(values)).to_numpy()]
 
 
 def fold_ids(ids: NDArray[np.int64], buckets: int) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rayrec.common.errors import UserError
-from rayrec.features.categorical import encode_categorical, encode_multi_hot, id_dtype
+from rayrec.features.categorical import encode_categorical, encode_multi_hot, id_dtype, takes_strings
 from rayrec.features.numeric import encode_numeric
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, Schema
 from rayrec.features.transforms import Vocabulary
@@ -36,6 +36,10 @@ class FeatureEncoder:
         """What `encode` takes, with the widest types."""
         self.encoded_schema = pa.schema([pa.field(f.name, _encoded_type(f), nullable=False) for f in schema.features])
         """What `encode` gives."""
+        self.string_columns = [
+            name for name in self.raw_schema.names if self.raw_schema.field(name).type == pa.string()
+        ]
+        """Columns that may come dictionary encoded, which is faster where values repeat."""
 
     @classmethod
     @lru_cache(maxsize=4)
@@ -47,8 +51,9 @@ class FeatureEncoder:
         """Encode n raw rows. Columns are found by name; an absent one is missing in every row; others are ignored.
 
         Raw columns: numeric ones of any integer or float type, categorical ones of strings, multi-hot ones of lists of
-        strings (features without vocabulary: of integers). Result: the features alone, in the schema's order, no nulls:
-        numeric float32 (finite), categorical int32 and multi-hot list<int32> (int64 for tables beyond 2^31 rows).
+        strings (features without vocabulary, or that hash integers: of integers). Result: the features alone, in the
+        schema's order, no nulls: numeric float32 (finite), categorical int32 and multi-hot list<int32> (int64 for
+        tables beyond 2^31 rows).
         Raises UserError naming the feature whose column has another type.
         """
         columns = [self._encode(feature, _column(raw, feature.name)) for feature in self.schema.features]
@@ -66,7 +71,7 @@ class FeatureEncoder:
     def _raw_type(self, feature: Feature) -> pa.DataType:
         if isinstance(feature, NumericFeature):
             return pa.float64()
-        value = pa.string() if feature.name in self._lookups else pa.int64()
+        value = pa.string() if takes_strings(feature, feature.name in self._lookups) else pa.int64()
         return pa.list_(value) if isinstance(feature, MultiHotFeature) else value
 
 

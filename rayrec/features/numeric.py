@@ -7,7 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.features.transforms import Fill, Log, NumericTransform
+from rayrec.features.transforms import Fill, Log, Log2, MinMax, NumericTransform, Standardize
 
 
 def encode_numeric(name: str, column: pa.Array, transforms: Sequence[NumericTransform]) -> NDArray[np.float32]:
@@ -17,12 +17,21 @@ def encode_numeric(name: str, column: pa.Array, transforms: Sequence[NumericTran
     float64 and is rounded once at the end, so the bits depend neither on the raw column's type nor on the batch.
     Raises UserError naming the feature where the column's type is no number.
     """
-    values = _as_float64(name, column)
-    for transform in transforms:
-        values = _apply(transform, values)
+    values = transformed(name, column, transforms)
     with np.errstate(over="ignore"):
         result = values.astype(np.float32)
     return np.where(np.isfinite(result), result, np.float32(0.0))
+
+
+def transformed(name: str, column: pa.Array, transforms: Sequence[NumericTransform]) -> NDArray[np.float64]:
+    """(n,) float64 after `transforms`, NaN where missing or undefined: what later transforms are fitted to.
+
+    Raises UserError naming the feature where the column's type is no number.
+    """
+    values = _as_float64(name, column)
+    for transform in transforms:
+        values = _apply(transform, values)
+    return values
 
 
 def _apply(transform: NumericTransform, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -31,6 +40,15 @@ def _apply(transform: NumericTransform, values: NDArray[np.float64]) -> NDArray[
         case Log(offset=offset):
             shifted = values + offset
             return np.log(shifted, out=np.full_like(shifted, np.nan), where=shifted > 0.0)
+        case Log2(scale=scale):
+            scaled = 1.0 + scale * values
+            return np.log2(scaled, out=np.full_like(scaled, np.nan), where=scaled > 0.0)
+        case MinMax(min=low, max=high, clip=clip):
+            # NaN stays NaN through all of these.
+            shares = (values - low) / (high - low) if high > low else values * 0.0
+            return np.clip(shares, 0.0, 1.0) if clip else shares
+        case Standardize(mean=mean, deviation=deviation):
+            return (values - mean) / deviation if deviation > 0.0 else values * 0.0
         case Fill(value=value):
             return np.where(np.isnan(values), value, values)
 

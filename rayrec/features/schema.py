@@ -9,7 +9,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.config import Config
 from rayrec.config.recipe import describe_validation_error
-from rayrec.features.transforms import CategoricalTransform, HashIds, NumericTransform, Vocabulary
+from rayrec.features.transforms import CategoricalTransform, Hash, HashIds, NumericTransform, Vocabulary
 
 SCHEMA_FILE = "schema.json"
 
@@ -37,7 +37,11 @@ class CategoricalFeature(Config):
     def _cardinality_fits_transforms(self) -> "CategoricalFeature":
         largest = None
         for transform in self.transforms:
-            if isinstance(transform, Vocabulary):
+            if isinstance(transform, Hash) and len(self.transforms) > 1:
+                raise ValueError(f"feature '{self.name}': 'hash' stands alone among its transforms")
+            if isinstance(transform, Hash):
+                largest = transform.buckets
+            elif isinstance(transform, Vocabulary):
                 largest = transform.size + 1
             elif isinstance(transform, HashIds) and largest is not None:
                 largest = min(largest, transform.buckets)
@@ -70,7 +74,7 @@ class InteractionColumns(Config):
 
 
 class Schema(Config):
-    """Every feature, in the order in which a model concatenates them; the label; optional group and weight columns."""
+    """Every feature, in the order in which a model concatenates them; the label; optional columns beside them."""
 
     version: Literal[1] = 1
     label: str
@@ -79,13 +83,18 @@ class Schema(Config):
     """Column of int64 group ids for ranking metrics."""
     weight: str | None = None
     """Column of float32 row weights."""
+    leak: str | None = None
+    """Column of float32 that is no feature but known of the answer (as in the Outbrain contest, where page views after
+    the display gave some clicks away): `map_with_leak@k` ranks by probability plus this."""
+    candidate: str | None = None
+    """Column of int64 ids of what a group's rows offer, so that predictions can name it."""
     features: tuple[Feature, ...]
     interactions: InteractionColumns | None = None
     """None for rows that come with labels of both kinds."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Schema":
-        names = [f.name for f in self.features] + [n for n in (self.label, self.group, self.weight) if n]
+        names = [*(f.name for f in self.features), *self.other_columns]
         repeated = sorted({n for n in names if names.count(n) > 1})
         if repeated:
             raise ValueError(f"names used twice: {', '.join(repeated)}")
@@ -103,6 +112,12 @@ class Schema(Config):
         if self.interactions.user == self.interactions.item:
             raise ValueError(f"interactions: user and item are both '{self.interactions.user}'")
         return self
+
+    @property
+    def other_columns(self) -> tuple[str, ...]:
+        """The columns of a dataset that are no features, the label first."""
+        optional = (self.group, self.weight, self.leak, self.candidate)
+        return (self.label, *(name for name in optional if name is not None))
 
     @property
     def numeric(self) -> tuple[NumericFeature, ...]:

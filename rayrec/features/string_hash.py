@@ -1,8 +1,8 @@
 """A 64-bit hash of strings: one string in plain Python, or an Arrow array at once in NumPy, with the same result.
 
 The UTF-8 bytes are read as little-endian 8-byte words, the last padded with zeros; each word is added with xor and
-mixed by the finalizer of SplitMix64 (Steele, Lea, Flood 2014), from a start that depends on the length. The hash
-serves look-ups within a process; nothing stores it.
+mixed by the finalizer of SplitMix64 (Steele, Lea, Flood 2014), from a start that depends on the length. Datasets and
+models hold its values (`Hash`, the tables of `rayrec.features.keyed_table`), so it cannot change.
 """
 
 import numpy as np

@@ -18,6 +18,31 @@ class Log(Config):
     offset: float = 3.0
 
 
+class Log2(Config):
+    """log2(1 + scale * x), computed in float64; undefined (1 + scale * x <= 0) becomes missing."""
+
+    op: Literal["log2"] = "log2"
+    scale: float = 1.0
+
+
+class MinMax(Config):
+    """(x - min) / (max - min); 0 where the two are equal."""
+
+    op: Literal["min_max"] = "min_max"
+    min: float
+    max: float
+    clip: bool = True
+    """What lies beyond becomes 0 or 1."""
+
+
+class Standardize(Config):
+    """(x - mean) / deviation; 0 where the deviation is 0."""
+
+    op: Literal["standardize"] = "standardize"
+    mean: float
+    deviation: float = Field(ge=0.0)
+
+
 class Fill(Config):
     """A constant for missing values (null or NaN)."""
 
@@ -47,5 +72,17 @@ class HashIds(Config):
     buckets: PositiveInt = Field(ge=2)
 
 
-NumericTransform = Annotated[Log | Fill, Field(discriminator="op")]
-CategoricalTransform = Annotated[Vocabulary | HashIds, Field(discriminator="op")]
+class Hash(Config):
+    """Value -> 1 + h mod (buckets - 1), h its 64-bit hash; missing values -> 0. Needs no list of values.
+
+    h is `rayrec.features.integer_hash.hash_integers` or `rayrec.features.string_hash.hash_strings`.
+    """
+
+    op: Literal["hash"] = "hash"
+    buckets: PositiveInt = Field(ge=2)
+    of: Literal["integers", "strings"]
+    """What the raw values are."""
+
+
+NumericTransform = Annotated[Log | Log2 | MinMax | Standardize | Fill, Field(discriminator="op")]
+CategoricalTransform = Annotated[Vocabulary | HashIds | Hash, Field(discriminator="op")]

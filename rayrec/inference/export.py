@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rayrec.config import Recipe
 from rayrec.inference.checkpoint_weights import CheckpointWeights
+from rayrec.inference.examples import write_examples
 from rayrec.inference.known_items import KnownItems, can_recommend
 from rayrec.inference.model_card import model_card
 from rayrec.inference.model_folder import Metrics, write_model_folder
@@ -27,11 +28,13 @@ def export_checkpoint(checkpoint: Path, output: Path, *, recipe: Recipe, dataset
     write_model_folder(
         output,
         schema=weights.schema,
+        tables=weights.tables,
         recipe=recipe,
         metrics=metrics,
-        card=model_card(recipe, weights.schema, dataset, metrics, checkpoint.name),
+        card=model_card(recipe, weights.schema, weights.tables, dataset, metrics, checkpoint.name),
         vocabularies_in=dataset.folder,
         dense=weights.dense(),
         fill_table=weights.fill_table,
         known_items=KnownItems.read(dataset) if can_recommend(weights.schema) else None,
+        complete=write_examples,
     )

@@ -1,10 +1,12 @@
 """The text of MODEL_CARD.md (Mitchell et al. 2019, arXiv:1810.03993), from what is known of the run."""
 
+from collections.abc import Sequence
+
 from rayrec.config import Recipe
 from rayrec.features.schema import Schema
 from rayrec.inference.model_folder import Metrics
 from rayrec.ingest.dataset import Dataset
-from rayrec.models.common.embeddings import embedding_widths
+from rayrec.models.common.tables import EmbeddingTable
 
 _TEXT = """\
 # {name}
@@ -47,10 +49,16 @@ checkpoint `{checkpoint}`. All of it: `config.yaml`.
 """
 
 
-def model_card(recipe: Recipe, schema: Schema, dataset: Dataset, metrics: Metrics, checkpoint: str) -> str:
-    """The card in Markdown; `schema` is the model's, `checkpoint` the name of the one exported."""
+def model_card(
+    recipe: Recipe,
+    schema: Schema,
+    tables: Sequence[EmbeddingTable],
+    dataset: Dataset,
+    metrics: Metrics,
+    checkpoint: str,
+) -> str:
+    """The card in Markdown; `schema` and `tables` are the model's, `checkpoint` the name of the one exported."""
     model = recipe.model
-    tables = list(zip((f.cardinality for f in schema.categorical), embedding_widths(schema), strict=True))
     splits = "\n".join(
         f"| {name} | {split.rows:,} | {split.positives / split.rows:.2%} |"
         for name, split in dataset.manifest.splits.items()
@@ -68,8 +76,8 @@ def model_card(recipe: Recipe, schema: Schema, dataset: Dataset, metrics: Metric
         sources=shown or "not recorded",
         numeric=len(schema.numeric),
         categorical=len(schema.categorical),
-        rows=sum(rows for rows, _ in tables),
-        parameters=sum(rows * dim for rows, dim in tables),
+        rows=sum(table.rows for table in tables),
+        parameters=sum(table.rows * table.dim for table in tables),
         metrics=_metrics_table(metrics),
         model=model.model_dump_json(),
         batch=train.global_batch_size,

@@ -25,12 +25,13 @@ class RawRows:
     """Checks raw rows against one schema.
 
     `columns` are the Arrow columns that it makes, `FeatureEncoder.raw_schema`: float64 for numbers, string for
-    categories (int64 for those that come as ids, having no vocabulary), a list of these for multi-hot features.
+    categories (int64 for those that come as ids, having no vocabulary or hashing them), a list of these for multi-hot
+    features.
     """
 
     def __init__(self, schema: Schema, columns: pa.Schema) -> None:
-        self._not_features = {schema.label, schema.group, schema.weight}
-        self._columns = columns
+        self._not_features = frozenset(schema.other_columns)
+        self.columns = columns
         self._known = frozenset(columns.names)
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
@@ -41,8 +42,8 @@ class RawRows:
             if not row.keys() <= self._known:
                 unknown = next(name for name in row if name not in self._known)
                 raise UserError(f"row {index}: {self._unknown(unknown)}")
-        columns = [_column(field, [row.get(field.name) for row in rows]) for field in self._columns]
-        return pa.RecordBatch.from_arrays(columns, schema=self._columns)
+        columns = [_column(field, [row.get(field.name) for row in rows]) for field in self.columns]
+        return pa.RecordBatch.from_arrays(columns, schema=self.columns)
 
     def from_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Arrow columns named as the features; absent columns are missing in every row. Raises UserError."""
@@ -50,7 +51,7 @@ class RawRows:
             if name not in self._known:
                 raise UserError(self._unknown(name))
         columns = []
-        for field in self._columns:
+        for field in self.columns:
             if field.name not in batch.schema.names:
                 columns.append(pa.nulls(batch.num_rows, field.type))
                 continue
@@ -60,13 +61,13 @@ class RawRows:
             # Integers beyond 2^53 have no exact float64; the encoder rounds them, a cast refuses them.
             is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
             columns.append(column if is_number else column.cast(field.type))
-        return pa.RecordBatch.from_arrays(columns, names=self._columns.names)
+        return pa.RecordBatch.from_arrays(columns, names=self.columns.names)
 
     def _unknown(self, name: Any) -> str:
         if name in self._not_features:
             return f"'{name}' is no feature (the model does not read it); leave it out"
         nearest = difflib.get_close_matches(str(name), self._known, n=1)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else f"features: {', '.join(self._columns.names)}"
+        hint = f"did you mean '{nearest[0]}'?" if nearest else f"features: {', '.join(self.columns.names)}"
         return f"unknown feature '{str(name)[:100]}'; {hint}"
 
 

@@ -14,6 +14,7 @@ from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import PartInfo, SplitInfo
+from rayrec.preprocessing.hash_ranges import partition_keys
 from rayrec.preprocessing.long_vocabularies import LongVocabularies
 from rayrec.preprocessing.segments import Segment, cut_segments, read_piece
 from rayrec.preprocessing.shards import RowPacking, WrittenPart, rows_of_a_part, write_part
@@ -47,13 +48,13 @@ class RowEncoder:
     dataset: Path
     """Folder that holds the vocabularies."""
     long_vocabularies: LongVocabularies
-    kept: pa.Field
-    """The column of parsed rows that stays as it is, such as the label."""
+    kept: tuple[pa.Field, ...]
+    """The columns of parsed rows that stay as they are, such as the label."""
 
     @property
     def encoded_schema(self) -> pa.Schema:
-        """The kept column and the features."""
-        return self._features.encoded_schema.insert(0, self.kept)
+        """The kept columns and the features."""
+        return pa.schema([*self.kept, *self._features.encoded_schema])
 
     @property
     def _features(self) -> FeatureEncoder:
@@ -61,12 +62,12 @@ class RowEncoder:
 
     def encode(self, segment: Segment) -> Iterator[pa.RecordBatch]:
         """The encoded rows of a segment, in order."""
-        categorical = [feature.name for feature in self.schema.categorical]
-        columns = [self.kept.name, *(feature.name for feature in self.schema.features)]
+        kept = [field.name for field in self.kept]
+        columns = [*kept, *(feature.name for feature in self.schema.features)]
         ids = self.long_vocabularies.ids_of_segment(segment.index)
-        for raw in read_piece(segment.piece, columns, categorical):
+        for raw in read_piece(segment.piece, columns, self._features.string_columns):
             encoded = self._features.encode(ids.replace_values(raw))
-            yield pa.RecordBatch.from_arrays([raw[self.kept.name], *encoded.columns], schema=self.encoded_schema)
+            yield pa.RecordBatch.from_arrays([*(raw[n] for n in kept), *encoded.columns], schema=self.encoded_schema)
 
 
 def write_in_order(
@@ -101,28 +102,33 @@ def write_shuffled(
     permutation: Permutation,
     layout: ShardLayoutConfig,
     progress: Progress,
+    position: str | None = None,
 ) -> SplitInfo:
-    """Write the rows of a split at the positions that `permutation` gives those of the input.
+    """Write the rows of a split at the places that `permutation` gives those of the input.
 
-    A position tells its part, and Spark brings the rows of a part together and sorts them, spilling to disk.
+    `position`: the kept column (int64) that says a row's place in the input, for segments in another order; the parts
+    do not have it. A place tells its part, and Spark brings the rows of a part together and sorts them, spilling to
+    disk.
     """
     rows = sum(segment.piece.rows for segment in segments)
     size = rows_of_a_part(rows, layout)
-    keys = _partition_keys(spark, -(-rows // size))
+    keys = partition_keys(spark, -(-rows // size))
     label = encoder.schema.label
+    written = [field for field in encoder.encoded_schema if field.name != position]
+    packing = RowPacking(pa.schema(written), encoder.schema)
     with counted_rows(spark, progress, f"encode and shuffle {split}", rows) as counter:
 
         def encode(segment: Segment) -> Iterator[pa.RecordBatch]:
-            packing = RowPacking(encoder.encoded_schema)
             first = segment.first
             for batch in encoder.encode(segment):
-                positions = permutation(np.arange(first, first + batch.num_rows))
-                columns = [pa.array(keys[positions // size]), pa.array(positions), packing.pack(batch)]
+                places = np.arange(first, first + batch.num_rows) if position is None else batch[position].to_numpy()
+                positions = permutation(places)
+                packed = packing.pack(batch.select([field.name for field in written]))
+                columns = [pa.array(keys[positions // size]), pa.array(positions), packed]
                 yield pa.RecordBatch.from_arrays(columns, names=["key", "position", "row"])
                 first += batch.num_rows
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            packing = RowPacking(encoder.encoded_schema)
             batches = (batch for batch in batches if batch.num_rows)
             index, unpacked = _unpack_part(batches, packing, size, rows)
             part = write_part(encoder.dataset, split, index, label, layout, unpacked)
@@ -132,8 +138,8 @@ def write_shuffled(
 
         encoded = frame_of_tasks(spark, segments, encode, "key int, position long, row binary")
         sorted_parts = encoded.repartition(len(keys), "key").sortWithinPartitions("position")
-        written = collect_rows(sorted_parts.mapInArrow(write, "part string, positives double"))
-    parts = [WrittenPart(PartInfo.model_validate_json(part), positives) for part, positives in written]
+        found = collect_rows(sorted_parts.mapInArrow(write, "part string, positives double"))
+    parts = [WrittenPart(PartInfo.model_validate_json(part), positives) for part, positives in found]
     return _split_info(sorted(parts, key=lambda part: part.info.path))
 
 
@@ -156,21 +162,6 @@ def _unpack_part(
         assert expected == min((index + 1) * size, rows), "rows lost or repeated"
 
     return index, unpack()
-
-
-def _partition_keys(spark: "SparkSession", partitions: int) -> NDArray[np.int32]:
-    """For each partition an integer that Spark's hash partitioning sends to it, so that rows can be sent by number."""
-    from pyspark.sql import functions as f
-
-    keys = np.full(partitions, -1, np.int32)
-    tried = 0
-    while (keys < 0).any():
-        candidates = spark.range(tried, tried + 8 * partitions + 64).select(f.col("id").cast("int").alias("key"))
-        hashed = candidates.select("key", f.expr(f"pmod(hash(key), {partitions})").alias("partition")).collect()
-        for key, partition in hashed:
-            keys[partition] = key
-        tried += 8 * partitions + 64
-    return keys
 
 
 def _split_info(parts: Sequence[WrittenPart]) -> SplitInfo:

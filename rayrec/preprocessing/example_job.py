@@ -38,6 +38,10 @@ class ExampleJob:
     def files(self) -> tuple[InputFile, ...]:
         return self._inputs.files
 
+    @property
+    def is_resumable(self) -> bool:
+        return False
+
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write vocabularies, splits and bad rows. Raises UserError."""
         config, spark, folder, progress = self._config, workspace.spark, workspace.folder, workspace.progress
@@ -56,7 +60,7 @@ class ExampleJob:
         every_segment = [segment for of_split in segments.values() for segment in of_split]
         joined = join_long_vocabularies(spark, every_segment, long, config.broadcast_limit, workspace.scratch, progress)
 
-        encoder = RowEncoder(schema, folder, joined, pa.field(schema.label, pa.float32(), False))
+        encoder = RowEncoder(schema, folder, joined, (pa.field(schema.label, pa.float32(), False),))
         splits: dict[str, SplitInfo] = {}
         for split, of_split in segments.items():
             permutation = self._permutation(pieces, extracted) if split == "train" else None

@@ -43,17 +43,17 @@ class RowReader(Protocol):
 
 def extract(
     spark: "SparkSession",
-    reader: RowReader,
-    chunks: Sequence[Chunk],
+    chunks: Sequence[tuple[RowReader, Chunk]],
     scratch: Path,
     splits: HashedSplits | None,
     progress: Progress,
 ) -> list[ExtractedChunk]:
-    """Parse every chunk into files under `scratch`; with `splits`, into one file a split."""
+    """Parse every chunk with its reader into files under `scratch`; with `splits`, into one file a split."""
     with counted_rows(spark, progress, "parse") as counter:
 
-        def run(item: tuple[int, Chunk]) -> ExtractedChunk:
-            return _extract_chunk(reader, item[1], scratch, f"{item[0]:06d}", splits, counter)
+        def run(item: tuple[int, tuple[RowReader, Chunk]]) -> ExtractedChunk:
+            number, (reader, chunk) = item
+            return _extract_chunk(reader, chunk, scratch, f"{number:06d}", splits, counter)
 
         return run_tasks(spark, list(enumerate(chunks)), run)
 
@@ -114,8 +114,11 @@ def check_rejected(extracted: Sequence[ExtractedChunk], max_fraction: float) -> 
     return dict(reasons)
 
 
-def write_rejected(spark: "SparkSession", extracted: Sequence[ExtractedChunk], folder: Path) -> None:
-    """Write the bad rows of all chunks to Parquet parts in `folder`, with their lines in the files."""
+def write_rejected(spark: "SparkSession", extracted: Sequence[ExtractedChunk], folder: Path, prefix: str = "") -> None:
+    """Write the bad rows of all chunks to Parquet parts in `folder`, with their lines in the files.
+
+    The names of the parts begin with `prefix`.
+    """
     groups: list[list[tuple[Path, int]]] = []
     filled = _ROWS_PER_REJECTED_PART
     for offset, chunk in zip(first_lines(extracted), extracted, strict=True):
@@ -130,7 +133,7 @@ def write_rejected(spark: "SparkSession", extracted: Sequence[ExtractedChunk], f
 
     def run(item: tuple[int, list[tuple[Path, int]]]) -> None:
         index, files = item
-        with new_parquet(folder / f"part-{index:05d}.parquet", REJECTED_SCHEMA) as writer:
+        with new_parquet(folder / f"{prefix}part-{index:05d}.parquet", REJECTED_SCHEMA) as writer:
             for path, offset in files:
                 with pq.ParquetFile(path) as file:
                     for batch in file.iter_batches():

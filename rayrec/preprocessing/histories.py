@@ -15,7 +15,7 @@ from rayrec.config.preprocess import InteractionFilesSplitConfig, LeaveOneOutSpl
 from rayrec.preprocessing.parquet_files import new_parquet
 from rayrec.preprocessing.runs import run_starts, whole_runs
 from rayrec.preprocessing.segments import Piece, Segment, read_piece
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks
+from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.movielens.layout import ITEM, LABEL, TIMESTAMP, USER
 
@@ -101,11 +101,7 @@ def _gather(segment: Segment, listed: bool) -> Iterator[pa.RecordBatch]:
 
 def _write(batches: Iterator[pa.RecordBatch], split: InteractionSplit, folder: Path) -> Iterator[pa.RecordBatch]:
     """Write a partition of sorted rows; gives its number, the rows written and what became of the others."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None
-    partition = context.partitionId()
+    partition = partition_number()
     rows, total = 0, HistoryCounts()
     options = {"compression": "lz4", "use_dictionary": [USER, ITEM], "write_statistics": False}
     with new_parquet(_path(folder, partition), HISTORY_SCHEMA, **options) as writer:

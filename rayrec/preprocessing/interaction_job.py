@@ -47,6 +47,10 @@ class InteractionJob:
     def files(self) -> tuple[InputFile, ...]:
         return self._inputs.files
 
+    @property
+    def is_resumable(self) -> bool:
+        return False
+
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write vocabularies, splits and bad rows. Raises UserError."""
         config, progress = self._config, workspace.progress
@@ -73,7 +77,7 @@ class InteractionJob:
                     f"{config.split.negatives} negatives are left; their lists are shorter"
                 )
 
-        given_lists = GivenLists(RowEncoder(schema, workspace.folder, encoder.long_vocabularies, label_field))
+        given_lists = GivenLists(RowEncoder(schema, workspace.folder, encoder.long_vocabularies, (label_field,)))
         sources: dict[str, tuple[SegmentEncoder, list[Segment]]] = {
             **{split: (given_lists, segments[split]) for split in given},
             **{s: (OrderedRows(schema, workspace.folder), make_segments(w.pieces)) for s, w in drawn.items()},
@@ -105,7 +109,7 @@ class InteractionJob:
         joined = join_long_vocabularies(
             workspace.spark, every_segment, long, limit, workspace.scratch, workspace.progress
         )
-        return RowEncoder(schema, workspace.folder, joined, kept)
+        return RowEncoder(schema, workspace.folder, joined, (kept,))
 
     def _held_out(self, num_items: int) -> dict[str, HeldOut]:
         """The splits whose negatives are drawn, with a sampler each: a user's lists are drawn apart."""

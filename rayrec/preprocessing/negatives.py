@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.preprocessing.order import mix, permute_each
+from rayrec.common.splitmix import mix
+from rayrec.preprocessing.order import permute_each
 
 _LEAST_BITS = 8
 """Of the permutations that `distinct` places come from: with 3 bits, the first of 5 candidates came 7 % too often; with

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.common.splitmix import mix
+
 _ROUNDS = 6
 
 
@@ -85,11 +87,3 @@ class BlockwisePermutation:
             assert permutation is not None
             result[inside] = self._bounds[block] + permutation(indices[inside] - self._bounds[block])
         return result
-
-
-def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finalizer (Steele, Lea, Flood 2014)."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -1,19 +1,24 @@
-"""From raw files to a dataset folder: one job for sources of examples, one for sources of interactions.
+"""From raw files to a dataset folder: a job for sources of examples, of interactions, of displays.
 
 Stages hand rows to each other as Parquet files in a scratch folder, so memory stays flat and a task that runs again
 finds its input. Everything lies in an unfinished folder beside the output, which takes the output's name at the end.
 """
 
+import hashlib
+import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from rayrec.common.files import new_folder, require_absent
+from rayrec.common.errors import DiskFullError, UserError
+from rayrec.common.files import new_folder, require_absent, resumable_folder
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config import Recipe
-from rayrec.config.preprocess import InteractionPreprocessConfig, PreprocessConfig
-from rayrec.ingest.dataset import VOCABULARY_FOLDER, Manifest, SourceFile
+from rayrec.config.preprocess import DisplayPreprocessConfig, InteractionPreprocessConfig, PreprocessConfig
+from rayrec.ingest.dataset import Manifest, SourceFile
+from rayrec.preprocessing.displays.job import DisplayJob
 from rayrec.preprocessing.example_job import ExampleJob
 from rayrec.preprocessing.interaction_job import InteractionJob
 from rayrec.preprocessing.spark_tasks import no_tasks_left_behind, user_errors
@@ -24,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SCRATCH = ".scratch"
+_STAGES_VERSION = 1
+"""Goes up when a stage leaves something else, so that nothing is mixed with what an earlier version left."""
 
 
 class _Job(Protocol):
@@ -33,8 +40,12 @@ class _Job(Protocol):
     def files(self) -> tuple[InputFile, ...]:
         """The raw files."""
 
+    @property
+    def is_resumable(self) -> bool:
+        """Whether `write` goes on from what it finds in the workspace."""
+
     def write(self, workspace: Workspace) -> WrittenDataset:
-        """Write vocabularies, splits and bad rows. Raises UserError."""
+        """Write what the dataset holds beside the schema and the manifest. Raises UserError."""
 
 
 class Preprocessing:
@@ -51,22 +62,59 @@ class Preprocessing:
         self._job = _job(recipe, inputs)
 
     def run(self, spark: "SparkSession", progress: Progress | None = None) -> Manifest:
-        """Write the dataset folder. Whatever fails, the output stays as it was. Raises UserError."""
-        with user_errors(), new_folder(self._output) as folder, no_tasks_left_behind(spark):
+        """Write the dataset folder. Whatever fails, the output stays as it was. Raises UserError.
+
+        A resumable job that was killed, or failed for another reason than its inputs, goes on from its last finished
+        stage when the same files are preprocessed to the same output by the same recipe.
+        """
+        progress = progress or SilentProgress()
+        with user_errors(), self._unfinished_folder(progress) as folder, no_tasks_left_behind(spark):
             scratch = folder / _SCRATCH
-            scratch.mkdir()
-            (folder / VOCABULARY_FOLDER).mkdir()
-            written = self._job.write(Workspace(spark, folder, scratch, progress or SilentProgress()))
+            scratch.mkdir(exist_ok=True)
+            written = self._job.write(Workspace(spark, folder, scratch, progress))
             shutil.rmtree(scratch)
             written.schema.save(folder)
             manifest = Manifest(
-                splits=written.splits,
-                rejected=written.rejected,
-                sources=_source_files(self._job),
-                config=self._recipe.model_dump(mode="json"),
+                splits=written.splits, rejected=written.rejected, sources=self._sources, config=self._resolved
             )
             manifest.save(folder)
             return manifest
+
+    @property
+    def _sources(self) -> tuple[SourceFile, ...]:
+        return _source_files(self._job)
+
+    @property
+    def _resolved(self) -> dict[str, Any]:
+        return self._recipe.model_dump(mode="json")
+
+    @contextmanager
+    def _unfinished_folder(self, progress: Progress) -> Iterator[Path]:
+        if not self._job.is_resumable:
+            with new_folder(self._output) as folder:
+                yield folder
+            return
+        with resumable_folder(self._output, self._fingerprint()) as folder:
+            if any(folder.iterdir()):
+                progress.message(f"{folder}: unfinished work of an earlier run; going on from there")
+            try:
+                yield folder
+            except BaseException as error:
+                if isinstance(error, DiskFullError) or not isinstance(error, UserError):
+                    progress.message(f"{folder}: keeps the finished stages; the same command goes on from there")
+                raise
+
+    def _fingerprint(self) -> str:
+        """Tells apart what leads to other files of a stage, or to other places of these."""
+        resolved = self._resolved
+        del resolved["preprocess"]["spark"]
+        content = {
+            "version": _STAGES_VERSION,
+            "output": str(self._output),
+            "sources": [source.model_dump() for source in self._sources],
+            **{section: resolved[section] for section in ("source", "preprocess")},
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def preprocess(
@@ -95,3 +143,5 @@ def _job(recipe: Recipe, inputs: Mapping[str | None, Sequence[str]]) -> _Job:
             return ExampleJob(recipe, recipe.preprocess, inputs)
         case InteractionPreprocessConfig():
             return InteractionJob(recipe, recipe.preprocess, inputs)
+        case DisplayPreprocessConfig():
+            return DisplayJob(recipe.preprocess, inputs)

@@ -18,7 +18,7 @@ from rayrec.preprocessing.negatives import NegativeSampler
 from rayrec.preprocessing.parquet_files import new_parquet
 from rayrec.preprocessing.runs import whole_runs
 from rayrec.preprocessing.segments import Piece, Segment, read_piece
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks
+from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
 from rayrec.preprocessing.workspace import Workspace
 
 _USERS_ROWS = 65_536
@@ -116,11 +116,7 @@ def _write(
     batches: Iterator[pa.RecordBatch], rows: Rows, held_out: Mapping[str, HeldOut], folder: Path
 ) -> Iterator[pa.RecordBatch]:
     """Write a range of users, a file a split; gives their rows and short lists."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None
-    partition = context.partitionId()
+    partition = partition_number()
     written = dict.fromkeys(("train", *held_out), 0)
     short = dict.fromkeys(written, 0)
     options = {"compression": "lz4", "use_dictionary": False, "write_statistics": False}

@@ -3,13 +3,15 @@
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from rayrec.config.preprocess import ShardLayoutConfig
+from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.ingest.dataset import PartInfo
 from rayrec.preprocessing.parquet_files import new_parquet
 
@@ -77,16 +79,31 @@ def parquet_options(layout: ShardLayoutConfig) -> dict[str, object]:
 class RowPacking:
     """Encoded rows as one fixed-width binary value each, which Spark shuffles several times faster than 40 columns."""
 
-    def __init__(self, schema: pa.Schema) -> None:
-        """`schema`: columns of fixed width without nulls."""
-        self._schema = schema
-        self._dtype = np.dtype([(field.name, field.type.to_pandas_dtype()) for field in schema])
+    def __init__(self, columns: pa.Schema, schema: Schema) -> None:
+        """`columns`: of fixed width without nulls, or lists of these of the multi-hot features of `schema`."""
+        self._columns = columns
+        self._hotness = {f.name: f.hotness for f in schema.categorical if isinstance(f, MultiHotFeature)}
+        fields: list[Any] = []
+        for field in columns:
+            if field.name in self._hotness:
+                fields += [
+                    (field.name, field.type.value_type.to_pandas_dtype(), (self._hotness[field.name],)),
+                    (_length_of(field.name), np.int32),
+                ]
+            else:
+                fields.append((field.name, field.type.to_pandas_dtype()))
+        self._dtype = np.dtype(fields)
 
     def pack(self, batch: pa.RecordBatch) -> pa.BinaryArray:
         """(n,) binary."""
-        rows = np.empty(batch.num_rows, self._dtype)
+        rows = np.zeros(batch.num_rows, self._dtype)
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            rows[name] = column.to_numpy()
+            if name in self._hotness:
+                lengths = pc.list_value_length(column).to_numpy()
+                rows[_length_of(name)] = lengths
+                rows[name][np.arange(self._hotness[name]) < lengths[:, None]] = column.flatten().to_numpy()
+            else:
+                rows[name] = column.to_numpy()
         offsets = np.arange(batch.num_rows + 1, dtype=np.int32) * np.int32(self._dtype.itemsize)
         return pa.BinaryArray.from_buffers(
             pa.binary(), batch.num_rows, [None, pa.py_buffer(offsets), pa.py_buffer(rows.view(np.uint8))]
@@ -97,5 +114,19 @@ class RowPacking:
         _, offsets, data = packed.buffers()
         start = np.frombuffer(offsets, np.int32)[packed.offset]
         rows = np.frombuffer(data, self._dtype, len(packed), offset=int(start))
-        columns = [pa.array(np.ascontiguousarray(rows[name])) for name in self._schema.names]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return pa.RecordBatch.from_arrays(
+            [self._column(rows, name) for name in self._columns.names], schema=self._columns
+        )
+
+    def _column(self, rows: NDArray, name: str) -> pa.Array:
+        if name not in self._hotness:
+            return pa.array(np.ascontiguousarray(rows[name]))
+        lengths = rows[_length_of(name)]
+        values = rows[name][np.arange(self._hotness[name]) < lengths[:, None]]
+        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+
+def _length_of(name: str) -> str:
+    """The field of a multi-hot feature's length; no column is named so."""
+    return f"\0{name}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from rayrec.common.errors import UserError
+from rayrec.common.errors import DiskFullError, UserError
 from rayrec.common.progress import Progress
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def user_errors() -> Iterator[None]:
     except Exception as error:
         text = str(error)
         if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in text:
-            raise UserError(DISK_FULL) from error
+            raise DiskFullError(DISK_FULL) from error
         if found := _USER_ERROR.search(text):
             raise UserError(found[1]) from error
         raise
@@ -131,3 +131,12 @@ def frame_of_tasks(
 def collect_rows(frame: "DataFrame") -> list[tuple[Any, ...]]:
     """The rows of a small data frame."""
     return [tuple(row) for row in frame.collect()]
+
+
+def partition_number() -> int:
+    """Within a task: the number of its partition."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId()

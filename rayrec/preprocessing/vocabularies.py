@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from rayrec.common.progress import Progress
 from rayrec.features.vocabulary import VOCABULARY_SCHEMA
+from rayrec.ingest.dataset import VOCABULARY_FOLDER
 from rayrec.preprocessing.parquet_files import new_parquet
 from rayrec.preprocessing.runs import runs
 from rayrec.preprocessing.segments import Segment, read_piece
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, run_tasks
+from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number, run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +34,8 @@ _RANKED = pa.schema([pa.field("value", pa.string(), False), pa.field("count", pa
 
 def vocabulary_file(feature: str, size: int) -> str:
     """Where the vocabulary of a feature lies, relative to the dataset: a file, or a folder of parts for a long one."""
-    return f"vocabulary/{feature}.parquet" if size <= _VALUES_PER_FILE else f"vocabulary/{feature}"
+    path = f"{VOCABULARY_FOLDER}/{feature}"
+    return f"{path}.parquet" if size <= _VALUES_PER_FILE else path
 
 
 def vocabulary_files(path: Path) -> list[Path]:
@@ -55,6 +57,7 @@ def fit_vocabularies(
     (the order of the UTF-8 bytes), so they depend on the rows alone.
     """
     features = list(limits)
+    (output / VOCABULARY_FOLDER).mkdir(exist_ok=True)
     with counted_rows(spark, progress, "count values", sum(s.piece.rows for s in segments)) as counter:
 
         def count(segment: Segment) -> Iterator[pa.RecordBatch]:
@@ -108,11 +111,7 @@ def _count_values(segment: Segment, features: Sequence[str]) -> Iterator[pa.Reco
 
 def _write_ranks(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa.RecordBatch]:
     """Write a sorted range, a file a feature in it; gives (feature, partition, rows) of each file."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None
-    partition = context.partitionId()
+    partition = partition_number()
     for feature, run in runs(batches, "feature"):
         rows = 0
         with new_parquet(_rank_path(folder, feature, partition), _RANKED) as writer:

@@ -1,7 +1,9 @@
-"""What every preprocessing job works with, and the first stage, which is the same for all of them."""
+"""What every preprocessing job works with, and the parsing of its files, with which all of them begin."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,14 +44,36 @@ class Workspace:
 
         Raises UserError where there are no rows, or too large a share is bad.
         """
-        total = sum(file.bytes for file in files)
-        share = total // (4 * self.spark.sparkContext.defaultParallelism)
-        chunks = plan_chunks(files, min(max(share, _LEAST_CHUNK_BYTES), _MOST_CHUNK_BYTES))
-        extracted = extract(self.spark, reader, chunks, self.scratch, splits, self.progress)
+        chunks = [(reader, chunk) for chunk in plan_chunks(files, self._chunk_bytes(files))]
+        extracted = extract(self.spark, chunks, self.scratch, splits, self.progress)
         rejected = check_rejected(extracted, max_rejected_fraction)
         if rejected:
             write_rejected(self.spark, extracted, self.folder / REJECTED_FOLDER)
         return extracted, rejected
+
+    def extract_tables(
+        self, tables: Mapping[str, tuple[RowReader, InputFile]], scratch: Path, max_rejected_fraction: float
+    ) -> tuple[dict[str, list[ExtractedChunk]], dict[str, int]]:
+        """Parse a file of each table into files under `scratch`: the chunks by table, and the bad rows by reason.
+
+        Raises UserError where a table has no line, not even a header, or too large a share of its rows is bad.
+        """
+        size = self._chunk_bytes([file for _, file in tables.values()])
+        planned = {name: plan_chunks([file], size) for name, (_, file) in tables.items()}
+        every_chunk = [(tables[name][0], chunk) for name, chunks in planned.items() for chunk in chunks]
+        extracted = iter(extract(self.spark, every_chunk, scratch, None, self.progress))
+        by_table = {name: list(islice(extracted, len(chunks))) for name, chunks in planned.items()}
+        reasons: Counter[str] = Counter()
+        for name, chunks in by_table.items():
+            rejected = check_rejected(chunks, max_rejected_fraction)
+            if rejected:
+                write_rejected(self.spark, chunks, self.folder / REJECTED_FOLDER, f"{name}-")
+            reasons.update(rejected)
+        return by_table, dict(reasons)
+
+    def _chunk_bytes(self, files: Sequence[InputFile]) -> int:
+        share = sum(file.bytes for file in files) // (4 * self.spark.sparkContext.defaultParallelism)
+        return min(max(share, _LEAST_CHUNK_BYTES), _MOST_CHUNK_BYTES)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,12 @@
 import fnmatch
 import glob
 import re
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import IO, Literal
 
 import pyarrow as pa
 from pyarrow import fs
@@ -15,14 +18,17 @@ from rayrec.common.files import is_uri
 
 MAX_LINE_BYTES = 2**24
 _BLOCK_BYTES = 2**23
-_GZIP_MAGIC = b"\x1f\x8b"
+_MAGIC: dict[bytes, Literal["gzip", "zip"]] = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"PK\x05\x06": "zip"}
+"""The first bytes of packed files; the last are of a zip file without members."""
+READ_ERRORS = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
+"""What reading a damaged packed file raises."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DESCRIPTIONS = {"json", "md"}
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """One raw file, plain or gzip."""
+    """One raw file, plain, gzip or a zip file of one member."""
 
     name: str
     """As it is shown to the user: an absolute path or a URI."""
@@ -32,16 +38,37 @@ class InputFile:
     bytes: int
     modified: float
     """Seconds since the epoch; 0 where the file system does not know."""
-    is_gzip: bool
+    packing: Literal["gzip", "zip"] | None
 
     @property
     def base_name(self) -> str:
         return PurePosixPath(self.path).name
 
     def open(self) -> pa.NativeFile:
-        """The text of the file, decompressed; a plain file can seek."""
+        """The text of the file, decompressed; a plain file can seek.
+
+        Raises UserError where a zip file cannot be opened or does not have one member.
+        """
         file = self.filesystem.open_input_file(self.path)
-        return pa.CompressedInputStream(file, "gzip") if self.is_gzip else file
+        match self.packing:
+            case None:
+                return file
+            case "gzip":
+                return pa.CompressedInputStream(file, "gzip")
+            case "zip":
+                return pa.PythonFile(_only_member(self.name, file), "r")
+
+
+def _only_member(name: str, file: pa.NativeFile) -> IO[bytes]:
+    try:
+        archive = zipfile.ZipFile(file)
+        # Finder's archives keep a file's attributes beside it.
+        members = [m for m in archive.infolist() if not m.is_dir() and not m.filename.startswith("__MACOSX/")]
+        if len(members) != 1:
+            raise UserError(f"{name}: a zip file of {len(members)} files; give one file in each, or unpack it")
+        return archive.open(members[0])
+    except (*READ_ERRORS, pa.ArrowException, RuntimeError) as error:
+        raise UserError(f"{name}: cannot be unpacked ({str(error).splitlines()[0]}); fetch it again") from None
 
 
 def list_inputs(paths: Iterable[str]) -> list[InputFile]:
@@ -102,9 +129,10 @@ def _expand(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:
 
 def _describe(filesystem: fs.FileSystem, prefix: str, info: fs.FileInfo) -> InputFile:
     with filesystem.open_input_file(info.path) as file:
-        is_gzip = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        head = file.read(max(map(len, _MAGIC)))
+    packing = next((packing for magic, packing in _MAGIC.items() if head.startswith(magic)), None)
     modified = info.mtime.timestamp() if info.mtime else 0.0
-    return InputFile(f"{prefix}{info.path}", filesystem, info.path, info.size, modified, is_gzip)
+    return InputFile(f"{prefix}{info.path}", filesystem, info.path, info.size, modified, packing)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -124,12 +152,12 @@ class Chunk:
 
 
 def plan_chunks(files: Iterable[InputFile], chunk_bytes: int) -> list[Chunk]:
-    """Cut files into chunks of about `chunk_bytes`, in order; a gzip file, which cannot be entered midway, is one."""
+    """Cut files into chunks of about `chunk_bytes`, in order; a packed file, which cannot be entered midway, is one."""
     chunks = []
     for index, file in enumerate(files):
-        starts = [0] if file.is_gzip else range(0, max(file.bytes, 1), chunk_bytes)
+        starts = [0] if file.packing else range(0, max(file.bytes, 1), chunk_bytes)
         chunks += [
-            Chunk(file, index, start, None if file.is_gzip else min(start + chunk_bytes, file.bytes))
+            Chunk(file, index, start, None if file.packing else min(start + chunk_bytes, file.bytes))
             for start in starts
         ]
     return chunks
@@ -138,15 +166,18 @@ def plan_chunks(files: Iterable[InputFile], chunk_bytes: int) -> list[Chunk]:
 def read_lines(chunk: Chunk) -> Iterator[bytes]:
     """Blocks of whole lines, each line ended by a newline, which together are exactly the lines of the chunk.
 
-    A byte order mark at the start of the file is left out. Raises UserError on a damaged gzip file or an endless line.
+    A byte order mark at the start of the file is left out.
+
+    Raises UserError on a damaged packed file or an endless line.
     """
+    packing = chunk.file.packing
     try:
         yield from _read_lines(chunk)
-    except OSError as error:
-        if not chunk.file.is_gzip:
+    except READ_ERRORS as error:
+        if packing is None:
             raise
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{chunk.file.name}: damaged gzip file ({reason}); fetch it again") from None
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{chunk.file.name}: damaged {packing} file ({reason}); fetch it again") from None
 
 
 def _read_lines(chunk: Chunk) -> Iterator[bytes]:

@@ -6,7 +6,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from rayrec.config import CriteoSourceConfig, MovieLensSourceConfig, SourceConfig
+from rayrec.common.errors import UserError
+from rayrec.config import CriteoSourceConfig, MovieLensSourceConfig, OutbrainSourceConfig, SourceConfig
 from rayrec.sources.criteo import layout as criteo_layout
 from rayrec.sources.criteo import parse as criteo_parse
 from rayrec.sources.files import Chunk, InputFile, plan_chunks, read_lines
@@ -65,6 +66,8 @@ def text_source(config: SourceConfig) -> TextSource:
             return _Criteo()
         case MovieLensSourceConfig():
             raise AssertionError("its rows are interactions: InteractionReader")
+        case OutbrainSourceConfig():
+            raise AssertionError("its examples are joined from tables: table_reader")
 
 
 class ChunkReader(Protocol):
@@ -109,7 +112,15 @@ class TextReader:
 
 
 def chunk_reader(config: SourceConfig, files: Sequence[InputFile]) -> ChunkReader:
-    """What reads `files`, with or without labels. Raises UserError where a file does not tell its columns."""
+    """What reads `files`, with or without labels.
+
+    Raises UserError where a file does not tell its columns, or the source's rows are not examples.
+    """
+    if isinstance(config, OutbrainSourceConfig):
+        raise UserError(
+            "source.kind 'outbrain': its examples are joined from nine tables; preprocess these and give the dataset "
+            "folder"
+        )
     if isinstance(config, MovieLensSourceConfig):
         return InteractionReader.detect(config, files)
     source = text_source(config)

@@ -25,8 +25,11 @@ class Reason(StrEnum):
     UTF8 = "invalid UTF-8"
     LABEL = "label other than 0 or 1"
     INTEGER = "not an integer"
+    NUMBER = "not a number"
+    TIME = "not a time"
     CARRIAGE_RETURN = "carriage return inside the row"
     EMPTY = "no user or no item"
+    KEY = "no value in a column that needs one"
     LIST = "not (user,item) and its negatives"
 
 

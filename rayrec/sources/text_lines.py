@@ -82,8 +82,10 @@ class TextLines:
         )
 
 
-def split_fields(data: bytes, names: Sequence[str], separator: str) -> pa.RecordBatch:
-    """Every field as a string, the empty ones null. All lines have the right number of fields; quotes mean nothing."""
+def split_fields(
+    data: bytes, names: Sequence[str], separator: str, null_values: Sequence[str] = ("",)
+) -> pa.RecordBatch:
+    """Every field as a string, `null_values` null. All lines have the right number of fields; quotes mean nothing."""
     strings = pa.schema([(name, pa.string()) for name in names])
     if not data:
         return pa.RecordBatch.from_pylist([], schema=strings)
@@ -94,7 +96,7 @@ def split_fields(data: bytes, names: Sequence[str], separator: str) -> pa.Record
             delimiter=separator, quote_char=False, double_quote=False, ignore_empty_lines=False
         ),
         convert_options=csv.ConvertOptions(
-            column_types=strings, null_values=[""], strings_can_be_null=True, check_utf8=False
+            column_types=strings, null_values=list(null_values), strings_can_be_null=True, check_utf8=False
         ),
     )
     (batch,) = table.combine_chunks().to_batches()

@@ -52,7 +52,7 @@ USAGE = [
         "unknown source",
         "generate movies --rows 10 --output raw",
         2,
-        "source: Input should be 'criteo' or 'movielens' (got 'movies')",
+        "source: Input should be 'criteo', 'movielens' or 'outbrain' (got 'movies')",
     ),
     BadInput(
         "port out of range",

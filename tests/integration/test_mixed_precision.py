@@ -44,7 +44,7 @@ def _overflow(rank: int, rendezvous: str, data: str) -> None:
     config = recipe(precision="fp16", sharding=SHARDING, embedding_optimizer={"kind": "adagrad", "lr": 0.1})
     place = Place(rank=rank, world_size=2, local_world_size=2, device=torch.device("cpu"))
     model = build_parallel_model(config, dataset, place)
-    step = TrainStep(model, config.train, resolve_precision("fp16", "cpu"))
+    step = TrainStep(model, config.train, resolve_precision("fp16", "cpu"), steps_per_epoch=31)
     reader = open_batches(
         dataset, "train", IngestConfig(in_memory=True), global_batch_size=64, rank=rank, world_size=2, drop_last=True
     )

@@ -79,6 +79,8 @@ def test_what_is_served(url: str, predictors: dict[str, Predictor]) -> None:
     described = requests.get(f"{url}/v1/models/dlrm", timeout=TIMEOUT).json()
     assert described["ready"] is True
     assert described["metrics"] == {"test": {"auc": 0.75}}
+    assert described["version"] == "1"
+    assert described["versions"] == {"1": {"state": "ready", "traffic": 1.0}}
     assert described["schema"] == predictors["dlrm"].schema.model_dump(mode="json")
 
 
@@ -104,6 +106,8 @@ BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
     "GET": ("GET", PREDICT, b"", 405, "use POST"),
     "PUT": ("PUT", PREDICT, b"{}", 405, "Method Not Allowed"),
     "unknown user": ("POST", "/v1/models/neumf:recommend", b'{"user": "u-99"}', 404, "no user 'u-99' in the model's"),
+    "unknown version": ("POST", "/v1/models/dlrm/versions/2:predict", b"{}", 404, "no version '2' of model 'dlrm'; "),
+    "unknown method": ("POST", "/v1/models/dlrm:sort", b"{}", 404, "no method ':sort'; there are :predict, :recommend"),
     "no recommender": ("POST", "/v1/models/dlrm:recommend", b'{"user": "u-1"}', 404, "it cannot recommend"),
     "unknown path": ("GET", "/v2/health", b"", 404, "Not Found; there are POST /v1/models/NAME:predict"),
 }
@@ -147,5 +151,8 @@ def test_a_port_in_use(url: str, folders: dict[str, Path]) -> None:
 
 def test_no_model(ray_cluster: str, tmp_path: Path) -> None:
     request = ServeRequest(model=(tmp_path / "none",), port=_free_port())
-    with pytest.raises(UserError, match="neither a model nor a run folder"), serving(request, SilentProgress()):
+    with (
+        pytest.raises(UserError, match="neither a model folder nor a folder of model folders"),
+        serving(request, SilentProgress()),
+    ):
         pass

@@ -201,7 +201,7 @@ LISTINGS = {
 def test_listing(folder: Path, paths: list[str], expected: list[str], scheme: str) -> None:
     files = list_inputs([f"{scheme}{folder}{path}" for path in paths])
     assert [f.base_name for f in files] == expected
-    assert [f.is_gzip for f in files] == [name.endswith(".gz") for name in expected]
+    assert [f.packing == "gzip" for f in files] == [name.endswith(".gz") for name in expected]
     assert all(f.modified > 0 and f.bytes > 0 for f in files)
 
 

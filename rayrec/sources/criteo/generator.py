@@ -4,16 +4,13 @@ Rows come in chunks of fixed size, each from its own random stream, so a row dep
 more rows, or other files, repeat the rows that fewer rows had.
 """
 
-import gzip
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as csv
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
@@ -22,6 +19,7 @@ from rayrec.common.progress import Progress, SilentProgress
 from rayrec.sources.criteo.click_model import ClickModel, RawValues
 from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
 from rayrec.sources.criteo.truth import FileTruth, GeneratedTruth, TruthAccumulator
+from rayrec.sources.generated_text import csv_file, to_hexadecimal
 
 CHUNK_ROWS = 16_384
 CALIBRATION_ROWS = 65_536
@@ -132,7 +130,7 @@ class CriteoGenerator:
     def _to_arrow(self, values: RawValues, label: NDArray[np.bool_]) -> pa.RecordBatch:
         numbers = [pa.array(values.numbers[:, j], mask=values.numbers_missing[:, j]) for j in range(len(NUMERIC))]
         strings = [
-            _to_hexadecimal(_scramble(values.ranks[:, k], self._spelling[k]), values.ranks[:, k] == 0)
+            to_hexadecimal(_scramble(values.ranks[:, k], self._spelling[k]), values.ranks[:, k] == 0)
             for k in range(len(CATEGORICAL))
         ]
         return pa.RecordBatch.from_arrays([pa.array(label.astype(np.int8)), *numbers, *strings], schema=_SCHEMA)
@@ -170,7 +168,7 @@ def generate(
         for name, end in zip(names, ends, strict=True):
             path = folder / (f"{name}.gz" if compress else name)
             truth = TruthAccumulator()
-            with _writer(path) as write:
+            with csv_file(path, _SCHEMA, separator=SEPARATOR, has_header=False) as write:
                 for position, batch, probability in pieces:
                     write(batch)
                     label = batch.column(LABEL).to_numpy() == 1
@@ -197,30 +195,9 @@ def _cut(chunks: Iterable[Chunk], ends: Sequence[int]) -> Iterator[tuple[int, pa
         start = stop
 
 
-@contextmanager
-def _writer(path: Path) -> Iterator[Callable[[pa.RecordBatch], None]]:
-    """Yield a function that appends rows to the file at `path`, gzip where it ends in `.gz`."""
-    options = csv.WriteOptions(include_header=False, delimiter=SEPARATOR, quoting_style="none", batch_size=CHUNK_ROWS)
-    with path.open("wb") as raw:
-        # A fixed time keeps the same rows the same bytes; higher levels cost much time and save little on hexadecimals.
-        packed = gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) if path.suffix == ".gz" else None
-        with packed or nullcontext(raw) as sink, csv.CSVWriter(sink, _SCHEMA, write_options=options) as writer:
-            yield writer.write_batch
-
-
 def _scramble(ranks: NDArray[np.int64], key: np.uint32) -> NDArray[np.uint32]:
     """Distinct 32-bit numbers for distinct ranks: the finalizer of MurmurHash3, which is a bijection."""
     x = ranks.astype(np.uint32) ^ key
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return x ^ (x >> np.uint32(16))
-
-
-def _to_hexadecimal(numbers: NDArray[np.uint32], missing: NDArray[np.bool_]) -> pa.Array:
-    """Strings of eight lowercase hexadecimal digits; null where missing."""
-    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
-    data = numbers.astype(">u4").view(np.uint8)
-    text = np.stack([digits[data >> 4], digits[data & 15]], axis=1)
-    offsets = np.arange(len(numbers) + 1, dtype=np.int32) * 8
-    valid = np.packbits(~missing, bitorder="little")
-    return pa.StringArray.from_buffers(len(numbers), pa.py_buffer(offsets), pa.py_buffer(text), pa.py_buffer(valid))

@@ -4,19 +4,17 @@ Users are drawn one after the other, blocks of them from random streams of their
 its number alone: more rows repeat the rows that fewer rows had (but for the last user, who is cut short).
 """
 
-import gzip
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as csv
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder
 from rayrec.common.progress import Progress, SilentProgress
+from rayrec.sources.generated_text import csv_file
 
 FILE = "ratings.csv"
 NUM_ITEMS = 2_000
@@ -108,18 +106,14 @@ def generate(
         progress.stage("generate", rows)
         path = folder / (f"{FILE}.gz" if compress else FILE)
         last_user = 0
-        with path.open("wb") as raw:
-            # A fixed time keeps the same rows the same bytes.
-            packed = gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) if compress else None
-            options = csv.WriteOptions(quoting_style="none", quoting_header="none")
-            with packed or nullcontext(raw) as sink, csv.CSVWriter(sink, _SCHEMA, write_options=options) as writer:
-                left = rows
-                for block in generator.blocks():
-                    batch = block.slice(0, left)
-                    writer.write_batch(batch)
-                    progress.advance(batch.num_rows)
-                    last_user = batch["userId"][-1].as_py()
-                    left -= batch.num_rows
-                    if left == 0:
-                        break
+        with csv_file(path, _SCHEMA) as write:
+            left = rows
+            for block in generator.blocks():
+                batch = block.slice(0, left)
+                write(batch)
+                progress.advance(batch.num_rows)
+                last_user = batch["userId"][-1].as_py()
+                left -= batch.num_rows
+                if left == 0:
+                    break
     return GeneratedRatings(users=last_user, items=NUM_ITEMS)

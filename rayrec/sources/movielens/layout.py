@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
 from rayrec.config import MovieLensSourceConfig
-from rayrec.sources.files import InputFile
+from rayrec.sources.files import READ_ERRORS, InputFile
 from rayrec.sources.text_fields import unquoted_fields
 
 USER, ITEM, TIMESTAMP, LABEL = "user", "item", "timestamp", "label"
@@ -75,8 +75,8 @@ def detect_layout(config: MovieLensSourceConfig, file: InputFile) -> FileLayout:
     try:
         with file.open() as stream:
             head: bytes = stream.read(_HEAD_BYTES)
-    except OSError as error:
-        reason = str(error).splitlines()[0]
+    except READ_ERRORS as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"{file.name}: damaged or unreadable ({reason}); fetch it again") from None
     if not head:
         raise UserError(f"{file.name}: empty; there are no rows to preprocess")

@@ -1,0 +1,202 @@
+"""Tables on disk that are looked up by key: rows sorted by the key's 64-bit hash, mapped into memory.
+
+A folder of Arrow IPC files, whose record batches follow each other in ascending order of the column `hash` (int64);
+no hash lies in two batches. Opening one reads the ends of its files; pages come as rows are looked up, and all
+processes of a machine share them. A hit is confirmed against the key itself, so keys that share a hash stay apart.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rayrec.common.errors import UserError
+from rayrec.common.files import new_file
+from rayrec.common.splitmix import mix
+from rayrec.features.integer_hash import hash_integers
+from rayrec.features.mapped_columns import Lists, MappedBatch, Numbers, Ranges, search_ranges
+from rayrec.features.string_hash import hash_strings
+
+HASH = "hash"
+UNKNOWN = -1
+
+
+def hash_key(first: NDArray[np.int64], *others: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n,) int64 hashes of keys of one or more integers."""
+    hashed = hash_integers(first)
+    for other in others:
+        hashed = mix(hashed ^ other.view(np.uint64))
+    return hashed.view(np.int64)
+
+
+def hash_texts(texts: pa.Array) -> NDArray[np.int64]:
+    """(n,) int64 hashes of keys that are texts (string or large_string); of a null, any number."""
+    return hash_strings(texts.cast(pa.large_string())).view(np.int64)
+
+
+def write_file(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    """Write sorted batches as a file of the table in `folder`, whole or not at all; returns the rows.
+
+    The file is named by its first hash, so that the names of files that follow each other ascend. Without rows there is
+    no file.
+    """
+    batches = (batch for batch in batches if batch.num_rows)
+    first = next(batches, None)
+    if first is None:
+        return 0
+    path = folder / f"{first.column(HASH)[0].as_py() + 2**63:016x}.arrow"
+    rows = 0
+    with new_file(path) as temporary, pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for batch in chain((first,), batches):
+            writer.write_batch(batch)
+            rows += batch.num_rows
+    return rows
+
+
+class KeyedTable:
+    """A table looked up by one or more columns of integers, or one of texts."""
+
+    def __init__(self, folder: Path) -> None:
+        """Map the files of `folder`; without files the table is empty. Raises UserError where one is damaged."""
+        batches = [batch for path in sorted(folder.glob("*.arrow")) for batch in _open(path) if batch.num_rows]
+        self._batches = [MappedBatch(batch) for batch in batches]
+        self._first_rows = np.cumsum([0, *(batch.num_rows for batch in batches)])
+        self._first_hashes = np.array([batch.numbers(HASH)[0][0] for batch in self._batches], np.int64)
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def cached(cls, folder: Path) -> "KeyedTable":
+        """The table that this process opened before; the folder must not change meanwhile."""
+        return cls(folder)
+
+    def __len__(self) -> int:
+        return int(self._first_rows[-1])
+
+    def find(self, keys: dict[str, NDArray[np.int64]], valid: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+        """(n,) the rows of n keys, given as (n,) integers by key column; UNKNOWN where there is none or not `valid`."""
+
+        def is_key(batch: MappedBatch, rows: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray[np.bool_]:
+            return np.logical_and.reduce([batch.numbers(name)[0][rows] == v[asked] for name, v in keys.items()])
+
+        return self._find(hash_key(*keys.values()), valid, is_key)
+
+    def find_texts(self, name: str, texts: pa.Array) -> NDArray[np.int64]:
+        """(n,) the rows of n texts of the key column `name`; UNKNOWN where there is none, or null."""
+        encoded = texts.cast(pa.large_string()).dictionary_encode()
+        values = encoded.dictionary
+
+        def is_key(batch: MappedBatch, rows: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray[np.bool_]:
+            held = batch.column(name).take(pa.array(rows)).cast(pa.large_string())
+            return pc.equal(held, values.take(pa.array(asked))).to_numpy(zero_copy_only=False)
+
+        found = np.append(self._find(hash_texts(values), None, is_key), UNKNOWN)
+        return found[encoded.indices.cast(pa.int64()).fill_null(len(values)).to_numpy()]
+
+    def texts(self, name: str, rows: NDArray[np.int64]) -> pa.Array:
+        """Gather a column of strings for rows (n,), all of them known."""
+        parts = [(batch.column(name).take(pa.array(places)), asked) for batch, asked, places in self._by_batch(rows)]
+        if not parts:
+            return pa.array([], pa.string())
+        order = np.argsort(np.concatenate([asked for _, asked in parts]))
+        return pa.concat_arrays([texts for texts, _ in parts]).take(pa.array(order))
+
+    def numbers(self, name: str, rows: NDArray[np.int64]) -> Numbers:
+        """Gather a column of integers, floats or booleans for rows (n,) that `find` gave."""
+        values: NDArray = np.zeros(len(rows), np.int64)
+        valid = np.zeros(len(rows), bool)
+        for batch, asked, places in self._by_batch(rows):
+            held, is_valid = batch.numbers(name)
+            values = values.astype(held.dtype, copy=False)
+            values[asked] = held[places]
+            valid[asked] = True if is_valid is None else is_valid[places]
+        return Numbers(values, valid)
+
+    def lists(self, name: str, rows: NDArray[np.int64]) -> Lists:
+        """Gather a column of short lists for rows (n,) that `find` gave."""
+        lengths = self.lengths(name, rows)
+        ends = np.cumsum(lengths)
+        fields: dict[str, NDArray] = {}
+        for part in self.ranges(name, rows):
+            sizes = part.stop - part.start
+            within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            target = within + np.repeat(ends[part.asked] - sizes, sizes)
+            source = within + np.repeat(part.start, sizes)
+            for field, values in part.fields.items():
+                fields.setdefault(field, np.empty(ends[-1], values.dtype))[target] = values[source]
+        return Lists(lengths, fields)
+
+    def lengths(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) the lengths of a column of lists for rows that `find` gave; 0 of unknown ones."""
+        lengths = np.zeros(len(rows), np.int64)
+        for part in self.ranges(name, rows):
+            lengths[part.asked] = part.stop - part.start
+        return lengths
+
+    def contains(self, name: str, rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(n,) whether the list of each row, ascending integers, has the row's `wanted` one; false of unknown rows."""
+        result = np.zeros(len(rows), bool)
+        for part in self.ranges(name, rows):
+            _, result[part.asked] = search_ranges(part.fields[""], part.start, part.stop, wanted[part.asked])
+        return result
+
+    def ranges(self, name: str, rows: NDArray[np.int64]) -> Iterator[Ranges]:
+        """The lists of rows (n,) that `find` gave, without copying them, batch by batch."""
+        for batch, asked, places in self._by_batch(rows):
+            offsets, fields = batch.lists(name)
+            yield Ranges(asked, offsets[places].astype(np.int64), offsets[places + 1].astype(np.int64), fields)
+
+    def _by_batch(self, rows: NDArray[np.int64]) -> Iterator[tuple[MappedBatch, NDArray[np.int64], NDArray[np.int64]]]:
+        """Batches with the positions of known rows in `rows` that lie in them, and the places of these rows there."""
+        if len(self._batches) == 1:
+            asked = np.flatnonzero(rows != UNKNOWN)
+            if len(asked):
+                yield self._batches[0], asked, rows[asked]
+            return
+        owner = np.searchsorted(self._first_rows, rows, side="right") - 1
+        order = np.argsort(owner, kind="stable")
+        bounds = np.searchsorted(owner[order], np.arange(len(self._batches) + 1))
+        for number in np.flatnonzero(np.diff(bounds)):
+            asked = order[bounds[number] : bounds[number + 1]]
+            yield self._batches[number], asked, rows[asked] - self._first_rows[number]
+
+    def _find(
+        self,
+        hashes: NDArray[np.int64],
+        valid: NDArray[np.bool_] | None,
+        is_key: Callable[[MappedBatch, NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]],
+    ) -> NDArray[np.int64]:
+        rows = np.full(len(hashes), UNKNOWN, np.int64)
+        # Ascending, the search walks through a batch once instead of missing the cache at every step.
+        order = np.argsort(hashes)
+        if valid is not None:
+            order = order[valid[order]]
+        bounds = np.append(np.searchsorted(hashes[order], self._first_hashes), len(order))
+        for number in np.flatnonzero(np.diff(bounds)):
+            batch = self._batches[number]
+            held, _ = batch.numbers(HASH)
+            pending = order[bounds[number] : bounds[number + 1]]
+            entry = np.searchsorted(held, hashes[pending])
+            while len(pending):
+                inside = entry < len(held)
+                pending, entry = pending[inside], entry[inside]
+                same = held[entry] == hashes[pending]
+                pending, entry = pending[same], entry[same]
+                equal = is_key(batch, entry, pending)
+                rows[pending[equal]] = self._first_rows[number] + entry[equal]
+                # Left over: keys whose hash is that of another key; the next entry may be theirs.
+                pending, entry = pending[~equal], entry[~equal] + 1
+        return rows
+
+
+def _open(path: Path) -> Iterator[pa.RecordBatch]:
+    try:
+        file = pa.ipc.open_file(pa.memory_map(str(path)))
+        for index in range(file.num_record_batches):
+            yield file.get_batch(index)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: damaged ({str(error).splitlines()[0]}); make the folder it lies in again") from None

@@ -1,0 +1,75 @@
+"""Bringing rows to the partition that their hash or number says, without looking for the ranges in the rows first."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.features.keyed_table import HASH, write_file
+from rayrec.preprocessing.runs import whole_runs
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+ROWS_PER_RANGE = 262_144
+_ROWS_PER_BATCH = 131_072
+
+
+def range_count(spark: "SparkSession", rows: int) -> int:
+    """Partitions that `rows` rows are worth, at most those of a shuffle."""
+    most = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    return max(1, min(most, -(-rows // ROWS_PER_RANGE)))
+
+
+def in_hash_ranges(frame: "DataFrame", ranges: int) -> "DataFrame":
+    """`frame` in `ranges` partitions by the column `hash` (long, uniform): those of partition i lie below i + 1's."""
+    from pyspark.sql import functions as f
+
+    share = f.col(HASH).cast("double") / f.lit(2.0**64) + f.lit(0.5)
+    return _in_ranges(frame, ranges, f.floor(share * ranges))
+
+
+def in_number_ranges(frame: "DataFrame", ranges: int, column: str, count: int) -> "DataFrame":
+    """`frame` in `ranges` partitions by a column of numbers 0 ... count - 1: those of partition i lie below i + 1's."""
+    from pyspark.sql import functions as f
+
+    share = f.col(column).cast("double") / f.lit(float(max(count, 1)))
+    return _in_ranges(frame, ranges, f.floor(share * ranges))
+
+
+def _in_ranges(frame: "DataFrame", ranges: int, number: "Column") -> "DataFrame":
+    """`frame` in `ranges` partitions, each row in that of its `number` (cut to 0 ... ranges - 1)."""
+    from pyspark.sql import functions as f
+
+    keys = f.array(*[f.lit(int(key)) for key in partition_keys(frame.sparkSession, ranges)])
+    inside = f.greatest(f.lit(0), f.least(number.cast("int"), f.lit(ranges - 1)))
+    return frame.repartition(ranges, f.element_at(keys, inside + 1))
+
+
+def partition_keys(spark: "SparkSession", partitions: int) -> NDArray[np.int32]:
+    """For each partition an integer that Spark's hash partitioning sends to it, so that rows can be sent by number."""
+    from pyspark.sql import functions as f
+
+    keys = np.full(partitions, -1, np.int32)
+    if partitions == 1:
+        return np.zeros(1, np.int32)
+    tried = 0
+    while (keys < 0).any():
+        candidates = spark.range(tried, tried + 8 * partitions + 64).select(f.col("id").cast("int").alias("key"))
+        hashed = candidates.select("key", f.expr(f"pmod(hash(key), {partitions})").alias("partition")).collect()
+        for key, partition in hashed:
+            keys[partition] = key
+        tried += 8 * partitions + 64
+    return keys
+
+
+def write_sorted(batches: Iterator[pa.RecordBatch], folder: Path, schema: pa.Schema) -> int:
+    """Write rows sorted by hash, which have the columns of `schema` among others, as a file of the table in `folder`.
+
+    See `rayrec.features.keyed_table`; returns the rows.
+    """
+    whole = whole_runs(batches, HASH, _ROWS_PER_BATCH)
+    return write_file(folder, schema, (batch.select(schema.names).cast(schema) for batch in whole))

@@ -1,0 +1,60 @@
+"""The stages of a long job: what each leaves stays until no other needs it, so a job that died goes on from there."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from rayrec.common.files import write_json
+from rayrec.common.progress import Progress
+from rayrec.config import Config
+
+ResultT = TypeVar("ResultT", bound=Config)
+
+
+class _Nothing(Config):
+    """The result of a stage that has none."""
+
+
+class Stages:
+    """Runs stages by name, each once however often the job is started.
+
+    A stage is done when its mark NAME.json, which holds its result, lies in `folder`; it is written last. The files
+    that it leaves lie in a folder of their own. Paths in results are absolute: the job must start in the same place.
+    """
+
+    def __init__(self, folder: Path, progress: Progress) -> None:
+        self._folder = folder
+        self._progress = progress
+
+    def run(
+        self, name: str, kind: type[ResultT], work: Callable[[Path], ResultT], folder: Path | None = None
+    ) -> ResultT:
+        """The result of `work(folder)`, or what it was when the stage was done before.
+
+        `folder`: where the stage's files lie, NAME beside the mark by default; it is empty when `work` begins.
+        """
+        mark = self._folder / f"{name}.json"
+        if mark.exists():
+            self._progress.message(f"{name}: done before")
+            return kind.model_validate_json(mark.read_bytes())
+        files = folder or self._folder / name
+        shutil.rmtree(files, ignore_errors=True)
+        files.mkdir(parents=True)
+        result = work(files)
+        write_json(mark, result.model_dump(mode="json"))
+        return result
+
+    def leave(self, name: str, work: Callable[[Path], None], folder: Path | None = None) -> None:
+        """`run` for a stage whose result is its files alone."""
+
+        def run(files: Path) -> _Nothing:
+            work(files)
+            return _Nothing()
+
+        self.run(name, _Nothing, run, folder)
+
+    def release(self, *names: str) -> None:
+        """Remove the files of stages that no later stage reads; they stay done."""
+        for name in names:
+            shutil.rmtree(self._folder / name, ignore_errors=True)

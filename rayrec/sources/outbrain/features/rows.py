@@ -1,0 +1,131 @@
+"""Rows, each an ad shown in a context, with what the statistics hold of them, looked up once."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.features.mapped_columns import Lists, Numbers
+from rayrec.sources.outbrain.features.places import country_keys
+from rayrec.sources.outbrain.statistics import Aspect, Constants, Statistics
+
+T = TypeVar("T")
+
+ROW_SCHEMA = pa.schema(
+    [
+        pa.field("ad_id", pa.int64(), False),
+        pa.field("uuid", pa.string()),
+        pa.field("document_id", pa.int64()),  # the landing document
+        pa.field("timestamp", pa.int64()),  # as in the tables
+        pa.field("platform", pa.int8()),
+        pa.field("geo_location", pa.string()),
+        pa.field("traffic_source", pa.int8()),
+    ]
+)
+FOLD = "fold"
+"""Optional column (int8): the fold of a row of train, whose rates then leave that fold out; null for other rows."""
+
+
+class Rows:
+    """n rows. Arrays are (n,) in their order; look-ups give rows of the statistics' tables."""
+
+    def __init__(self, statistics: Statistics, batch: pa.RecordBatch) -> None:
+        """`batch`: columns of `ROW_SCHEMA`, perhaps `FOLD`, among others."""
+        self.statistics = statistics
+        self._batch = batch
+        self._computed: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return self._batch.num_rows
+
+    @property
+    def constants(self) -> Constants:
+        return self.statistics.constants
+
+    @property
+    def place(self) -> pa.Array:
+        return self._batch.column("geo_location")
+
+    @cached_property
+    def country(self) -> Numbers:
+        """The country as an integer."""
+        return country_keys(self.place)
+
+    @cached_property
+    def ad_id(self) -> Numbers:
+        return self._numbers("ad_id")
+
+    @cached_property
+    def landing_id(self) -> Numbers:
+        return self._numbers("document_id")
+
+    @cached_property
+    def timestamp(self) -> Numbers:
+        return self._numbers("timestamp")
+
+    @cached_property
+    def platform(self) -> Numbers:
+        return self._numbers("platform")
+
+    @cached_property
+    def traffic_source(self) -> Numbers:
+        return self._numbers("traffic_source")
+
+    @cached_property
+    def fold(self) -> Numbers | None:
+        """What rates leave out; None where nothing of any row."""
+        return self._numbers(FOLD) if FOLD in self._batch.schema.names else None
+
+    @cached_property
+    def user(self) -> NDArray[np.int64]:
+        return self.statistics.profiles.find_texts("uuid", self._batch.column("uuid"))
+
+    @cached_property
+    def landing(self) -> NDArray[np.int64]:
+        return self._find_document(self.landing_id)
+
+    @cached_property
+    def ad(self) -> NDArray[np.int64]:
+        return self.statistics.ads.find({"ad_id": self.ad_id.values}, self.ad_id.valid)
+
+    @cached_property
+    def ad_document_id(self) -> Numbers:
+        return self.of_ad("document_id")
+
+    @cached_property
+    def ad_document(self) -> NDArray[np.int64]:
+        return self._find_document(self.ad_document_id)
+
+    def of_ad(self, column: str) -> Numbers:
+        return self.statistics.ads.numbers(column, self.ad)
+
+    def of_landing(self, column: str) -> Numbers:
+        return self.statistics.documents.numbers(column, self.landing)
+
+    def of_ad_document(self, column: str) -> Numbers:
+        return self.statistics.documents.numbers(column, self.ad_document)
+
+    def landing_values(self, aspect: Aspect) -> Lists:
+        """Value, confidence and weight of the values of the landing document."""
+        return self.once(f"landing {aspect}", lambda: self.statistics.documents.lists(aspect, self.landing))
+
+    def ad_values(self, aspect: Aspect) -> Lists:
+        """Value, confidence and weight of the values of the ad document."""
+        return self.once(f"ad {aspect}", lambda: self.statistics.documents.lists(aspect, self.ad_document))
+
+    def once(self, name: str, compute: Callable[[], T]) -> T:
+        """What `compute` gave the first time that it was asked for by this name: several features are made of it."""
+        if name not in self._computed:
+            self._computed[name] = compute()
+        return self._computed[name]
+
+    def _numbers(self, column: str) -> Numbers:
+        values = self._batch.column(column)
+        is_valid = values.is_valid().to_numpy(zero_copy_only=False)
+        return Numbers(values.cast(pa.int64()).fill_null(0).to_numpy(), is_valid)
+
+    def _find_document(self, ids: Numbers) -> NDArray[np.int64]:
+        return self.statistics.documents.find({"document_id": ids.values}, ids.valid)

@@ -1,0 +1,124 @@
+"""The nine tables of Outbrain's click prediction data: their files, columns and types."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+import pyarrow as pa
+
+FIRST_MILLISECOND = 1_465_876_799_998
+"""Times in the tables count from here (milliseconds since the Unix epoch): 14 June 2016, 4:00 UTC."""
+DAY_MILLISECONDS = 86_400_000
+NULL = "\\N"
+
+Kind = Literal["integer", "string", "confidence", "click", "code", "time"]
+"""How the text of a field is read. `code`: 1, 2 or 3, anything else is null; `time`: 2016-06-05 00:00:00, UTC."""
+ARROW_TYPES: dict[Kind, pa.DataType] = {
+    "integer": pa.int64(),
+    "string": pa.string(),
+    "confidence": pa.float64(),
+    "click": pa.int8(),
+    "code": pa.int8(),
+    "time": pa.int64(),  # milliseconds since the Unix epoch
+}
+CODES = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table."""
+
+    name: str
+    kind: Kind = "integer"
+    is_needed: bool = False
+    """Whether a line without a value here is a bad line."""
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """A table: the stems of its file's name, the preferred first, and the columns in the order of the real file."""
+
+    stems: tuple[str, ...]
+    columns: tuple[Column, ...]
+    dictionaries: tuple[str, ...] = ()
+    """Columns of strings whose values repeat."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows as read."""
+        return pa.schema([pa.field(c.name, ARROW_TYPES[c.kind], not c.is_needed) for c in self.columns])
+
+
+def _aspect(stem: str, value: Column) -> TableLayout:
+    confidence = Column("confidence_level", "confidence", is_needed=True)
+    return TableLayout((stem,), (Column("document_id", is_needed=True), value, confidence))
+
+
+class Table(Enum):
+    """The tables by name."""
+
+    PAGE_VIEWS = "page_views"
+    CLICKS_TRAIN = "clicks_train"
+    CLICKS_TEST = "clicks_test"
+    EVENTS = "events"
+    PROMOTED_CONTENT = "promoted_content"
+    DOCUMENTS_META = "documents_meta"
+    DOCUMENTS_TOPICS = "documents_topics"
+    DOCUMENTS_ENTITIES = "documents_entities"
+    DOCUMENTS_CATEGORIES = "documents_categories"
+
+    @property
+    def layout(self) -> TableLayout:
+        return _LAYOUTS[self]
+
+
+_DISPLAY, _AD = Column("display_id", is_needed=True), Column("ad_id", is_needed=True)
+_PLATFORM, _PLACE = Column("platform", "code"), Column("geo_location", "string")
+_LAYOUTS = {
+    Table.PAGE_VIEWS: TableLayout(
+        ("page_views", "page_views_sample"),
+        (
+            Column("uuid", "string", is_needed=True),
+            Column("document_id", is_needed=True),
+            Column("timestamp", is_needed=True),
+            _PLATFORM,
+            _PLACE,
+            Column("traffic_source", "code"),
+        ),
+        ("uuid", "geo_location"),
+    ),
+    Table.CLICKS_TRAIN: TableLayout(("clicks_train",), (_DISPLAY, _AD, Column("clicked", "click", is_needed=True))),
+    Table.CLICKS_TEST: TableLayout(("clicks_test",), (_DISPLAY, _AD)),
+    Table.EVENTS: TableLayout(
+        ("events",),
+        (
+            _DISPLAY,
+            Column("uuid", "string"),
+            Column("document_id"),
+            Column("timestamp"),
+            _PLATFORM,
+            _PLACE,
+        ),
+        ("geo_location",),
+    ),
+    Table.PROMOTED_CONTENT: TableLayout(
+        ("promoted_content",), (_AD, Column("document_id"), Column("campaign_id"), Column("advertiser_id"))
+    ),
+    Table.DOCUMENTS_META: TableLayout(
+        ("documents_meta",),
+        (
+            Column("document_id", is_needed=True),
+            Column("source_id"),
+            Column("publisher_id"),
+            Column("publish_time", "time"),
+        ),
+    ),
+    Table.DOCUMENTS_TOPICS: _aspect("documents_topics", Column("topic_id", is_needed=True)),
+    Table.DOCUMENTS_ENTITIES: _aspect("documents_entities", Column("entity_id", "string", is_needed=True)),
+    Table.DOCUMENTS_CATEGORIES: _aspect("documents_categories", Column("category_id", is_needed=True)),
+}
+
+LEAN_TABLES = frozenset(Table) - {Table.PAGE_VIEWS, Table.CLICKS_TEST}
+"""What the `lean` features are made of."""
+FULL_TABLES = LEAN_TABLES | {Table.PAGE_VIEWS}
+"""What the `full` features are made of."""

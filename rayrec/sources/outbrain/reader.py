@@ -1,0 +1,117 @@
+"""The files of Outbrain's tables: found among inputs, and read into rows."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from rayrec.common.errors import UserError
+from rayrec.sources.files import Chunk, InputFile, list_inputs, plan_chunks, read_lines
+from rayrec.sources.outbrain.layout import FULL_TABLES, Table, TableLayout
+from rayrec.sources.outbrain.parse import SEPARATOR, FileColumns, parse_lines
+from rayrec.sources.parsed_lines import ParsedLines
+from rayrec.sources.raw_block import RawBlock
+from rayrec.sources.text_fields import unquoted_fields
+
+_SUFFIXES = (".zip", ".gz", ".csv")
+"""Taken off a file's name in this order: events.csv.zip, events.zip, events.csv.gz, events.csv."""
+
+
+@dataclass(frozen=True)
+class OutbrainTables:
+    """Which file holds which table."""
+
+    files: Mapping[Table, InputFile]
+    """In the order of `Table`; a table that is neither there nor required is left out."""
+
+    @classmethod
+    def find(cls, paths: Iterable[str], required: Collection[Table] = FULL_TABLES) -> "OutbrainTables":
+        """Find the tables among `paths` (files, folders, globs, URIs) by the names of the files.
+
+        Files of other names are left aside. Raises UserError where a required table is missing or one is there twice.
+        """
+        given = [str(path) for path in paths]
+        by_stem: dict[str, InputFile] = {}
+        for file in list_inputs(given):
+            other = by_stem.setdefault(_stem(file), file)
+            if other is not file:
+                raise UserError(f"{file.name}: the same table as {other.name}; give one of them")
+        files = {}
+        for table in Table:
+            stems = [stem for stem in table.layout.stems if stem in by_stem]
+            if stems:
+                files[table] = by_stem[stems[0]]
+            elif table in required:
+                raise UserError(
+                    f"{', '.join(given)}: no {table.layout.stems[0]}.csv (nor .csv.gz, .csv.zip); give the folder with "
+                    "Outbrain's tables to --input"
+                )
+        return cls(files)
+
+
+def _stem(file: InputFile) -> str:
+    name = file.base_name
+    for suffix in _SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name
+
+
+@dataclass(frozen=True)
+class TableReader:
+    """Reads the chunks of the files of one table whose headers are known."""
+
+    table: TableLayout
+    columns: tuple[FileColumns, ...]
+    """By file."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows."""
+        return self.table.schema
+
+    @property
+    def dictionaries(self) -> tuple[str, ...]:
+        """Columns whose values repeat."""
+        return self.table.dictionaries
+
+    def read(self, chunk: Chunk) -> Iterator[RawBlock]:
+        """The blocks of a chunk, a few megabytes each; lines count from the chunk's first, headers included."""
+        columns = self.columns[chunk.file_index]
+        first_line = 1
+        for block in read_lines(chunk):
+            data = block
+            if chunk.start == 0 and first_line == 1:
+                header, _, data = block.partition(b"\n")
+                yield RawBlock.of(self._header(), chunk.file.name, first_line, header + b"\n")
+                first_line = 2
+            parsed = parse_lines(data, self.table, columns)
+            yield RawBlock.of(parsed, chunk.file.name, first_line, data)
+            first_line += parsed.num_lines
+
+    def _header(self) -> ParsedLines:
+        """A line without a row."""
+        none = np.empty(0, np.int64)
+        return ParsedLines(pa.RecordBatch.from_pylist([], schema=self.schema), none, 1, none, (), ())
+
+
+def table_reader(table: Table, files: Sequence[InputFile]) -> TableReader:
+    """What reads the files of a table, whose headers are read here.
+
+    Raises UserError where a file is empty or its header lacks a column.
+    """
+    return TableReader(table.layout, tuple(_columns(table.layout, file) for file in files))
+
+
+def _columns(table: TableLayout, file: InputFile) -> FileColumns:
+    (chunk,) = plan_chunks([file], max(file.bytes, 1))
+    block = next(read_lines(chunk), b"")
+    if not block:
+        raise UserError(f"{file.name}: empty; it needs a header, {SEPARATOR.join(c.name for c in table.columns)}")
+    line = block[: block.index(b"\n")].rstrip(b"\r").decode("utf-8", "replace")
+    names = [name.strip() for name in unquoted_fields(line, SEPARATOR) or line.split(SEPARATOR)]
+    missing = next((column.name for column in table.columns if column.name not in names), None)
+    if missing is not None:
+        shown = ", ".join(repr(name) for name in names[:8])
+        raise UserError(f"{file.name}: no column '{missing}' in the header ({shown}); use Outbrain's names")
+    return FileColumns(tuple(names.index(column.name) for column in table.columns), len(names))

@@ -1,0 +1,188 @@
+"""What the features of a row are made of: tables of documents, ads, rates of clicks and users' profiles, by key.
+
+    statistics/constants.json
+    statistics/documents/   document -> source, publisher, time of publication, values of the three aspects
+    statistics/ads/         ad -> document, campaign, advertiser
+    statistics/rates/<key>/ key -> rows of train, clicked rows, distinct ads
+    statistics/profiles/    user -> page views, documents viewed, weights by value (`full`)
+    statistics/counts/<of>/ place, state, country, entity -> occurrences (`original` of `full`)
+
+The tables are those of `rayrec.features.keyed_table`. Preprocessing writes them into the dataset, export copies them
+into the model, and the same code computes features from them in both.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError
+
+from rayrec.common.errors import UserError
+from rayrec.common.files import write_json
+from rayrec.config import Config
+from rayrec.features.keyed_table import HASH, KeyedTable
+
+STATISTICS_FOLDER = "statistics"
+CONSTANTS_FILE = "constants.json"
+RATES_FOLDER, COUNTS_FOLDER = "rates", "counts"
+Aspect = Literal["category", "topic", "entity"]
+ASPECTS: tuple[Aspect, ...] = ("category", "topic", "entity")
+PLURALS: dict[Aspect, str] = {"category": "categories", "topic": "topics", "entity": "entities"}
+
+_HASH = pa.field(HASH, pa.int64(), False)
+_VALUE = pa.field("value", pa.int64(), False)
+"""Of an entity: the hash of its text."""
+_DOCUMENT_VALUE = pa.struct(
+    [_VALUE, pa.field("confidence", pa.float64(), False), pa.field("weight", pa.float64(), False)]
+)
+_PROFILE_VALUE = pa.struct([_VALUE, pa.field("weight", pa.float64(), False)])
+
+DOCUMENT_SCHEMA = pa.schema(
+    [
+        _HASH,
+        pa.field("document_id", pa.int64(), False),
+        pa.field("source_id", pa.int64()),
+        pa.field("publisher_id", pa.int64()),
+        pa.field("publish_time", pa.int64()),  # milliseconds since the Unix epoch
+        # Values ascending; the weight of one that similarities leave out is NaN.
+        *(pa.field(aspect, pa.list_(_DOCUMENT_VALUE), False) for aspect in ASPECTS),
+        # The values of highest confidence, as the lists of features have them.
+        *(pa.field(f"{aspect}_list", pa.list_(pa.int64()), False) for aspect in ASPECTS),
+    ]
+)
+AD_SCHEMA = pa.schema(
+    [
+        _HASH,
+        pa.field("ad_id", pa.int64(), False),
+        pa.field("document_id", pa.int64()),
+        pa.field("campaign_id", pa.int64()),
+        pa.field("advertiser_id", pa.int64()),
+    ]
+)
+PROFILE_SCHEMA = pa.schema(
+    [
+        _HASH,
+        pa.field("uuid", pa.string(), False),
+        pa.field("views", pa.int64(), False),
+        pa.field("viewed", pa.list_(pa.int64()), False),  # documents, ascending
+        *(pa.field(aspect, pa.list_(_PROFILE_VALUE), False) for aspect in ASPECTS),  # values ascending
+        *(pa.field(f"{aspect}_norm", pa.float64(), False) for aspect in ASPECTS),
+    ]
+)
+TEXT_COUNT_SCHEMA = pa.schema([_HASH, pa.field("text", pa.string(), False), pa.field("count", pa.int64(), False)])
+VALUE_COUNT_SCHEMA = pa.schema([_HASH, _VALUE, pa.field("count", pa.int64(), False)])
+
+
+@dataclass(frozen=True)
+class RateKey:
+    """What rates of clicks are taken by."""
+
+    name: str
+    least: int
+    """Rows of train that a key needs more than."""
+    lean_least: int | None = None
+    """The same for the original of `lean`, where that has the key."""
+    columns: tuple[str, ...] = ("first",)
+    aspect: Aspect | None = None
+    """Where the (last) part of the key is a value of an aspect of the ad document."""
+    with_country: bool = False
+    """Whether the first part is the country of the event."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the key's table; `confidence` is the mean of those that its rows' ad documents have in the value."""
+        keys = [pa.field(name, pa.int64(), False) for name in self.columns]
+        counts = [pa.field(name, pa.int64(), False) for name in ("views", "clicks", "ads")]
+        return pa.schema([_HASH, *keys, *counts, pa.field("confidence", pa.float64(), False)])
+
+
+def _with_country(name: str, least: int, aspect: Aspect | None = None) -> RateKey:
+    return RateKey(f"country_{name}", least, None, ("first", "second"), aspect, True)
+
+
+RATE_KEYS = {
+    key.name: key
+    for key in (
+        RateKey("ad", 5, 4),
+        RateKey("document", 5, 4),
+        RateKey("document_pair", 5, None, ("first", "second")),
+        RateKey("source", 10, 9),
+        RateKey("publisher", 10, 9),
+        _with_country("source", 5),
+        RateKey("advertiser", 10, 9),
+        RateKey("campaign", 10, 9),
+        RateKey("category", 10, None, aspect="category"),
+        RateKey("topic", 10, None, aspect="topic"),
+        _with_country("category", 10, "category"),
+        _with_country("topic", 10, "topic"),
+        RateKey("entity", 5, None, aspect="entity"),
+        _with_country("entity", 5, "entity"),
+    )
+}
+"""In the order of docs/outbrain.md."""
+COUNTED_TEXTS = ("place", "state", "country")
+
+
+class Constants(Config):
+    """What the features need besides the tables."""
+
+    feature_set: Literal["full", "lean"]
+    original: bool
+    documents: NonNegativeInt
+    """Documents that have a source."""
+    values: dict[str, NonNegativeInt]
+    """Distinct values by aspect."""
+    mean_rate: float
+    """Clicked rows per row of train."""
+    smoothing: NonNegativeFloat
+
+    def save(self, folder: Path) -> None:
+        write_json(folder / CONSTANTS_FILE, self.model_dump(mode="json"))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Constants":
+        """Raises UserError where the file is missing or damaged."""
+        path = folder / CONSTANTS_FILE
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise UserError(f"{path}: missing; the statistics belong beside schema.json") from None
+        except ValidationError:
+            raise UserError(f"{path}: damaged; make the folder it lies in again") from None
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The tables of a folder, opened as they are first used."""
+
+    folder: Path
+    constants: Constants
+    rates_by_fold: Path | None = None
+    """Folder of tables of rates that also have the sums of each fold of train (views_0, clicks_0, ...), which
+    preprocessing alone needs."""
+
+    @classmethod
+    def open(cls, folder: Path, rates_by_fold: Path | None = None) -> "Statistics":
+        """Raises UserError where the folder holds no statistics."""
+        return cls(folder, Constants.load(folder), rates_by_fold)
+
+    @cached_property
+    def documents(self) -> KeyedTable:
+        return KeyedTable.cached(self.folder / "documents")
+
+    @cached_property
+    def ads(self) -> KeyedTable:
+        return KeyedTable.cached(self.folder / "ads")
+
+    @cached_property
+    def profiles(self) -> KeyedTable:
+        return KeyedTable.cached(self.folder / "profiles")
+
+    def rates(self, key: RateKey) -> KeyedTable:
+        return KeyedTable.cached((self.rates_by_fold or self.folder / RATES_FOLDER) / key.name)
+
+    def counts(self, of: str) -> KeyedTable:
+        """Occurrences of places, states, countries (texts) or entities (values)."""
+        return KeyedTable.cached(self.folder / COUNTS_FOLDER / of)

@@ -1,0 +1,110 @@
+"""The known truth behind generated clicks: how much a user wants each ad of a display.
+
+Of the ads of a display the one is clicked whose utility plus standard Gumbel noise is largest, so ad a is clicked with
+probability exp(u_a) / sum_b exp(u_b) (multinomial logit; McFadden 1974). A utility, in nats, is the sum of four
+families, all functions of what the tables hold:
+
+- `quality` of the ad, its campaign and advertiser, and its document's source, publisher and age;
+- `user_similarity`: cosines of the documents that the user viewed before their first display with the ad's document in
+  the three aspects, and whether the user viewed that document itself;
+- `landing_similarity`: cosines of the landing page with the ad's document;
+- `context`: platform, country and traffic source, each with a trait of the advertiser, and the hour with one of the
+  category.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.sources.outbrain.synthetic.hashes import Hashes
+from rayrec.sources.outbrain.synthetic.similarity import Profiles, document_cosine
+from rayrec.sources.outbrain.synthetic.world import ASPECTS, CATEGORIES, Slots, World
+
+FAMILIES = ("quality", "user_similarity", "landing_similarity", "context")
+_QUALITY = {"advertiser": 0.6, "campaign": 0.1, "publisher": 0.4, "source": 0.05, "ad": 0.05}
+"""Standard deviations."""
+_FRESHNESS, _FRESH_DAYS = 0.6, 100.0
+_USER = {"categories": 1.7, "topics": 1.7, "entities": 1.3}
+_LANDING = {"categories": 1.5, "topics": 1.5, "entities": 1.3}
+"""For a cosine of 1."""
+_VIEWED = 0.8
+CONTEXT_STATES = {"platform": 3, "country": 5, "hour": 6, "traffic": 3}
+_CONTEXT = {"platform": 0.5, "country": 0.3, "hour": 0.3, "traffic": 0.2}
+"""Standard deviations over the pairs of a state and a trait."""
+_TRAITS = 2
+_OF_CATEGORY = {"hour", "traffic"}
+"""Kinds of context that act on a trait of the category; the others on one of the advertiser."""
+
+
+@dataclass(frozen=True)
+class ShownAds:
+    """n ads in displays."""
+
+    ad: NDArray[np.int64]
+    user: NDArray[np.int64]
+    """Number in the profiles."""
+    landing: NDArray[np.int64]
+    """Document."""
+    has_viewed: NDArray[np.bool_]
+    """Whether the user viewed the ad's document before their first display."""
+    context: dict[str, NDArray[np.int64]]
+    """`platform`, `country`, `hour`, `traffic`, each with as many states as CONTEXT_STATES says; -1: unknown, without
+    effect."""
+
+
+class Preferences:
+    """A click model drawn from a seed."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self._world = world
+        self._hashes = Hashes(seed)
+        self._context = {kind: self._effects(kind) for kind in _CONTEXT}
+
+    def utilities(self, shown: ShownAds, profiles: dict[str, Profiles]) -> NDArray[np.float64]:
+        """(4, n) by family, in the order of FAMILIES."""
+        document = self._world.ad_document(shown.ad)
+        slots = {aspect: self._world.aspect(aspect, document) for aspect in ASPECTS}
+        landing = {aspect: self._world.aspect(aspect, shown.landing) for aspect in ASPECTS}
+        user = sum(_USER[a] * profiles[a].cosine(shown.user, slots[a]) for a in ASPECTS)
+        page = sum(_LANDING[a] * document_cosine(landing[a], slots[a]) for a in ASPECTS)
+        return np.stack([
+            self.quality(shown.ad),
+            user + _VIEWED * shown.has_viewed,
+            np.asarray(page),
+            self._context_effects(shown, slots["categories"]),
+        ])  # fmt: skip
+
+    def quality(self, ad: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(n,) of ads: the same in every display."""
+        world, document = self._world, self._world.ad_document(ad)
+        meta = world.meta(document)
+        numbers = {
+            "advertiser": world.advertiser(ad),
+            "campaign": world.campaign(ad),
+            "publisher": meta.publisher,
+            "source": meta.source,
+            "ad": ad,
+        }
+        total = np.zeros(len(ad))
+        for name, deviation in _QUALITY.items():
+            effect = deviation * self._hashes.normal(name, numbers[name])
+            total += np.where(numbers[name] >= 0, effect, 0.0)
+        days = np.maximum(meta.age, 0) / 86_400
+        return total + np.where(meta.has_time, _FRESHNESS * np.exp(-days / _FRESH_DAYS), 0.0)
+
+    def _context_effects(self, shown: ShownAds, categories: Slots) -> NDArray[np.float64]:
+        advertiser = self._world.advertiser(shown.ad)
+        main = np.where(categories.confidence[:, 0] > 0.0, categories.values[:, 0], CATEGORIES)
+        total = np.zeros(len(shown.ad))
+        for kind, state in shown.context.items():
+            trait = self._hashes.choice(f"trait {kind}", main if kind in _OF_CATEGORY else advertiser, _TRAITS)
+            total += np.where(state >= 0, self._context[kind][state, trait], 0.0)
+        return total
+
+    def _effects(self, kind: str) -> NDArray[np.float64]:
+        """(states, traits), of mean 0 for each trait: what is common to all states is quality."""
+        shape = CONTEXT_STATES[kind], _TRAITS
+        effects = self._hashes.normal(f"effects {kind}", np.arange(shape[0] * shape[1])).reshape(shape)
+        effects -= effects.mean(axis=0)
+        return effects * (_CONTEXT[kind] / effects.std())

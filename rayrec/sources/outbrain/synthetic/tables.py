@@ -1,0 +1,118 @@
+"""Generated things as rows of Outbrain's tables, ids being numbers plus 1."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rayrec.sources.generated_text import to_hexadecimal
+from rayrec.sources.outbrain.layout import ARROW_TYPES, FIRST_MILLISECOND, NULL, Kind, Table
+from rayrec.sources.outbrain.synthetic.blocks import Displays
+from rayrec.sources.outbrain.synthetic.users import Visits
+from rayrec.sources.outbrain.synthetic.world import ASPECTS, World, entity_words
+
+_WRITTEN: dict[Kind, pa.DataType] = ARROW_TYPES | {"code": pa.string(), "time": pa.string()}
+SCHEMAS = {table: pa.schema([(c.name, _WRITTEN[c.kind]) for c in table.layout.columns]) for table in Table}
+"""Of the rows as written."""
+_CODES = pa.array([NULL, "1", "2", "3"])
+_UUID_BITS = 56
+_ENTITIES = "entities"
+_OF_ASPECT = {
+    "categories": Table.DOCUMENTS_CATEGORIES,
+    "topics": Table.DOCUMENTS_TOPICS,
+    _ENTITIES: Table.DOCUMENTS_ENTITIES,
+}
+_FIRST_CATEGORY = 1_000
+
+
+def event_rows(world: World, visits: Visits, first: int) -> pa.RecordBatch:
+    """Events of the displays of landings, the first of which is number `first`."""
+    n = len(visits)
+    return _batch(
+        Table.EVENTS,
+        [
+            np.arange(first, first + n) + 1,
+            _uuids(visits.user),
+            visits.document + 1,
+            visits.timestamp,
+            _CODES.take(pa.array(visits.platform)),
+            _places(world, visits.place),
+        ],
+    )
+
+
+def click_rows(
+    displays: Displays, clicked: NDArray[np.int64], chosen: NDArray[np.bool_], first: int, table: Table
+) -> pa.RecordBatch:
+    """The ads of the chosen ones of n displays, the first of which is number `first`; clicked positions (n,)."""
+    is_row = displays.is_shown & chosen[:, None]
+    display, position = np.nonzero(is_row)
+    columns = [display + first + 1, displays.ads[is_row] + 1, (position == clicked[display]).astype(np.int8)]
+    return _batch(table, columns[: len(SCHEMAS[table])])
+
+
+def page_view_rows(world: World, views: Visits) -> pa.RecordBatch:
+    return _batch(
+        Table.PAGE_VIEWS,
+        [
+            _uuids(views.user),
+            views.document + 1,
+            views.timestamp,
+            _CODES.take(pa.array(views.platform)),
+            _places(world, views.place),
+            _CODES.take(pa.array(views.traffic)),
+        ],
+    )
+
+
+def document_rows(world: World, document: NDArray[np.int64]) -> dict[Table, pa.RecordBatch]:
+    """documents_meta and the tables of the aspects."""
+    meta = world.meta(document)
+    published = (FIRST_MILLISECOND // 1_000 - meta.age).astype("datetime64[s]")
+    times = np.char.replace(np.datetime_as_string(published), "T", " ")
+    source, publisher = (pa.array(x + 1, mask=x < 0) for x in (meta.source, meta.publisher))
+    rows = {
+        Table.DOCUMENTS_META: _batch(
+            Table.DOCUMENTS_META, [document + 1, source, publisher, pa.array(times, mask=~meta.has_time)]
+        )
+    }
+    for aspect in ASPECTS:
+        slots = world.aspect(aspect, document)
+        owner, position = np.nonzero(slots.confidence > 0.0)
+        values = slots.values[owner, position]
+        ids = _entities(values) if aspect == _ENTITIES else values + _FIRST_CATEGORY * (aspect == "categories")
+        table = _OF_ASPECT[aspect]
+        rows[table] = _batch(table, [document[owner] + 1, ids, slots.confidence[owner, position]])
+    return rows
+
+
+def ad_rows(world: World, ad: NDArray[np.int64]) -> pa.RecordBatch:
+    """promoted_content."""
+    columns = [ad, world.ad_document(ad), world.campaign(ad), world.advertiser(ad)]
+    return _batch(Table.PROMOTED_CONTENT, [column + 1 for column in columns])
+
+
+def _batch(table: Table, columns: Sequence[NDArray[np.int64] | pa.Array]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=SCHEMAS[table])
+
+
+def _uuids(user: NDArray[np.int64]) -> pa.StringArray:
+    """Fourteen hexadecimal digits, others for every user: products with odd numbers and shifts are bijections."""
+    mask = np.uint64(2**_UUID_BITS - 1)
+    x = (user.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7D) & mask
+    x = ((x ^ (x >> np.uint64(28))) * np.uint64(0x58476D1CE4E5B9)) & mask
+    x ^= x >> np.uint64(28)
+    digits = to_hexadecimal(x)
+    return pc.utf8_slice_codeunits(digits, 16 - _UUID_BITS // 4)
+
+
+def _entities(entity: NDArray[np.int64]) -> pa.StringArray:
+    """Thirty-two hexadecimal digits."""
+    words = entity_words(entity)
+    return pc.binary_join_element_wise(to_hexadecimal(words[:, 0]), to_hexadecimal(words[:, 1]), "")
+
+
+def _places(world: World, place: NDArray[np.int64]) -> pa.StringArray:
+    return pa.array([*world.places, NULL]).take(pa.array(np.where(place < 0, len(world.places), place)))

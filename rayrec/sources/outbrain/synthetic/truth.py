@@ -1,0 +1,103 @@
+"""What rankings of generated displays reach that know the users' utilities, or some of their families."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.common.files import write_json
+from rayrec.config import Config
+from rayrec.sources.outbrain.synthetic.blocks import Displays
+from rayrec.sources.outbrain.synthetic.preferences import FAMILIES
+
+TRUTH_FILE = "truth.json"
+HELD_OUT_FROM_DAY = 11
+
+
+class RankingTruth(Config):
+    """MAP@12 of rankings of some displays with a known click.
+
+    A display has at most 12 ads and one click, so its average precision is 1 / rank of the clicked ad.
+    """
+
+    displays: int
+    best: float
+    """By the true utilities: on average no model ranks better."""
+    expected_best: float
+    """The same over all clicks that could have been drawn: sum over ads of probability / rank."""
+    random: float
+    """Of a random order, expected."""
+    without: dict[str, float]
+    """By the true utilities without one family: what is lost where a model does not see its features."""
+    quality_alone: float
+    """By the quality of the ads: the best order of ads that is the same for all displays."""
+
+
+class GeneratedTruth(Config):
+    """`truth.json`, beside generated tables."""
+
+    source: str
+    seed: int
+    rows: int
+    """Lines of clicks_train."""
+    displays: int
+    """Of clicks_train and clicks_test."""
+    users: int
+    documents: int
+    ads: int
+    page_views: int
+    all: RankingTruth
+    """Displays of clicks_train."""
+    held_out: RankingTruth | None
+    """Those of day 11 on; None where there is none."""
+    method: str = (
+        "Clicks are drawn from a known multinomial logit over the ads of each display. MAP@12 of rankings by the true "
+        "utilities against the clicks that were drawn; exact."
+    )
+
+    def save(self, folder: Path) -> None:
+        write_json(folder / TRUTH_FILE, self.model_dump(mode="json"))
+
+
+class RankingAccumulator:
+    """Sums over displays that `RankingTruth` follows from."""
+
+    def __init__(self) -> None:
+        self._displays = 0
+        self._sums = np.zeros(4 + len(FAMILIES))
+
+    def add(self, displays: Displays, clicked: NDArray[np.int64], chosen: NDArray[np.bool_]) -> None:
+        """Count the chosen ones of n displays, whose clicked ads stand at positions (n,)."""
+        utility, size, clicked = displays.utility[:, chosen], displays.size[chosen], clicked[chosen]
+        is_shown = displays.is_shown[chosen]
+        total = np.where(is_shown, utility.sum(axis=0), -np.inf)
+        weights = np.exp(total - total.max(axis=1, keepdims=True))
+        # A position's rank is the number of positions that are at least as good.
+        rank = (total[:, None, :] >= total[:, :, None]).sum(axis=2)
+        expected = (weights / rank).sum(axis=1) / weights.sum(axis=1)
+        random = np.array([np.mean(1.0 / np.arange(1, n + 1)) for n in range(1, utility.shape[2] + 1)])
+        without = [np.where(is_shown, utility.sum(axis=0) - family, -np.inf) for family in utility]
+        quality = np.where(is_shown, utility[0], -np.inf)
+        precisions = [_precision(u, clicked) for u in (total, quality, *without)]
+        self._displays += len(size)
+        self._sums += [expected.sum(), random[size - 1].sum(), *(p.sum() for p in precisions)]
+
+    def result(self) -> RankingTruth | None:
+        """What follows for the displays so far; None where there are none."""
+        if not self._displays:
+            return None
+        expected, random, best, quality, *without = (self._sums / self._displays).tolist()
+        return RankingTruth(
+            displays=self._displays,
+            best=best,
+            expected_best=expected,
+            random=random,
+            without=dict(zip(FAMILIES, without, strict=True)),
+            quality_alone=quality,
+        )
+
+
+def _precision(score: NDArray[np.float64], clicked: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(n,) 1 / rank of the clicked position in rows of scores (n, k)."""
+    own = np.take_along_axis(score, clicked[:, None], axis=1)
+    return 1.0 / (score >= own).sum(axis=1)

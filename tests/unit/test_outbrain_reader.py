@@ -1,0 +1,221 @@
+"""Outbrain's tables: found by the names of their files, rows read against expected ones, what is refused."""
+
+import gzip
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayrec.common.errors import UserError
+from rayrec.config import OutbrainSourceConfig
+from rayrec.sources.files import list_inputs, plan_chunks
+from rayrec.sources.outbrain.layout import LEAN_TABLES, Table
+from rayrec.sources.outbrain.reader import OutbrainTables, table_reader
+from rayrec.sources.registry import chunk_reader
+
+Rows = list[tuple[Any, ...]]
+Rejected = list[tuple[int, str, str]]
+
+
+def packed(content: bytes, packing: str, members: tuple[str, ...] = ("table.csv",)) -> bytes:
+    if packing == "gzip":
+        return gzip.compress(content)
+    if packing == "plain":
+        return content
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member in members:
+            archive.writestr(member, content)
+    return sink.getvalue()
+
+
+def read(table: Table, path: Path, chunk_bytes: int = 2**20) -> tuple[Rows, Rejected]:
+    """Rows and rejected rows (line, reason, text) of a file, lines counted from its first."""
+    files = list_inputs([str(path)])
+    reader = table_reader(table, files)
+    rows: Rows = []
+    rejected: Rejected = []
+    before = 0
+    for chunk in plan_chunks(files, chunk_bytes):
+        lines = 0
+        for block in reader.read(chunk):
+            assert block.rows.schema == reader.schema == table.layout.schema
+            assert len(block.lines) == block.rows.num_rows
+            rows += [tuple(row.values()) for row in block.rows.to_pylist()]
+            rejected += [(before + r["line"], r["reason"], r["text"]) for r in block.rejected.to_pylist()]
+            lines += block.num_lines
+        before += lines
+    return rows, rejected
+
+
+CASES: dict[str, tuple[Table, bytes, Rows, Rejected]] = {
+    "clicks": (
+        Table.CLICKS_TRAIN,
+        b"display_id,ad_id,clicked\n1,42337,0\n1,139684,1\n,1,0\n1,,0\n1,2,2\n1,2,\n1,2\n1,x,0\n1,99999999999999999999,0",
+        [(1, 42337, 0), (1, 139684, 1)],
+        [
+            (4, "no value in a column that needs one", ",1,0"),
+            (5, "no value in a column that needs one", "1,,0"),
+            (6, "label other than 0 or 1", "1,2,2"),
+            (7, "no value in a column that needs one", "1,2,"),
+            (8, "wrong column count", "1,2"),
+            (9, "not an integer", "1,x,0"),
+            (10, "not an integer", "1,99999999999999999999,0"),
+        ],
+    ),
+    "clicks to predict, CRLF, byte order mark": (
+        Table.CLICKS_TEST,
+        b"\xef\xbb\xbfdisplay_id,ad_id\r\n16874594,66758\r\n",
+        [(16874594, 66758)],
+        [],
+    ),
+    "events": (
+        Table.EVENTS,
+        b"display_id,uuid,document_id,timestamp,platform,geo_location\n"
+        b"1,cb8c55702adb93,379743,61,3,US>SC>519\n2,\\N,\\N,\\N,\\N,\\N\n3,,,,,\n4,u,5,6,7,\xc3\x85\n\\N,u,5,6,1,US\n"
+        b"5,u,5,6,2.0,US\n6,\xff,5,6,1,US\n",
+        [
+            (1, "cb8c55702adb93", 379743, 61, 3, "US>SC>519"),
+            (2, None, None, None, None, None),
+            (3, None, None, None, None, None),
+            (4, "u", 5, 6, None, "Å"),
+        ],
+        [
+            (6, "no value in a column that needs one", "\\N,u,5,6,1,US"),
+            (7, "not an integer", "5,u,5,6,2.0,US"),
+            (8, "invalid UTF-8", "6,\\xff,5,6,1,US"),
+        ],
+    ),
+    "page views, another order, a column more": (
+        Table.PAGE_VIEWS,
+        b"traffic_source, timestamp ,more,uuid,document_id,platform,geo_location\n"
+        b"2,-9,x,u,1,1,US>CA\n0,5,,u,1,\\N,\\N\n1,\\N,x,u,1,1,US\n1,3,x,,1,1,US\n",
+        [("u", 1, -9, 1, "US>CA", 2), ("u", 1, 5, None, None, None)],
+        [
+            (4, "no value in a column that needs one", "1,\\N,x,u,1,1,US"),
+            (5, "no value in a column that needs one", "1,3,x,,1,1,US"),
+        ],
+    ),
+    "promoted content": (
+        Table.PROMOTED_CONTENT,
+        b"ad_id,document_id,campaign_id,advertiser_id\n1,6614,1,7\n2,\\N,,\n",
+        [(1, 6614, 1, 7), (2, None, None, None)],
+        [],
+    ),
+    "documents": (
+        Table.DOCUMENTS_META,
+        b"document_id,source_id,publisher_id,publish_time\n"
+        b"1,2,3,2016-06-05 00:00:00\n2,2,,1970-01-01 00:00:00.0019\n3,,,1969-12-31T23:59:59.999999\n4,1,1,\\N\n"
+        b"5,1,1,2016-02-30 00:00:00\n6,1,1,June\n7,1,1,2016-02-29\n8,1,1,0001-01-01 00:00:00\n",
+        [
+            (1, 2, 3, 1465084800000),
+            (2, 2, None, 1),
+            (3, None, None, -1),
+            (4, 1, 1, None),
+            (7, 1, 1, 1456704000000),
+            (8, 1, 1, -62135596800000),
+        ],
+        [(6, "not a time", "5,1,1,2016-02-30 00:00:00"), (7, "not a time", "6,1,1,June")],
+    ),
+    "topics": (
+        Table.DOCUMENTS_TOPICS,
+        b"document_id,topic_id,confidence_level\n1,140,0.0731131601068925\n1,2,1e-3\n1,3,nan\n1,4,\n1,5,0x1\n1,6,.5\n",
+        [(1, 140, 0.0731131601068925), (1, 2, 0.001), (1, 6, 0.5)],
+        [
+            (4, "not a number", "1,3,nan"),
+            (5, "no value in a column that needs one", "1,4,"),
+            (6, "not a number", "1,5,0x1"),
+        ],
+    ),
+    "entities, quoted": (
+        Table.DOCUMENTS_ENTITIES,
+        b'"document_id","entity_id","confidence_level"\n1,"f9eec25663db",0.5\n"1","","0.5"\n',
+        [(1, "f9eec25663db", 0.5)],
+        [(3, "no value in a column that needs one", '"1","","0.5"')],
+    ),
+    "categories, no rows": (Table.DOCUMENTS_CATEGORIES, b"document_id,category_id,confidence_level\n", [], []),
+}
+
+
+@pytest.mark.parametrize("packing", ["plain", "gzip", "zip"])
+@pytest.mark.parametrize("case", CASES)
+def test_rows(case: str, packing: str, tmp_path: Path) -> None:
+    table, content, rows, rejected = CASES[case]
+    (tmp_path / "file").write_bytes(packed(content, packing))
+    for chunk_bytes in (2**20, 7):
+        assert read(table, tmp_path / "file", chunk_bytes) == (rows, rejected)
+
+
+def names(folder: Path, *paths: str, **given: Any) -> dict[str, str]:
+    tables = OutbrainTables.find([str(folder / path) for path in paths], **given)
+    return {table.value: file.base_name for table, file in tables.files.items()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for table, name in zip(Table, ("page_views_sample.csv.zip", "clicks_train.csv", "clicks_test.csv.gz", "events.zip",
+                                   "promoted_content.csv", "documents_meta.csv", "documents_topics.csv",
+                                   "documents_entities.csv", "documents_categories.csv"), strict=True):  # fmt: skip
+        header = ",".join(table.layout.schema.names).encode() + b"\n"
+        packing = {".zip": "zip", ".gz": "gzip"}.get(Path(name).suffix, "plain")
+        (tmp_path / name).write_bytes(packed(header, packing))
+    (tmp_path / "sample_submission.csv").write_text("display_id,ad_id\n")
+    return tmp_path
+
+
+def test_tables_are_found_in_a_folder_or_by_name(folder: Path) -> None:
+    found = names(folder, ".")
+    assert list(found) == [table.value for table in Table]
+    assert found["page_views"] == "page_views_sample.csv.zip" and found["events"] == "events.zip"
+    assert names(folder, *found.values()) == found
+    # All page views are better than a sample of them.
+    (folder / "page_views.csv").write_bytes(b"x")
+    assert names(folder, ".")["page_views"] == "page_views.csv"
+
+
+def test_what_is_not_required_may_be_absent(folder: Path) -> None:
+    (folder / "page_views_sample.csv.zip").unlink()
+    (folder / "clicks_test.csv.gz").unlink()
+    assert set(names(folder, ".", required=LEAN_TABLES)) == {table.value for table in LEAN_TABLES}
+    with pytest.raises(UserError, match=r"no page_views.csv \(nor .csv.gz, .csv.zip\); give the folder"):
+        names(folder, ".")
+
+
+def test_a_table_twice_is_refused(folder: Path) -> None:
+    (folder / "events.csv").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"events.zip: the same table as .*events.csv; give one of them"):
+        names(folder, ".")
+
+
+REFUSED: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "empty; it needs a header, display_id,ad_id,clicked"),
+    "no column": (b"display_id,ad,clicked\n", r"no column 'ad_id' in the header \('display_id', .*\); use"),
+    "two files in one": (packed(b"x", "zip", ("a.csv", "b.csv")), "a zip file of 2 files; give one file in each"),
+    "no file in it": (packed(b"x", "zip", ()), "cannot be unpacked"),
+    "cut zip": (packed(b"display_id,ad_id,clicked\n", "zip")[:40], "cannot be unpacked"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str, tmp_path: Path) -> None:
+    content, message = REFUSED[case]
+    (tmp_path / "clicks_train.csv").write_bytes(content)
+    with pytest.raises(UserError, match=f"clicks_train.csv: {message}") as caught:
+        table_reader(Table.CLICKS_TRAIN, list_inputs([str(tmp_path)]))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_zip_file_is_named(tmp_path: Path) -> None:
+    content = packed(b"display_id,ad_id\n" + b"1,2\n" * 1_000, "zip")
+    start = content.index(b"table.csv") + len("table.csv")
+    (tmp_path / "clicks_test.zip").write_bytes(content[: start + 10] + b"\xff" * 8 + content[start + 18 :])
+    with pytest.raises(UserError, match=r"clicks_test.zip: damaged zip file \(.*\); fetch it again"):
+        read(Table.CLICKS_TEST, tmp_path / "clicks_test.zip")
+
+
+def test_examples_are_not_read_from_single_files(tmp_path: Path) -> None:
+    (tmp_path / "events.csv").write_bytes(b"x\n")
+    with pytest.raises(UserError, match=r"source.kind 'outbrain': its examples are joined from nine tables"):
+        chunk_reader(OutbrainSourceConfig(), list_inputs([str(tmp_path)]))
