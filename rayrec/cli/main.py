@@ -17,6 +17,7 @@ from rayrec.cli.options import (
     JsonOption,
     NewOutputOption,
     PrecisionOption,
+    RawInputOption,
     RecipeArgument,
     SetOption,
     WorkersOption,
@@ -116,10 +117,7 @@ def generate(
 @app.command()
 def preprocess(
     recipe: RecipeArgument,
-    input: Annotated[
-        list[str],
-        typer.Option(help="Raw file, folder, glob or URI; repeatable; SPLIT=PATH where files are splits."),
-    ],
+    input: RawInputOption,
     output: NewOutputOption,
     set: SetOption = None,
     json: JsonOption = False,
@@ -146,6 +144,25 @@ def train(
     run_job(
         "train", json, debug, recipe=recipe, data=data, output=output, workers=workers, device=device,
         precision=precision, resume=resume, set=set,
+    )  # fmt: skip
+
+
+@app.command()
+def run(
+    recipe: RecipeArgument,
+    input: RawInputOption,
+    output: Annotated[Path, typer.Option(help="Folder of all stages; that of an earlier attempt is continued.")],
+    workers: WorkersOption = None,
+    device: DeviceOption = None,
+    precision: PrecisionOption = None,
+    set: SetOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Preprocess, train, evaluate and export in one job; run again, it continues where it stopped."""
+    run_job(
+        "run", json, debug, recipe=recipe, input=input, output=output, workers=workers, device=device,
+        precision=precision, set=set,
     )  # fmt: skip
 
 
