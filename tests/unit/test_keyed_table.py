@@ -1,6 +1,5 @@
 """Tables on disk looked up by key: against a dictionary, for any cut into files and batches, and colliding hashes."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -77,11 +76,10 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> KeyedTable:
 
 
 @pytest.fixture
-def colliding(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def colliding(monkeypatch: pytest.MonkeyPatch) -> None:
     """All keys share 16 hashes, so that only the keys themselves tell them apart."""
     true_hash = keyed_table.hash_key
     monkeypatch.setattr(keyed_table, "hash_key", lambda *parts: true_hash(*parts) >> np.int64(60))
-    yield
 
 
 def check(table: KeyedTable, rows: dict[tuple[int, int], dict]) -> None:
