@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rayrec.preprocessing.displays.traffic import NO_SOURCE, match_views
+from rayrec.preprocessing.displays.nearest_views import match_views
 
 View = tuple[int, int, int]
 """Group, time, source."""
@@ -11,10 +11,10 @@ View = tuple[int, int, int]
 
 def by_hand(event: tuple[int, int], views: list[View], nearest: bool) -> list[int]:
     group, time = event
-    own = sorted((t, s if s != NO_SOURCE else 9) for g, t, s in views if g == group)
+    own = sorted((t, s) for g, t, s in views if g == group)
     if nearest:
         own = sorted(own, key=lambda view: (abs(view[0] - time), view[0], view[1]))[:1]
-    return [source if source != 9 else NO_SOURCE for _, source in own]
+    return [source for _, source in own]
 
 
 def matched(events: list[tuple[int, int]], views: list[View], nearest: bool) -> list[list[int]]:
@@ -32,7 +32,6 @@ CASES: dict[str, tuple[list[tuple[int, int]], list[View]]] = {
     "earlier of two as near": ([(0, 5)], [(0, 7, 1), (0, 3, 3)]),
     "at the same time the smaller": ([(0, 5)], [(0, 5, 3), (0, 5, 2), (0, 4, 1)]),
     "before, at the same time the smaller": ([(0, 5)], [(0, 4, 3), (0, 4, 2)]),
-    "a view without a source counts, last": ([(0, 5), (1, 5)], [(0, 5, NO_SOURCE), (1, 5, NO_SOURCE), (1, 5, 3)]),
     "first and last key": ([(-1, 5), (9, 5), (0, -4)], [(0, 5, 1), (0, -5, 2), (8, 5, 1)]),
 }
 
