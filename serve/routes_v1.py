@@ -8,13 +8,17 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from rayrec.common.errors import UserError
+from rayrec.inference.ranker import Ranking
 from rayrec.inference.recommender import UnknownUserError
 from serve.body import read_body
 from serve.protocol import (
     RequestError,
     parse_instances,
+    parse_rank,
     parse_recommend,
     predictions,
+    ranked_ads,
     recommendations,
 )
 from serve.served_models import ServedModel, ServedModels
@@ -42,7 +46,20 @@ async def _recommend(model: ServedModel, version: ServedVersion, body: bytes, ma
     return recommendations(model.name, version.version, asked.user, best.items, best.scores)
 
 
-VERBS: dict[str, Verb] = {"predict": _predict, "recommend": _recommend}
+async def _rank(model: ServedModel, version: ServedVersion, body: bytes, max_rows: int) -> bytes:
+    if not version.ranks:
+        raise RequestError(404, f"model '{model.name}' has no statistics to look features up in: it cannot rank; "
+                                f"use /v1/models/{model.name}:predict")  # fmt: skip
+    asked = parse_rank(body, max_rows)
+    try:
+        rows = await version.rows_to_rank(asked)
+    except UserError as error:
+        raise RequestError(422, str(error)) from None
+    best = Ranking.of(asked.ads, await model.score(version, rows), asked.k)
+    return ranked_ads(model.name, version.version, best.ads, best.scores)
+
+
+VERBS: dict[str, Verb] = {"predict": _predict, "recommend": _recommend, "rank": _rank}
 
 
 def routes(models: ServedModels, max_rows: int) -> APIRouter:

@@ -1,4 +1,4 @@
-"""One version of a model in a replica's memory: its predictor, its batches, its recommender."""
+"""One version of a model in a replica's memory: its predictor, its batches, its recommender or ranker."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,9 +15,10 @@ from rayrec.config import ServeConfig
 from rayrec.inference.examples import Examples
 from rayrec.inference.known_items import can_recommend
 from rayrec.inference.predictor import Predictor, load_model
+from rayrec.inference.ranker import Ranker, can_rank
 from rayrec.inference.recommender import Recommendations, Recommender
 from serve.batching import Batcher
-from serve.protocol import RecommendRequest, RequestError
+from serve.protocol import RankRequest, RecommendRequest, RequestError
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class ServedVersion:
             wait_seconds=settings.batch_wait_ms / 1000,
         )
         self._recommender = Recommender(predictor) if can_recommend(predictor.schema) else None
+        self._ranker = Ranker(predictor) if can_rank(predictor.folder) else None
 
     @classmethod
     def load(cls, name: str, version: str, folder: Path, executor: Executor, settings: ServeConfig) -> "ServedVersion":
@@ -76,6 +78,11 @@ class ServedVersion:
         """Whether it is a model of users and items alone."""
         return self._recommender is not None
 
+    @property
+    def ranks(self) -> bool:
+        """Whether its features are looked up from a context and ads."""
+        return self._ranker is not None
+
     async def score(self, rows: Rows) -> NDArray[np.float32]:
         """Probabilities (n,) of n rows, maybe from a pass with other requests. Raises RequestError."""
         scores = await self._score(rows)
@@ -89,6 +96,12 @@ class ServedVersion:
         assert self._recommender is not None
         rank = partial(self._recommender.recommend, request.user, request.k, exclude_known=request.exclude_known)
         return await asyncio.get_running_loop().run_in_executor(self._executor, rank)
+
+    async def rows_to_rank(self, request: RankRequest) -> Rows:
+        """The features of each ad, to be scored as other rows are. Raises UserError naming a wrong field."""
+        assert self._ranker is not None
+        rows = partial(self._ranker.rows, request.context, request.ads)
+        return Rows(await asyncio.get_running_loop().run_in_executor(self._executor, rows))
 
 
 def score_together(predictor: Predictor, requests: Sequence[Rows]) -> list[NDArray[np.float32]]:

@@ -81,6 +81,12 @@ def make_recommender_folder(folder: Path, *, users: int = 30, items: int = 50, s
     return _write(folder, data, schema, config, "neumf-test", seed, KnownItems(first, np.concatenate(known)))
 
 
+def write_display_model(folder: Path, schema: Schema, statistics: Path, seed: int = 0) -> RankingModel:
+    """A model folder whose features are looked up in a folder of statistics."""
+    config = DLRMConfig(embedding_dim=4, bottom_mlp=(8, 4), top_mlp=(8,))
+    return _write(folder, statistics.parent, schema, config, "displays-test", seed, statistics=statistics)
+
+
 def _write(
     folder: Path,
     data: Path,
@@ -89,6 +95,7 @@ def _write(
     name: str,
     seed: int,
     known_items: KnownItems | None = None,
+    statistics: Path | None = None,
 ) -> RankingModel:
     network = build_model(config, schema, seed=seed)
     # The published initial tables are so small that a wrong row would hardly change a score.
@@ -110,6 +117,7 @@ def _write(
         dense=network.dense_network.state_dict(),
         fill_table=fill_table,
         known_items=known_items,
+        statistics=statistics,
         complete=write_examples,
     )
     return network.eval()

@@ -1,6 +1,6 @@
 """Small statistics folders, written from Python values.
 
-statistics = make_statistics(tmp_path, Constants(...), documents={7: Document(source=1)}, ads={1: Ad(7)})
+statistics = make_statistics(folder, make_constants(), documents={7: Document(source=1)}, ads={1: Ad(7)})
 """
 
 from collections.abc import Mapping

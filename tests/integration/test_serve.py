@@ -21,7 +21,9 @@ from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.predictor import Predictor, load_model
+from rayrec.inference.ranker import load_ranker
 from rayrec.inference.recommender import load_recommender
+from tests.display_models import ADS, CONTEXT, make_ranker
 from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder
 
 TIMEOUT = 60
@@ -33,7 +35,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in ("dlrm", "dcnv2"):
         make_model_folder(base / name, model=name, multi_hot=1)
     make_recommender_folder(base / "neumf")
-    return {name: base / name for name in ("dlrm", "dcnv2", "neumf")}
+    make_ranker(base / "displays")
+    return {**{name: base / name for name in ("dlrm", "dcnv2", "neumf")}, "ads": base / "displays" / "model"}
 
 
 def _free_port() -> int:
@@ -45,7 +48,8 @@ def _free_port() -> int:
 
 @pytest.fixture(scope="module")
 def url(ray_cluster: str, folders: dict[str, Path]) -> Iterator[str]:
-    request = ServeRequest(model=tuple(folders.values()), port=_free_port())
+    named = tuple(Path(f"{name}={folder}") for name, folder in folders.items())
+    request = ServeRequest(model=named, port=_free_port())
     with serving(request, SilentProgress()) as address:
         yield address
 
@@ -73,6 +77,16 @@ def test_recommendations_are_the_recommenders(url: str, folders: dict[str, Path]
     np.testing.assert_allclose([e["score"] for e in answer.json()["items"]], expected.scores, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("k", [None, 2])
+def test_ads_are_ranked_as_the_ranker_does(url: str, folders: dict[str, Path], k: int | None) -> None:
+    expected = load_ranker(folders["ads"]).rank(CONTEXT, ADS, k)
+    body = {"context": CONTEXT, "ads": ADS, **({} if k is None else {"k": k})}
+    answer = requests.post(f"{url}/v1/models/ads:rank", json=body, timeout=TIMEOUT)
+    assert answer.status_code == 200
+    assert [entry["ad"] for entry in answer.json()["ads"]] == expected.ads
+    np.testing.assert_allclose([e["score"] for e in answer.json()["ads"]], expected.scores, rtol=0, atol=1e-6)
+
+
 def test_one_object_alone(url: str, predictors: dict[str, Predictor]) -> None:
     (row,) = make_raw_rows(predictors["dlrm"].schema, 1)
     answer = requests.post(f"{url}/v1/models/dlrm:predict", json=row, timeout=TIMEOUT)
@@ -81,7 +95,7 @@ def test_one_object_alone(url: str, predictors: dict[str, Predictor]) -> None:
 
 def test_what_is_served(url: str, predictors: dict[str, Predictor]) -> None:
     assert requests.get(f"{url}/healthz", timeout=TIMEOUT).json() == {"status": "ok"}
-    assert requests.get(f"{url}/v1/models", timeout=TIMEOUT).json() == {"models": ["dcnv2", "dlrm", "neumf"]}
+    assert requests.get(f"{url}/v1/models", timeout=TIMEOUT).json() == {"models": ["ads", "dcnv2", "dlrm", "neumf"]}
     described = requests.get(f"{url}/v1/models/dlrm", timeout=TIMEOUT).json()
     assert described["ready"] is True
     assert described["metrics"] == {"test": {"auc": 0.75}}
@@ -192,7 +206,7 @@ BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
     "too many rows": ("POST", PREDICT, json.dumps({"instances": [{}] * 8193}).encode(), 413, "8193 rows, at most 8192"),
     "too large a body": ("POST", PREDICT, b" " * (64 * 2**20 + 1), 413, "larger than 64 MiB"),
     "unknown model": ("POST", "/v1/models/dlrn:predict", b"{}", 404, "no model 'dlrn'; did you mean 'dlrm'?"),
-    "unknown model described": ("GET", "/v1/models/zzz", b"", 404, "no model 'zzz'; models: dcnv2, dlrm"),
+    "unknown model described": ("GET", "/v1/models/zzz", b"", 404, "no model 'zzz'; models: ads, dcnv2"),
     "GET": ("GET", PREDICT, b"", 405, "use POST"),
     "PUT": ("PUT", PREDICT, b"{}", 405, "Method Not Allowed"),
     "unknown user": ("POST", "/v1/models/neumf:recommend", b'{"user": "u-99"}', 404, "no user 'u-99' in the model's"),
@@ -202,6 +216,16 @@ BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
     "v2, not JSON": ("POST", "/v2/models/dlrm/infer", b"x", 400, "not valid JSON"),
     "v2, GET": ("GET", "/v2/models/dlrm/infer", b"", 405, "use POST"),
     "v2, unknown model": ("POST", "/v2/models/x/infer", b"{}", 404, "no model 'x'"),
+    "no ranker": ("POST", "/v1/models/dlrm:rank", b'{"ads": [1]}', 404, "it cannot rank; use /v1/models/dlrm:predict"),
+    "no ads": ("POST", "/v1/models/ads:rank", b'{"context": {}}', 422, "ads: must be a list of at least one ad id"),
+    "ad of another type": ("POST", "/v1/models/ads:rank", b'{"ads": [1, "2"]}', 422, "ads[1]: a value of type str"),
+    "unknown context": (
+        "POST",
+        "/v1/models/ads:rank",
+        b'{"ads": [1], "context": {"id": 1}}',
+        422,
+        "unknown field 'id'",
+    ),
     "unknown path": ("GET", "/v3/health", b"", 404, "Not Found; there are POST /v1/models/NAME:predict"),
 }
 
