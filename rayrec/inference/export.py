@@ -8,6 +8,8 @@ from rayrec.inference.examples import write_examples
 from rayrec.inference.known_items import KnownItems, can_recommend
 from rayrec.inference.model_card import model_card
 from rayrec.inference.model_folder import Metrics, write_model_folder
+from rayrec.inference.predictor import load_model
+from rayrec.inference.reference_traffic import ReferenceTraffic
 from rayrec.ingest.dataset import Dataset
 
 
@@ -25,6 +27,15 @@ def export_checkpoint(checkpoint: Path, output: Path, *, recipe: Recipe, dataset
     Raises UserError where the checkpoint lacks a weight of the model or holds it in another shape.
     """
     weights = CheckpointWeights(checkpoint, recipe, dataset.schema)
+    shown = (name for name in (recipe.train.evaluation_split, "test", "train") if _has_rows(dataset, name))
+    split = next(shown, None)
+
+    def complete(folder: Path) -> None:
+        predictor = load_model(folder)
+        write_examples(predictor)
+        if split is not None:
+            ReferenceTraffic.measure(dataset, split, predictor).save(folder)
+
     write_model_folder(
         output,
         schema=weights.schema,
@@ -35,5 +46,10 @@ def export_checkpoint(checkpoint: Path, output: Path, *, recipe: Recipe, dataset
         dense=weights.dense(),
         fill_table=weights.fill_table,
         known_items=KnownItems.read(dataset) if can_recommend(weights.schema) else None,
-        complete=write_examples,
+        complete=complete,
     )
+
+
+def _has_rows(dataset: Dataset, name: str) -> bool:
+    split = dataset.manifest.splits.get(name)
+    return split is not None and split.rows > 0

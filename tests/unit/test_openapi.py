@@ -8,6 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from rayrec.config import ServeConfig
+from serve.metrics import ServingMetrics
 from serve.openapi import document
 from serve.protocol import RequestError, parse_instances
 from serve.routes_v1 import VERBS
@@ -24,7 +25,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> ServedModels:
     models = ServedModels()
     with ThreadPoolExecutor(1) as executor:
         loaded = {
-            name: ServedVersion.load(name, "1", base / name, executor, ServeConfig()) for name in ("dlrm", "neumf")
+            name: ServedVersion.load(name, "1", base / name, executor, ServeConfig(), ServingMetrics())
+            for name in ("dlrm", "neumf")
         }
     models.current = {name: ServedModel(name, {"1": version}, {"1": 1.0}) for name, version in loaded.items()}
     return models
