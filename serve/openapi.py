@@ -93,7 +93,7 @@ def _rank(name: str, max_rows: int) -> dict[str, Any]:
     id_: dict[str, Any] = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
     types = {field.name: _TEXT if pa.types.is_string(field.type) else id_ for field in ROW_SCHEMA}
     fields = {field: {"anyOf": [types[field], {"type": "null"}]} for field in CONTEXT}
-    context = {**_object(**fields), "required": []}
+    context = {**_object(**fields), "required": [], "additionalProperties": False}
     ads = {"type": "array", "items": id_, "minItems": 1, "maxItems": max_rows}
     count = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
     body = {**_object(context=context, ads=ads, k=count), "required": ["ads"]}

@@ -12,6 +12,7 @@ from rayrec.common.errors import UserError
 from rayrec.inference.ranker import Ranking
 from rayrec.inference.recommender import UnknownUserError
 from serve.body import read_body
+from serve.gate import Limits, note_served_by
 from serve.protocol import (
     RequestError,
     parse_instances,
@@ -62,8 +63,8 @@ async def _rank(model: ServedModel, version: ServedVersion, body: bytes, max_row
 VERBS: dict[str, Verb] = {"predict": _predict, "recommend": _recommend, "rank": _rank}
 
 
-def routes(models: ServedModels, max_rows: int) -> APIRouter:
-    """The routes over `models`; `max_rows` of one request."""
+def routes(models: ServedModels, limits: Limits) -> APIRouter:
+    """The routes over `models`."""
     router = APIRouter(prefix="/v1/models")
 
     async def call(name: str, verb: str, request: Request, version: str | None = None) -> Response:
@@ -72,8 +73,10 @@ def routes(models: ServedModels, max_rows: int) -> APIRouter:
         if request.method == "GET":
             raise RequestError(405, "use POST with a JSON body", {"Allow": "POST"})
         model = models.model(name)
-        body = await read_body(request)
-        answer = await VERBS[verb](model, model.version(version), body, max_rows)
+        chosen = model.version(version)
+        note_served_by(request.scope, name, chosen.version, verb)
+        body = await read_body(request, limits.max_body_bytes)
+        answer = await VERBS[verb](model, chosen, body, limits.max_rows)
         return Response(answer, media_type="application/json")
 
     router.add_api_route("/{name}:{verb}", call, methods=["GET", "POST"])

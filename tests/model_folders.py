@@ -14,6 +14,7 @@ from rayrec.features.vocabulary import write_vocabulary
 from rayrec.inference.examples import write_examples
 from rayrec.inference.known_items import KnownItems
 from rayrec.inference.model_folder import write_model_folder
+from rayrec.inference.predictor import load_model
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
@@ -56,12 +57,22 @@ def make_raw_schema(folder: Path, *, numeric: int = 3, categorical: int = 4, mul
 
 
 def make_model_folder(
-    folder: Path, *, model: str = "dlrm", numeric: int = 3, categorical: int = 4, multi_hot: int = 0, seed: int = 0
+    folder: Path,
+    *,
+    model: str = "dlrm",
+    config: ModelConfig | None = None,
+    numeric: int = 3,
+    categorical: int = 4,
+    multi_hot: int = 0,
+    seed: int = 0,
 ) -> RankingModel:
-    """Write a model folder with random weights; returns the model that holds the same weights in memory."""
+    """Write a model folder with random weights; returns the model that holds the same weights in memory.
+
+    `config` instead of the small one of `model`.
+    """
     data = folder.parent / f"{folder.name}-data"
     schema = make_raw_schema(data, numeric=numeric, categorical=categorical, multi_hot=multi_hot)
-    return _write(folder, data, schema, MODELS[model], f"{model}-test", seed)
+    return _write(folder, data, schema, config or MODELS[model], f"{model}-test", seed)
 
 
 def make_recommender_folder(folder: Path, *, users: int = 30, items: int = 50, seed: int = 0) -> RankingModel:
@@ -118,7 +129,7 @@ def _write(
         fill_table=fill_table,
         known_items=known_items,
         statistics=statistics,
-        complete=write_examples,
+        complete=lambda written: write_examples(load_model(written)),
     )
     return network.eval()
 

@@ -258,11 +258,19 @@ def serve(
     log_folder: Annotated[
         Path | None, typer.Option(help="Folder for logs of JSON lines.", show_default="Ray Serve's logs")
     ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="Tokens, one a line.", show_default="those of RAYREC_SERVE_TOKENS, if any")
+    ] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="PEM file, for HTTPS.", show_default=False)] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.", show_default=False)] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Answer HTTP requests with raw features, through Ray Serve."""
-    run_job("serve", json, debug, model=model, port=port, host=host, log_folder=log_folder)
+    run_job(
+        "serve", json, debug, model=model, port=port, host=host, log_folder=log_folder, token_file=token_file,
+        tls_certificate=tls_certificate, tls_key=tls_key,
+    )  # fmt: skip
 
 
 @app.command()

@@ -1,7 +1,9 @@
 """HTTP: the scores of the predictor, one-line errors, and bad requests that hurt nobody else."""
 
 import json
+import re
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import requests
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +20,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance, unsuppor
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
+import serve
 from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
@@ -85,6 +89,12 @@ def test_ads_are_ranked_as_the_ranker_does(url: str, folders: dict[str, Path], k
     assert answer.status_code == 200
     assert [entry["ad"] for entry in answer.json()["ads"]] == expected.ads
     np.testing.assert_allclose([e["score"] for e in answer.json()["ads"]], expected.scores, rtol=0, atol=1e-6)
+
+
+def test_an_answer_has_the_id_of_its_request(url: str) -> None:
+    given = requests.get(f"{url}/healthz", headers={"X-Request-Id": "abc-1"}, timeout=TIMEOUT)
+    assert given.headers["X-Request-Id"] == "abc-1"
+    assert len(requests.get(f"{url}/healthz", timeout=TIMEOUT).headers["X-Request-Id"]) > 20
 
 
 def test_one_object_alone(url: str, predictors: dict[str, Predictor]) -> None:
@@ -258,6 +268,31 @@ def test_bad_requests_do_not_fail_those_beside_them(url: str, predictors: dict[s
         else:
             assert status == 200
             assert content["predictions"][0] == pytest.approx(expected[index], abs=1e-6)
+
+
+def test_metrics(url: str, predictors: dict[str, Predictor]) -> None:
+    """What the dashboard shows is what Ray exports."""
+    rows = make_raw_rows(predictors["dlrm"].schema, 100)
+    rows = [{**row, "C2": "never seen"} for row in rows]
+    requests.post(f"{url}{PREDICT}", json={"instances": rows}, timeout=TIMEOUT)
+    dashboard = (Path(serve.__file__).parent / "grafana_dashboard.json").read_text()
+    shown = set(re.findall(r"ray_rayrec_\w+", dashboard))
+    assert len(shown) > 8
+    # These need the traffic of an export, which models made without training lack.
+    shown -= {"ray_rayrec_score_drift", "ray_rayrec_reference_unknown_share"}
+    (node,) = ray.nodes()
+    deadline = time.monotonic() + 60
+    while True:
+        text = requests.get(f"http://127.0.0.1:{node['MetricsExportPort']}/metrics", timeout=TIMEOUT).text
+        missing = {name for name in shown if f"\n{name}{{" not in text}
+        if not missing:
+            break
+        assert time.monotonic() < deadline, missing
+        requests.post(f"{url}{PREDICT}", json={"instances": rows}, timeout=TIMEOUT)
+        time.sleep(1)
+    counted = re.findall(r"\nray_rayrec_unknown_ids_total{([^}]*)} ([\d.]+)", text)
+    # Replicas of other tests have series of their own.
+    assert max(float(value) for tags, value in counted if 'feature="C2"' in tags and 'model="dlrm"' in tags) >= 100
 
 
 def test_a_port_in_use(url: str, folders: dict[str, Path]) -> None:
