@@ -69,7 +69,7 @@ def _root(
 
 @app.command()
 def demo(
-    model: Annotated[str | None, typer.Argument(help="dlrm, dcnv2 or neumf.", show_default="dlrm")] = None,
+    model: Annotated[str | None, typer.Argument(help="dlrm, dcnv2, neumf or wide_deep.", show_default="dlrm")] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder for all that the demo makes.", show_default="demo")
     ] = None,
