@@ -40,7 +40,10 @@ class ServingMetrics:
 
 @dataclass
 class VersionStatistics:
-    """What the passes of one version see; lives in the scoring thread and tells Ray once a second, as it costs."""
+    """What the passes of one version see; lives in the scoring thread.
+
+    Telling Ray a counter a feature costs more than a small pass, so it is done at most once a second, by the next pass.
+    """
 
     metrics: ServingMetrics
     model: str
