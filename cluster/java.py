@@ -1,8 +1,14 @@
-"""The Java runtime that Spark's processes use: that of JAVA_HOME, else the one that comes with the environment."""
+"""The Java runtime that Spark's processes use: that of JAVA_HOME, else the one that comes with the environment.
+
+`eval "$(python -m cluster.java)"` sets it in a shell, before `ray start`.
+"""
 
 import os
+import shlex
 import shutil
 from pathlib import Path
+
+from rayrec.common.errors import UserError
 
 # Spark and RayDP's Java actors reach into these packages of a Java 17 runtime.
 _OPENED_PACKAGES = (
@@ -34,3 +40,42 @@ def provide_java() -> Path:
     if ADD_OPENS not in options:
         os.environ["JAVA_TOOL_OPTIONS"] = f"{options} {ADD_OPENS}".strip()
     return java
+
+
+def require_java_on_nodes() -> None:
+    """Raise UserError where a node of the running Ray session was started without `java` on its PATH.
+
+    Such a node's raylet knows no Java workers and dies when Spark's first process registers with it.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    @ray.remote(num_cpus=0)
+    def knows_java() -> bool:
+        # Ray says it nowhere else: a worker's parent is the raylet.
+        arguments = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
+        return b"--java_worker_command=" not in arguments
+
+    nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    answers = {
+        node: knows_java.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+        for node in nodes
+    }
+    without = sorted({nodes[node] for node, answer in answers.items() if not ray.get(answer)})
+    if without:
+        raise UserError(
+            f"the Ray node on {', '.join(without)} was started without Java, which Spark needs; run "
+            '`eval "$(python -m cluster.java)"` there before `ray start`'
+        )
+
+
+def _exports() -> str:
+    """Shell commands that do for a shell what `provide_java` does for this process."""
+    java = provide_java()
+    values = {"JAVA_HOME": os.environ["JAVA_HOME"], "JAVA_TOOL_OPTIONS": os.environ["JAVA_TOOL_OPTIONS"]}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
+    return "\n".join([*lines, f'export PATH={shlex.quote(str(java.parent))}:"$PATH"'])
+
+
+if __name__ == "__main__":
+    print(_exports())

@@ -21,7 +21,7 @@ def ray_session(address: str | None = None, num_cpus: int | None = None) -> Iter
     pipeline mostly wait for each other and a step that is refused a CPU would wait forever.
     """
     address = address or os.environ.get("RAY_ADDRESS")
-    _prepare_environment(local=address is None)
+    missing = _prepare_environment(local=address is None)
     import ray
 
     if ray.is_initialized():
@@ -29,7 +29,9 @@ def ray_session(address: str | None = None, num_cpus: int | None = None) -> Iter
         return
     if address:
         try:
-            ray.init(address=address, logging_level=logging.WARNING, log_to_driver=False)
+            # Processes of a cluster have the environment of `ray start`, not this one's.
+            runtime_env = {"env_vars": missing} if missing else None
+            ray.init(address=address, runtime_env=runtime_env, logging_level=logging.WARNING, log_to_driver=False)
         except ConnectionError:
             raise UserError(f"no Ray cluster answers at {address}; check --address or RAY_ADDRESS") from None
     else:
@@ -67,8 +69,12 @@ _ENVIRONMENT = {
 }
 
 
-def _prepare_environment(local: bool) -> None:
-    """Set what Ray's processes inherit. Must run before Ray is imported: it reads the authentication mode then."""
+def _prepare_environment(local: bool) -> dict[str, str]:
+    """Set what Ray's processes inherit; returns what was not set before. Must run before Ray is imported.
+
+    Ray reads the authentication mode when it is imported.
+    """
+    before = dict(os.environ)
     # Workers must find the interpreter of the driver.
     interpreter = str(Path(sys.executable).parent)
     if interpreter not in os.environ.get("PATH", "").split(os.pathsep):
@@ -80,3 +86,8 @@ def _prepare_environment(local: bool) -> None:
         # A token of this session alone: other users of the machine cannot drive its Ray.
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    missing = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    if "PATH" in missing:
+        # Only what comes before: the rest is each node's own.
+        missing["PATH"] = f"{missing['PATH'].removesuffix(before.get('PATH', ''))}${{PATH}}"
+    return missing

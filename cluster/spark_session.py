@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from cluster.java import require_java_on_nodes
 from rayrec.common import errors
 from rayrec.common.errors import UserError
 from rayrec.config.preprocess import SparkConfig
@@ -47,6 +48,7 @@ def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkS
     """
     import raydp
 
+    require_java_on_nodes()
     size = spark_size(config)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     parallelism = size.executors * size.cores

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from cluster.java import provide_java
 from jobs.entry_point import Job, main
+from jobs.request import Request
 from jobs.result import Result
 from rayrec.common.progress import Progress
 from rayrec.config import Config
@@ -25,7 +26,7 @@ _JAVA_VERSION = 17
 _PROBE_SECONDS = 180
 
 
-class DoctorRequest(Config):
+class DoctorRequest(Request):
     """Nothing to choose."""
 
 

@@ -27,18 +27,18 @@ from typing import Any, Generic, TypeVar
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from jobs.request import Request
 from jobs.result import Result
 from rayrec.common.console import console_progress, log_to_stderr
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
-from rayrec.config import Config
 from rayrec.config.recipe import describe_validation_error
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 _LONGEST_LINE = 300
 """Characters of an unexpected error that are shown without --debug."""
 
-RequestT = TypeVar("RequestT", bound=Config)
+RequestT = TypeVar("RequestT", bound=Request)
 
 
 def describe_result(result: Result) -> str:
@@ -81,6 +81,7 @@ def execute(job: Job[RequestT], request: RequestT, progress: Progress) -> Result
     A failure is not written into a folder that had content before (the output of an earlier command stays intact),
     unless the request resumes what is there.
     """
+    request.check()
     folder: Path | None = getattr(request, "output", None)
     ours = folder is not None and (_is_empty(folder) or getattr(request, "resume", False))
     started = time.perf_counter()
@@ -119,7 +120,7 @@ def run_command(
             with console_progress() as progress:
                 result = execute(job, request, progress)
             print(result.to_json() if json_output else job.describe(result), file=stdout, flush=True)
-        return DONE if result.status == "done" else FAILED
+        return {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}[result.status]
     except BaseException as error:
         code = exit_code(error)
         if debug:
@@ -168,6 +169,20 @@ def main(job: Job[RequestT], arguments: Sequence[str] | None = None) -> int:
     values = vars(parser.parse_args(arguments))
     json_output, debug = values.pop("json"), values.pop("debug")
     return run_command(job, values, json_output=json_output, debug=debug)
+
+
+def as_arguments(request: Request) -> list[str]:
+    """The arguments from which `main` makes this request again."""
+    arguments = []
+    for name, value in request:
+        option = f"--{_option(name)}"
+        if isinstance(value, bool):
+            arguments.append(option if value else f"--no-{_option(name)}")
+        elif isinstance(value, tuple):
+            arguments += [f"{option}={item}" for item in value]
+        elif value is not None:
+            arguments.append(f"{option}={value}")
+    return arguments
 
 
 def _parser(job: Job[RequestT]) -> argparse.ArgumentParser:

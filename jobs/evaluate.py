@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import PositiveInt
 
 from jobs.entry_point import Job, main
+from jobs.request import Request
 from jobs.result import Result
 from rayrec.common.progress import Progress
-from rayrec.config import Config
 
 if TYPE_CHECKING:
     from rayrec.training.parallel_model import ParallelModel
 
 
-class EvaluateRequest(Config):
+class EvaluateRequest(Request):
     """Compute exact metrics over a split."""
 
     source: Path
@@ -41,7 +41,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
     from rayrec.training.run_folder import RunFolder
 
     dataset = Dataset.open(request.data)
-    dataset.split(request.split)
+    dataset.labelled_split(request.split)
     fill: Callable[[ParallelModel], None]
     if is_model_folder(request.source):
         from rayrec.inference.model_folder import ModelFolder

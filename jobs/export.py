@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.entry_point import Job, main
+from jobs.request import Request
 from jobs.result import Result
 from rayrec.common.errors import UserError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.config import Config
 
 if TYPE_CHECKING:
     from rayrec.inference.model_folder import Metrics
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rayrec.training.run_folder import RunFolder
 
 
-class ExportRequest(Config):
+class ExportRequest(Request):
     """Write the model folder that serve and predict read."""
 
     run: Path
@@ -59,11 +59,10 @@ def export_run(run_folder: Path, output: Path, checkpoint: str, progress: Progre
 def exported(path: Path) -> Iterator[Path]:
     """The model folder at `path`; of a run folder, that of its best checkpoint, exported for the time of the block."""
     from rayrec.inference.layout import is_model_folder
-    from rayrec.training.run_folder import RUN_FILE
 
     if is_model_folder(path):
         yield path.absolute()
-    elif (path / RUN_FILE).is_file():
+    elif is_run_folder(path):
         with tempfile.TemporaryDirectory(prefix="rayrec-model-") as temporary:
             # The folder's name becomes the model's name in serving.
             output = Path(temporary) / path.absolute().name
@@ -71,6 +70,12 @@ def exported(path: Path) -> Iterator[Path]:
             yield output
     else:
         raise UserError(f"{path}: neither a model nor a run folder; give the output of `rayrec export` or `train`")
+
+
+def is_run_folder(path: Path) -> bool:
+    from rayrec.training.run_folder import RUN_FILE
+
+    return (path / RUN_FILE).is_file()
 
 
 def _metrics(run: "RunFolder", dataset: "Dataset", checkpoint: Path) -> "Metrics":

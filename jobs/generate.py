@@ -6,12 +6,12 @@ from typing import Any, Literal
 from pydantic import NonNegativeInt, PositiveInt, ValidationInfo, field_validator
 
 from jobs.entry_point import Job, main
+from jobs.request import Request
 from jobs.result import Result
 from rayrec.common.progress import Progress
-from rayrec.config import Config
 
 
-class GenerateRequest(Config):
+class GenerateRequest(Request):
     """Which data to make up, and how much of it."""
 
     source: Literal["criteo", "movielens", "outbrain"]

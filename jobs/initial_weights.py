@@ -11,10 +11,10 @@ from rayrec.config import NeuMFConfig, Recipe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rayrec.features.schema import CategoricalFeature
     from rayrec.inference.checkpoint_weights import CheckpointWeights
     from rayrec.inference.model_folder import ModelFolder
     from rayrec.ingest.dataset import Dataset
+    from rayrec.models.common.tables import EmbeddingTable
     from rayrec.training.parallel_model import ParallelModel
 
 
@@ -38,28 +38,28 @@ def initial_weights(recipe: Recipe, dataset: "Dataset") -> "Callable[[ParallelMo
         found = weights.recipe.model
         if not isinstance(found, NeuMFConfig) or found.parts != (part,):
             raise ConfigError(f"{field}: {folder} holds no model of kind 'neumf' with parts: [{part}]; give one")
-        size = "factors" if part == "gmf" else "mlp"
-        if getattr(found, size) != getattr(wanted, size):
-            raise ConfigError(
-                f"{field}: {folder} has model.{size}={getattr(found, size)}, this model {getattr(wanted, size)}; "
-                "make them equal"
-            )
-    return partial(_fill, str(config.gmf.absolute()), str(config.mlp.absolute()), config.alpha)
+        for key in ("factors", "gmf_output") if part == "gmf" else ("mlp",):
+            if getattr(found, key) != getattr(wanted, key):
+                raise ConfigError(
+                    f"{field}: {folder} has model.{key}={getattr(found, key)}, this model {getattr(wanted, key)}; "
+                    "make them equal"
+                )
+    return partial(_fill, wanted, str(config.gmf.absolute()), str(config.mlp.absolute()), config.alpha)
 
 
-def _fill(gmf_folder: str, mlp_folder: str, alpha: float, model: "ParallelModel") -> None:
+def _fill(config: NeuMFConfig, gmf_folder: str, mlp_folder: str, alpha: float, model: "ParallelModel") -> None:
     from rayrec.models.neumf.pretraining import compose_dense, compose_table
 
     gmf, mlp = _open(Path(gmf_folder)), _open(Path(mlp_folder))
 
-    def table(feature: "CategoricalFeature") -> "Tensor":
+    def composed(table: "EmbeddingTable") -> "Tensor":
         parts = []
         for part in (gmf, mlp):
-            (own,) = (f for f in part.schema.categorical if f.name == feature.name)
-            parts.append(part.table(own))
-        return compose_table(*parts)
+            (own,) = (t for t in part.tables if t.name == table.name)
+            parts.append(part.table(own)[:, : own.dim])
+        return compose_table(config, parts[0], parts[1], alpha)
 
-    model.load(table, compose_dense(gmf.dense(), mlp.dense(), alpha))
+    model.load(composed, compose_dense(gmf.dense(), mlp.dense(), alpha))
 
 
 def _open(folder: Path) -> "ModelFolder | CheckpointWeights":

@@ -40,9 +40,8 @@ def run(request: PlanRequest, progress: Progress) -> Result:
     from rayrec.training.sharding import plan_tables
 
     plan = plan_tables(
-        build_model(recipe.model, dataset.schema, device="meta").embeddings,
-        recipe.train.sharding,
-        recipe.train.embedding_optimizer,
+        build_model(recipe.model, dataset.schema, device="meta").tables,
+        recipe.train,
         world_size=request.workers,
         local_world_size=local,
         memory_per_worker=memory,

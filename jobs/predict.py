@@ -5,19 +5,20 @@ With `--submission`: also Kaggle's file of the ads of each display, the likelies
 """
 
 from pathlib import Path
+from typing import Self
 
 from pydantic import PositiveInt
 
 from jobs.entry_point import Job, main
 from jobs.export import exported
+from jobs.request import Request, absolute_path
 from jobs.result import Result
 from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
-from rayrec.config import Config
 
 
-class PredictRequest(Config):
+class PredictRequest(Request):
     """Score a dataset's split, or raw rows, or recommend to every user."""
 
     model: Path
@@ -35,6 +36,18 @@ class PredictRequest(Config):
     top_k: PositiveInt | None = None
     """Instead of an input: so many items for every user, those of the training data left out."""
 
+    def check(self) -> None:
+        if self.input is None and self.top_k is None:
+            raise ConfigError("input: missing; give what to score, or --top-k to recommend items to every user")
+        if self.submission and self.raw:
+            raise ConfigError(
+                "--submission is of displays, which raw rows do not tell; give a dataset folder without --raw"
+            )
+
+    def with_absolute_paths(self) -> Self:
+        changed = {"input": None if self.input is None else absolute_path(self.input)}
+        return super().with_absolute_paths().model_copy(update=changed)
+
 
 def run(request: PredictRequest, progress: Progress) -> Result:
     """Score every row in the order of the input; `rows` counts those scored, `details` those set aside."""
@@ -43,13 +56,8 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     require_absent(request.output)
     if request.top_k is not None:
         return _recommend(request, request.top_k, progress)
-    if request.submission and request.raw:
-        raise ConfigError(
-            "--submission is of displays, which raw rows do not tell; give a dataset folder without --raw"
-        )
+    assert request.input is not None, "the request was checked"
     split = request.split or ("submission" if request.submission else "test")
-    if request.input is None:
-        raise ConfigError("input: missing; give what to score, or --top-k to recommend items to every user")
     if not request.raw and not (Path(request.input) / MANIFEST_FILE).is_file():
         raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.

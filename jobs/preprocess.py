@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Self
 
 from pydantic import Field
 
 from jobs.entry_point import Job, main
-from jobs.request import RecipeRequest
+from jobs.request import RecipeRequest, absolute_path
 from jobs.result import Result
 from rayrec.common.progress import Progress
 
@@ -21,6 +22,15 @@ class PreprocessRequest(RecipeRequest):
     """Raw files, folders, globs or URIs; each SPLIT=PATH where preprocess.split.kind is files."""
     output: Path
     """Dataset folder to write."""
+
+    def with_absolute_paths(self) -> Self:
+        given = inputs_by_split(self.input, named=self.load_recipe().preprocess.split.kind == "files")
+        inputs = tuple(
+            absolute_path(path) if split is None else f"{split}={absolute_path(path)}"
+            for split, paths in given.items()
+            for path in paths
+        )
+        return super().with_absolute_paths().model_copy(update={"input": inputs})
 
 
 def run(request: PreprocessRequest, progress: Progress) -> Result:

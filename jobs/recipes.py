@@ -1,12 +1,13 @@
 """`rayrec recipes`: lists the shipped recipes, or prints one with every default filled in."""
 
 from jobs.entry_point import Job, main
+from jobs.request import Request
 from jobs.result import Result
 from rayrec.common.progress import Progress
-from rayrec.config import Config, Recipe, dump_recipe, load_recipe, shipped_recipes
+from rayrec.config import Recipe, dump_recipe, load_recipe, shipped_recipes
 
 
-class RecipesRequest(Config):
+class RecipesRequest(Request):
     """Which recipe to print; without a name all are listed."""
 
     name: str | None = None

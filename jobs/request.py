@@ -1,14 +1,34 @@
-"""What the requests of the commands share: a recipe with overrides, and the short options for the training section."""
+"""What the requests of the commands share: how one is checked and made fit for another machine, recipes, options."""
 
-from typing import Literal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import PositiveInt
 
+from rayrec.common.files import is_uri
 from rayrec.config import Config, Recipe, load_recipe
 
 
-class RecipeRequest(Config):
+class Request(Config):
+    """What a command is asked. Its fields are the command's options."""
+
+    small_files: ClassVar[tuple[str, ...]] = ()
+    """Fields that may name a YAML file, which travels with a submitted job; other paths are those of shared storage."""
+
+    def check(self) -> None:
+        """Raise ConfigError for whatever can be told to be wrong without the data."""
+
+    def with_absolute_paths(self) -> Self:
+        """The same request for a process that runs in another folder of a machine with the same storage."""
+        changed = {name: _absolute(value) for name, value in self if name not in self.small_files}
+        return self.model_copy(update=changed)
+
+
+class RecipeRequest(Request):
     """A command that takes a recipe."""
+
+    small_files = ("recipe",)
 
     recipe: str
     """Name of a shipped recipe, or path of a YAML file."""
@@ -18,6 +38,15 @@ class RecipeRequest(Config):
     def load_recipe(self) -> Recipe:
         """The recipe with overrides applied. Raises ConfigError."""
         return load_recipe(self.recipe, self.set)
+
+    def check(self) -> None:
+        self.load_recipe()
+
+    def with_absolute_paths(self) -> Self:
+        """Raises ConfigError where the recipe is wrong."""
+        paths = _relative_paths(self.load_recipe())
+        overrides = tuple(f"{key}={path.absolute()}" for key, path in paths)
+        return super().with_absolute_paths().model_copy(update={"set": (*self.set, *overrides)})
 
 
 class TrainingRecipeRequest(RecipeRequest):
@@ -34,3 +63,25 @@ class TrainingRecipeRequest(RecipeRequest):
         given = {"workers": self.workers, "device": self.device, "precision": self.precision}
         short = [f"train.{key}={value}" for key, value in given.items() if value is not None]
         return load_recipe(self.recipe, (*self.set, *short))
+
+
+def absolute_path(text: str) -> str:
+    """A path that may be a URI, as it reads from any folder."""
+    return text if is_uri(text) else str(Path(text).expanduser().absolute())
+
+
+def _absolute(value: Any) -> Any:
+    if isinstance(value, Path):
+        return value.expanduser().absolute()
+    if isinstance(value, tuple):
+        return tuple(_absolute(item) for item in value)
+    return value
+
+
+def _relative_paths(config: Config, prefix: str = "") -> Iterator[tuple[str, Path]]:
+    """The relative paths in a config, each with its dotted key."""
+    for name, value in config:
+        if isinstance(value, Config):
+            yield from _relative_paths(value, f"{prefix}{name}.")
+        elif isinstance(value, Path) and not value.is_absolute():
+            yield f"{prefix}{name}", value

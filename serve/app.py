@@ -1,97 +1,101 @@
-"""The application that Ray Serve runs: `serve run serve.app:build model=MODEL_FOLDER`.
+"""The application that Ray Serve runs: `serve run serve.app:build model=FOLDER`.
 
 One deployment: its replica holds every model, so that a request takes one hop, and joins the requests that wait for
 the same model into one forward pass. A request is checked before it is joined, so a bad one cannot fail the others.
 """
 
 import asyncio
-from concurrent.futures import Executor, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import torch
 from fastapi import FastAPI
-from numpy.typing import NDArray
 from ray import serve as ray_serve
 from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, BackpressureConfig
 
 from rayrec.config import ServeConfig
-from rayrec.inference.known_items import can_recommend
 from rayrec.inference.model_folder import ModelFolder
-from rayrec.inference.predictor import Predictor, load_model
-from rayrec.inference.recommender import Recommendations, Recommender
 from serve.arguments import ServeArguments
-from serve.http_app import Recommend, Scorer, create_app
-from serve.protocol import RecommendRequest
+from serve.gate import Limits
+from serve.http_app import create_app
+from serve.json_log import JsonLog
+from serve.metrics import ServingMetrics
+from serve.repository import scan
+from serve.served_models import ServedModels
+from serve.served_version import ServedVersion
+from serve.tokens import read_tokens
+from serve.updates import Updates, poll_forever
+
+_STUCK_SECONDS = 25.0
 
 
 def build(args: ServeArguments) -> Application:
-    """The Serve application for `args`. Raises UserError where a folder is no whole model folder."""
-    opened = {name: ModelFolder.open(folder) for name, folder in args.model.items()}
-    settings = args.settings(next(iter(opened.values())).recipe.serve)
+    """The Serve application for `args`. Raises UserError where a folder holds no whole model."""
+    settings = settings_of(args)
+    scale: dict[str, Any] = {"num_replicas": settings.replicas}
+    if settings.max_replicas is not None:
+        scale = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=settings.replicas,
+                max_replicas=settings.max_replicas,
+                target_ongoing_requests=settings.target_ongoing_requests,
+            )
+        }
     deployment = ModelServer.options(  # type: ignore[attr-defined]
-        num_replicas=settings.replicas,
+        **scale,
         ray_actor_options={"num_cpus": settings.threads_per_replica},
         # One batch in the forward pass while the next one gathers; more wait in the proxy's queue.
         max_ongoing_requests=2 * settings.max_batch_size,
         max_queued_requests=settings.max_queued_requests,
+        backpressure_config=BackpressureConfig(retry_after_s=settings.retry_after_seconds),
+        # Requests in work are answered before a replica ends.
+        graceful_shutdown_timeout_s=settings.request_timeout_seconds + 5,
     )
-    return deployment.bind({name: folder.folder for name, folder in opened.items()}, settings)
+    return deployment.bind(args.model, settings, args.log_folder, read_tokens(args.token_file))
+
+
+def settings_of(args: ServeArguments) -> ServeConfig:
+    """The settings given, else those of the first model's recipe. Raises UserError where a folder holds no model."""
+    first = next(iter(scan(args.model).values()))
+    return args.settings(ModelFolder.open(next(iter(first.versions.values()))).recipe.serve)
 
 
 # A folder that does not load at once does not load at the twentieth try.
 @ray_serve.deployment(max_constructor_retry_count=1)
 @ray_serve.ingress()
 class ModelServer:
-    """A replica: the models in its memory, their routes and their batches."""
+    """A replica: the models in its memory, their routes, and the thread that brings new versions."""
 
-    def __init__(self, folders: dict[str, Path], settings: ServeConfig) -> None:
+    def __init__(
+        self, folders: dict[str, Path], settings: ServeConfig, log_folder: Path | None, tokens: frozenset[str]
+    ) -> None:
         torch.set_num_threads(settings.threads_per_replica)
-        self._max_rows = settings.max_rows_per_request
-        self._predictors = {name: load_model(folder) for name, folder in folders.items()}
+        self._limits = Limits(
+            max_rows=settings.max_rows_per_request,
+            max_body_bytes=int(settings.max_body_mib * 2**20),
+            timeout_seconds=settings.request_timeout_seconds,
+        )
+        self._tokens = tokens
+        self._models = ServedModels()
         # Beside the event loop, so that requests are read and checked while a batch is scored.
-        executor = ThreadPoolExecutor(1, "scoring")
-        self._scorers = {name: _batched(p, executor, settings) for name, p in self._predictors.items()}
-        self._recommenders = {
-            name: _off_the_loop(Recommender(p), executor)
-            for name, p in self._predictors.items()
-            if can_recommend(p.schema)
-        }
-        for predictor in self._predictors.values():
-            # The first passes allocate and choose kernels; the second size takes the paths of larger batches.
-            for rows in (1, settings.max_batch_size):
-                predictor.predict([{}] * rows)
+        self._executor = executor = ThreadPoolExecutor(1, "scoring")
+        self._metrics = metrics = ServingMetrics()
+        replica = ray_serve.get_replica_context().replica_id.unique_id
+
+        def load(name: str, version: str, folder: Path) -> ServedVersion:
+            return ServedVersion.load(name, version, folder, executor, settings, metrics)
+
+        self._access_log = JsonLog("access", log_folder, replica) if log_folder is not None else None
+        updates = Updates(folders, load, self._models, JsonLog("shadow", log_folder, replica))
+        updates.load_all()
+        poll_forever(updates, settings.poll_seconds)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(self._predictors, self._scorers, self._recommenders, self._max_rows)
+        return create_app(self._models, self._limits, self._tokens, self._metrics, self._access_log)
 
-
-def _batched(predictor: Predictor, executor: Executor, settings: ServeConfig) -> Scorer:
-    """A scorer that joins the calls that come within `batch_wait_ms` into one pass of the model."""
-
-    @ray_serve.batch(max_batch_size=settings.max_batch_size, batch_wait_timeout_s=settings.batch_wait_ms / 1000)
-    async def score(requests: list[pa.RecordBatch]) -> list[NDArray[np.float32]]:
+    async def check_health(self) -> None:
+        """Serve asks every few seconds, and replaces a replica whose scoring thread does not come back."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(executor, score_together, predictor, requests)
-
-    return score
-
-
-def _off_the_loop(recommender: Recommender, executor: Executor) -> Recommend:
-    """Ranks in the thread that scores: a catalogue is a large pass of its own, which others cannot share."""
-
-    async def recommend(request: RecommendRequest) -> Recommendations:
-        loop = asyncio.get_running_loop()
-        rank = partial(recommender.recommend, request.user, request.k, exclude_known=request.exclude_known)
-        return await loop.run_in_executor(executor, rank)
-
-    return recommend
-
-
-def score_together(predictor: Predictor, requests: list[pa.RecordBatch]) -> list[NDArray[np.float32]]:
-    """The scores of each request's rows, from one pass over all of them."""
-    scores = predictor.predict(pa.concat_batches(requests))
-    ends = np.cumsum([request.num_rows for request in requests])
-    return np.split(scores, ends[:-1])
+        await asyncio.wait_for(loop.run_in_executor(self._executor, lambda: None), _STUCK_SECONDS)

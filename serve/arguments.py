@@ -13,8 +13,14 @@ class ServeArguments(ServeConfig):
     """What `serve.app:build` takes. Settings not given come from the `serve` section of the first model's config."""
 
     model: dict[str, Path] = Field(min_length=1)
-    """Model folders by name. Also read from text: `FOLDER`, whose name becomes the model's, or `NAME=FOLDER`, several
-    separated by commas."""
+    """Folders by name: of a model, of the versions of one, or of several models (see `serve.repository`). Also read
+    from text: `FOLDER`, whose name becomes the model's, or `NAME=FOLDER`, several separated by commas."""
+
+    log_folder: Path | None = None
+    """Where each replica writes its own log files (JSON lines); without one they are in Ray Serve's logs."""
+
+    token_file: Path | None = None
+    """Tokens, one a line, of which each request must have one; without it those of RAYREC_SERVE_TOKENS, if any."""
 
     @field_validator("model", mode="before")
     @classmethod

@@ -1,104 +1,55 @@
-"""The HTTP routes, as a FastAPI application over any scorer; errors are one line of JSON, never a stack trace."""
+"""The HTTP application over the models of a replica; errors are one line of JSON, never a stack trace."""
 
 import logging
-from collections.abc import Mapping
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import StarletteHTTPException
 from fastapi.responses import JSONResponse
-from numpy.typing import NDArray
 
-from rayrec.inference.predictor import Predictor
-from rayrec.inference.recommender import Recommendations, UnknownUserError
-from serve.protocol import (
-    MAX_BODY_BYTES,
-    RecommendRequest,
-    RequestError,
-    parse_instances,
-    parse_recommend,
-    predictions,
-    recommendations,
-    unknown_model,
+from serve import routes_v1, routes_v2
+from serve.gate import Gate, Limits
+from serve.json_log import JsonLog
+from serve.metrics import ServingMetrics
+from serve.openapi import document
+from serve.protocol import RequestError
+from serve.served_models import ServedModels
+
+logger = logging.getLogger("ray.serve.rayrec")
+
+# The page has its style and script in itself, and talks to this server alone.
+_PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-
-logger = logging.getLogger(__name__)
-
-
-class Scorer(Protocol):
-    """Scores the checked rows of one request, maybe together with those of others."""
-
-    async def __call__(self, rows: pa.RecordBatch) -> NDArray[np.float32]: ...
-
-
-class Recommend(Protocol):
-    """Ranks the items of one model for a user, off the event loop."""
-
-    async def __call__(self, request: RecommendRequest) -> Recommendations: ...
 
 
 def create_app(
-    predictors: Mapping[str, Predictor],
-    scorers: Mapping[str, Scorer],
-    recommenders: Mapping[str, Recommend],
-    max_rows: int,
+    models: ServedModels,
+    limits: Limits,
+    tokens: frozenset[str],
+    metrics: ServingMetrics,
+    access_log: JsonLog | None = None,
 ) -> FastAPI:
-    """The application that serves `predictors` by name, each through the scorer of the same name.
+    """The application that answers for `models`, whatever they are at the moment of a request.
 
-    Those with a recommender, models of users and items, also recommend.
+    `tokens` are what `read_tokens` gives.
     """
     app = FastAPI(title="rayrec", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Gate, limits=limits, tokens=tokens, metrics=metrics, access_log=access_log)
+    app.include_router(routes_v1.routes(models, limits))
+    app.include_router(routes_v2.routes(models, limits))
 
-    def predictor_of(name: str) -> Predictor:
-        if name not in predictors:
-            raise unknown_model(name, predictors)
-        return predictors[name]
+    page = (Path(__file__).parent / "playground.html").read_bytes()
 
-    @app.post("/v1/models/{name}:predict")
-    async def predict(name: str, request: Request) -> Response:
-        predictor = predictor_of(name)
-        rows = parse_instances(await _body(request), predictor.raw_rows, max_rows)
-        scores = await scorers[name](rows)
-        if not np.isfinite(scores).all():
-            bad = int(np.flatnonzero(~np.isfinite(scores))[0])
-            raise RequestError(422, f"row {bad}: its values are so large that the score is not a number")
-        return Response(predictions(name, scores), media_type="application/json")
+    @app.get("/")
+    async def playground() -> Response:
+        return Response(page, media_type="text/html", headers={"Content-Security-Policy": _PAGE_POLICY})
 
-    @app.post("/v1/models/{name}:recommend")
-    async def recommend(name: str, request: Request) -> Response:
-        predictor_of(name)
-        if name not in recommenders:
-            raise RequestError(404, f"model '{name}' scores more than a user and an item: it cannot recommend; "
-                               f"use /v1/models/{name}:predict")  # fmt: skip
-        asked = parse_recommend(await _body(request), max_rows)
-        try:
-            best = await recommenders[name](asked)
-        except UnknownUserError as error:
-            raise RequestError(404, str(error)) from None
-        return Response(recommendations(name, asked.user, best.items, best.scores), media_type="application/json")
-
-    @app.get("/v1/models/{name}:predict")
-    @app.get("/v1/models/{name}:recommend")
-    async def needs_post(name: str) -> Response:
-        error = "use POST with a JSON body"
-        return JSONResponse({"error": error}, status_code=405, headers={"Allow": "POST"})
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, list[str]]:
-        return {"models": sorted(predictors)}
-
-    @app.get("/v1/models/{name}")
-    async def model(name: str) -> dict[str, Any]:
-        predictor = predictor_of(name)
-        return {
-            "name": name,
-            "ready": True,
-            "recipe": predictor.recipe.name,
-            "metrics": predictor.metrics,
-            "schema": predictor.schema.model_dump(mode="json"),
-        }
+    @app.get("/openapi.json")
+    async def openapi() -> dict[str, Any]:
+        return document(models, limits.max_rows, tuple(routes_v1.VERBS))
 
     @app.get("/healthz")
     async def health() -> dict[str, str]:
@@ -106,11 +57,11 @@ def create_app(
 
     @app.exception_handler(RequestError)
     async def request_error(_: Request, error: RequestError) -> Response:
-        return JSONResponse({"error": error.message}, status_code=error.status)
+        return JSONResponse({"error": error.message}, status_code=error.status, headers=error.headers)
 
     @app.exception_handler(StarletteHTTPException)
     async def http_error(request: Request, error: StarletteHTTPException) -> Response:
-        paths = "POST /v1/models/NAME:predict (or :recommend), GET /v1/models, GET /v1/models/NAME, GET /healthz"
+        paths = "POST /v1/models/NAME:predict (or :recommend), POST /v2/models/NAME/infer, GET /v1/models, GET /healthz"
         message = f"{request.method} {request.url.path[:200]}: {error.detail}; there are {paths}"
         return JSONResponse({"error": message}, status_code=error.status_code, headers=error.headers)
 
@@ -120,13 +71,3 @@ def create_app(
         return JSONResponse({"error": "internal error; the server's log has the details"}, status_code=500)
 
     return app
-
-
-async def _body(request: Request) -> bytes:
-    """The body, read no further than the limit."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise RequestError(413, f"the body is larger than {MAX_BODY_BYTES // 2**20} MiB; send several requests")
-    return bytes(body)

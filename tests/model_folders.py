@@ -7,18 +7,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayrec.config import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfig, Recipe
+from rayrec.config import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfig, Recipe, WideDeepConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, MultiHotFeature, NumericFeature, Schema
 from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.features.vocabulary import write_vocabulary
+from rayrec.inference.examples import write_examples
 from rayrec.inference.known_items import KnownItems
 from rayrec.inference.model_folder import write_model_folder
+from rayrec.inference.predictor import load_model
 from rayrec.models.common.ranking import RankingModel
+from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 
 MODELS: dict[str, ModelConfig] = {
     "dlrm": DLRMConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(16,)),
     "dcnv2": DCNv2Config(embedding_dim=8, bottom_mlp=(16, 8), cross_layers=2, cross_rank=4, top_mlp=(16,)),
+    "wide_deep": WideDeepConfig(embedding_dim=8, embedding_dims={"C2": 3}, mlp=(16, 8), dropout=0.5),
+    "wide": WideDeepConfig(part="wide"),
+    "deep": WideDeepConfig(part="deep", embedding_dim=8, combiner="mean", mlp=(16, 8)),
 }
 
 
@@ -51,12 +57,22 @@ def make_raw_schema(folder: Path, *, numeric: int = 3, categorical: int = 4, mul
 
 
 def make_model_folder(
-    folder: Path, *, model: str = "dlrm", numeric: int = 3, categorical: int = 4, multi_hot: int = 0, seed: int = 0
+    folder: Path,
+    *,
+    model: str = "dlrm",
+    config: ModelConfig | None = None,
+    numeric: int = 3,
+    categorical: int = 4,
+    multi_hot: int = 0,
+    seed: int = 0,
 ) -> RankingModel:
-    """Write a model folder with random weights; returns the model that holds the same weights in memory."""
+    """Write a model folder with random weights; returns the model that holds the same weights in memory.
+
+    `config` instead of the small one of `model`.
+    """
     data = folder.parent / f"{folder.name}-data"
     schema = make_raw_schema(data, numeric=numeric, categorical=categorical, multi_hot=multi_hot)
-    return _write(folder, data, schema, MODELS[model], f"{model}-test", seed)
+    return _write(folder, data, schema, config or MODELS[model], f"{model}-test", seed)
 
 
 def make_recommender_folder(folder: Path, *, users: int = 30, items: int = 50, seed: int = 0) -> RankingModel:
@@ -95,16 +111,16 @@ def _write(
     network = build_model(config, schema, seed=seed)
     # The published initial tables are so small that a wrong row would hardly change a score.
     torch.manual_seed(seed)
-    tables = {name: torch.randn_like(weights) for name, weights in tables_of(network).items()}
-    for table_name, weights in tables_of(network).items():
-        weights.data.copy_(tables[table_name])
+    for table in network.tables:
+        tables_of(network)[table.name].data[:, : table.dim].normal_()
 
-    def fill_table(feature: CategoricalFeature, table: torch.Tensor) -> None:
-        table.copy_(tables[feature.name])
+    def fill_table(table: EmbeddingTable, weights: torch.Tensor) -> None:
+        weights.copy_(tables_of(network)[table.name])
 
     write_model_folder(
         folder,
         schema=network.schema,
+        tables=network.tables,
         recipe=Recipe(name=name, model=config),
         metrics={"test": {"auc": 0.75}},
         card="# A model of the tests\n",
@@ -113,6 +129,7 @@ def _write(
         fill_table=fill_table,
         known_items=known_items,
         statistics=statistics,
+        complete=lambda written: write_examples(load_model(written)),
     )
     return network.eval()
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from rayrec.config import DCNv2Config, ModelConfig, NeuMFConfig
+from rayrec.config import DCNv2Config, ModelConfig, NeuMFConfig, WideDeepConfig
 from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.models.common.batch import Batch
 
@@ -40,13 +40,17 @@ def naive_logits(config: ModelConfig, schema: Schema, state: Mapping[str, Tensor
 def _row_logit(config: ModelConfig, schema: Schema, state: State, batch: Batch, row: int) -> float:
     if isinstance(config, NeuMFConfig):
         return _neumf_logit(config, schema, state, batch, row)
+    if isinstance(config, WideDeepConfig):
+        return _wide_deep_logit(config, schema, state, batch, row)
     vectors = []
     if schema.numeric:
         layers = range(len(config.bottom_mlp))
         vectors.append(_mlp(state, "dense_network.bottom_mlp", batch.dense[row].double().numpy(), layers, relu=layers))
     for feature in schema.categorical:
         bag = batch.sparse[feature.name].to_dense()[row].long().numpy()
-        rows = state[f"embeddings.embedding_bags.{feature.name}.weight"][bag]
+        # Tables are stored in fours of columns.
+        width = config.embedding_dims.get(feature.name, config.embedding_dim)
+        rows = state[f"embeddings.embedding_bags.{feature.name}.weight"][bag, :width]
         mean = isinstance(feature, MultiHotFeature) and feature.pooling == "mean"
         vectors.append(rows.sum(axis=0) / (max(len(bag), 1) if mean else 1))
     if isinstance(config, DCNv2Config):
@@ -70,18 +74,49 @@ def _neumf_logit(config: NeuMFConfig, schema: Schema, state: State, batch: Batch
         state[f"embeddings.embedding_bags.{name}.weight"][int(batch.sparse[name].values()[row])]
         for name in (schema.interactions.user, schema.interactions.item)
     )
-    vectors = []
+    vectors: list[np.ndarray] = []
+    dot = 0.0
     gmf = config.factors if "gmf" in config.parts else 0
-    if gmf:
+    if gmf and config.gmf_output == "dot":
+        dot = float(user[:gmf] @ item[:gmf])
+    elif gmf:
         vectors.append(user[:gmf] * item[:gmf])
     if "mlp" in config.parts:
-        x = np.concatenate([user[gmf:], item[gmf:]])
+        own = slice(gmf, gmf + config.mlp[0] // 2)
+        x = np.concatenate([user[own], item[own]])
         for layer in range(len(config.mlp) - 1):
             name = f"dense_network.mlp.{3 * layer}"
             x = np.maximum(state[f"{name}.weight"] @ x + state[f"{name}.bias"], 0)
         vectors.append(x)
-    h, bias = state["dense_network.output.weight"], state["dense_network.output.bias"]
-    return float((h @ np.concatenate(vectors) + bias)[0])
+    logit = dot + state["dense_network.output.bias"][0]
+    if vectors:
+        logit += (state["dense_network.output.weight"] @ np.concatenate(vectors))[0]
+    return float(logit)
+
+
+def _wide_deep_logit(config: WideDeepConfig, schema: Schema, state: State, batch: Batch, row: int) -> float:
+    numbers = batch.dense[row].double().numpy()
+    bags = {f.name: batch.sparse[f.name].to_dense()[row].long().numpy() for f in schema.categorical}
+    logit = 0.0
+    if config.part != "deep":
+        logit += float(state["dense_network.wide.weight"] @ numbers + state["dense_network.wide.bias"])
+        for name, bag in bags.items():
+            logit += state[f"embeddings.embedding_bags.{name}_wide.weight"][bag, 0].sum()
+    if config.part != "wide":
+        vectors = []
+        for feature in schema.categorical:
+            width = config.embedding_dims.get(feature.name, config.embedding_dim)
+            bag = bags[feature.name]
+            total = state[f"embeddings.embedding_bags.{feature.name}.weight"][bag, :width].sum(axis=0)
+            is_mean = isinstance(feature, MultiHotFeature) and (config.combiner or feature.pooling) == "mean"
+            vectors.append(total / (max(len(bag), 1) if is_mean else 1))
+        x = np.concatenate([*vectors, numbers])
+        for layer in range(len(config.mlp) + 1):
+            name = f"dense_network.deep.{3 * layer}"
+            x = state[f"{name}.weight"] @ x + state[f"{name}.bias"]
+            x = np.maximum(x, 0) if layer < len(config.mlp) else x
+        logit += float(x[0])
+    return logit
 
 
 def _mlp(state: State, name: str, x: np.ndarray, layers: Sequence[int], relu: Sequence[int]) -> np.ndarray:

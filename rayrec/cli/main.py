@@ -3,13 +3,13 @@
 Nothing heavy is imported before a command is known, so that `rayrec --help` answers at once.
 """
 
-import importlib
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from rayrec.cli.cluster import jobs, submit
 from rayrec.cli.options import (
     DataOption,
     DebugOption,
@@ -17,10 +17,12 @@ from rayrec.cli.options import (
     JsonOption,
     NewOutputOption,
     PrecisionOption,
+    RawInputOption,
     RecipeArgument,
     SetOption,
     WorkersOption,
 )
+from rayrec.cli.run_job import run_job
 
 app = typer.Typer(
     name="rayrec",
@@ -67,7 +69,7 @@ def _root(
 
 @app.command()
 def demo(
-    model: Annotated[str | None, typer.Argument(help="dlrm, dcnv2 or neumf.", show_default="dlrm")] = None,
+    model: Annotated[str | None, typer.Argument(help="dlrm, dcnv2, neumf or wide_deep.", show_default="dlrm")] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder for all that the demo makes.", show_default="demo")
     ] = None,
@@ -76,13 +78,13 @@ def demo(
     debug: DebugOption = False,
 ) -> None:
     """Generate data, preprocess, train on two workers, evaluate, export, serve one request."""
-    _run("demo", json, debug, model=model, output=output, rows=rows)
+    run_job("demo", json, debug, model=model, output=output, rows=rows)
 
 
 @app.command()
 def doctor(json: JsonOption = False, debug: DebugOption = False) -> None:
     """Check this machine and environment, and print the fix for each thing wrong."""
-    _run("doctor", json, debug)
+    run_job("doctor", json, debug)
 
 
 @app.command()
@@ -92,7 +94,7 @@ def recipes(
     debug: DebugOption = False,
 ) -> None:
     """List the shipped recipes, or print one."""
-    _run("recipes", json, debug, name=name)
+    run_job("recipes", json, debug, name=name)
 
 
 @app.command()
@@ -109,23 +111,20 @@ def generate(
     debug: DebugOption = False,
 ) -> None:
     """Write data with the real layout, drawn from a known truth."""
-    _run("generate", json, debug, source=source, rows=rows, output=output, seed=seed, days=days, compress=compress)
+    run_job("generate", json, debug, source=source, rows=rows, output=output, seed=seed, days=days, compress=compress)
 
 
 @app.command()
 def preprocess(
     recipe: RecipeArgument,
-    input: Annotated[
-        list[str],
-        typer.Option(help="Raw file, folder, glob or URI; repeatable; SPLIT=PATH where files are splits."),
-    ],
+    input: RawInputOption,
     output: NewOutputOption,
     set: SetOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Turn raw logs into a dataset folder, with Spark on Ray."""
-    _run("preprocess", json, debug, recipe=recipe, input=input, output=output, set=set)
+    run_job("preprocess", json, debug, recipe=recipe, input=input, output=output, set=set)
 
 
 @app.command()
@@ -142,9 +141,28 @@ def train(
     debug: DebugOption = False,
 ) -> None:
     """Train a recipe's model on a dataset folder, with Ray Train and TorchRec."""
-    _run(
+    run_job(
         "train", json, debug, recipe=recipe, data=data, output=output, workers=workers, device=device,
         precision=precision, resume=resume, set=set,
+    )  # fmt: skip
+
+
+@app.command()
+def run(
+    recipe: RecipeArgument,
+    input: RawInputOption,
+    output: Annotated[Path, typer.Option(help="Folder of all stages; that of an earlier attempt is continued.")],
+    workers: WorkersOption = None,
+    device: DeviceOption = None,
+    precision: PrecisionOption = None,
+    set: SetOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Preprocess, train, evaluate and export in one job; run again, it continues where it stopped."""
+    run_job(
+        "run", json, debug, recipe=recipe, input=input, output=output, workers=workers, device=device,
+        precision=precision, set=set,
     )  # fmt: skip
 
 
@@ -162,7 +180,7 @@ def evaluate(
     debug: DebugOption = False,
 ) -> None:
     """Compute exact metrics over a split, each row once."""
-    _run(
+    run_job(
         "evaluate", json, debug, source=source, data=data, split=split, checkpoint=checkpoint, workers=workers,
         device=device,
     )  # fmt: skip
@@ -190,7 +208,7 @@ def predict(
     debug: DebugOption = False,
 ) -> None:
     """Score a file or folder, streaming; or recommend items to every user."""
-    _run(
+    run_job(
         "predict", json, debug, model=model, input=input, output=output, raw=raw, split=split, submission=submission,
         top_k=top_k,
     )  # fmt: skip
@@ -205,7 +223,7 @@ def export(
     debug: DebugOption = False,
 ) -> None:
     """Write the model folder that serve and predict read."""
-    _run("export", json, debug, run=run, output=output, checkpoint=checkpoint)
+    run_job("export", json, debug, run=run, output=output, checkpoint=checkpoint)
 
 
 @app.command()
@@ -224,7 +242,7 @@ def plan(
     debug: DebugOption = False,
 ) -> None:
     """Show how the tables would be sharded, without training."""
-    _run(
+    run_job(
         "plan", json, debug, recipe=recipe, data=data, workers=workers, workers_per_node=workers_per_node,
         memory_per_worker=memory_per_worker, set=set,
     )  # fmt: skip
@@ -233,15 +251,26 @@ def plan(
 @app.command()
 def serve(
     model: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Model or run folders; FOLDER, or NAME=FOLDER.")
+        list[str], typer.Argument(metavar="MODEL...", help="Folders of models, versions or runs; or NAME=FOLDER.")
     ],
     port: Annotated[int | None, typer.Option(help="HTTP port.", show_default="8000")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
+    log_folder: Annotated[
+        Path | None, typer.Option(help="Folder for logs of JSON lines.", show_default="Ray Serve's logs")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="Tokens, one a line.", show_default="those of RAYREC_SERVE_TOKENS, if any")
+    ] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="PEM file, for HTTPS.", show_default=False)] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.", show_default=False)] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Answer HTTP requests with raw features, through Ray Serve."""
-    _run("serve", json, debug, model=model, port=port, host=host)
+    run_job(
+        "serve", json, debug, model=model, port=port, host=host, log_folder=log_folder, token_file=token_file,
+        tls_certificate=tls_certificate, tls_key=tls_key,
+    )  # fmt: skip
 
 
 @app.command()
@@ -263,18 +292,15 @@ def benchmark(
     debug: DebugOption = False,
 ) -> None:
     """Measure one part on this machine."""
-    _run(
+    run_job(
         "benchmark", json, debug, what=what, recipe=recipe, data=data, rows=rows, warmup_steps=warmup_steps,
         steps=steps, batch_size=batch_size, workers=workers, device=device, precision=precision, set=set,
     )  # fmt: skip
 
 
-def _run(command: str, json: bool, debug: bool, **options: Any) -> None:
-    from jobs.entry_point import run_command
-
-    job = importlib.import_module(f"jobs.{command}").JOB
-    given = {name: value for name, value in options.items() if value is not None}
-    raise typer.Exit(run_command(job, given, json_output=json, debug=debug))
+# Options of submit may stand anywhere on the line; what it does not know is the submitted command's.
+app.command(context_settings={"ignore_unknown_options": True})(submit)
+app.command()(jobs)
 
 
 def _command() -> str:

@@ -11,6 +11,9 @@ SetOption = Annotated[
     typer.Option("--set", help="Override of the recipe; repeatable.", metavar="SECTION.KEY=VALUE"),
 ]
 DataOption = Annotated[Path, typer.Option(help="Dataset folder: the output of `rayrec preprocess`.")]
+RawInputOption = Annotated[
+    list[str], typer.Option(help="Raw file, folder, glob or URI; repeatable; SPLIT=PATH where files are splits.")
+]
 NewOutputOption = Annotated[Path, typer.Option(help="Folder to write; must not exist.")]
 WorkersOption = Annotated[
     int | None, typer.Option(help="Worker processes (train.workers).", show_default="the recipe's")
@@ -21,6 +24,10 @@ DeviceOption = Annotated[
 PrecisionOption = Annotated[
     str | None,
     typer.Option(help="auto, fp32, tf32, bf16 or fp16 (train.precision).", show_default="the recipe's"),
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(help="URL of the cluster's dashboard.", show_default="RAY_ADDRESS, else http://127.0.0.1:8265"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")]

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,13 @@ from typing import Any
 from uuid import uuid4
 
 from rayrec.common.errors import DiskFullError, UserError
+
+_URI = re.compile(r"^[a-z][a-z0-9+.-]*://")
+
+
+def is_uri(path: str) -> bool:
+    """Whether `path` names its file system, as s3://bucket/key does."""
+    return _URI.match(path) is not None
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -2,7 +2,7 @@
 
 from rayrec.config.base import Config
 from rayrec.config.evaluate import EvaluateConfig, RankingConfig
-from rayrec.config.model import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfig
+from rayrec.config.model import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfig, WideDeepConfig
 from rayrec.config.preprocess import DisplayPreprocessConfig, InteractionPreprocessConfig, PreprocessConfig
 from rayrec.config.recipe import Recipe, dump_recipe, load_recipe, shipped_recipes
 from rayrec.config.serve import ServeConfig
@@ -27,6 +27,7 @@ __all__ = [
     "ServeConfig",
     "SourceConfig",
     "TrainConfig",
+    "WideDeepConfig",
     "dump_recipe",
     "load_recipe",
     "shipped_recipes",

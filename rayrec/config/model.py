@@ -56,6 +56,10 @@ class NeuMFConfig(Config):
     """Both are NeuMF; one alone is GMF or MLP."""
     factors: PositiveInt = 64
     """Width of GMF's user and item embeddings."""
+    gmf_output: Literal["learned", "dot"] = "learned"
+    """How GMF's product of embeddings becomes a logit: `learned` weighs its columns, as published; `dot` adds them up,
+    which is matrix factorization (Rendle et al. 2020, arXiv:2005.09683). Learned weights grow as the embeddings shrink,
+    and so escape `train.embedding_l2`."""
     mlp: Widths = (256, 256, 128, 64)
     """The first is the width of MLP's user and item embeddings side by side (half each), the others are its layers."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5
@@ -80,4 +84,33 @@ class NeuMFConfig(Config):
         return self.mlp[0] // 2 if "mlp" in self.parts else 0
 
 
-ModelConfig = Annotated[DLRMConfig | DCNv2Config | NeuMFConfig, Field(discriminator="kind")]
+class WideDeepConfig(Config):
+    """Wide & Deep (Cheng et al. 2016, arXiv:1606.07792), as NVIDIA published it: every feature feeds both parts."""
+
+    kind: Literal["wide_deep"] = "wide_deep"
+    part: Literal["wide", "deep", "wide_deep"] = "wide_deep"
+    """One part alone, or the sum of both logits."""
+    embedding_dim: PositiveInt = 64
+    """Width of a table of the deep part; those of the wide part have one column."""
+    embedding_dims: dict[str, PositiveInt] = {}
+    """Widths by feature that differ from `embedding_dim`."""
+    embedding_init: Literal["truncated_normal", "glorot_normal"] = "truncated_normal"
+    """Of the deep tables: standard deviation 1/sqrt(width), or sqrt(2/(rows + width))."""
+    combiner: Literal["mean", "sum"] | None = None
+    """How the deep part pools the ids of a multi-hot feature; unset: as the dataset's schema says. The wide part sums
+    them."""
+    mlp: Widths = (1024, 1024, 1024, 1024, 1024)
+    """Hidden widths of the deep part; the last layer to one logit is added."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """After each hidden layer, in training."""
+
+    @property
+    def has_wide(self) -> bool:
+        return self.part != "deep"
+
+    @property
+    def has_deep(self) -> bool:
+        return self.part != "wide"
+
+
+ModelConfig = Annotated[DLRMConfig | DCNv2Config | NeuMFConfig | WideDeepConfig, Field(discriminator="kind")]

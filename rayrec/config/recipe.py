@@ -18,7 +18,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.config.base import Config
 from rayrec.config.evaluate import EvaluateConfig
 from rayrec.config.metric import is_ranking_metric
-from rayrec.config.model import DLRMConfig, ModelConfig, NeuMFConfig
+from rayrec.config.model import DLRMConfig, ModelConfig, NeuMFConfig, WideDeepConfig
 from rayrec.config.preprocess import DisplayPreprocessConfig, InteractionPreprocessConfig, PreprocessConfig
 from rayrec.config.serve import ServeConfig
 from rayrec.config.source import DISPLAY_SOURCES, INTERACTION_SOURCES, CriteoSourceConfig, SourceConfig
@@ -80,6 +80,11 @@ class Recipe(Config):
             model = self.model
             if not (isinstance(model, NeuMFConfig) and set(model.parts) == {"gmf", "mlp"}):
                 raise ValueError("train.initial_weights: only a model of kind 'neumf' with both parts is made from two")
+        if not isinstance(self.model, WideDeepConfig):
+            default = TrainConfig()
+            for field in ("wide_optimizer", "wide_schedule"):
+                if getattr(self.train, field) != getattr(default, field):
+                    raise ValueError(f"train.{field}: only a model of kind 'wide_deep' has one")
         return self
 
 

@@ -13,15 +13,21 @@ Sharding = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
 
 
 class EmbeddingOptimizerConfig(Config):
-    """Applied inside the backward pass of the tables (fused); data-parallel tables have the dense optimizer instead.
+    """Of the embedding tables, but for those of a wide part.
 
-    `lamb` needs a GPU. `adam` on a CPU needs `sharding.default: data_parallel`: then it is dense Adam, which also moves
-    rows that the batch does not touch, as the published NCF does; fused, it updates the batch's rows alone.
+    Applied inside their backward pass (fused), where FBGEMM has a kernel; data-parallel tables, and all under
+    `rmsprop`, get a dense gradient and torch's optimizer, which is the same rule. `lamb` needs a GPU. `adam` on a CPU
+    needs `sharding.default: data_parallel`: then it is dense Adam, which also moves rows that the batch does not touch,
+    as the published NCF does; fused, it updates the batch's rows alone.
     """
 
-    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "lamb"] = "sgd"
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "lamb"] = "sgd"
     lr: PositiveFloat = 24.0
     eps: PositiveFloat = 1e-8
+    rho: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Of `rmsprop`: what is left of the mean of squared gradients after a step, in every row."""
+    initial_accumulator: NonNegativeFloat = 0.0
+    """Of `adagrad` and `rowwise_adagrad`: where the sum of squared gradients starts; TensorFlow has 0.1."""
     weight_decay: NonNegativeFloat = 0.0
     """Of `adam` and `lamb`; decoupled from the gradient (AdamW), as in FBGEMM and in Apex's FusedAdam."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -34,29 +40,69 @@ class EmbeddingOptimizerConfig(Config):
 
 
 class DenseOptimizerConfig(Config):
-    """For everything but the embedding tables."""
+    """For everything but the embedding tables and a wide part."""
 
-    kind: Literal["sgd", "adagrad", "adam", "adamw"] = "sgd"
+    kind: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw"] = "sgd"
     lr: PositiveFloat = 24.0
     momentum: NonNegativeFloat = 0.0
+    """Of `sgd` and `rmsprop`."""
     eps: PositiveFloat = 1e-8
+    rho: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Of `rmsprop`: what is left of the mean of squared gradients after a step."""
+    initial_accumulator: NonNegativeFloat = 0.0
+    """Of `adagrad`: where the sum of squared gradients starts; TensorFlow has 0.1."""
     weight_decay: NonNegativeFloat = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
 
 
-class ScheduleConfig(Config):
-    """Factor on both learning rates: linear warm-up from 0, constant, polynomial decay.
+class WideOptimizerConfig(Config):
+    """Of the wide part of Wide & Deep, its tables and its linear layer: FTRL-proximal (McMahan et al. 2013, "Ad click
+    prediction: a view from the trenches"), with TensorFlow's names and defaults; see `rayrec.training.ftrl`."""
 
-    At step s (from 1): s/warmup_steps up to warmup_steps; from decay_start on
-    ((decay_start + decay_steps - s)/decay_steps)^decay_power, never below end_factor.
+    kind: Literal["ftrl"] = "ftrl"
+    lr: PositiveFloat = 0.2
+    lr_power: Annotated[float, Field(le=0)] = -0.5
+    """Exponent of the sum of squared gradients in the learning rate of a coordinate."""
+    initial_accumulator: NonNegativeFloat = 0.1
+    """Where that sum starts."""
+    l1: NonNegativeFloat = 0.0
+    l2: NonNegativeFloat = 0.0
+    """The objective has l2 times the squared weight, as TensorFlow's; McMahan's lambda_2 is twice that."""
+    beta: NonNegativeFloat = 0.0
+
+
+class LearningRatePiece(Config):
+    from_epoch: NonNegativeFloat
+    """Epochs done when it begins; 6.5 is in the middle of the seventh."""
+    factor: NonNegativeFloat
+
+
+class ScheduleConfig(Config):
+    """Factor on learning rates: linear warm-up from 0, then pieces times polynomial decay.
+
+    At step s (from 1), with n steps an epoch: s/w up to w = warmup_steps or warmup_epochs * n. After that the product
+    of the last piece that began (steps beyond from_epoch * n; 1 before the first) and, from decay_start on,
+    ((decay_start + decay_steps - s)/decay_steps)^decay_power, which is never below end_factor.
     """
 
     warmup_steps: NonNegativeInt = 0
+    warmup_epochs: NonNegativeFloat = 0.0
+    """Instead of warmup_steps."""
+    pieces: tuple[LearningRatePiece, ...] = ()
     decay_start: PositiveInt | None = None
     """None: no decay."""
     decay_steps: PositiveInt = 24_000
     decay_power: PositiveFloat = 2.0
     end_factor: NonNegativeFloat = 0.0
+
+    @model_validator(mode="after")
+    def _is_one_schedule(self) -> "ScheduleConfig":
+        if self.warmup_steps and self.warmup_epochs:
+            raise ValueError("give warmup_steps or warmup_epochs, not both")
+        begins = [piece.from_epoch for piece in self.pieces]
+        if begins != sorted(set(begins)):
+            raise ValueError("pieces must be in the order of their from_epoch, each of which differs")
+        return self
 
 
 class ShardingConfig(Config):
@@ -65,7 +111,7 @@ class ShardingConfig(Config):
     default: Literal["auto"] | Sharding = "auto"
     """`auto`: TorchRec's planner chooses."""
     tables: dict[str, Sharding] = {}
-    """By table (the feature's name), instead of the default."""
+    """By table, instead of the default; most models name a table as its feature (`rayrec plan` shows the names)."""
     memory_per_worker: str | None = Field(None, pattern=r"^\d+(\.\d+)?\s*([KMGT]i?)?B$")
     """Memory for tables and their optimizer state on one worker, such as `80GB`; unset: what the device has."""
 
@@ -156,7 +202,15 @@ class TrainConfig(Config):
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     embedding_optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
+    wide_optimizer: WideOptimizerConfig = WideOptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    """Of embedding_optimizer and dense_optimizer."""
+    wide_schedule: ScheduleConfig = ScheduleConfig()
+    """Of wide_optimizer; constant unless it says otherwise."""
+    embedding_l2: NonNegativeFloat = 0.0
+    """L2 penalty on the pooled embeddings e of each row: embedding_l2 / 2 * |e|^2 joins the row's loss. Rows of a table
+    are so held back in proportion to how often they occur (Rendle et al. 2020, arXiv:2005.09683, equation 8), under any
+    optimizer; an optimizer's weight_decay holds all back alike. The tables of a wide part have none."""
     gradient_accumulation: PositiveInt = 1
     """Parts in which a worker's share of the batch passes the dense network; the step stays that of the whole batch."""
     initial_weights: InitialWeightsConfig | None = None
@@ -182,6 +236,10 @@ class TrainConfig(Config):
     def samples_per_epoch(self, rows: int) -> int:
         """Samples of an epoch over `rows` rows of `train`."""
         return rows if self.negatives is None else self.negatives.samples(rows)
+
+    def steps_per_epoch(self, rows: int) -> int:
+        """Optimizer steps of an epoch over `rows` rows of `train`; the last samples may fill no batch."""
+        return self.samples_per_epoch(rows) // self.global_batch_size
 
     @model_validator(mode="after")
     def _workers_share_the_batch(self) -> "TrainConfig":

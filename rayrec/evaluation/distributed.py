@@ -93,7 +93,7 @@ def _merge_ranking(metrics: RankingMetrics, group: dist.ProcessGroup | None) -> 
             metrics.add_open(
                 RankedRows(
                     _receive(rows, other, group, torch.int64),
-                    _receive(rows, other, group),
+                    _receive(rows, other, group, torch.float64),
                     _receive(rows, other, group, torch.uint8).astype(np.bool_),
                 )
             )

@@ -7,7 +7,8 @@ A group's rows are ranked by descending score; ranks count from 1. With P > 0 po
 - `ndcg@k` (Jarvelin & Kekalainen 2002, "Cumulated gain-based evaluation of IR techniques", gain 1, base 2): sum of
   1 / log2(r_j + 1) over r_j <= k, divided by its largest possible value, that of ranks 1 ... min(P, k).
 - `map@k` (Kaggle's MAP@k, as in the Outbrain contest): sum of j / r_j over r_j <= k, divided by min(P, k). j / r_j is
-  the precision at r_j; with one positive it is 1 / r_1.
+  the precision at r_j; with one positive it is 1 / r_1. `map_with_leak@k` ranks by probability + leak, a column of the
+  dataset, instead.
 
 Each is averaged over the groups that have a positive, each of which counts once; `groups` is how many these are. Rows
 count once whatever their weight, and not at all with weight 0. Ties among negatives, and among positives, change
@@ -39,7 +40,7 @@ class RankedRows:
     """n rows of any groups in any order."""
 
     group: NDArray[np.int64]
-    score: NDArray[np.float32]
+    score: NDArray[np.float64]
     positive: NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -49,7 +50,7 @@ class RankedRows:
     def concat(cls, parts: "list[RankedRows]") -> "RankedRows":
         return cls(
             np.concatenate([np.empty(0, np.int64), *(p.group for p in parts)]),
-            np.concatenate([np.empty(0, np.float32), *(p.score for p in parts)]),
+            np.concatenate([np.empty(0, np.float64), *(p.score for p in parts)]),
             np.concatenate([np.empty(0, np.bool_), *(p.positive for p in parts)]),
         )
 
@@ -76,9 +77,9 @@ class RankingMetrics:
         self._shorten_at = _SHORTEN_BEYOND
 
     def update(self, scores: Tensor, labels: Tensor, groups: Tensor, weights: Tensor) -> None:
-        """Add rows: (B,) scores, labels 0 or 1, group ids, weights >= 0, on any device."""
+        """Add rows: (B,) scores (ranked in float64), labels 0 or 1, group ids, weights >= 0, on any device."""
         counted = weights.detach().reshape(-1) > 0
-        columns = (scores.float(), labels > 0.5, groups.long())
+        columns = (scores.double(), labels > 0.5, groups.long())
         score, positive, group = (column.detach().reshape(-1)[counted] for column in columns)
         if not len(score):
             return

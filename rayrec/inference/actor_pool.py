@@ -1,5 +1,6 @@
 """Ray Data over tasks of a batch job: read by tasks, worked on by a pool of actors that hold a model, in order."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ def map_with_pool(
     import ray
     from ray.data import ActorPoolStrategy, DataContext
 
+    # It reports on its own doings; progress is shown by the job.
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = DataContext.get_current().copy()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False

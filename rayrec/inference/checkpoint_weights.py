@@ -11,7 +11,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rayrec.common.errors import UserError
 from rayrec.config import Recipe
-from rayrec.features.schema import CategoricalFeature, Schema
+from rayrec.features.schema import Schema
+from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 
 
@@ -29,6 +30,7 @@ class CheckpointWeights:
         self._model = build_model(recipe.model, schema, device="meta")
         self.schema = self._model.schema
         """Every embedding_dim is resolved."""
+        self.tables = self._model.tables
         self._folder = folder
         try:
             metadata = dcp.FileSystemReader(folder).read_metadata()
@@ -47,16 +49,15 @@ class CheckpointWeights:
         self._load({f"dense_network.{name}": value for name, value in dense.items()})
         return dense
 
-    def table(self, feature: CategoricalFeature) -> Tensor:
-        """The (cardinality, embedding_dim) float32 table of a feature."""
-        assert feature.embedding_dim is not None
-        table = torch.empty(feature.cardinality, feature.embedding_dim)
-        self.fill_table(feature, table)
-        return table
+    def table(self, table: EmbeddingTable) -> Tensor:
+        """The (rows, columns) float32 weights of a table."""
+        weights = torch.empty(table.shape)
+        self.fill_table(table, weights)
+        return weights
 
-    def fill_table(self, feature: CategoricalFeature, table: Tensor) -> None:
-        """Fill `table` in place; each shard of the checkpoint is read on its own, so memory holds one of them."""
-        self._load({f"embeddings.embedding_bags.{feature.name}.weight": table})
+    def fill_table(self, table: EmbeddingTable, weights: Tensor) -> None:
+        """Fill `weights` in place; each shard of the checkpoint is read on its own, so memory holds one of them."""
+        self._load({f"embeddings.embedding_bags.{table.name}.weight": weights})
 
     def _load(self, weights: dict[str, Tensor]) -> None:
         for name, tensor in weights.items():

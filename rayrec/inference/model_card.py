@@ -1,10 +1,12 @@
 """The text of MODEL_CARD.md (Mitchell et al. 2019, arXiv:1810.03993), from what is known of the run."""
 
+from collections.abc import Sequence
+
 from rayrec.config import Recipe
 from rayrec.features.schema import Schema
 from rayrec.inference.model_folder import Metrics
 from rayrec.ingest.dataset import Dataset
-from rayrec.models.common.embeddings import embedding_widths
+from rayrec.models.common.tables import EmbeddingTable
 
 _TEXT = """\
 # {name}
@@ -35,7 +37,7 @@ Features: {numeric} numeric, {categorical} categorical ({rows:,} embedding rows,
 
 Model: `{model}`
 
-Training: global batch {batch:,}, {epochs} epoch(s), seed {seed}; tables {table_optimizer}, dense {dense_optimizer};
+Training: global batch {batch:,}, {epochs} epoch(s), seed {seed}; {optimizers};
 checkpoint `{checkpoint}`. All of it: `config.yaml`.
 
 ## Limits
@@ -47,10 +49,16 @@ checkpoint `{checkpoint}`. All of it: `config.yaml`.
 """
 
 
-def model_card(recipe: Recipe, schema: Schema, dataset: Dataset, metrics: Metrics, checkpoint: str) -> str:
-    """The card in Markdown; `schema` is the model's, `checkpoint` the name of the one exported."""
+def model_card(
+    recipe: Recipe,
+    schema: Schema,
+    tables: Sequence[EmbeddingTable],
+    dataset: Dataset,
+    metrics: Metrics,
+    checkpoint: str,
+) -> str:
+    """The card in Markdown; `schema` and `tables` are the model's, `checkpoint` the name of the one exported."""
     model = recipe.model
-    tables = list(zip((f.cardinality for f in schema.categorical), embedding_widths(schema), strict=True))
     splits = "\n".join(
         f"| {name} | {split.rows:,} | {split.positives / split.rows:.2%} |"
         for name, split in dataset.manifest.splits.items()
@@ -59,6 +67,12 @@ def model_card(recipe: Recipe, schema: Schema, dataset: Dataset, metrics: Metric
     sources = [source.path.rpartition("/")[2] for source in dataset.manifest.sources]
     shown = ", ".join(sources[:3]) + (f" and {len(sources) - 3} more files" if len(sources) > 3 else "")
     train = recipe.train
+    optimizers = [
+        f"tables {train.embedding_optimizer.kind} (lr {train.embedding_optimizer.lr:g})",
+        f"dense {train.dense_optimizer.kind} (lr {train.dense_optimizer.lr:g})",
+    ]
+    if any(table.part == "wide" for table in tables):
+        optimizers.append(f"wide part {train.wide_optimizer.kind} (lr {train.wide_optimizer.lr:g})")
     return _TEXT.format(
         name=recipe.name,
         description=recipe.description or f"Made by rayrec from the recipe `{recipe.name}`.",
@@ -68,15 +82,14 @@ def model_card(recipe: Recipe, schema: Schema, dataset: Dataset, metrics: Metric
         sources=shown or "not recorded",
         numeric=len(schema.numeric),
         categorical=len(schema.categorical),
-        rows=sum(rows for rows, _ in tables),
-        parameters=sum(rows * dim for rows, dim in tables),
+        rows=sum(table.rows for table in tables),
+        parameters=sum(table.rows * table.dim for table in tables),
         metrics=_metrics_table(metrics),
         model=model.model_dump_json(),
         batch=train.global_batch_size,
         epochs=train.epochs,
         seed=train.seed,
-        table_optimizer=f"{train.embedding_optimizer.kind} (lr {train.embedding_optimizer.lr:g})",
-        dense_optimizer=f"{train.dense_optimizer.kind} (lr {train.dense_optimizer.lr:g})",
+        optimizers=", ".join(optimizers),
         checkpoint=checkpoint,
     )
 

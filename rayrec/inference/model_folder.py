@@ -1,6 +1,6 @@
 """The model folder: all that prediction needs, in plain files.
 
-    schema.json   vocabulary/   statistics/   config.yaml   metrics.json   MODEL_CARD.md
+    schema.json   vocabulary/   statistics/   config.yaml   metrics.json   MODEL_CARD.md   examples.json
     weights/dense.safetensors   weights/tables/<table>.safetensors
 
 Loading one runs no pickle and no code from the folder. Tables are mapped from disk: a process holds the rows that it
@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -29,10 +29,12 @@ from torch import Tensor
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder, write_atomically, write_json
 from rayrec.config import Recipe, dump_recipe, load_recipe
-from rayrec.features.schema import CategoricalFeature, Schema
+from rayrec.features.schema import Schema
 from rayrec.features.transforms import Vocabulary
 from rayrec.inference.known_items import KnownItems
 from rayrec.inference.layout import TABLES_FOLDER, is_model_folder
+from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.registry import build_model
 from rayrec.sources.outbrain.statistics import STATISTICS_FOLDER
 
 CONFIG_FILE = "config.yaml"
@@ -51,25 +53,29 @@ def write_model_folder(
     output: Path,
     *,
     schema: Schema,
+    tables: Sequence[EmbeddingTable],
     recipe: Recipe,
     metrics: Metrics,
     card: str,
     vocabularies_in: Path,
     dense: Mapping[str, Tensor],
-    fill_table: Callable[[CategoricalFeature, Tensor], None],
+    fill_table: Callable[[EmbeddingTable, Tensor], None],
     known_items: KnownItems | None = None,
+    complete: Callable[[Path], None] | None = None,
     statistics: Path | None = None,
 ) -> None:
     """Write a model folder to `output`, whole or not at all.
 
     Args:
         schema: With every embedding dimension resolved.
+        tables: The model's (`RankingModel.tables`).
         card: Text of MODEL_CARD.md.
         vocabularies_in: The folder that the schema's vocabulary files are relative to; they are copied.
         dense: State dict of the model's `dense_network`.
-        fill_table: Called with each feature and the (cardinality, embedding_dim) float32 tensor that its table's file
-            is mapped to; writes the weights into it. So no more than what it holds itself needs to fit in memory.
+        fill_table: Called with each table and the (rows, columns) float32 tensor that its file is mapped to; writes the
+            weights into it. So no more than what it holds itself needs to fit in memory.
         known_items: Of a model of users and items: what it does not recommend again.
+        complete: Called with the folder, which loads by then but has not appeared yet; adds what needs its scores.
         statistics: Of a model whose features are looked up: the dataset's folder of what they are looked up in; it is
             copied.
     """
@@ -83,13 +89,15 @@ def write_model_folder(
         (folder / TABLES_FOLDER).mkdir(parents=True)
         contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in dense.items()}
         save_file(contiguous, folder / DENSE_FILE, metadata=_METADATA)
-        for feature in schema.categorical:
-            with _new_table(folder / table_file(feature.name), _shape(feature)) as table:
-                fill_table(feature, table)
+        for table in tables:
+            with _new_table(folder / table_file(table.name), table.shape) as weights:
+                fill_table(table, weights)
         if known_items is not None:
             known_items.save(folder)
         if statistics is not None:
             _copy(statistics, folder / STATISTICS_FOLDER)
+        if complete is not None:
+            complete(folder)
 
 
 def table_file(name: str) -> str:
@@ -105,6 +113,7 @@ class ModelFolder:
     schema: Schema
     recipe: Recipe
     metrics: Metrics
+    tables: tuple[EmbeddingTable, ...]
 
     @classmethod
     def open(cls, folder: str | Path) -> "ModelFolder":
@@ -114,17 +123,20 @@ class ModelFolder:
             raise UserError(f"{folder}: not a model folder (no {TABLES_FOLDER}/); give the output of `rayrec export`")
         schema = Schema.load(folder)
         recipe = load_recipe(folder / CONFIG_FILE)
-        opened = cls(folder, schema, recipe, _read_metrics(folder / METRICS_FILE))
-        for feature in schema.categorical:
-            opened._check_table(feature)
+        model = build_model(recipe.model, schema, device="meta")
+        if model.schema != schema:
+            raise UserError(f"{folder}: config.yaml and schema.json disagree on embedding dimensions; export again")
+        opened = cls(folder, schema, recipe, _read_metrics(folder / METRICS_FILE), model.tables)
+        for table in model.tables:
+            opened._check_table(table)
         for file in _vocabulary_files(schema):
             if not (folder / file).exists():
                 raise UserError(f"{folder / file}: missing; export the model again")
         return opened
 
-    def table(self, feature: CategoricalFeature) -> Tensor:
-        """The (cardinality, embedding_dim) float32 table of a feature, mapped from its file."""
-        with _open_tensors(self.folder / table_file(feature.name)) as tensors:
+    def table(self, table: EmbeddingTable) -> Tensor:
+        """The (rows, columns) float32 weights of a table, mapped from its file."""
+        with _open_tensors(self.folder / table_file(table.name)) as tensors:
             return tensors.get_tensor(TABLE_TENSOR)
 
     def dense(self) -> dict[str, Tensor]:
@@ -133,24 +145,18 @@ class ModelFolder:
             names = tensors.keys()
             return {name: tensors.get_tensor(name) for name in names}
 
-    def _check_table(self, feature: CategoricalFeature) -> None:
-        path = self.folder / table_file(feature.name)
+    def _check_table(self, table: EmbeddingTable) -> None:
+        path = self.folder / table_file(table.name)
         with _open_tensors(path) as tensors:
             names = tensors.keys()
             if TABLE_TENSOR not in names:
                 raise UserError(f"{path}: no tensor '{TABLE_TENSOR}' in it; export the model again")
             found = tensors.get_slice(TABLE_TENSOR)
             shape, dtype = tuple(found.get_shape()), found.get_dtype()
-        if shape != _shape(feature) or dtype != "F32":
+        if shape != table.shape or dtype != "F32":
             raise UserError(
-                f"{path}: holds {dtype} {shape}, the schema wants F32 {_shape(feature)}; export the model again"
+                f"{path}: holds {dtype} {shape}, the schema wants F32 {table.shape}; export the model again"
             )
-
-
-def _shape(feature: CategoricalFeature) -> tuple[int, int]:
-    if feature.embedding_dim is None:
-        raise UserError(f"schema: feature '{feature.name}' has no embedding_dim; give the schema of a model")
-    return feature.cardinality, feature.embedding_dim
 
 
 def _vocabulary_files(schema: Schema) -> list[str]:

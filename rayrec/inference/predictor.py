@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from rayrec.common.errors import UserError
 from rayrec.config import Recipe
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema
+from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.inference.model_folder import Metrics, ModelFolder
 from rayrec.inference.raw_rows import RawRows
+from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 
 if TYPE_CHECKING:
@@ -43,9 +44,15 @@ class Predictor:
         """What the model reached, by split."""
         self._encoder = FeatureEncoder(self.schema, self.folder)
         self.raw_rows = RawRows(self.schema, self._encoder.raw_schema)
+        self.encoded_columns = self._encoder.encoded_schema
+        """The Arrow columns that `encode` gives."""
         self._dense_network = _load_dense_network(model_folder)
-        self._lookups = [_Lookup(feature, model_folder.table(feature)) for feature in self.schema.categorical]
-        self._pooled_width = sum(lookup.width for lookup in self._lookups)
+        multi_hot = {feature.name for feature in self.schema.features if isinstance(feature, MultiHotFeature)}
+        self._lookups = [
+            _Lookup(table, model_folder.table(table), is_multi_hot=table.feature in multi_hot)
+            for table in model_folder.tables
+        ]
+        self._pooled_width = sum(lookup.dim for lookup in self._lookups)
 
     def predict(self, rows: "Sequence[Mapping[str, Any]] | pa.RecordBatch | pd.DataFrame") -> NDArray[np.float32]:
         """Probabilities (n,) float32 of n rows of raw features, as the raw data has them.
@@ -53,7 +60,11 @@ class Predictor:
         Rows are mappings of feature names to values, or columns named as the features. A feature that is left out, null
         or (in columns) NaN is missing. Raises UserError naming the row and the field that is unknown or wrong.
         """
-        return self.predict_encoded(self._encoder.encode(self._columns_of(rows)))
+        return self.predict_encoded(self.encode(self._columns_of(rows)))
+
+    def encode(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """What `predict_encoded` takes, of n rows of raw features that `raw_rows` has checked."""
+        return self._encoder.encode(rows)
 
     def predict_encoded(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
         """Probabilities (n,) float32 of n encoded rows: columns of a dataset folder, found by name.
@@ -88,28 +99,28 @@ class Predictor:
         pooled = np.empty((rows.num_rows, self._pooled_width), np.float32)
         start = 0
         for lookup in self._lookups:
-            lookup.read(rows.column(lookup.name), out=pooled[:, start : start + lookup.width])
-            start += lookup.width
+            lookup.read(rows.column(lookup.feature), out=pooled[:, start : start + lookup.dim])
+            start += lookup.dim
         with torch.inference_mode():
             logits: Tensor = self._dense_network(torch.from_numpy(dense), torch.from_numpy(pooled))
             return torch.sigmoid(logits).numpy()
 
 
 class _Lookup:
-    """One feature's look-up and pooling, as the model's EmbeddingBagCollection does them.
+    """One table's look-up and pooling, as the model does them.
 
     A one-hot feature is a plain gather, several times faster than a bag of one id for the few rows of a request.
     """
 
-    def __init__(self, feature: CategoricalFeature, table: Tensor) -> None:
-        self.name = feature.name
-        self.width: int = table.shape[1]
-        self._table = table
-        self._rows = table.numpy()
-        self._pooling = feature.pooling if isinstance(feature, MultiHotFeature) else None
+    def __init__(self, table: EmbeddingTable, weights: Tensor, *, is_multi_hot: bool) -> None:
+        self.feature = table.feature
+        self.dim = table.dim
+        self._weights = weights
+        self._rows = weights.numpy()[:, : table.dim]
+        self._pooling = table.pooling if is_multi_hot else None
 
     def read(self, ids: pa.Array, out: NDArray[np.float32]) -> None:
-        """Write the (B, width) pooled embeddings of B rows of ids (int32 or int64, or lists of them)."""
+        """Write the (B, dim) pooled embeddings of B rows of ids (int32 or int64, or lists of them)."""
         if self._pooling is None:
             out[:] = self._rows[ids.to_numpy()]
             return
@@ -118,16 +129,12 @@ class _Lookup:
         values = torch.from_numpy(ids.flatten().to_numpy().astype(np.int64))
         bags = torch.from_numpy(offsets - offsets[0])
         with torch.inference_mode():
-            pooled = F.embedding_bag(values, self._table, bags, mode=self._pooling, include_last_offset=True)
-        out[:] = pooled.numpy()
+            pooled = F.embedding_bag(values, self._weights, bags, mode=self._pooling, include_last_offset=True)
+        out[:] = pooled[:, : self.dim].numpy()
 
 
 def _load_dense_network(model_folder: ModelFolder) -> nn.Module:
     model = build_model(model_folder.recipe.model, model_folder.schema, device="meta")
-    if model.schema != model_folder.schema:
-        raise UserError(
-            f"{model_folder.folder}: config.yaml and schema.json disagree on embedding dimensions; export again"
-        )
     network = model.dense_network
     weights = model_folder.dense()
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}

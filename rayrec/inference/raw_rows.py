@@ -31,7 +31,7 @@ class RawRows:
 
     def __init__(self, schema: Schema, columns: pa.Schema) -> None:
         self._not_features = frozenset(schema.other_columns)
-        self._columns = columns
+        self.columns = columns
         self._known = frozenset(columns.names)
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
@@ -41,17 +41,17 @@ class RawRows:
                 raise UserError(f"row {index}: {_shown(row)}; a row is an object of feature names and values")
             if not row.keys() <= self._known:
                 unknown = next(name for name in row if name not in self._known)
-                raise UserError(f"row {index}: {self._unknown(unknown)}")
-        columns = [_column(field, [row.get(field.name) for row in rows]) for field in self._columns]
-        return pa.RecordBatch.from_arrays(columns, schema=self._columns)
+                raise UserError(f"row {index}: {self.unknown(unknown)}")
+        columns = [_column(field, [row.get(field.name) for row in rows]) for field in self.columns]
+        return pa.RecordBatch.from_arrays(columns, schema=self.columns)
 
     def from_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Arrow columns named as the features; absent columns are missing in every row. Raises UserError."""
         for name in batch.schema.names:
             if name not in self._known:
-                raise UserError(self._unknown(name))
+                raise UserError(self.unknown(name))
         columns = []
-        for field in self._columns:
+        for field in self.columns:
             if field.name not in batch.schema.names:
                 columns.append(pa.nulls(batch.num_rows, field.type))
                 continue
@@ -61,13 +61,18 @@ class RawRows:
             # Integers beyond 2^53 have no exact float64; the encoder rounds them, a cast refuses them.
             is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
             columns.append(column if is_number else column.cast(field.type))
-        return pa.RecordBatch.from_arrays(columns, names=self._columns.names)
+        return pa.RecordBatch.from_arrays(columns, names=self.columns.names)
 
-    def _unknown(self, name: Any) -> str:
+    def from_values(self, name: str, values: list[Any]) -> pa.Array:
+        """The column of one known feature, from a value a row, as `from_rows` reads them. Raises UserError."""
+        return _column(self.columns.field(name), values)
+
+    def unknown(self, name: Any) -> str:
+        """What is told of a name that is no feature."""
         if name in self._not_features:
             return f"'{name}' is no feature (the model does not read it); leave it out"
         nearest = difflib.get_close_matches(str(name), self._known, n=1)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else f"features: {', '.join(self._columns.names)}"
+        hint = f"did you mean '{nearest[0]}'?" if nearest else f"features: {', '.join(self.columns.names)}"
         return f"unknown feature '{str(name)[:100]}'; {hint}"
 
 

@@ -49,13 +49,15 @@ class PackedRows:
     """(n,)"""
     group: NDArray[np.int64] | None
     """(n,)"""
+    leak: NDArray[np.float32] | None
+    """(n,)"""
 
     def __len__(self) -> int:
         return len(self.label)
 
     @property
     def nbytes(self) -> int:
-        arrays = [self.label, self.dense, self.one_hot, self.weight, self.group]
+        arrays = [self.label, self.dense, self.one_hot, self.weight, self.group, self.leak]
         arrays += [array for ragged in self.multi_hot for array in (ragged.offsets, ragged.values)]
         return sum(array.nbytes for array in arrays if array is not None)
 
@@ -68,6 +70,7 @@ class PackedRows:
             multi_hot=tuple(ragged.take(rows) for ragged in self.multi_hot),
             weight=None if self.weight is None else self.weight[rows],
             group=None if self.group is None else self.group[rows],
+            leak=None if self.leak is None else self.leak[rows],
         )
 
 
@@ -83,7 +86,8 @@ class RowPacker:
     def columns(self) -> list[str]:
         """The Parquet columns that are read."""
         schema = self.schema
-        return [f.name for f in schema.features] + [n for n in (schema.label, schema.weight, schema.group) if n]
+        others = (schema.label, schema.weight, schema.group, schema.leak)
+        return [f.name for f in schema.features] + [name for name in others if name]
 
     @property
     def id_type(self) -> np.dtype[Any]:
@@ -129,6 +133,7 @@ class RowPacker:
             multi_hot=tuple(_ragged_column(table, f, self.id_type, origin).take(rows) for f in multi_hot),
             weight=None if schema.weight is None else np.ascontiguousarray(values(schema.weight, np.float32)),
             group=None if schema.group is None else np.ascontiguousarray(values(schema.group, np.int64)),
+            leak=None if schema.leak is None else np.ascontiguousarray(values(schema.leak, np.float32)),
         )
 
     def to_table(self, rows: PackedRows) -> pa.Table:
@@ -140,6 +145,8 @@ class RowPacker:
             arrays["weight"] = rows.weight
         if rows.group is not None:
             arrays["group"] = rows.group
+        if rows.leak is not None:
+            arrays["leak"] = rows.leak
         return pa.table({name: _as_binary(array) for name, array in arrays.items()})
 
     def from_table(self, table: pa.Table) -> Iterable[PackedRows]:
@@ -165,6 +172,7 @@ class RowPacker:
             ),
             weight=array("weight", np.float32) if "weight" in buffers else None,
             group=array("group", np.int64) if "group" in buffers else None,
+            leak=array("leak", np.float32) if "leak" in buffers else None,
         )
 
 

@@ -5,13 +5,14 @@ from typing import Any
 
 import torch
 
-from rayrec.config import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfig
+from rayrec.config import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfig, WideDeepConfig
 from rayrec.features.schema import Schema
 from rayrec.models.common.initialization import initialize_model
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.dcnv2.model import build_dcnv2
 from rayrec.models.dlrm.model import build_dlrm
 from rayrec.models.neumf.model import build_neumf
+from rayrec.models.wide_deep.model import build_wide_deep
 
 Builder = Callable[[Any, Schema, torch.device], RankingModel]
 
@@ -19,6 +20,7 @@ BUILDERS: dict[type, Builder] = {
     DLRMConfig: build_dlrm,
     DCNv2Config: build_dcnv2,
     NeuMFConfig: build_neumf,
+    WideDeepConfig: build_wide_deep,
 }
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from rayrec.common.errors import UserError
+from rayrec.common.files import is_uri
 
 MAX_LINE_BYTES = 2**24
 _BLOCK_BYTES = 2**23
@@ -23,7 +24,6 @@ READ_ERRORS = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
 """What reading a damaged packed file raises."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DESCRIPTIONS = {"json", "md"}
-_URI = re.compile(r"^[a-z][a-z0-9+.-]*://")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def list_inputs(paths: Iterable[str]) -> list[InputFile]:
 
 def _list(path: str) -> list[InputFile]:
     try:
-        if _URI.match(path):
+        if is_uri(path):
             filesystem, inner = fs.FileSystem.from_uri(path)
             prefix = path[: path.index("://") + 3] if not isinstance(filesystem, fs.LocalFileSystem) else ""
             infos = _expand(filesystem, inner)

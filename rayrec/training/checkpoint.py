@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.optim import Optimizer
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
@@ -76,23 +77,21 @@ class Checkpoints:
             if target.exists():
                 shutil.rmtree(target)
             temporary.rename(target)
-            self._prune()
+            self.prune()
         dist.barrier()
 
     def load(self, model: ParallelModel, step: TrainStep, progress: RunProgress) -> None:
         """Load the checkpoint of `progress.step` in place, whatever number of workers wrote it."""
         state = _state(model, step)
         load_state(state, self._folder / folder_name(progress.step))
-        if step.dense_optimizer is not None:
-            set_optimizer_state_dict(
-                model.dense_network, step.dense_optimizer, optim_state_dict=state["dense_optimizer"]
-            )
+        for name, optimizer in _dense_optimizers(step).items():
+            set_optimizer_state_dict(model.dense_network, optimizer, optim_state_dict=state[name])
         model.table_optimizer.restore_step(progress.step)
         if step.loss_scale is not None and progress.loss_scale is not None:
             step.loss_scale.load_state_dict(progress.loss_scale)
 
-    def _prune(self) -> None:
-        """Keep the last ones and the best one, and say in `index.json` which they are."""
+    def prune(self) -> None:
+        """Keep the last ones and the best one, and say in `index.json` which they are. Rank 0 alone."""
         steps = checkpoint_steps(self._folder)
         best = self._best(steps)
         kept = set(steps[-self._config.keep_last :]) | ({best} if best is not None else set())
@@ -144,6 +143,11 @@ def load_state(state: dict[str, Any], checkpoint: Path) -> None:
 
 def _state(model: ParallelModel, step: TrainStep) -> dict[str, Any]:
     state: dict[str, Any] = {"model": model.state_dict(), "table_optimizer": model.table_optimizer.state_dict()}
-    if step.dense_optimizer is not None:
-        state["dense_optimizer"] = get_optimizer_state_dict(model.dense_network, step.dense_optimizer)
+    for name, optimizer in _dense_optimizers(step).items():
+        state[name] = get_optimizer_state_dict(model.dense_network, optimizer)
     return state
+
+
+def _dense_optimizers(step: TrainStep) -> dict[str, Optimizer]:
+    both = {"dense_optimizer": step.dense_optimizer, "wide_optimizer": step.wide_optimizer}
+    return {name: optimizer for name, optimizer in both.items() if optimizer is not None}

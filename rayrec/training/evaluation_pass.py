@@ -16,10 +16,12 @@ def evaluate_split(
 ) -> dict[str, float | None]:
     """Metrics over every row of `split`, each counted once; the same on every rank. A collective.
 
-    Those of `BinaryMetrics`, then, where the recipe asks for them, those of `RankingMetrics`.
+    Those of `BinaryMetrics`, then, where the recipe asks for them, those of `RankingMetrics`, with `map@k` also as
+    `map_with_leak@k` where the dataset has a leak column.
     """
     binary = BinaryMetrics.from_config(config)
     ranking = RankingMetrics(config.ranking) if config.ranking is not None else None
+    leaked = _with_leak(config, splits)
     ranks_rows = config.ranking is not None and config.ranking.candidates == "given"
     size = config.global_batch_size
     model.dense_network.eval()
@@ -29,14 +31,31 @@ def evaluate_split(
             binary.update(logits, batch.label, batch.weight)
             if ranking is not None and ranks_rows:
                 _rank(ranking, batch, logits)
+            if leaked is not None:
+                assert batch.leak is not None
+                # Not as logits: the leak is added to a probability. In float64, where adding keeps scores apart.
+                _rank(leaked, batch, logits.double().sigmoid() + batch.leak)
     if ranking is not None and not ranks_rows:
         for batch in splits.all_candidates(split, global_batch_size=size):
             _rank(ranking, batch, model.logits(batch))
     model.dense_network.train()
     metrics = compute_over_ranks(binary)
-    return metrics | compute_over_ranks(ranking) if ranking is not None else metrics
+    if ranking is not None:
+        metrics |= compute_over_ranks(ranking)
+    if leaked is not None:
+        means = compute_over_ranks(leaked)
+        metrics |= {name.replace("map@", "map_with_leak@"): means[name] for name in means if name != "groups"}
+    return metrics
 
 
-def _rank(ranking: RankingMetrics, batch: Batch, logits: Tensor) -> None:
+def _with_leak(config: EvaluateConfig, splits: SplitReader) -> RankingMetrics | None:
+    """What accumulates `map_with_leak@k`, where the recipe measures `map@k` and the dataset has the column."""
+    ranking = config.ranking
+    if splits.dataset.schema.leak is None or ranking is None or "map" not in ranking.metrics:
+        return None
+    return RankingMetrics(ranking.model_copy(update={"metrics": ("map",)})) if ranking.candidates == "given" else None
+
+
+def _rank(ranking: RankingMetrics, batch: Batch, scores: Tensor) -> None:
     assert batch.group is not None
-    ranking.update(logits, batch.label, batch.group, batch.weight)
+    ranking.update(scores, batch.label, batch.group, batch.weight)

@@ -58,9 +58,8 @@ def plan_for(recipe: Recipe, dataset: Dataset, place: Place) -> TablePlan:
         dist.broadcast_object_list(shared, src=0)
         memory = shared[0]
     return plan_tables(
-        build_model(recipe.model, dataset.schema, device="meta").embeddings,
-        sharding,
-        recipe.train.embedding_optimizer,
+        build_model(recipe.model, dataset.schema, device="meta").tables,
+        recipe.train,
         world_size=place.world_size,
         local_world_size=place.local_world_size,
         memory_per_worker=memory,
@@ -97,8 +96,9 @@ class _Training:
         self._precision = resolve_precision(self._config.precision, "cuda" if place.device.type == "cuda" else "cpu")
         self._precision.apply_to_process()
         self._plan = plan_for(recipe, dataset, place)
+        rows = dataset.split("train").rows
         self._model = build_parallel_model(recipe, dataset, place, self._plan)
-        self._step = TrainStep(self._model, self._config, self._precision)
+        self._step = TrainStep(self._model, self._config, self._precision, self._config.steps_per_epoch(rows))
         self._splits = SplitReader(dataset, self._config.ingest, place, self._config.negatives)
         self._evaluation_split = evaluation_split(recipe, dataset)
         self._checkpoints = Checkpoints(run.checkpoints, self._config.checkpoint)
@@ -122,6 +122,9 @@ class _Training:
             assert initial_weights is not None, "the caller reads what train.initial_weights names"
             initial_weights(self._model)
         if self._is_chief:
+            if resumed is not None:
+                # The last attempt may have died between a checkpoint and the index of them.
+                self._checkpoints.prune()
             write_json(self._run.path / PLAN_FILE, self._plan.as_json())
             self._history.cut_after(self._progress.step)
             self._trackers = open_trackers(self._run.path, self._recipe, self._progress.step + 1)
@@ -221,11 +224,12 @@ class _Training:
         loss, waited, checkpoint_due = sums.tolist()
         seconds = now - window.started
         step = self._progress.step
-        table_lr, dense_lr = self._step.lrs(step)
+        rates = self._step.learning_rates(step)
         values = {
             "loss": loss / window.steps,
-            "lr_embeddings": table_lr,
-            "lr_dense": dense_lr,
+            "lr_embeddings": rates.embeddings,
+            "lr_dense": rates.dense,
+            **({"lr_wide": rates.wide} if self._model.has_wide_part else {}),
             "samples_per_second": window.steps * self._config.global_batch_size / seconds,
             "data_wait_share": waited / seconds,
             "peak_memory_bytes": self._peak_memory(),
@@ -234,7 +238,7 @@ class _Training:
         if not math.isfinite(loss):
             raise UserError(
                 f"the loss is not finite at step {step}: lower train.embedding_optimizer.lr and "
-                "train.dense_optimizer.lr, or give train.schedule.warmup_steps"
+                "train.dense_optimizer.lr (and train.wide_optimizer.lr), or give train.schedule.warmup_steps"
             )
         if self._is_chief:
             self._history.append({"step": step, "epoch": self._progress.epoch, "event": "train", **values})
@@ -276,9 +280,8 @@ class _Training:
         best = self._checkpoints.best()
         if best is not None and best.step != self._progress.step:
             self._checkpoints.load(self._model, self._step, best)
-        splits = [name for name, info in self._dataset.manifest.splits.items() if name != "train" and info.rows]
         metrics: dict[str, dict[str, float | None]] = {}
-        for split in splits:
+        for split in self._dataset.evaluation_splits:
             metrics[split] = evaluate_split(self._model, self._splits, split, self._recipe.evaluate)
         if self._is_chief:
             write_json(self._run.path / METRICS_FILE, metrics)

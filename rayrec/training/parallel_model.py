@@ -14,11 +14,10 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 
 from rayrec.config import ModelConfig, TrainConfig
-from rayrec.features.schema import CategoricalFeature, Schema
+from rayrec.features.schema import Schema
 from rayrec.models.common.batch import Batch
-from rayrec.models.common.embeddings import concat_pooled
-from rayrec.models.common.initialization import initialize_dense, initialize_table
-from rayrec.models.common.table_values import TableValues
+from rayrec.models.common.initialization import initialize_dense, initialize_shard
+from rayrec.models.common.tables import EmbeddingTable, Part
 from rayrec.models.registry import build_model
 from rayrec.training.freeze import frozen_parameters
 from rayrec.training.sharding import EmbeddingTables, TablePlan, torchrec_plan
@@ -46,7 +45,9 @@ class ParallelModel:
         self.plan = plan
         whole = build_model(model, schema, device="meta")
         self.schema = whole.schema
-        self._keys = [feature.name for feature in self.schema.categorical]
+        self._stated, self._outputs, self._wide_names = whole.tables, whole.outputs, whole.wide_names
+        self.deep_width = sum(table.dim for table in whole.tables if table.part == "deep")
+        """Columns of `pooled` that belong to deep tables, the first ones; the others belong to wide ones."""
         self.trains_tables = "embeddings" not in train.freeze
         self.tables = DistributedModelParallel(
             EmbeddingTables(whole.embeddings),
@@ -57,15 +58,19 @@ class ParallelModel:
         )
         if dist.get_world_size() == 1:
             _without_replication(self.tables)
-        self.table_optimizer = TableOptimizer(train.embedding_optimizer, self.tables, plan)
+        self.table_optimizer = TableOptimizer(train, self.tables, whole.tables, plan)
         self.dense_network = whole.dense_network.to_empty(device=device)
-        self._initialize(whole.table_values, train.seed)
+        self._initialize(train.seed)
         for parameter in frozen_parameters(self.dense_network, train.freeze):
             parameter.requires_grad_(False)
         called: nn.Module = self.dense_network
         if train.compile:
             called = cast(nn.Module, torch.compile(self.dense_network))
-        self.trains_dense = any(p.requires_grad for p in self.dense_network.parameters())
+        self.deep_parameters = self._trained(part="deep")
+        """Of the dense network, what `train.dense_optimizer` trains."""
+        self.wide_parameters = self._trained(part="wide")
+        """Of the dense network, what `train.wide_optimizer` trains."""
+        self.trains_dense = bool(self.deep_parameters or self.wide_parameters)
         if dist.get_world_size() > 1 and self.trains_dense:
             called = DistributedDataParallel(
                 called,
@@ -77,8 +82,8 @@ class ParallelModel:
         """The dense network as it is called in training: compiled and replicated as asked for."""
 
     def pooled(self, batch: Batch) -> Tensor:
-        """Pooled embeddings (B, sum of widths) in the schema's order; a collective."""
-        return concat_pooled(self.tables(batch.sparse), self._keys)
+        """Pooled embeddings (B, sum of dims) in the order of the model's tables; a collective."""
+        return self._outputs(self.tables(batch.sparse), batch.sparse)
 
     @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
@@ -95,38 +100,39 @@ class ParallelModel:
         return {**self.tables.state_dict(), **dense}
 
     @torch.no_grad()
-    def load(self, table: Callable[[CategoricalFeature], Tensor], dense: Mapping[str, Tensor]) -> None:
+    def load(self, weights: Callable[[EmbeddingTable], Tensor], dense: Mapping[str, Tensor]) -> None:
         """Copy undistributed weights into this rank's part of the model.
 
-        `table(feature)` gives a table of (cardinality, embedding_dim), of which this rank's rows and columns are taken;
-        it is asked for one after the other. `dense`: the state dict of the dense network.
+        `weights(table)` gives a table of (rows, columns), of which this rank's part is taken; it is asked for one after
+        the other. `dense`: the state dict of the dense network.
         """
-        for feature, shard, row, column in self._local_shards():
-            shard.copy_(table(feature)[row : row + shard.shape[0], column : column + shard.shape[1]])
+        for table, shard, row, column in self._local_shards():
+            shard.copy_(weights(table)[row : row + shard.shape[0], column : column + shard.shape[1]])
         self.dense_network.load_state_dict(dict(dense))
 
-    @torch.no_grad()
-    def _initialize(self, values: TableValues, seed: int) -> None:
-        initialize_dense(self.dense_network, seed)
-        for feature, shard, row, column in self._local_shards():
-            assert feature.embedding_dim is not None
-            initialize_table(
-                shard,
-                values,
-                rows=feature.cardinality,
-                dim=feature.embedding_dim,
-                table=feature.name,
-                seed=seed,
-                row_offset=row,
-                column_offset=column,
-            )
+    @property
+    def has_wide_part(self) -> bool:
+        return any(table.part == "wide" for table in self._stated)
 
-    def _local_shards(self) -> Iterator[tuple[CategoricalFeature, Tensor, int, int]]:
-        """(feature, shard, first row, first column) of this rank's parts of the tables."""
+    def _trained(self, part: Part) -> list[nn.Parameter]:
+        return [
+            parameter
+            for name, parameter in self.dense_network.named_parameters()
+            if parameter.requires_grad and (name.partition(".")[0] in self._wide_names) == (part == "wide")
+        ]
+
+    @torch.no_grad()
+    def _initialize(self, seed: int) -> None:
+        initialize_dense(self.dense_network, seed)
+        for table, shard, row, column in self._local_shards():
+            initialize_shard(shard, table, seed, row, column)
+
+    def _local_shards(self) -> Iterator[tuple[EmbeddingTable, Tensor, int, int]]:
+        """(table, shard, first row, first column) of this rank's parts of the tables."""
         state = self.tables.state_dict()
-        for feature in self.schema.categorical:
-            for shard, row, column in local_shards(state[f"embeddings.embedding_bags.{feature.name}.weight"]):
-                yield feature, shard, row, column
+        for table in self._stated:
+            for shard, row, column in local_shards(state[f"embeddings.embedding_bags.{table.name}.weight"]):
+                yield table, shard, row, column
 
 
 def _without_replication(tables: DistributedModelParallel) -> None:

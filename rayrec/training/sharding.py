@@ -5,12 +5,12 @@ with the given memory on every device: its CPU mode never offers row-wise shardi
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import nn, optim
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
@@ -36,10 +36,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.units import format_bytes
-from rayrec.config.train import EmbeddingOptimizerConfig, Sharding, ShardingConfig
+from rayrec.config.train import Sharding, ShardingConfig, TrainConfig
+from rayrec.models.common.embeddings import build_embeddings
+from rayrec.models.common.tables import COLUMN_GRAIN, EmbeddingTable
+from rayrec.training.table_rules import Kernel, TableRule, table_rule
 
-# Column shards of fused CPU and GPU tables are multiples of this many columns.
-_COLUMN_GRAIN = 4
 # Memory kept free of tables: activations, buffers of the all-to-alls, fragmentation.
 _RESERVED_SHARE = 0.15
 
@@ -50,13 +51,14 @@ class ShardPlacement:
 
     table: str
     sharding: Sharding
+    kernel: Kernel
     rank: int
     row: int
     rows: int
     column: int
     columns: int
     bytes: int
-    """Weights and optimizer state."""
+    """Weights, optimizer state, and the gradient of the whole shard where its kernel has one."""
 
 
 @dataclass(frozen=True)
@@ -91,34 +93,32 @@ class EmbeddingTables(nn.Module):
 
 
 def plan_tables(
-    embeddings: EmbeddingBagCollection,
-    config: ShardingConfig,
-    optimizer: EmbeddingOptimizerConfig,
+    tables: Sequence[EmbeddingTable],
+    train: TrainConfig,
     *,
     world_size: int,
     local_world_size: int,
     memory_per_worker: int,
     batch_size: int,
 ) -> TablePlan:
-    """Place every table of `embeddings` (may be on the meta device) on `world_size` workers.
+    """Place every one of a model's tables on `world_size` workers.
 
     `memory_per_worker` in bytes, `batch_size` rows a worker. Deterministic, so that ranks may each call it. Raises
     UserError where the tables do not fit and ConfigError where the recipe asks for what cannot be done.
     """
-    tables = {table.name: table for table in embeddings.embedding_bag_configs()}
-    unknown = sorted(set(config.tables) - set(tables))
+    by_name = {table.name: table for table in tables}
+    rules = {table.name: table_rule(table, train) for table in tables}
+    unknown = sorted(set(train.sharding.tables) - set(by_name))
     if unknown:
-        raise ConfigError(f"train.sharding.tables.{unknown[0]}: no such table; the model has {', '.join(tables)}")
+        raise ConfigError(f"train.sharding.tables.{unknown[0]}: no such table; the model has {', '.join(by_name)}")
     constraints = {}
-    for name, table in tables.items():
-        wanted = config.tables.get(name, config.default)
-        allowed = _choices(optimizer, world_size) if wanted == "auto" else [wanted]
-        _check_supported(name, wanted, optimizer, table.embedding_dim, world_size)
-        constraints[name] = ParameterConstraints(
+    for table in tables:
+        allowed = _sharding(table, train.sharding, rules[table.name], world_size)
+        constraints[table.name] = ParameterConstraints(
             sharding_types=list(allowed),
-            # Others keep tables in host memory; `dense` is left for data-parallel tables alone.
+            # Others keep tables in host memory. The planner knows `dense` for data-parallel tables alone.
             compute_kernels=["fused", "dense"],
-            min_partition=_columns_per_shard(table.embedding_dim, world_size) if wanted == "column_wise" else None,
+            min_partition=_columns_per_shard(table.columns, world_size) if allowed == ("column_wise",) else None,
         )
     planner = EmbeddingShardingPlanner(
         topology=_topology(world_size, local_world_size, memory_per_worker),
@@ -129,34 +129,32 @@ def plan_tables(
     )
     try:
         with _quiet():
-            plan = planner.plan(EmbeddingTables(embeddings), [EmbeddingBagCollectionSharder()])
+            plan = planner.plan(_with_optimizers(tables, rules), [EmbeddingBagCollectionSharder()])
     except PlannerError as error:
         if error.error_type not in {PlannerErrorType.INSUFFICIENT_STORAGE, PlannerErrorType.PARTITION}:
             raise
-        need = sum(t.num_embeddings * _row_bytes(optimizer, t.embedding_dim) for t in tables.values())
-        raise UserError(
-            f"the embedding tables need {format_bytes(need)} with optimizer state; {world_size} workers of "
-            f"{format_bytes(memory_per_worker)} cannot hold them; give more --workers or memory, smaller tables "
-            "(preprocess.frequency_limit, preprocess.max_table_size, model.embedding_dim), or fewer sharding overrides"
-        ) from None
+        raise _too_large(tables, rules, world_size, memory_per_worker) from None
     shards = []
     for name, parameter in plan.plan["embeddings"].items():
-        table = tables[name]
+        table = by_name[name]
         kind: Sharding = parameter.sharding_type
         if kind == "data_parallel":
-            pieces = [(rank, [0, 0], [table.num_embeddings, table.embedding_dim]) for rank in range(world_size)]
+            pieces = [(rank, (0, 0), table.shape) for rank in range(world_size)]
         else:
             spec = parameter.sharding_spec
-            pieces = [(s.placement.rank(), s.shard_offsets, s.shard_sizes) for s in spec.shards]
+            pieces = [(s.placement.rank(), tuple(s.shard_offsets), tuple(s.shard_sizes)) for s in spec.shards]
         if kind == "column_wise" and len(pieces) == 1:
             kind = "table_wise"
         for rank, (row, column), (rows, columns) in pieces:
-            size = rows * _row_bytes(optimizer, columns)
-            shards.append(ShardPlacement(name, kind, rank, row, rows, column, columns, size))
-    order = list(tables)
+            rule = rules[name]
+            size = rows * rule.row_bytes(columns, kind)
+            shards.append(ShardPlacement(name, kind, rule.kernel(kind), rank, row, rows, column, columns, size))
+    order = list(by_name)
     shards.sort(key=lambda s: (order.index(s.table), s.row, s.column, s.rank))
     result = TablePlan(world_size, tuple(shards))
-    _check_complete(result, {n: (t.num_embeddings, t.embedding_dim) for n, t in tables.items()})
+    _check_complete(result, tables)
+    if max(result.bytes_by_rank()) > memory_per_worker:
+        raise _too_large(tables, rules, world_size, memory_per_worker)
     return result
 
 
@@ -179,30 +177,6 @@ def torchrec_plan(
     return ShardingPlan({"embeddings": module_plan})
 
 
-def _automatic(optimizer: EmbeddingOptimizerConfig) -> list[Sharding]:
-    """What the planner may choose from: only shardings under which predictions and resumed runs are the same.
-
-    Data-parallel tables are updated by a dense optimizer, whose Adam and LAMB also move rows that the batch does not
-    touch. Row-wise Adagrad keeps one moment a row and column shard, which other plans cannot load.
-    """
-    allowed: list[Sharding] = ["table_wise", "row_wise"]
-    if optimizer.kind in {"sgd", "adagrad"}:
-        allowed.append("column_wise")
-    if optimizer.kind in {"sgd", "adagrad", "rowwise_adagrad"}:
-        allowed.append("data_parallel")
-    return allowed
-
-
-def _on_request(optimizer: EmbeddingOptimizerConfig) -> list[Sharding]:
-    """What a recipe may ask for: dense Adam, too, which `TrainConfig` gives to all tables or to none."""
-    dense: list[Sharding] = ["data_parallel"] if optimizer.kind == "adam" else []
-    return [*_automatic(optimizer), *dense]
-
-
-def _choices(optimizer: EmbeddingOptimizerConfig, world_size: int) -> list[Sharding]:
-    return ["table_wise"] if world_size == 1 else _automatic(optimizer)
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """The planner warns on the root logger of every data-parallel table."""
@@ -214,23 +188,27 @@ def _quiet() -> Iterator[None]:
         logging.disable(previous)
 
 
-def _check_supported(table: str, wanted: str, optimizer: EmbeddingOptimizerConfig, dim: int, world_size: int) -> None:
-    if wanted != "auto" and wanted not in _on_request(optimizer):
+def _sharding(table: EmbeddingTable, config: ShardingConfig, rule: TableRule, world_size: int) -> tuple[Sharding, ...]:
+    """What the planner may choose from. Raises ConfigError where the recipe asks for what the table cannot have."""
+    wanted = config.tables.get(table.name, config.default)
+    if wanted == "column_wise" and table.part == "wide" and table.name not in config.tables:
+        # One column that is read cannot be split: the default is meant for the others.
+        wanted = "auto"
+    if wanted == "auto":
+        return ("table_wise",) if world_size == 1 else rule.automatic
+    if wanted not in rule.on_request:
         raise ConfigError(
-            f"train.sharding: table '{table}' cannot be {wanted} under embedding_optimizer '{optimizer.kind}'; "
-            f"use one of {', '.join(_on_request(optimizer))}, or another optimizer"
+            f"train.sharding: table '{table.name}' cannot be {wanted} under its optimizer '{rule.optimizer}'; "
+            f"use one of {', '.join(rule.on_request)}, or another optimizer"
         )
-    if wanted == "column_wise" and dim % _COLUMN_GRAIN:
-        raise ConfigError(
-            f"train.sharding: table '{table}' has {dim} columns; column_wise needs a multiple of {_COLUMN_GRAIN}"
-        )
+    return (wanted,)
 
 
-def _columns_per_shard(dim: int, world_size: int) -> int:
+def _columns_per_shard(columns: int, world_size: int) -> int:
     """Widest equal column shards, at most one a worker, in multiples of the grain."""
-    grains = dim // _COLUMN_GRAIN
+    grains = columns // COLUMN_GRAIN
     shards = max(n for n in range(1, world_size + 1) if grains % n == 0)
-    return dim // shards
+    return columns // shards
 
 
 def _topology(world_size: int, local_world_size: int, memory_per_worker: int) -> Topology:
@@ -244,28 +222,46 @@ def _topology(world_size: int, local_world_size: int, memory_per_worker: int) ->
     )
 
 
-def _row_bytes(optimizer: EmbeddingOptimizerConfig, columns: int) -> int:
-    """Bytes of one row of a shard, float32, with its optimizer state."""
-    moments = {"sgd": 0, "adagrad": columns, "rowwise_adagrad": 1, "adam": 2 * columns, "lamb": 2 * columns}
-    return 4 * (columns + moments[optimizer.kind])
+def _with_optimizers(tables: Sequence[EmbeddingTable], rules: dict[str, TableRule]) -> EmbeddingTables:
+    """The tables on the meta device, for the planner: it takes the size of optimizer state from an attribute, in whole
+    multiples of the weights up to two."""
+    embeddings = build_embeddings(tables, torch.device("meta"))
+    for table in tables:
+        rule = rules[table.name]
+        more = rule.row_bytes(table.columns, rule.automatic[0]) / (4 * table.columns) - 1
+        stands_for = optim.SGD if more < 0.5 else optim.Adagrad if more < 1.5 else optim.Adam
+        embeddings.embedding_bags[table.name].weight._optimizer_classes = [stands_for]
+    return EmbeddingTables(embeddings)
+
+
+def _too_large(
+    tables: Sequence[EmbeddingTable], rules: dict[str, TableRule], world_size: int, memory_per_worker: int
+) -> UserError:
+    need = sum(t.rows * rules[t.name].row_bytes(t.columns, rules[t.name].automatic[0]) for t in tables)
+    return UserError(
+        f"the embedding tables need {format_bytes(need)} with optimizer state; {world_size} workers of "
+        f"{format_bytes(memory_per_worker)} cannot hold them; give more --workers or memory, smaller tables "
+        "(preprocess.frequency_limit, preprocess.max_table_size, model.embedding_dim), or fewer sharding overrides"
+    )
 
 
 def _generator(shards: list[ShardPlacement]) -> ParameterShardingGenerator:
+    kernel = shards[0].kernel
     match shards[0].sharding:
         case "table_wise":
-            return table_wise(rank=shards[0].rank, compute_kernel="fused")
+            return table_wise(rank=shards[0].rank, compute_kernel=kernel)
         case "row_wise":
-            return row_wise(compute_kernel="fused")
+            return row_wise(compute_kernel=kernel)
         case "column_wise":
-            return column_wise(ranks=[s.rank for s in shards], compute_kernel="fused")
+            return column_wise(ranks=[s.rank for s in shards], compute_kernel=kernel)
         case "data_parallel":
             return data_parallel()
 
 
-def _check_complete(plan: TablePlan, shapes: dict[str, tuple[int, int]]) -> None:
+def _check_complete(plan: TablePlan, tables: Sequence[EmbeddingTable]) -> None:
     """Every table must be in the plan, each of its cells once (data-parallel: once a rank)."""
-    for name, (rows, dim) in shapes.items():
-        shards = [s for s in plan.shards if s.table == name]
+    for table in tables:
+        shards = [s for s in plan.shards if s.table == table.name]
         copies = plan.world_size if shards and shards[0].sharding == "data_parallel" else 1
-        cells = sum(s.rows * s.columns for s in shards)
-        assert cells == rows * dim * copies, f"table {name}: the plan places {cells} of {rows * dim * copies} cells"
+        cells, wanted = sum(s.rows * s.columns for s in shards), table.rows * table.columns * copies
+        assert cells == wanted, f"table {table.name}: the plan places {cells} of {wanted} cells"

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from rayrec.config import TrainConfig
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.initialization import derived_seed
-from rayrec.training.dense_optimizer import build_dense_optimizer
+from rayrec.training.dense_optimizer import build_dense_optimizer, build_wide_optimizer
 from rayrec.training.loss_scale import LossScale
 from rayrec.training.parallel_model import ParallelModel
 from rayrec.training.precision import Precision
-from rayrec.training.schedule import lr_factor
+from rayrec.training.schedule import LearningRates, learning_rates
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,20 @@ class StepOutcome:
 class TrainStep:
     """Forward, backward and update on one batch; every rank calls it with its share of the same global batch."""
 
-    def __init__(self, model: ParallelModel, config: TrainConfig, precision: Precision) -> None:
+    def __init__(self, model: ParallelModel, config: TrainConfig, precision: Precision, steps_per_epoch: int) -> None:
+        """`steps_per_epoch`: of a whole epoch, for schedules in epochs."""
         self._model = model
+        self._steps_per_epoch = steps_per_epoch
         self._config = config
         self._precision = precision
         self._world_size = dist.get_world_size()
         self.loss_scale = LossScale(model.device) if precision.scales_loss else None
-        trained = [p for p in model.dense_network.parameters() if p.requires_grad]
-        self.dense_optimizer = build_dense_optimizer(config.dense_optimizer, trained) if trained else None
-        self._trained = trained
+        deep, wide = model.deep_parameters, model.wide_parameters
+        self.dense_optimizer = build_dense_optimizer(config.dense_optimizer, deep) if deep else None
+        self.wide_optimizer = build_wide_optimizer(config.wide_optimizer, wide) if wide else None
+        """Of the dense network's wide part; that of the wide tables is in the model's table optimizer."""
+        self._optimizers = [o for o in (self.dense_optimizer, self.wide_optimizer) if o is not None]
+        self._trained = [*deep, *wide]
         self._has_dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.dense_network.modules())
 
     def __call__(self, batch: Batch, total_weight: float, step: int) -> StepOutcome:
@@ -61,25 +66,25 @@ class TrainStep:
         updated = self._gradients_are_usable(boundary)
         if updated:
             if self._model.trains_tables:
-                pooled.backward(boundary.grad)
+                pooled.backward(self._with_penalty(boundary, batch.weight, total_weight))
                 self._model.table_optimizer.step()
-            if self.dense_optimizer is not None:
-                self.dense_optimizer.step()
-        if self.dense_optimizer is not None:
-            self.dense_optimizer.zero_grad(set_to_none=True)
+            for optimizer in self._optimizers:
+                optimizer.step()
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
         return StepOutcome(loss, updated)
 
-    def lrs(self, step: int) -> tuple[float, float]:
-        """Learning rates of the tables and of the dense network at `step`."""
-        factor = lr_factor(self._config.schedule, step)
-        return self._config.embedding_optimizer.lr * factor, self._config.dense_optimizer.lr * factor
+    def learning_rates(self, step: int) -> LearningRates:
+        """Those of `step`."""
+        return learning_rates(self._config, step, self._steps_per_epoch)
 
     def _set_lr(self, step: int) -> None:
-        table_lr, dense_lr = self.lrs(step)
-        self._model.table_optimizer.set_lr(table_lr)
-        if self.dense_optimizer is not None:
-            for group in self.dense_optimizer.param_groups:
-                group["lr"] = dense_lr
+        rates = self.learning_rates(step)
+        self._model.table_optimizer.set_lrs(rates)
+        for optimizer, rate in ((self.dense_optimizer, rates.dense), (self.wide_optimizer, rates.wide)):
+            if optimizer is not None:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
 
     def _dense_passes(self, batch: Batch, boundary: Tensor, total_weight: float) -> Tensor:
         """Forward and backward of the dense network, in parts; gradients end in its parameters and `boundary`."""
@@ -101,6 +106,18 @@ class TrainStep:
                     scaled.backward()
             total += loss.detach()
         return total
+
+    def _with_penalty(self, boundary: Tensor, weight: Tensor, total_weight: float) -> Tensor:
+        """The gradient of `boundary` with that of the L2 penalty on the deep tables' part of it, whose own value the
+        reported loss leaves out."""
+        gradient = boundary.grad
+        assert gradient is not None
+        factor = self._config.embedding_l2 * self._world_size / total_weight
+        if factor:
+            deep = slice(self._model.deep_width)
+            values = boundary.detach()[:, deep]
+            gradient[:, deep].addcmul_(values, weight.unsqueeze(1).to(gradient.dtype), value=factor)
+        return gradient
 
     def _gradients_are_usable(self, boundary: Tensor) -> bool:
         if self.loss_scale is None:

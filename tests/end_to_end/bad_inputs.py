@@ -60,6 +60,25 @@ USAGE = [
         2,
         "port: Input should be less than or equal to 65535 (got 99999)",
     ),
+    BadInput(
+        "job to stop not named",
+        "jobs stop",
+        2,
+        "'stop' needs the id of a job; `rayrec jobs list` shows them",
+    ),
+    BadInput(
+        "no cluster to submit to",
+        f"submit {TRAIN} --address http://127.0.0.1:9",
+        1,
+        "http://127.0.0.1:9: no Ray dashboard answers; give --address http://HEAD:8265 of a running cluster",
+    ),
+    BadInput(
+        "submitted command that is wrong itself",
+        f"submit {TRAIN} --set train.epochs=many",
+        2,
+        "dlrm-criteo-debug: train.epochs: Input should be a valid integer, unable to parse string as an integer "
+        "(got 'many')",
+    ),
 ]
 CONFIG = [
     BadInput(
@@ -203,7 +222,7 @@ FILES = [
         "serving a folder that is no model",
         "serve full",
         1,
-        "full: neither a model nor a run folder; give the output of `rayrec export` or `train`",
+        "full: neither a model folder nor a folder of model folders; give the output of `rayrec export`",
     ),
     BadInput(
         "unreadable amount of memory",

@@ -115,8 +115,8 @@ def test_exported_weights_equal_the_checkpoints(run: Path, tmp_path: Path) -> No
     _export(run, tmp_path / "model")
     folder = ModelFolder.open(tmp_path / "model")
     expected = _model(Schema.load(run / "data"))
-    for feature in folder.schema.categorical:
-        assert torch.equal(folder.table(feature), tables_of(expected)[feature.name]), feature.name
+    for table in folder.tables:
+        assert torch.equal(folder.table(table), tables_of(expected)[table.name]), table.name
     dense = folder.dense()
     assert dense.keys() == expected.dense_network.state_dict().keys()
     for name, value in expected.dense_network.state_dict().items():
@@ -161,7 +161,7 @@ def test_a_trained_run(tmp_path: Path) -> None:
         np.testing.assert_array_equal(load_model(temporary).predict_encoded(rows), scores)
     assert not temporary.exists()
     untrained = build_model(folder.recipe.model, folder.schema, seed=folder.recipe.train.seed)
-    assert not torch.equal(folder.table(folder.schema.categorical[0]), tables_of(untrained)["C1"])
+    assert not torch.equal(folder.table(folder.tables[0]), tables_of(untrained)["C1"])
 
     with pytest.raises(UserError, match="no checkpoint '3'; it has latest, best, step-00000004"):
         export(ExportRequest(run=tmp_path / "run", output=tmp_path / "other", checkpoint="3"), SilentProgress())

@@ -11,7 +11,7 @@ import torch
 
 from jobs.initial_weights import initial_weights
 from rayrec.common.errors import ConfigError
-from rayrec.config import Recipe
+from rayrec.config import NeuMFConfig, Recipe
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.neumf.pretraining import compose
@@ -141,7 +141,8 @@ def test_ranking_metrics_of_a_checkpoint_do_not_depend_on_the_plan(runs: Path, d
 
 
 def test_a_run_begins_with_the_composed_weights(runs: Path) -> None:
-    expected = compose(weights_of(runs / "gmf", STEPS), weights_of(runs / "mlp", STEPS), alpha=0.25)
+    config = NeuMFConfig.model_validate(SIZES)
+    expected = compose(config, weights_of(runs / "gmf", STEPS), weights_of(runs / "mlp", STEPS), alpha=0.25)
     found = weights_of(runs / "composed", 1)
     assert found.keys() == expected.keys()
     for name, value in found.items():

@@ -1,20 +1,31 @@
 """What training computes does not depend on workers, plans, interruptions or the number of passes."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+import torch
 
 from rayrec.config import Recipe
 from rayrec.training.checkpoint import folder_name
 from rayrec.training.history import read_history
+from rayrec.training.run_folder import RunFolder
 from tests.builders import make_dataset
 from tests.training_runs import Case, logits_under, losses, recipe, run_cases, weights_of
 
 STEPS = 50
-MIXED = {"C1": "row_wise", "C2": "data_parallel", "C3": "column_wise", "C4": "table_wise", "M1": "row_wise"}
+MIXED = {
+    "C1": "row_wise",
+    "C2": "data_parallel",
+    "C3": "column_wise",
+    "C4": "table_wise",
+    "M1": "table_wise",  # sums, where TorchRec's own mean of the row-wise table would divide them, too
+    "M2": "row_wise",
+}
 MIXED_ROWWISE = {**MIXED, "C3": "row_wise"}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"kind": "sgd", "lr": 0.5},
@@ -39,7 +50,7 @@ def _plans(optimizer: str) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("training") / "data"
-    make_dataset(folder, {"train": 3_500, "test": 300}, numeric=3, categorical=4, multi_hot=1, seed=1)
+    make_dataset(folder, {"train": 3_500, "test": 300}, numeric=3, categorical=4, multi_hot=2, seed=1)
     return folder
 
 
@@ -63,6 +74,8 @@ def runs(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for plan, sharding in _plans(name).items()
     ]
     two.append(Case(folder / "accumulated-2", _recipe("adagrad", gradient_accumulation=4)))
+    one.append(Case(folder / "penalized-1", _recipe("adagrad", embedding_l2=0.1)))
+    two.append(Case(folder / "penalized-2", _recipe("adagrad", embedding_l2=0.1, sharding=_plans("adagrad")["mixed"])))
     run_cases(1, dataset, one)
     run_cases(2, dataset, two)
     return folder
@@ -71,7 +84,7 @@ def runs(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("run", "reference"),
     [(f"{name}-{plan}", f"{name}-1") for name in OPTIMIZERS for plan in ("table_wise", "row_wise", "mixed")]
-    + [("accumulated-1", "adagrad-1"), ("accumulated-2", "adagrad-1")],
+    + [("accumulated-1", "adagrad-1"), ("accumulated-2", "adagrad-1"), ("penalized-2", "penalized-1")],
 )
 def test_losses_and_weights_do_not_depend_on_the_workers(runs: Path, run: str, reference: str) -> None:
     expected = losses(runs / reference)
@@ -94,7 +107,12 @@ def resumed(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     two_to_two = Case(folder / "two-two", first["mixed"])
     run_cases(2, dataset, [Case(folder / "two", whole["mixed"]), two_to_one, two_to_two])
     run_cases(1, dataset, [Case(folder / "one", whole["tables"]), one_to_two])
-    run_cases(1, dataset, [Case(two_to_one.folder, whole["tables"])])
+    # As a run that was killed between its last checkpoint and the index of them.
+    died = folder / "died"
+    shutil.copytree(folder / "one", died)
+    index = {"latest": folder_name(23), "best": None, "metric": None, "checkpoints": [folder_name(23)]}
+    (died / "checkpoints" / "index.json").write_text(json.dumps(index))
+    run_cases(1, dataset, [Case(two_to_one.folder, whole["tables"]), Case(died, whole["tables"])])
     run_cases(2, dataset, [Case(one_to_two.folder, whole["mixed"]), Case(two_to_two.folder, whole["mixed"])])
     return folder
 
@@ -117,6 +135,10 @@ def test_a_resumed_run_ends_in_the_same_weights_to_the_bit(resumed: Path) -> Non
     for name, value in weights_of(resumed / "two-two", STEPS).items():
         assert value.equal(expected[name]), name
     assert losses(resumed / "two-two") == losses(resumed / "two")
+
+
+def test_a_run_killed_after_its_last_checkpoint_names_it(resumed: Path) -> None:
+    assert RunFolder.open(resumed / "died").checkpoint("latest").name == folder_name(STEPS)
 
 
 def test_evaluation_agrees_across_plans_and_counts_each_row_once(resumed: Path) -> None:
@@ -146,6 +168,8 @@ def test_parts_of_a_run(dataset: Path, tmp_path: Path) -> None:
         "frozen-tables": _recipe("sgd", freeze=["embeddings"], max_steps=5),
         "frozen-bottom": _recipe("sgd", freeze=["dense_network.bottom_mlp"], max_steps=5),
         "initial": _recipe("sgd", max_steps=5, embedding_optimizer={"lr": 1e-30}, dense_optimizer={"lr": 1e-30}),
+        "penalized": _recipe("sgd", max_steps=1, global_batch_size=3_500, embedding_l2=2.0, schedule={}),
+        "not-penalized": _recipe("sgd", max_steps=1, global_batch_size=3_500, schedule={}),
         "stopped": _recipe("sgd", early_stop={"metric": "auc", "target": 0.5}, **half),
         "kept": _recipe("sgd", checkpoint={"every_steps": 10, "keep_last": 2, "keep_best": "log_loss"}, **half),
     }
@@ -156,6 +180,13 @@ def test_parts_of_a_run(dataset: Path, tmp_path: Path) -> None:
         assert value.equal(initial[name]) == name.startswith("embeddings."), name
     for name, value in weights_of(tmp_path / "frozen-bottom", 5).items():
         assert value.equal(initial[name]) == name.startswith("dense_network.bottom_mlp."), name
+
+    # The penalty's gradient: an id's vector, as often as the id occurs.
+    ids = pq.read_table(dataset / "train", columns=["C1"])["C1"].to_numpy()
+    table = "embeddings.embedding_bags.C1.weight"
+    counts = torch.from_numpy(np.bincount(ids, minlength=len(initial[table]))).unsqueeze(1)
+    difference = weights_of(tmp_path / "not-penalized", 1)[table] - weights_of(tmp_path / "penalized", 1)[table]
+    torch.testing.assert_close(difference, 0.5 * 2.0 * counts / 3_500 * initial[table], rtol=1e-4, atol=1e-6)
 
     batches = 3_500 // 64
     assert max(losses(tmp_path / "stopped")) == -(-batches // 2)

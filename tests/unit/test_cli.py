@@ -29,12 +29,26 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
         {"recipe": "r", "data": Path("d"), "output": Path("o"), "workers": 2, "device": "cpu", "precision": "bf16",
          "resume": True},
     ),
+    (
+        "run",
+        ["r", "--input", "a", "--output", "o", "--workers", "2", "--set", "preprocess.seed=1"],
+        {"recipe": "r", "input": ("a",), "output": Path("o"), "workers": 2, "set": ("preprocess.seed=1",)},
+    ),
     ("evaluate", ["m", "--data", "d", "--split", "train"], {"source": Path("m"), "data": Path("d"), "split": "train"}),
     ("predict", ["m", "--input", "i", "--output", "o", "--raw"], {"model": Path("m"), "input": "i", "raw": True}),
     ("export", ["r", "--output", "o"], {"run": Path("r"), "output": Path("o")}),
     ("plan", ["r", "--data", "d", "--workers", "8", "--memory-per-worker", "80GB"], {"memory_per_worker": "80GB"}),
     ("serve", ["a", "b", "--port", "81"], {"model": (Path("a"), Path("b")), "port": 81}),
     ("benchmark", ["train", "r"], {"what": "train", "recipe": "r"}),
+    (
+        "submit",
+        ["train", "r", "--data", "d", "--address", "http://h:1", "--output", "o", "--set", "a=1", "--set", "b=2",
+         "--resume", "--no-wait", "--metadata", "team=ads", "--entrypoint-num-cpus", "2", "--json"],
+        {"command": "train", "address": "http://h:1", "wait": False, "metadata": ("team=ads",), "flags": ("--json",),
+         "entrypoint_num_cpus": 2.0,
+         "arguments": {"recipe": "r", "data": Path("d"), "output": Path("o"), "set": ["a=1", "b=2"], "resume": True}},
+    ),
+    ("jobs", ["logs", "j", "--follow"], {"action": "logs", "job": "j", "follow": True}),
 ]  # fmt: skip
 
 
@@ -85,6 +99,15 @@ def test_commands_make_the_request(
             ["generate", "movielens", "--rows", "1", "--output", "o", "--days", "2"],
             "error: days: source 'movielens' has no files of days; leave it out (got 2)",
         ),
+        (["submit", "trian"], "error: No such command 'trian'. Did you mean 'train'?; see `rayrec submit --help`"),
+        (["submit", "train", "r", "--dta", "d"], "error: No such option: --dta"),
+        (["submit", "train", "dlrm-crito", "--data", "d", "--output", "o"], "error: recipe 'dlrm-crito': not shipped"),
+        (["submit", "jobs", "list"], "error: 'jobs' talks to a cluster itself; it cannot be submitted"),
+        (
+            ["submit", "recipes", "--entrypoint-resources", "tpu=x"],
+            "error: --entrypoint-resources tpu=x: 'x' is no number",
+        ),
+        (["jobs", "stop"], "error: 'stop' needs the id of a job; `rayrec jobs list` shows them"),
         (["recipes", "dlrm-crito"], "error: recipe 'dlrm-crito': not shipped; did you mean 'dlrm-criteo'?"),
     ],
 )

@@ -3,12 +3,10 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from rayrec.common.errors import UserError
 from rayrec.config import DLRMConfig
 from rayrec.features.schema import CategoricalFeature, Schema
-from rayrec.models.common.embeddings import concat_pooled
 from rayrec.models.registry import build_model
 from tests.builders import CRITEO, make_schema
 from tests.naive_models import naive_logits, random_batch
@@ -71,12 +69,12 @@ def test_schema_of_the_model_has_its_widths() -> None:
         (DOT, make_schema(numeric=0, categorical=1), "set model.interaction=cat"),
         (CAT.model_copy(update={"embedding_dims": {"X": 3}}), make_schema(), "no categorical feature 'X'"),
         (
-            DOT,
+            CAT,
             Schema(label="y", features=(CategoricalFeature(name="user.id", cardinality=3),)),
             "'user.id' cannot name an embedding table",
         ),
         (
-            DOT,
+            CAT,
             Schema(label="y", features=(CategoricalFeature(name="type", cardinality=3),)),
             "'type' cannot name an embedding table",
         ),
@@ -85,12 +83,6 @@ def test_schema_of_the_model_has_its_widths() -> None:
 def test_unsuitable_features(config: DLRMConfig, schema: Schema, message: str) -> None:
     with pytest.raises(UserError, match=message):
         build_model(config, schema)
-
-
-def test_pooled_embeddings_go_by_key_whatever_their_order() -> None:
-    pooled = KeyedTensor(keys=["b", "a"], length_per_key=[2, 1], values=torch.tensor([[1.0, 2.0, 3.0]]))
-    assert concat_pooled(pooled, ["a", "b"]).tolist() == [[3.0, 1.0, 2.0]]
-    assert concat_pooled(pooled, ["b", "a"]).tolist() == [[1.0, 2.0, 3.0]]
 
 
 @pytest.mark.parametrize("config", [DOT, CAT])

@@ -14,11 +14,13 @@ import torch
 from safetensors.torch import save_file
 
 from rayrec.common.errors import UserError
-from rayrec.config import Recipe
+from rayrec.config import DLRMConfig, Recipe
 from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.features.transforms import Vocabulary
 from rayrec.inference.model_folder import ModelFolder, table_file, write_model_folder
 from rayrec.inference.predictor import load_model
+from rayrec.models.common.table_values import UniformByRows
+from rayrec.models.common.tables import EmbeddingTable
 from tests.model_folders import make_model_folder, tables_of
 
 
@@ -40,8 +42,9 @@ def test_round_trip(tmp_path: Path) -> None:
     assert folder.schema == model.schema
     assert folder.recipe.name == "dlrm-test"
     assert folder.metrics == {"test": {"auc": 0.75}}
-    for feature in folder.schema.categorical:
-        assert torch.equal(folder.table(feature), tables_of(model)[feature.name])
+    assert [table.name for table in folder.tables] == [feature.name for feature in folder.schema.categorical]
+    for table in folder.tables:
+        assert torch.equal(folder.table(table), tables_of(model)[table.name])
     dense = folder.dense()
     expected = model.dense_network.state_dict()
     assert dense.keys() == expected.keys()
@@ -58,23 +61,25 @@ def test_an_existing_folder_stays(whole: Path) -> None:
 
 
 def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
-    def fail(feature: CategoricalFeature, table: torch.Tensor) -> None:
+    def fail(table: EmbeddingTable, weights: torch.Tensor) -> None:
         raise RuntimeError("stop")
 
-    schema = Schema(label="label", features=(CategoricalFeature(name="C1", cardinality=5, embedding_dim=2),))
     with pytest.raises(RuntimeError, match="stop"):
-        _write(tmp_path / "model", schema, fail)
+        _write(tmp_path / "model", _table("C1", rows=5, dim=2), fail)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["../../escape", "/absolute", "a/b", "..", "with space", "é"])
 def test_a_table_name_never_leaves_the_folder(tmp_path: Path, name: str) -> None:
-    schema = Schema(label="label", features=(CategoricalFeature(name=name, cardinality=3, embedding_dim=2),))
-    values = torch.arange(6.0).view(3, 2)
-    _write(tmp_path / "model", schema, lambda _, table: table.copy_(values))
+    table, values = _table(name, rows=3, dim=4), torch.arange(12.0).view(3, 4)
+    _write(tmp_path / "model", table, lambda _, weights: weights.copy_(values))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert len(list((tmp_path / "model/weights/tables").iterdir())) == 1
-    assert torch.equal(ModelFolder.open(tmp_path / "model").table(schema.categorical[0]), values)
+    if "." in name:
+        with pytest.raises(UserError, match="cannot name an embedding table"):
+            ModelFolder.open(tmp_path / "model")
+    else:
+        assert torch.equal(ModelFolder.open(tmp_path / "model").table(table), values)
 
 
 @pytest.mark.parametrize("file", ["../outside.parquet", "/etc/passwd", "vocabulary/../../outside"])
@@ -147,13 +152,12 @@ def test_damage_is_one_line(copied: Path, damage: str) -> None:
 def test_tables_are_mapped_not_read(tmp_path: Path) -> None:
     """A process that looks up a few rows of a large table does not hold the table."""
     rows, dim = 1_000_000, 64  # 256 MB
-    schema = Schema(label="label", features=(CategoricalFeature(name="C1", cardinality=rows, embedding_dim=dim),))
     marks = [0, rows // 2, rows - 1]
 
-    def fill(_: CategoricalFeature, table: torch.Tensor) -> None:
-        table[marks] = torch.tensor([[1.0], [2.0], [3.0]])
+    def fill(_: EmbeddingTable, weights: torch.Tensor) -> None:
+        weights[marks] = torch.tensor([[1.0], [2.0], [3.0]])
 
-    _write(tmp_path / "model", schema, fill)
+    _write(tmp_path / "model", _table("C1", rows=rows, dim=dim), fill)
     script = f"""
 import sys
 from rayrec.inference.model_folder import ModelFolder
@@ -162,7 +166,7 @@ def resident():
     return pages * 4096
 folder = ModelFolder.open(sys.argv[1])
 before = resident()
-table = folder.table(folder.schema.categorical[0])
+table = folder.table(folder.tables[0])
 assert table[{marks}, 5].tolist() == [1.0, 2.0, 3.0]
 print(resident() - before)
 """
@@ -179,14 +183,24 @@ def test_rows_begin_on_a_page(whole: Path) -> None:
     assert len(raw) == 8 + header + np.prod((SIZE, 8)) * 4
 
 
-def _write(output: Path, schema: Schema, fill: Callable[[CategoricalFeature, torch.Tensor], object]) -> None:
-    def fill_table(feature: CategoricalFeature, table: torch.Tensor) -> None:
-        fill(feature, table)
+def _table(name: str, *, rows: int, dim: int) -> EmbeddingTable:
+    return EmbeddingTable(name=name, feature=name, rows=rows, dim=dim, values=UniformByRows())
 
+
+def _write(output: Path, table: EmbeddingTable, fill: Callable[[EmbeddingTable, torch.Tensor], object]) -> None:
+    """A model of that table alone."""
+
+    def fill_table(table: EmbeddingTable, weights: torch.Tensor) -> None:
+        fill(table, weights)
+
+    feature = CategoricalFeature(name=table.feature, cardinality=table.rows, embedding_dim=table.dim)
     write_model_folder(
         output,
-        schema=schema,
-        recipe=Recipe(name="test"),
+        schema=Schema(label="label", features=(feature,)),
+        tables=[table],
+        recipe=Recipe(
+            name="test", model=DLRMConfig(embedding_dim=table.dim, bottom_mlp=(table.dim,), interaction="cat")
+        ),
         metrics={},
         card="",
         vocabularies_in=output.parent,

@@ -17,7 +17,14 @@ from tests.naive_models import naive_logits, random_batch
 NEUMF = NeuMFConfig(factors=5, mlp=(8, 6, 3), dropout=0.5)
 GMF = NEUMF.model_copy(update={"parts": ("gmf",)})
 MLP = NEUMF.model_copy(update={"parts": ("mlp",)})
-PARTS = {"neumf": NEUMF, "gmf": GMF, "mlp": MLP, "no layer": NEUMF.model_copy(update={"mlp": (4,)})}
+PARTS = {
+    "neumf": NEUMF,
+    "gmf": GMF,
+    "mlp": MLP,
+    "no layer": NEUMF.model_copy(update={"mlp": (4,)}),
+    "dot": NEUMF.model_copy(update={"gmf_output": "dot"}),
+    "dot alone": GMF.model_copy(update={"gmf_output": "dot"}),
+}
 
 
 def interactions(users: int = 50, items: int = 40, *, item_first: bool = False) -> Schema:
@@ -131,16 +138,18 @@ def test_unsuitable_hyper_parameters(changes: dict[str, object], message: str) -
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
-def test_made_from_trained_parts(alpha: float) -> None:
+@pytest.mark.parametrize("gmf_output", ["learned", "dot"])
+def test_made_from_trained_parts(gmf_output: str, alpha: float) -> None:
     """Before further training its logits are the weighted sum of the parts' logits."""
     schema = interactions()
-    parts = [build_model(config, schema, seed=seed).eval() for config, seed in ((GMF, 1), (MLP, 2))]
+    configs = [config.model_copy(update={"gmf_output": gmf_output}) for config in (GMF, MLP, NEUMF)]
+    parts = [build_model(config, schema, seed=seed).eval() for config, seed in zip(configs[:2], (1, 2), strict=True)]
     with torch.no_grad():
         for part in parts:
             for table in part.embeddings.parameters():
                 table.mul_(100)
-    model = build_model(NEUMF, schema, seed=3).eval()
-    model.load_state_dict(compose(parts[0].state_dict(), parts[1].state_dict(), alpha))
+    model = build_model(configs[2], schema, seed=3).eval()
+    model.load_state_dict(compose(configs[2], parts[0].state_dict(), parts[1].state_dict(), alpha))
     batch = random_batch(schema, rows=20)
     gmf, mlp = (part(batch) for part in parts)
     torch.testing.assert_close(model(batch), alpha * gmf + (1 - alpha) * mlp)

@@ -1,10 +1,16 @@
 """The shipped recipes: valid, and faithful to what was published."""
 
+from collections.abc import Callable
+
 import pytest
 
 from rayrec.config import Recipe, dump_recipe, load_recipe, shipped_recipes
+from rayrec.config.train import ScheduleConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
 from rayrec.models.registry import build_model
+from rayrec.sources.outbrain.features.definitions import Definition, Numeric
+from rayrec.sources.outbrain.features.full import full_features
+from rayrec.sources.outbrain.features.lean import lean_features
 from tests.naive_models import random_batch
 
 NAMES = {f"{model}-criteo{variant}" for model in ("dlrm", "dcnv2") for variant in ("", "-debug", "-small")}
@@ -15,6 +21,7 @@ FREQUENCY_LIMIT_15 = (
 """Published table sizes of Criteo Terabyte."""
 
 NAMES |= {"neumf-ml-20m", "neumf-ml-1m", "neumf-ml-1m-debug"}
+NAMES |= {f"wide-deep-outbrain{variant}" for variant in ("", "-lean", "-debug")}
 MOVIELENS_20M = Schema(
     label="label",
     group="list",
@@ -53,6 +60,9 @@ def test_valid_and_described(name: str, tmp_path) -> None:
 def test_models_build_and_score(name: str) -> None:
     recipe = load_recipe(name)
     schema = MOVIELENS_20M if recipe.model.kind == "neumf" else criteo_schema((7,) * 26)
+    if recipe.model.kind == "wide_deep":
+        names = [*recipe.model.embedding_dims, "other"]
+        schema = Schema(label="label", features=tuple(CategoricalFeature(name=n, cardinality=7) for n in names))
     model = build_model(recipe.model, schema)
     assert model(random_batch(schema, rows=4)).shape == (4,)
 
@@ -131,6 +141,84 @@ def test_published_hyper_parameters_of_neumf() -> None:
     }
     recipe = load_recipe("neumf-ml-20m")
     assert {key: value_at(recipe, key) for key in published} == published
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        (
+            "wide-deep-outbrain",
+            {
+                "model.combiner": "mean",
+                "model.dropout": 0.0,
+                "train.epochs": 120,
+                "train.embedding_optimizer.kind": "adagrad",
+                "train.embedding_optimizer.lr": 1.0,
+                "train.embedding_optimizer.initial_accumulator": 0.1,
+                "train.dense_optimizer.kind": "adagrad",
+                "train.dense_optimizer.lr": 1.0,
+                "train.dense_optimizer.initial_accumulator": 0.1,
+                "train.wide_optimizer.lr": 0.2,
+                "train.schedule": ScheduleConfig(),
+            },
+        ),
+        (
+            "wide-deep-outbrain-lean",
+            {
+                "model.combiner": "sum",
+                "model.dropout": 0.1,
+                "train.epochs": 20,
+                "train.embedding_optimizer.kind": "rmsprop",
+                "train.embedding_optimizer.lr": 1.2e-4,
+                "train.embedding_optimizer.rho": 0.5,
+                "train.dense_optimizer.kind": "rmsprop",
+                "train.dense_optimizer.lr": 1.2e-4,
+                "train.dense_optimizer.rho": 0.5,
+                "train.dense_optimizer.momentum": 0.0,
+                "train.wide_optimizer.lr": 0.02,
+                "train.schedule.warmup_epochs": 6,
+            },
+        ),
+    ],
+)
+def test_published_hyper_parameters_of_wide_and_deep(name: str, published: dict[str, object]) -> None:
+    both = {
+        "model.part": "wide_deep",
+        "model.mlp": (1024,) * 5,
+        "train.global_batch_size": 131_072,
+        "train.wide_optimizer.lr_power": -0.5,
+        "train.wide_optimizer.initial_accumulator": 0.1,
+        "train.wide_optimizer.l1": 0.0,
+        "train.wide_optimizer.l2": 0.0,
+        "train.wide_optimizer.beta": 0.0,
+        "train.wide_schedule": ScheduleConfig(),
+        "train.checkpoint.keep_best": "map@12",
+        "evaluate.ranking.names": ("map@12",),
+    }
+    recipe = load_recipe(name)
+    assert {key: value_at(recipe, key) for key in both | published} == both | published
+
+
+@pytest.mark.parametrize(
+    ("name", "definitions", "deep_input", "parameters"),
+    [
+        ("wide-deep-outbrain", full_features, 1328, None),
+        ("wide-deep-outbrain-lean", lean_features, 1235 + 13, 92e6),
+    ],
+)
+def test_published_sizes_of_wide_and_deep(
+    name: str, definitions: Callable[..., tuple[Definition, ...]], deep_input: int, parameters: float | None
+) -> None:
+    features = [
+        NumericFeature(name=d.name) if isinstance(d, Numeric) else d.feature for d in definitions(original=False)
+    ]
+    schema = Schema(label="label", features=tuple(features))
+    model = build_model(load_recipe(name).model, schema, "meta")
+    assert model.dense_network.deep[0].in_features == deep_input
+    assert len(model.tables) == 2 * len(schema.categorical)
+    if parameters is not None:
+        dense = sum(p.numel() for p in model.dense_network.parameters())
+        assert sum(t.rows * t.dim for t in model.tables) + dense == pytest.approx(parameters, rel=0.01)
 
 
 @pytest.mark.parametrize(

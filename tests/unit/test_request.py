@@ -163,7 +163,7 @@ def test_bad_bodies(case: str) -> None:
 
 def test_scores_keep_their_value() -> None:
     scores = np.array([0.1, 1e-8, 0.99999994], np.float32)
-    content = json.loads(predictions("m", scores))
+    content = json.loads(predictions("m", "1", scores))
     assert content["model"] == "m"
     np.testing.assert_array_equal(np.array(content["predictions"], np.float32), scores)
 

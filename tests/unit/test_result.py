@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from jobs.entry_point import Job, build_request, execute, main, run_command
+from jobs.entry_point import Job, as_arguments, build_request, execute, main, run_command
+from jobs.request import Request
 from jobs.result import Result
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.config import Config
 
 
-class StubRequest(Config):
+class StubRequest(Request):
     """A request with a field of each kind."""
 
     output: Path
@@ -161,21 +161,39 @@ def test_program_arguments_are_the_fields(arguments: list[str], expected: StubRe
     assert seen == [expected]
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        StubRequest(output=Path("out")),
+        StubRequest(output=Path("a b"), rows=7, set=("a=1", "b=[2, 3]", "--c=-1"), resume=True),
+    ],
+)
+def test_arguments_make_the_request_again(request_: StubRequest) -> None:
+    seen: list[StubRequest] = []
+
+    def run(request: StubRequest, progress: Progress) -> Result:
+        seen.append(request)
+        return Result(command="stub")
+
+    assert main(Job("stub", StubRequest, run), as_arguments(request_)) == 0
+    assert seen == [request_]
+
+
 def test_sigterm_cleans_up_like_an_interrupt(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
         "from jobs.entry_point import Job, main\n"
+        "from jobs.request import Request\n"
         "from jobs.result import Result\n"
         "from rayrec.common.files import new_folder\n"
-        "from rayrec.config import Config\n"
-        "class Request(Config):\n"
+        "class StubRequest(Request):\n"
         "    output: Path\n"
         "def run(request, progress):\n"
         "    with new_folder(request.output) as folder:\n"
         "        print('ready', file=sys.stderr, flush=True)\n"
         "        time.sleep(600)\n"
-        "sys.exit(main(Job('stub', Request, run), ['--output', sys.argv[1]]))\n"
+        "sys.exit(main(Job('stub', StubRequest, run), ['--output', sys.argv[1]]))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path / "out")], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,11 +1,17 @@
-"""The learning-rate schedule at its corners."""
+"""The learning-rate schedules at their corners."""
 
 import pytest
 
-from rayrec.config.train import ScheduleConfig
-from rayrec.training.schedule import lr_factor
+from rayrec.config import TrainConfig, load_recipe
+from rayrec.config.train import LearningRatePiece, ScheduleConfig
+from rayrec.training.schedule import LearningRates, learning_rates, lr_factor
 
 PUBLISHED = ScheduleConfig(warmup_steps=8000, decay_start=48000, decay_steps=24000, decay_power=2)
+PIECES = ScheduleConfig(
+    warmup_epochs=1.5,
+    pieces=(LearningRatePiece(from_epoch=2, factor=0.5), LearningRatePiece(from_epoch=3.5, factor=0.1)),
+)
+STEPS_PER_EPOCH = 10
 CASES = [
     (ScheduleConfig(), 1, 1.0),
     (ScheduleConfig(), 10**9, 1.0),
@@ -21,9 +27,55 @@ CASES = [
     (ScheduleConfig(decay_start=10, decay_steps=10, decay_power=1, end_factor=0.3), 15, 0.5),
     (ScheduleConfig(decay_start=10, decay_steps=10, decay_power=1, end_factor=0.3), 20, 0.3),
     (ScheduleConfig(decay_start=10, decay_steps=10, decay_power=1, end_factor=0.3), 30, 0.3),
+    (PIECES, 1, 1 / 15),
+    (PIECES, 15, 1.0),
+    (PIECES, 16, 1.0),
+    (PIECES, 20, 1.0),
+    (PIECES, 21, 0.5),
+    (PIECES, 35, 0.5),
+    (PIECES, 36, 0.1),
+    (PIECES, 10**6, 0.1),
+    (PIECES.model_copy(update={"decay_start": 30, "decay_steps": 10, "decay_power": 1}), 35, 0.25),
+    (PIECES.model_copy(update={"warmup_epochs": 2.2}), 21, 21 / 22),
 ]
 
 
 @pytest.mark.parametrize(("config", "step", "factor"), CASES)
 def test_factor(config: ScheduleConfig, step: int, factor: float) -> None:
-    assert lr_factor(config, step) == pytest.approx(factor, rel=2e-3, abs=1e-12)
+    assert lr_factor(config, step, STEPS_PER_EPOCH) == pytest.approx(factor, rel=2e-3, abs=1e-12)
+
+
+def test_each_optimizer_has_its_rate() -> None:
+    train = TrainConfig.model_validate({
+        "embedding_optimizer": {"lr": 2.0},
+        "dense_optimizer": {"lr": 3.0},
+        "wide_optimizer": {"lr": 5.0},
+        "schedule": {"warmup_steps": 4},
+        "wide_schedule": {"pieces": [{"from_epoch": 0.1, "factor": 0.5}]},
+    })  # fmt: skip
+    assert learning_rates(train, 1, STEPS_PER_EPOCH) == LearningRates(0.5, 0.75, 5.0)
+    assert learning_rates(train, 4, STEPS_PER_EPOCH) == LearningRates(2.0, 3.0, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "factor"),
+    [(1, 1 / 6), (3, 0.5), (6, 1.0), (6 + 1 / 457, 0.25), (13, 0.25), (13 + 1 / 457, 0.125), (20, 0.125)],
+)
+def test_the_published_schedule_of_lean_wide_and_deep(epoch: float, factor: float) -> None:
+    """At the last step of an epoch, and at the first of the next; 457 steps an epoch."""
+    rates = learning_rates(load_recipe("wide-deep-outbrain-lean").train, round(epoch * 457), 457)
+    assert rates.embeddings == rates.dense == pytest.approx(1.2e-4 * factor)
+    assert rates.wide == 0.02
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"warmup_steps": 3, "warmup_epochs": 1.0}, "warmup_steps or warmup_epochs, not both"),
+        ({"pieces": [{"from_epoch": 2, "factor": 1}, {"from_epoch": 1, "factor": 0.1}]}, "in the order"),
+        ({"pieces": [{"from_epoch": 2, "factor": 1}, {"from_epoch": 2, "factor": 0.1}]}, "in the order"),
+    ],
+)
+def test_what_is_no_schedule(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ScheduleConfig.model_validate(changes)

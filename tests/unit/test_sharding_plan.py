@@ -1,15 +1,15 @@
 """The sharding plan: complete, within memory, as the recipe says."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.units import format_bytes, parse_bytes
-from rayrec.config.train import EmbeddingOptimizerConfig, ShardingConfig
+from rayrec.config import TrainConfig
+from rayrec.models.common.table_values import UniformByRows
+from rayrec.models.common.tables import EmbeddingTable
 from rayrec.training.sharding import TablePlan, plan_tables
 
 # The cardinalities of Criteo Terabyte at frequency limit 15.
@@ -20,15 +20,15 @@ CRITEO = [
 SMALL = [1000, 50, 7, 20000]
 
 
-def _plan(rows: list[int], dim: int, workers: int, memory: str, optimizer: str = "sgd", **sharding: Any) -> TablePlan:
-    tables = [
-        EmbeddingBagConfig(name=f"C{i}", feature_names=[f"C{i}"], num_embeddings=n, embedding_dim=dim)
-        for i, n in enumerate(rows)
-    ]
+def _plan(
+    rows: list[int], dim: int, workers: int, memory: str, optimizer: str = "sgd", wide: bool = False, **sharding: Any
+) -> TablePlan:
+    tables = [EmbeddingTable(f"C{i}", f"C{i}", n, dim, UniformByRows()) for i, n in enumerate(rows)]
+    if wide:
+        tables += [replace(table, name=f"{table.name}_wide", dim=1, part="wide") for table in tables]
     return plan_tables(
-        EmbeddingBagCollection(tables=tables, device=torch.device("meta")),
-        ShardingConfig(**sharding),
-        EmbeddingOptimizerConfig(kind=optimizer),
+        tables,
+        TrainConfig.model_validate({"sharding": sharding, "embedding_optimizer": {"kind": optimizer}}),
         world_size=workers,
         local_world_size=workers,
         memory_per_worker=parse_bytes(memory),
@@ -89,7 +89,9 @@ def test_a_table_beyond_one_worker_is_split() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "sharding", "message"),
     [
-        ("rowwise_adagrad", {"default": "column_wise"}, "'C0' cannot be column_wise under embedding_optimizer"),
+        ("rowwise_adagrad", {"default": "column_wise"}, "'C0' cannot be column_wise under its optimizer 'rowwise_"),
+        ("rmsprop", {"tables": {"C1": "column_wise"}}, "'C1' cannot be column_wise .* use one of table_wise, row_wise"),
+        ("sgd", {"wide": True, "tables": {"C1_wide": "column_wise"}}, "'C1_wide' cannot be column_wise .* 'ftrl'"),
         ("lamb", {"tables": {"C1": "data_parallel"}}, "'C1' cannot be data_parallel"),
         ("sgd", {"tables": {"C9": "row_wise"}}, r"tables\.C9: no such table; the model has C0, C1, C2, C3"),
     ],
@@ -99,9 +101,50 @@ def test_what_cannot_be_done_is_refused(optimizer: str, sharding: dict[str, Any]
         _plan(SMALL, 16, 2, "1GB", optimizer, **sharding)
 
 
-def test_column_shards_need_columns_in_fours() -> None:
-    with pytest.raises(ConfigError, match="multiple of 4"):
-        _plan([100], 10, 2, "1GB", default="column_wise")
+@pytest.mark.parametrize(("dim", "columns"), [(8, [4, 4]), (10, [12]), (1, [4]), (19, [20]), (30, [16, 16])])
+def test_columns_are_stored_and_cut_in_fours(dim: int, columns: list[int]) -> None:
+    plan = _plan([100], dim, 2, "1GB", default="column_wise")
+    assert [shard.columns for shard in plan.shards] == columns
+
+
+@pytest.mark.parametrize("sharding", ["auto", "table_wise", "row_wise", "column_wise", "data_parallel"])
+def test_wide_tables_have_a_kernel_and_a_sharding_of_their_own(sharding: str) -> None:
+    plan = _plan(SMALL, 16, 2, "1GB", default=sharding, wide=True)
+    by_part = {part: [s for s in plan.shards if s.table.endswith("_wide") == (part == "wide")] for part in ("", "wide")}
+    assert len({s.table for s in by_part["wide"]}) == len({s.table for s in by_part[""]}) == len(SMALL)
+    assert {s.kernel for s in by_part["wide"]} == {"dense"} and {s.columns for s in by_part["wide"]} == {4}
+    assert {s.kernel for s in by_part[""] if s.sharding != "data_parallel"} <= {"fused"}
+    if sharding == "column_wise":
+        assert {s.sharding for s in by_part[""]} == {"column_wise"}
+        assert "column_wise" not in {s.sharding for s in by_part["wide"]}
+    elif sharding != "auto":
+        assert {s.sharding for s in plan.shards} == {sharding}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "sharding", "floats"),
+    [
+        ("sgd", "table_wise", 16),
+        ("sgd", "data_parallel", 2 * 16),
+        ("adagrad", "row_wise", 2 * 16),
+        ("adagrad", "data_parallel", 3 * 16),
+        ("rowwise_adagrad", "table_wise", 16 + 1),
+        ("adam", "table_wise", 3 * 16),
+        ("rmsprop", "table_wise", 3 * 16),
+    ],
+)
+def test_bytes_count_optimizer_state_and_whole_gradients(optimizer: str, sharding: str, floats: int) -> None:
+    plan = _plan([1000], 16, 2, "1GB", optimizer, wide=True, default="table_wise", tables={"C0": sharding})
+    copies = 2 if sharding == "data_parallel" else 1
+    assert sum(s.bytes for s in plan.shards if s.table == "C0") == 4 * 1000 * floats * copies
+    assert sum(s.bytes for s in plan.shards if s.table == "C0_wide") == 4 * 1000 * 4 * 4  # FTRL: w, n, z, gradient
+
+
+def test_the_planner_makes_room_for_optimizer_state() -> None:
+    assert _plan([1_000_000], 64, 1, "400MB").bytes_by_rank() == [256_000_000]
+    for optimizer in ("adagrad", "rmsprop"):
+        with pytest.raises(UserError, match=r"need .* with optimizer state; 1 workers of 381.5 MiB cannot hold them"):
+            _plan([1_000_000], 64, 1, "400MB", optimizer)
 
 
 @pytest.mark.parametrize(

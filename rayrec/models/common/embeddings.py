@@ -1,64 +1,60 @@
-"""The embedding tables of a schema, and their pooled outputs in the schema's order."""
+"""The collection of a model's embedding tables, and their pooled outputs in the model's order."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from rayrec.common.errors import UserError
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema
+from rayrec.models.common.tables import EmbeddingTable, require_usable
 
 
-def build_embeddings(schema: Schema, device: torch.device) -> EmbeddingBagCollection:
-    """One float32 table for each categorical feature, named as the feature, of (cardinality, embedding_dim).
+def build_embeddings(tables: Sequence[EmbeddingTable], device: torch.device) -> EmbeddingBagCollection:
+    """The tables as one collection, which sums the embeddings of a row's ids; `PooledOutputs` makes means of sums.
 
-    One-hot features are bags of one id, so their pooling changes nothing. Raises UserError where the schema has no
-    categorical feature, or one whose name torch cannot give to a module.
+    TorchRec's own mean is not used: in a sharded collection a row-wise table with mean pooling makes it divide the
+    outputs of multi-hot features of other tables, too, and all outputs by 1 + 1e-6. Raises UserError where a table's
+    name cannot name one.
     """
-    if not schema.categorical:
-        raise UserError("schema.features: no categorical feature; this model needs at least one embedding table")
-    for feature in schema.categorical:
-        _require_module_name(feature.name)
-    return EmbeddingBagCollection([_table(feature) for feature in schema.categorical], device=device)
+    require_usable(tables)
+    configs = [
+        EmbeddingBagConfig(
+            name=table.name,
+            num_embeddings=table.rows,
+            embedding_dim=table.columns,
+            feature_names=[table.feature],
+            pooling=PoolingType.SUM,
+        )
+        for table in tables
+    ]
+    return EmbeddingBagCollection(configs, device=device)
 
 
-def concat_pooled(pooled: KeyedTensor, keys: Sequence[str]) -> Tensor:
-    """The pooled embeddings of `keys` side by side, in the order of `keys`: (B, sum of their widths).
+class PooledOutputs:
+    """Pooled embeddings of every table side by side, in the order of the tables.
 
-    A sharded collection returns its keys in an order that depends on the sharding plan, so `pooled.values()` would
-    mean something else under another plan.
+    A sharded collection returns its outputs in an order that depends on the sharding plan, so they are taken by key.
     """
-    if list(keys) == pooled.keys():
-        return pooled.values()
-    by_key = pooled.to_dict()
-    return torch.cat([by_key[key] for key in keys], dim=1)
 
+    def __init__(self, tables: Sequence[EmbeddingTable]) -> None:
+        self._tables = tuple(tables)
+        shared = Counter(table.feature for table in tables)
+        # TorchRec's keys: a feature that has several tables is named with each of them.
+        self._keys = [f"{t.feature}@{t.name}" if shared[t.feature] > 1 else t.feature for t in tables]
+        self._are_whole = all(table.pooling == "sum" and table.dim == table.columns for table in tables)
 
-def embedding_widths(schema: Schema) -> list[int]:
-    """Width of each categorical feature's table, in the schema's order; the schema's widths are resolved."""
-    return [_width(feature) for feature in schema.categorical]
-
-
-def _table(feature: CategoricalFeature) -> EmbeddingBagConfig:
-    mean = isinstance(feature, MultiHotFeature) and feature.pooling == "mean"
-    return EmbeddingBagConfig(
-        name=feature.name,
-        num_embeddings=feature.cardinality,
-        embedding_dim=_width(feature),
-        feature_names=[feature.name],
-        pooling=PoolingType.MEAN if mean else PoolingType.SUM,
-    )
-
-
-def _width(feature: CategoricalFeature) -> int:
-    assert feature.embedding_dim is not None, f"embedding_dim of '{feature.name}' is not resolved"
-    return feature.embedding_dim
-
-
-def _require_module_name(name: str) -> None:
-    """Tables become sub-modules by name: torch forbids dots and the names of nn.ModuleDict's own attributes."""
-    if not name or "." in name or hasattr(nn.ModuleDict(), name):
-        raise UserError(f"schema.features: '{name}' cannot name an embedding table; rename the feature")
+    def __call__(self, sums: KeyedTensor, sparse: KeyedJaggedTensor) -> Tensor:
+        """(B, sum of dims) float32 from a collection's outputs for the ids `sparse`."""
+        if self._are_whole and self._keys == sums.keys():
+            return sums.values()
+        by_key = sums.to_dict()
+        outputs = []
+        for key, table in zip(self._keys, self._tables, strict=True):
+            output = by_key[key][:, : table.dim]
+            if table.pooling == "mean":
+                output = output / sparse[table.feature].lengths().clamp(min=1).unsqueeze(1)
+            outputs.append(output)
+        return torch.cat(outputs, dim=1)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.table_values import TableValues
+from rayrec.models.common.tables import EmbeddingTable
 
 ROWS_PER_BLOCK = 8192
 """Rows of a table that share a generator. Part of the scheme: another number gives other values."""
@@ -28,10 +29,8 @@ class InitializesItself(Protocol):
 
 def initialize_model(model: RankingModel, seed: int) -> None:
     """Initialize an unsharded model in place."""
-    for feature in model.schema.categorical:
-        weight = model.embeddings.embedding_bags[feature.name].weight
-        rows, dim = weight.shape
-        initialize_table(weight.detach(), model.table_values, rows=rows, dim=dim, table=feature.name, seed=seed)
+    for table in model.tables:
+        initialize_shard(model.embeddings.embedding_bags[table.name].weight.detach(), table, seed)
     initialize_dense(model.dense_network, seed)
 
 
@@ -42,6 +41,27 @@ def initialize_dense(dense_network: nn.Module, seed: int) -> None:
     """
     with torch.no_grad():
         _initialize_module(dense_network, "", seed)
+
+
+@torch.no_grad()
+def initialize_shard(shard: Tensor, table: EmbeddingTable, seed: int, row: int = 0, column: int = 0) -> None:
+    """Fill a shard of `table`, which begins at `row` and `column`, in place: see `initialize_table`.
+
+    Columns that the model does not read become 0.
+    """
+    read = min(shard.shape[1], max(0, table.dim - column))
+    shard[:, read:] = 0.0
+    if read:
+        initialize_table(
+            shard[:, :read],
+            table.values,
+            rows=table.rows,
+            dim=table.dim,
+            table=table.name,
+            seed=seed,
+            row_offset=row,
+            column_offset=column,
+        )
 
 
 @torch.no_grad()

@@ -1,11 +1,11 @@
-"""How the rows of embedding tables are distributed before training; a model states its own (`RankingModel`)."""
+"""How the rows of embedding tables are distributed before training; a model states it of each (`EmbeddingTable`)."""
 
 import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class TableValues(Protocol):
@@ -32,3 +32,22 @@ class Normal:
 
     def fill(self, block: Tensor, *, rows: int, generator: torch.Generator) -> None:
         block.normal_(0.0, self.std, generator=generator)
+
+
+@dataclass(frozen=True)
+class TruncatedNormal:
+    """N(0, std^2), drawn again beyond two `std`."""
+
+    std: float
+
+    def fill(self, block: Tensor, *, rows: int, generator: torch.Generator) -> None:
+        bound = 2 * self.std
+        nn.init.trunc_normal_(block, 0.0, self.std, -bound, bound, generator=generator)
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """All 0."""
+
+    def fill(self, block: Tensor, *, rows: int, generator: torch.Generator) -> None:
+        block.zero_()

@@ -3,17 +3,19 @@
 Shapes: B rows, N numeric features, W width of the cross network, R rank of its layers.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from rayrec.config import DCNv2Config
 from rayrec.features.schema import Schema
-from rayrec.models.common.embeddings import build_embeddings, embedding_widths
 from rayrec.models.common.initialization import copy_normal
 from rayrec.models.common.mlp import hidden_layers, scoring_layers
 from rayrec.models.common.precision import to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.table_values import UniformByRows
+from rayrec.models.common.tables import EmbeddingTable, feature_tables
 
 KERNEL_STD = 0.05
 """Of the cross layers' truncated normal kernels: the default of Keras, which the published model used."""
@@ -22,8 +24,8 @@ KERNEL_STD = 0.05
 def build_dcnv2(config: DCNv2Config, schema: Schema, device: torch.device) -> RankingModel:
     """DCN-V2 for the features of `schema`."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
-    embeddings = build_embeddings(schema, device)
-    return RankingModel(schema, embeddings, DCNv2DenseNetwork(config, schema, device), UniformByRows())
+    tables = feature_tables(schema, UniformByRows())
+    return RankingModel(schema, tables, DCNv2DenseNetwork(config, len(schema.numeric), tables, device), device)
 
 
 class DCNv2DenseNetwork(nn.Module):
@@ -32,11 +34,12 @@ class DCNv2DenseNetwork(nn.Module):
     Without numeric features there is no bottom MLP, and the cross layers see the embeddings alone.
     """
 
-    def __init__(self, config: DCNv2Config, schema: Schema, device: torch.device) -> None:
+    def __init__(
+        self, config: DCNv2Config, numeric: int, tables: Sequence[EmbeddingTable], device: torch.device
+    ) -> None:
         super().__init__()
-        numeric = len(schema.numeric)
         self.bottom_mlp = hidden_layers(numeric, config.bottom_mlp, device) if numeric else None
-        width = sum(embedding_widths(schema)) + (config.bottom_mlp[-1] if numeric else 0)
+        width = sum(table.dim for table in tables) + (config.bottom_mlp[-1] if numeric else 0)
         self.cross_layers = nn.ModuleList(
             LowRankCrossLayer(width, config.cross_rank, device) for _ in range(config.cross_layers)
         )

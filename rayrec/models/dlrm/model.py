@@ -3,6 +3,8 @@
 Shapes: B rows, N numeric features, F categorical features, D embedding width, n interacting vectors.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -10,17 +12,17 @@ from cuda_ops import dot_interaction, output_width
 from rayrec.common.errors import UserError
 from rayrec.config import DLRMConfig
 from rayrec.features.schema import Schema
-from rayrec.models.common.embeddings import build_embeddings, embedding_widths
 from rayrec.models.common.mlp import hidden_layers, scoring_layers
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.table_values import UniformByRows
+from rayrec.models.common.tables import EmbeddingTable, feature_tables
 
 
 def build_dlrm(config: DLRMConfig, schema: Schema, device: torch.device) -> RankingModel:
     """DLRM for the features of `schema`. Raises UserError where the features do not suffice for the interaction."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
-    embeddings = build_embeddings(schema, device)
-    return RankingModel(schema, embeddings, DLRMDenseNetwork(config, schema, device), UniformByRows())
+    tables = feature_tables(schema, UniformByRows())
+    return RankingModel(schema, tables, DLRMDenseNetwork(config, len(schema.numeric), tables, device), device)
 
 
 class DLRMDenseNetwork(nn.Module):
@@ -29,16 +31,18 @@ class DLRMDenseNetwork(nn.Module):
     Without numeric features there is no bottom MLP, and the embeddings interact among themselves.
     """
 
-    def __init__(self, config: DLRMConfig, schema: Schema, device: torch.device) -> None:
+    def __init__(
+        self, config: DLRMConfig, numeric: int, tables: Sequence[EmbeddingTable], device: torch.device
+    ) -> None:
         super().__init__()
-        widths = embedding_widths(schema)
-        numeric = len(schema.numeric)
         self.bottom_mlp = hidden_layers(numeric, config.bottom_mlp, device) if numeric else None
         self.interaction: DotInteraction | Concatenation
         if config.interaction == "dot":
-            self.interaction = DotInteraction(len(widths), config.embedding_dim, has_dense=numeric > 0)
+            self.interaction = DotInteraction(len(tables), config.embedding_dim, has_dense=numeric > 0)
         else:
-            self.interaction = Concatenation(sum(widths) + (config.bottom_mlp[-1] if numeric else 0))
+            self.interaction = Concatenation(
+                sum(table.dim for table in tables) + (config.bottom_mlp[-1] if numeric else 0)
+            )
         self.top_mlp = scoring_layers(self.interaction.out_features, config.top_mlp, device)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from rayrec.common.errors import UserError
 from rayrec.config import NeuMFConfig
 from rayrec.features.schema import Schema
-from rayrec.models.common.embeddings import build_embeddings
 from rayrec.models.common.initialization import copy_uniform
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.table_values import Normal
+from rayrec.models.common.tables import feature_tables
 
 TABLE_VALUES = Normal(std=0.01)
 
@@ -29,11 +29,14 @@ def build_neumf(config: NeuMFConfig, schema: Schema, device: torch.device) -> Ra
     _require_user_and_item_alone(schema)
     schema = schema.with_embedding_dims(config.gmf_width + config.mlp_width, {})
     network = NeuMFDenseNetwork(config, schema, device)
-    return RankingModel(schema, build_embeddings(schema, device), network, TABLE_VALUES)
+    return RankingModel(schema, feature_tables(schema, TABLE_VALUES), network, device)
 
 
 class NeuMFDenseNetwork(nn.Module):
-    """Product of GMF's embeddings beside MLP's last layer, then a linear layer to one logit (paper, equation 12)."""
+    """Product of GMF's embeddings beside MLP's last layer, then a linear layer to one logit (paper, equation 12).
+
+    With `gmf_output: dot` the product's columns are added up beside that layer.
+    """
 
     def __init__(self, config: NeuMFConfig, schema: Schema, device: torch.device) -> None:
         super().__init__()
@@ -41,9 +44,11 @@ class NeuMFDenseNetwork(nn.Module):
         self._user_is_first = schema.categorical[0].name == schema.interactions.user
         self._gmf_width, self._mlp_width = config.gmf_width, config.mlp_width
         self.mlp = _dropout_layers(config.mlp, config.dropout, device) if self._mlp_width else None
-        width = config.gmf_width + (config.mlp[-1] if self._mlp_width else 0)
-        self.output = OutputLayer(width, 1, device=device)
-        """Columns: GMF's, then MLP's."""
+        self._adds_up_gmf = config.gmf_output == "dot"
+        width = 0 if self._adds_up_gmf else config.gmf_width
+        width += config.mlp[-1] if self._mlp_width else 0
+        self.output = OutputLayer(width, 1, device=device) if width else OutputBias(device)
+        """Columns: GMF's, unless they are added up, then MLP's."""
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """dense is unused, pooled (B, 2 W) in the schema's order -> logits (B,) float32."""
@@ -51,14 +56,19 @@ class NeuMFDenseNetwork(nn.Module):
         sides_B2W = pooled.unflatten(1, (2, -1))
         gmf_B2G, mlp_B2H = sides_B2W.split([self._gmf_width, self._mlp_width], dim=2)
         vectors = []
+        dot_B1: Tensor | float = 0.0
         if self._gmf_width:
             one_BG, other_BG = gmf_B2G.unbind(1)
-            vectors.append(one_BG * other_BG)
+            product_BG = one_BG * other_BG
+            if self._adds_up_gmf:
+                dot_B1 = product_BG.sum(1, keepdim=True)
+            else:
+                vectors.append(product_BG)
         if self.mlp is not None:
             user_first = mlp_B2H if self._user_is_first else mlp_B2H.flip(1)
             vectors.append(self.mlp(user_first.flatten(1)))
-        logits: Tensor = self.output(torch.cat(vectors, dim=1))
-        return logits.squeeze(1).float()
+        logits_B1: Tensor = self.output(torch.cat(vectors, dim=1) if vectors else pooled) + dot_B1
+        return logits_B1.squeeze(1).float()
 
 
 class HiddenLayer(nn.Linear):
@@ -77,6 +87,22 @@ class OutputLayer(nn.Linear):
         """Weight LeCun uniform, bias as in the hidden layers."""
         copy_uniform(self.weight, math.sqrt(3 / self.in_features), generator)
         copy_uniform(self.bias, math.sqrt(1 / self.in_features), generator)
+
+
+class OutputBias(nn.Module):
+    """The last layer where nothing is left to weigh."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(1, device=device))
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """0."""
+        self.bias.zero_()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """rows (B, any width) -> (B, 1), the same for every row."""
+        return self.bias.expand(len(rows), 1)
 
 
 def _dropout_layers(widths: Sequence[int], dropout: float, device: torch.device) -> nn.Sequential:

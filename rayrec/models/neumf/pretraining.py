@@ -1,27 +1,40 @@
 """NeuMF's weights from those of a trained GMF and a trained MLP (He et al. 2017, section 3.4.1)."""
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from rayrec.config import NeuMFConfig
+from rayrec.models.common.tables import COLUMN_GRAIN
 
 _DENSE = "dense_network."
 _WEIGHT, _BIAS = "output.weight", "output.bias"
 
 
-def compose(gmf: Mapping[str, Tensor], mlp: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
+def compose(
+    config: NeuMFConfig, gmf: Mapping[str, Tensor], mlp: Mapping[str, Tensor], alpha: float
+) -> dict[str, Tensor]:
     """The undistributed state dict of NeuMF from those of its parts (`RankingModel.state_dict()`), by equation 13."""
-    state = {}
-    for name in gmf:
-        if name.startswith("embeddings."):
-            state[name] = compose_table(gmf[name], mlp[name])
+    state = {
+        name: compose_table(config, gmf[name][:, : config.gmf_width], mlp[name][:, : config.mlp_width], alpha)
+        for name in gmf
+        if name.startswith("embeddings.")
+    }
     dense = compose_dense(_dense(gmf), _dense(mlp), alpha)
     return state | {f"{_DENSE}{name}": value for name, value in dense.items()}
 
 
-def compose_table(gmf: Tensor, mlp: Tensor) -> Tensor:
-    """(rows, G), (rows, H) -> (rows, G + H)."""
-    return torch.cat([gmf, mlp], dim=1)
+def compose_table(config: NeuMFConfig, gmf: Tensor, mlp: Tensor, alpha: float) -> Tensor:
+    """(rows, G), (rows, H) -> (rows, G + H), and columns of 0 up to a multiple of `COLUMN_GRAIN`.
+
+    Where no weights of the output layer can hold GMF's share of the logit (`gmf_output: dot`), its columns do.
+    """
+    share = math.sqrt(alpha) if config.gmf_output == "dot" else 1.0
+    table = torch.cat([share * gmf, mlp], dim=1)
+    return F.pad(table, (0, -table.shape[1] % COLUMN_GRAIN))
 
 
 def compose_dense(gmf: Mapping[str, Tensor], mlp: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
@@ -30,7 +43,8 @@ def compose_dense(gmf: Mapping[str, Tensor], mlp: Mapping[str, Tensor], alpha: f
     So NeuMF's logits are alpha times GMF's plus (1 - alpha) times MLP's before it is trained further.
     """
     state = {name: value for name, value in mlp.items() if name.startswith("mlp.")}
-    state[_WEIGHT] = torch.cat([alpha * gmf[_WEIGHT], (1 - alpha) * mlp[_WEIGHT]], dim=1)
+    weights = [alpha * gmf[_WEIGHT]] if _WEIGHT in gmf else []
+    state[_WEIGHT] = torch.cat([*weights, (1 - alpha) * mlp[_WEIGHT]], dim=1)
     state[_BIAS] = alpha * gmf[_BIAS] + (1 - alpha) * mlp[_BIAS]
     return state
 

@@ -25,7 +25,8 @@ from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-SPLITS = ("train", "validation", "submission")
+SUBMISSION = "submission"
+SPLITS = ("train", "validation", SUBMISSION)
 _TRAIN, _VALIDATION, _SUBMISSION = range(3)
 DISPLAY, CLICKED = "display_id", "clicked"
 CLICK_SCHEMA = pa.schema(

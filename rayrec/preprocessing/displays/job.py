@@ -17,7 +17,7 @@ from rayrec.config.preprocess import DisplayPreprocessConfig
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.displays.ads import write_ads
-from rayrec.preprocessing.displays.clicks import CLICKED, DISPLAY, ClickRows, write_click_rows
+from rayrec.preprocessing.displays.clicks import CLICKED, DISPLAY, SUBMISSION, ClickRows, write_click_rows
 from rayrec.preprocessing.displays.documents import write_documents
 from rayrec.preprocessing.displays.fit import FittedNumbers, fit_numbers
 from rayrec.preprocessing.displays.infos import DocumentInfo, write_infos
@@ -145,7 +145,8 @@ class DisplayJob:
         for split, files in features.splits.items():
             if files.rows:
                 write = partial(self._write_split, workspace, encoder, split, files)
-                splits[split] = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
+                info = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
+                splits[split] = info.model_copy(update={"labelled": split != SUBMISSION})
         return splits
 
     def _write_split(

@@ -1,0 +1,118 @@
+"""Example requests of a model folder with the scores that they must get: `examples.json`.
+
+Export writes it; a server scores them before a version answers, so that a model that another machine, library or copy
+made different is found out before it is asked.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from rayrec.common.errors import UserError
+from rayrec.common.files import write_json
+from rayrec.features.schema import CategoricalFeature, Feature, Schema
+from rayrec.features.transforms import Vocabulary
+from rayrec.inference.predictor import Predictor
+
+EXAMPLES_FILE = "examples.json"
+_ROWS = 16
+# Float32 sums in another order (other kernels, other batches) differ by less than a tenth of this.
+_TOLERANCE = 1e-5
+_NUMBERS = (0, 1, 2, 3, 5, 8, 20, 50, 100, 500, 1000, 0.5, -1, 7)
+_UNKNOWN = "not in any vocabulary"
+
+
+def write_examples(predictor: Predictor) -> None:
+    """Score example rows and write both into the model's folder. Raises UserError where a score is no number."""
+    folder = predictor.folder
+    rows = example_rows(predictor.schema, predictor.raw_rows.columns, folder)
+    scores = predictor.predict(rows)
+    if not np.isfinite(scores).all():
+        raise UserError("the checkpoint gives scores that are no numbers: its training diverged; export another one")
+    write_json(folder / EXAMPLES_FILE, {"tolerance": _TOLERANCE, "instances": rows, "scores": scores.tolist()})
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The content of `examples.json`."""
+
+    instances: list[dict[str, Any]]
+    """Raw rows."""
+    scores: NDArray[np.float64]
+    """(rows,) probabilities that the model gave them at export."""
+    tolerance: float
+    """Largest difference that other kernels may make."""
+
+    @classmethod
+    def load(cls, folder: Path) -> "Examples":
+        """Read those of a model folder. Raises UserError where they are missing or not whole."""
+        path = folder / EXAMPLES_FILE
+        try:
+            content = json.loads(path.read_bytes())
+            examples = cls(content["instances"], np.array(content["scores"], np.float64), float(content["tolerance"]))
+        except FileNotFoundError:
+            raise UserError(f"{path}: missing; export the model again") from None
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path}: not whole (instances, scores, tolerance); export the model again") from None
+        if not examples.instances or examples.scores.shape != (len(examples.instances),):
+            counts = f"{len(examples.instances)} instances with {examples.scores.size} scores"
+            raise UserError(f"{path}: {counts}; export the model again")
+        return examples
+
+    def check(self, predictor: Predictor) -> None:
+        """Raise UserError where the model does not give the scores that are stored."""
+        scores = predictor.predict(self.instances)
+        # Not `>`: a score that is no number is wrong too.
+        wrong = np.flatnonzero(~(np.abs(scores - self.scores) <= self.tolerance))
+        if len(wrong):
+            row = int(wrong[0])
+            raise UserError(
+                f"{predictor.folder / EXAMPLES_FILE}: the self-check failed: {len(wrong)} of {len(scores)} scores "
+                f"differ by more than {self.tolerance:g}; row {row} gives {scores[row]:.6g}, stored is "
+                f"{self.scores[row]:.6g}; copy or export the model again"
+            )
+
+
+def example_rows(schema: Schema, columns: pa.Schema, folder: Path) -> list[dict[str, Any]]:
+    """Raw rows: frequent values of the vocabularies in `folder` and common numbers; the last two unknown and missing.
+
+    `columns` are the raw columns of the schema (`RawRows.columns`).
+    """
+    rows: list[dict[str, Any]] = [{} for _ in range(_ROWS)]
+    for feature in schema.features:
+        dtype = columns.field(feature.name).type
+        is_list = pa.types.is_list(dtype)
+        values = _values(feature, dtype.value_type if is_list else dtype, folder)
+        for index, row in enumerate(rows[:-1]):
+            value = values[index % len(values)]
+            if index == _ROWS - 2 and isinstance(value, str):
+                value = _UNKNOWN
+            row[feature.name] = [value, values[0]] if is_list else value
+    return rows
+
+
+def _values(feature: Feature, dtype: pa.DataType, folder: Path) -> list[Any]:
+    if pa.types.is_floating(dtype):
+        return list(_NUMBERS)
+    if pa.types.is_string(dtype):
+        return frequent_values(feature, folder, _ROWS - 2) or [_UNKNOWN]
+    assert isinstance(feature, CategoricalFeature)
+    return [index % feature.cardinality for index in range(1, _ROWS)]
+
+
+def frequent_values(feature: Feature, folder: Path, limit: int) -> list[str]:
+    """The first values of a feature's vocabulary in `folder`, by descending frequency; none where it has none."""
+    for transform in feature.transforms:
+        if isinstance(transform, Vocabulary) and transform.size:
+            path = folder / transform.file
+            first = min(path.glob("*.parquet")) if path.is_dir() else path
+            with pq.ParquetFile(first) as vocabulary:
+                head = next(vocabulary.iter_batches(batch_size=limit, columns=["value"]))
+                return [str(value) for value in head.column("value").to_pylist()]
+    return []

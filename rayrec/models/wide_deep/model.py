@@ -1,0 +1,113 @@
+"""Wide & Deep (Cheng et al. 2016, arXiv:1606.07792), and with the same code its wide and its deep part alone.
+
+Shapes: B rows, N numeric features, D sum of the deep tables' widths, T wide tables, one column each.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.config import WideDeepConfig
+from rayrec.features.schema import MultiHotFeature, Schema
+from rayrec.models.common.initialization import copy_uniform
+from rayrec.models.common.precision import to_autocast_dtype
+from rayrec.models.common.ranking import RankingModel
+from rayrec.models.common.table_values import TableValues, TruncatedNormal, Zeros
+from rayrec.models.common.tables import EmbeddingTable, feature_tables
+
+WIDE_SUFFIX = "_wide"
+"""The wide table of a feature is named as the feature with this behind it."""
+_TRUNCATED_STD = 0.87962566103423978
+"""Standard deviation of a standard normal variable that is cut at two: Keras makes up for it in glorot_normal."""
+
+
+def build_wide_deep(config: WideDeepConfig, schema: Schema, device: torch.device) -> RankingModel:
+    """Wide & Deep for the features of `schema`; the deep tables come first, then the wide ones."""
+    schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
+    tables = _deep_tables(config, schema) if config.has_deep else []
+    if config.has_wide:
+        tables += _wide_tables(schema)
+    network = WideDeepDenseNetwork(config, len(schema.numeric), tables, device)
+    return RankingModel(schema, tables, network, device, wide=network.wide)
+
+
+class WideDeepDenseNetwork(nn.Module):
+    """The sum of both parts' logits; a part that the config leaves out is None."""
+
+    def __init__(
+        self, config: WideDeepConfig, numeric: int, tables: Sequence[EmbeddingTable], device: torch.device
+    ) -> None:
+        super().__init__()
+        self._deep_width = sum(table.dim for table in tables if table.part == "deep")
+        self.wide = WidePart(numeric, device) if config.has_wide else None
+        self.deep = _deep_part(config, self._deep_width + numeric, device) if config.has_deep else None
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        """dense (B, N) float32, pooled (B, D + T) float32 -> logits (B,) float32."""
+        deep_BD, wide_BT = pooled.tensor_split([self._deep_width], dim=1)
+        logits = []
+        if self.wide is not None:
+            logits.append(self.wide(dense, wide_BT))
+        if self.deep is not None:
+            logits.append(self.deep(to_autocast_dtype(torch.cat([deep_BD, dense], dim=1))).squeeze(1).float())
+        return torch.stack(logits).sum(0) if len(logits) > 1 else logits[0]
+
+
+class WidePart(nn.Module):
+    """A linear model of every feature, starting at 0: a weight an id, which the wide tables hold, and a number."""
+
+    def __init__(self, numeric: int, device: torch.device) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(numeric, device=device))
+        self.bias = nn.Parameter(torch.empty((), device=device))
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        """dense (B, N), pooled (B, T), both float32 -> logits (B,) float32, also under autocast."""
+        return (dense * self.weight).sum(1) + pooled.sum(1) + self.bias
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """All 0."""
+        self.weight.zero_()
+        self.bias.zero_()
+
+
+class GlorotLinear(nn.Linear):
+    """A linear layer as Keras starts one."""
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Weight Glorot uniform, bias 0."""
+        copy_uniform(self.weight, math.sqrt(6 / (self.in_features + self.out_features)), generator)
+        self.bias.zero_()
+
+
+def _deep_part(config: WideDeepConfig, in_features: int, device: torch.device) -> nn.Sequential:
+    """Linear, ReLU and dropout for each hidden width, then a linear layer: (B, in_features) -> (B, 1)."""
+    layers: list[nn.Module] = []
+    for width in config.mlp:
+        layers += [GlorotLinear(in_features, width, device=device), nn.ReLU(), nn.Dropout(config.dropout)]
+        in_features = width
+    return nn.Sequential(*layers, GlorotLinear(in_features, 1, device=device))
+
+
+def _deep_tables(config: WideDeepConfig, schema: Schema) -> list[EmbeddingTable]:
+    multi_hot = {feature.name for feature in schema.categorical if isinstance(feature, MultiHotFeature)}
+    tables = []
+    for table in feature_tables(schema, Zeros()):
+        values: TableValues = TruncatedNormal(1 / math.sqrt(table.dim))
+        if config.embedding_init == "glorot_normal":
+            values = TruncatedNormal(math.sqrt(2 / (table.rows + table.dim)) / _TRUNCATED_STD)
+        pooling = table.pooling
+        if config.combiner is not None and table.feature in multi_hot:
+            pooling = config.combiner
+        tables.append(replace(table, values=values, pooling=pooling))
+    return tables
+
+
+def _wide_tables(schema: Schema) -> list[EmbeddingTable]:
+    return [
+        replace(table, name=f"{table.feature}{WIDE_SUFFIX}", dim=1, pooling="sum", part="wide")
+        for table in feature_tables(schema, Zeros())
+    ]

@@ -1,0 +1,96 @@
+"""Joins the requests that wait for the same model into one pass.
+
+While a pass runs the requests that come gather, and the next pass takes them all: an idle server scores a request at
+once, a busy one in batches as large as the load makes them. `wait_seconds` holds back an idle one for company.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Generic, TypeVar
+
+RequestT = TypeVar("RequestT")
+AnswerT = TypeVar("AnswerT")
+
+logger = logging.getLogger(__name__)
+
+
+class Batcher(Generic[RequestT, AnswerT]):
+    """Calls `answer` in `executor` with the waiting requests, in order of arrival; belongs to one event loop."""
+
+    def __init__(
+        self,
+        answer: Callable[[Sequence[RequestT]], Sequence[AnswerT]],
+        executor: Executor,
+        *,
+        size: Callable[[RequestT], int],
+        max_requests: int,
+        max_size: int,
+        wait_seconds: float,
+    ) -> None:
+        """`size` of a request counts towards `max_size` of a pass (one request may be larger)."""
+        self._answer = answer
+        self._executor = executor
+        self._size = size
+        self._max_requests = max_requests
+        self._max_size = max_size
+        self._wait_seconds = wait_seconds
+        self._waiting: deque[tuple[RequestT, asyncio.Future[AnswerT]]] = deque()
+        self._passes: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Requests that no pass has taken yet."""
+        return len(self._waiting)
+
+    async def __call__(self, request: RequestT) -> AnswerT:
+        """The answer to one request; raises what `answer` raises for it alone."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[AnswerT] = loop.create_future()
+        self._waiting.append((request, future))
+        if self._passes is None:
+            self._passes = loop.create_task(self._run_passes())
+        return await future
+
+    async def _run_passes(self) -> None:
+        try:
+            if self._wait_seconds:
+                await asyncio.sleep(self._wait_seconds)
+            while taken := self._take():
+                await self._answer_together(taken)
+        finally:
+            # Nothing awaits between the empty queue and this, so no request can slip in unseen.
+            self._passes = None
+
+    def _take(self) -> list[tuple[RequestT, asyncio.Future[AnswerT]]]:
+        taken: list[tuple[RequestT, asyncio.Future[AnswerT]]] = []
+        size = 0
+        while self._waiting and len(taken) < self._max_requests:
+            request, future = self._waiting[0]
+            if not future.done():  # else its client went away, or its time was up
+                size += self._size(request)
+                if taken and size > self._max_size:
+                    break
+                taken.append((request, future))
+            self._waiting.popleft()
+        return taken
+
+    async def _answer_together(self, taken: list[tuple[RequestT, asyncio.Future[AnswerT]]]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            answers = await loop.run_in_executor(self._executor, self._answer, [request for request, _ in taken])
+        except Exception as error:
+            if len(taken) == 1:
+                _, future = taken[0]
+                if not future.done():
+                    future.set_exception(error)
+                return
+            logger.warning("a pass over %d requests failed (%s); each is tried alone", len(taken), error)
+            for one in taken:
+                await self._answer_together([one])
+            return
+        for (_, future), answer in zip(taken, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)

@@ -1,0 +1,76 @@
+"""Which versions of which models a replica answers with at this moment.
+
+The state of a model is one immutable value that is replaced as a whole: a request sees the old one or the new one, and
+keeps the version that it was given until it is answered.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serve.protocol import RequestError, unknown_model
+from serve.served_version import Rows, ServedVersion
+from serve.shadow import Shadow
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One model: its loaded versions and how requests are split between them."""
+
+    name: str
+    versions: Mapping[str, ServedVersion]
+    weights: Mapping[str, float]
+    """Version -> share of the requests that name no version, of those above 0."""
+    shadow: Shadow | None = None
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """What does not answer though it should: version, or `serving.json` -> why."""
+
+    def version(self, wanted: str | None = None) -> ServedVersion:
+        """The version that answers a request. Raises RequestError 404 where the one it names is not loaded."""
+        if wanted is None:
+            if len(self.weights) == 1:
+                (wanted,) = self.weights
+            else:
+                (wanted,) = random.choices(list(self.weights), list(self.weights.values()))
+        if wanted not in self.versions:
+            why = ", it failed to load" if wanted in self.failed else ""
+            there = ", ".join(sorted(self.versions, key=int))
+            raise RequestError(404, f"no version '{wanted[:100]}' of model '{self.name}'{why}; there are: {there}")
+        return self.versions[wanted]
+
+    async def score(self, version: ServedVersion, rows: Rows) -> NDArray[np.float32]:
+        """Probabilities (n,) of n rows by `version`, compared with those of the shadow afterwards."""
+        scores = await version.score(rows)
+        if self.shadow is not None and self.shadow.version is not version:
+            self.shadow.compare(version.version, rows, scores)
+        return scores
+
+    def describe(self) -> dict[str, Any]:
+        """State by version, for clients."""
+        total = sum(self.weights.values())
+        states: dict[str, dict[str, Any]] = {
+            version: {"state": "ready", "traffic": self.weights.get(version, 0.0) / total} for version in self.versions
+        }
+        for what, reason in self.failed.items():
+            states[what] = {**states.get(what, {"state": "failed"}), "reason": reason}
+        if self.shadow is not None:
+            states[self.shadow.version.version]["shadow"] = self.shadow.summary()
+        return states
+
+
+class ServedModels:
+    """The models of a replica by name; replaced by the thread that updates, read by the event loop."""
+
+    def __init__(self) -> None:
+        self.current: Mapping[str, ServedModel] = {}
+
+    def model(self, name: str) -> ServedModel:
+        """Raises RequestError 404 where there is none of that name."""
+        models = self.current
+        if name not in models:
+            raise unknown_model(name, models)
+        return models[name]

@@ -1,0 +1,168 @@
+"""Brings new versions into a running replica.
+
+Every replica looks at the model folders itself, so nothing has to be told to it and a replica that starts later sees
+the same. A version is loaded beside the ones that answer, checked against the scores stored in its folder, and only
+then put in their place; one that fails never answers, and is tried again when its files change.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rayrec.common.errors import UserError
+from serve.json_log import JsonLog
+from serve.repository import TRAFFIC_FILE, ModelSource, Traffic, fingerprint, scan
+from serve.served_models import ServedModel, ServedModels
+from serve.served_version import ServedVersion
+from serve.shadow import Shadow
+
+logger = logging.getLogger("ray.serve.rayrec")
+
+Load = Callable[[str, str, Path], ServedVersion]
+"""Loads a version of a model from its folder."""
+
+
+class Updates:
+    """Keeps `models` as the folders say; every method is called from one thread at a time."""
+
+    def __init__(self, folders: Mapping[str, Path], load: Load, models: ServedModels, shadow_log: JsonLog) -> None:
+        self._folders = folders
+        self._load = load
+        self._models = models
+        self._shadow_log = shadow_log
+        # By (model, version): what was loaded, what failed and why, what was last seen of those not tried yet.
+        self._loaded: dict[tuple[str, str], tuple[int, ServedVersion]] = {}
+        self._failed: dict[tuple[str, str], tuple[int, str]] = {}
+        self._seen: dict[tuple[str, str], int] = {}
+
+    def load_all(self) -> None:
+        """Load what is to be served at the start. Raises UserError where a model has no version that loads."""
+        models = {name: self._model(name, source, settle=False) for name, source in scan(self._folders).items()}
+        for name, model in models.items():
+            if not model.weights:
+                what, why = next(iter(model.failed.items()))
+                raise UserError(f"model '{name}', {what}: {why}")
+        self._models.current = models
+
+    def poll(self) -> None:
+        """Look for changes once; what cannot be read leaves everything as it is."""
+        try:
+            sources = scan(self._folders)
+        except (UserError, OSError) as error:
+            logger.warning("the models stay as they are: %s", error)
+            return
+        updated = {name: self._model(name, source, settle=True) for name, source in sources.items()}
+        models = {name: model for name, model in updated.items() if model.weights}
+        before = self._models.current
+        if models == before:
+            return
+        for name in sorted(models.keys() | before.keys()):
+            if before.get(name) != models.get(name):
+                logger.warning("model '%s': %s", name, models[name].describe() if name in models else "removed")
+        self._models.current = models
+        kept = {(name, version) for name, model in models.items() for version in model.versions}
+        self._loaded = {key: value for key, value in self._loaded.items() if key in kept}
+
+    def _model(self, name: str, source: ModelSource, settle: bool) -> ServedModel:
+        """The state of one model: that which its folder asks for, or the present one where that fails."""
+        before = self._models.current.get(name) or ServedModel(name, {}, {})
+        failed: dict[str, str] = {}
+        try:
+            traffic = Traffic.load(source.folder)
+        except (UserError, OSError) as error:
+            failed[TRAFFIC_FILE] = _without_folder(str(error), source.folder)
+            return replace(before, failed=failed)
+        if traffic is None:
+            versions = self._newest(name, source, settle, failed)
+            weights = dict.fromkeys(versions, 1.0)
+        else:
+            versions = self._all_of(name, source, traffic, settle, failed)
+            weights = {version: weight for version, weight in traffic.weights.items() if weight}
+        if not versions:
+            return replace(before, failed=failed)
+        shadow = self._shadow(before, versions, traffic.shadow if traffic else None)
+        return ServedModel(name, versions, weights, shadow, failed)
+
+    def _newest(self, name: str, source: ModelSource, settle: bool, failed: dict[str, str]) -> dict[str, ServedVersion]:
+        """The newest version that loads."""
+        for version, folder in source.versions.items():
+            loaded = self._version(name, version, folder, settle, failed)
+            if loaded is not None:
+                return {version: loaded}
+        return {}
+
+    def _all_of(
+        self, name: str, source: ModelSource, traffic: Traffic, settle: bool, failed: dict[str, str]
+    ) -> dict[str, ServedVersion]:
+        """Every version that `serving.json` names, or none."""
+        versions = {}
+        for version in sorted(traffic.versions):
+            if version not in source.versions:
+                failed[version] = f"{TRAFFIC_FILE} names it, but there is no such model folder"
+                continue
+            loaded = self._version(name, version, source.versions[version], settle, failed)
+            if loaded is not None:
+                versions[version] = loaded
+        return versions if versions.keys() == traffic.versions else {}
+
+    def _version(
+        self, name: str, version: str, folder: Path, settle: bool, failed: dict[str, str]
+    ) -> ServedVersion | None:
+        """The version as its files are now, else as it was loaded before; None where neither is there."""
+        key = (name, version)
+        loaded_from, loaded = self._loaded.get(key, (None, None))
+        try:
+            found = fingerprint(folder)
+        except OSError:
+            return loaded  # it is being written or removed at this moment
+        if found == loaded_from:
+            return loaded
+        seen, self._seen[key] = self._seen.get(key), found
+        if settle and seen != found:
+            return loaded  # its files are still changing
+        failed_at, reason = self._failed.get(key, (None, ""))
+        if failed_at != found:
+            try:
+                new = self._load(name, version, folder)
+            except UserError as error:
+                reason = _without_folder(str(error), folder)
+            except Exception as error:
+                logger.exception("model '%s', version %s does not load", name, version)
+                reason = f"{type(error).__name__} while loading"
+            else:
+                self._failed.pop(key, None)
+                self._loaded[key] = (found, new)
+                return new
+            self._failed[key] = (found, reason)
+        failed[version] = reason
+        return loaded
+
+    def _shadow(self, before: ServedModel, versions: Mapping[str, ServedVersion], shadow: str | None) -> Shadow | None:
+        """The same object as before for the same version, so that its counts go on."""
+        if shadow is None:
+            return None
+        if before.shadow and before.shadow.version is versions[shadow]:
+            return before.shadow
+        return Shadow(versions[shadow], self._shadow_log)
+
+
+def _without_folder(message: str, folder: Path) -> str:
+    """Clients are told what is wrong, not where the server keeps its files."""
+    return message.replace(f"{folder}/", "").replace(str(folder), folder.name)
+
+
+def poll_forever(updates: Updates, seconds: float) -> None:
+    """Start a thread that polls as long as the process lives; it outlives an error of a poll."""
+
+    def run() -> None:
+        while True:
+            time.sleep(seconds)
+            try:
+                updates.poll()
+            except Exception:
+                logger.exception("looking for new model versions failed; trying again")
+
+    threading.Thread(target=run, name="model-updates", daemon=True).start()

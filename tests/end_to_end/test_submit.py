@@ -1,0 +1,157 @@
+"""Commands as jobs of a cluster: sent, followed, stopped, and with the exit codes of the commands themselves."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import PROGRAM, RECIPE, REPOSITORY, Finished, Pipeline, environment
+from tests.ray_head import ray_head
+
+Rayrec = Callable[..., Finished]
+ENDLESS = ("submit", "generate", "criteo", "--rows", "1000000000", "--output")
+
+
+def test_a_job_trains_as_the_command_does(pipeline: Pipeline, rayrec: Rayrec, tmp_path: Path) -> None:
+    """With a recipe of the user's own, which lies here only, and paths relative to this folder."""
+    recipe = rayrec("recipes", RECIPE).out
+    (tmp_path / "own.yaml").write_text(recipe)
+    (tmp_path / "dataset").symlink_to(pipeline.dataset)
+    done = rayrec(
+        "submit", "train", "own.yaml", "--data", "dataset", "--output", "run", "--workers", "2", "--json",
+        "--metadata", "team=ads", "--entrypoint-num-cpus", "1", folder=tmp_path,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.result["metrics"] == pipeline.results["train"]["metrics"]
+    details = done.result["details"]
+    saved = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert details["result"] == saved
+    assert saved["command"] == "train"
+    shown = rayrec("jobs", "show", details["job"], "--json").result["details"]["jobs"][0]
+    assert (shown["status"], shown["exit_code"]) == ("SUCCEEDED", 0)
+    assert shown["metadata"].items() >= {"team": "ads", "rayrec_command": "train"}.items()
+    assert details["job"] in rayrec("jobs", "list").out
+
+
+# What goes wrong, the exit code, whether a job was sent, and the line that says it.
+FAILURES = [
+    (["train", "own.yaml", "--data", "d", "--output", "o"], 2, False, "own.yaml: unknown key 'train.ephocs'"),
+    (["train", RECIPE, "--data", "nowhere", "--output", "o"], 1, True, "nowhere: no such folder; --data takes the"),
+    (
+        ["train", RECIPE, "--data", "dataset", "--output", "o", "--workers", "512"],
+        2,
+        True,
+        "train.workers: 512 workers need 512 CPUs",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "is_sent", "line"), FAILURES, ids=["config", "data", "cluster"])
+def test_exit_codes_are_those_of_the_command(
+    arguments: list[str], code: int, is_sent: bool, line: str, pipeline: Pipeline, rayrec: Rayrec, tmp_path: Path
+) -> None:
+    (tmp_path / "own.yaml").write_text("train: {ephocs: 3}")
+    (tmp_path / "dataset").symlink_to(pipeline.dataset)
+    done = rayrec("submit", *arguments, folder=tmp_path)
+    last = done.err.replace(f"{tmp_path}/", "").splitlines()[-1]
+    assert (done.code, done.out) == (code, "")
+    assert line in last
+    assert last.startswith("error: job rayrec-train-") == is_sent
+    assert not (tmp_path / "o").exists()
+
+
+def _start(ray: str, *arguments: str | Path, stdin: int) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [PROGRAM, *map(str, arguments)],
+        stdin=stdin,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(ray),
+    )
+
+
+def _read_until(process: "subprocess.Popen[str]", pattern: str) -> re.Match[str]:
+    """Lines of stderr up to one that matches."""
+    assert process.stderr is not None
+    read = []
+    for line in process.stderr:
+        read.append(line)
+        if found := re.search(pattern, line):
+            return found
+    pytest.fail(f"no line matches {pattern}:\n{''.join(read)}")
+
+
+def test_ctrl_c_leaves_the_job_where_nobody_can_be_asked(ray_cluster: str, rayrec: Rayrec, tmp_path: Path) -> None:
+    process = _start(ray_cluster, *ENDLESS, tmp_path / "raw", stdin=subprocess.DEVNULL)
+    job = _read_until(process, r"^job (\S+) at http")[1]
+    _read_until(process, r"generate: [\d,]+ of")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"job {job} goes on; `rayrec jobs stop {job} --address http" in err
+    assert rayrec("jobs", "show", job, "--json").result["details"]["jobs"][0]["status"] == "RUNNING"
+    stopped = rayrec("jobs", "stop", job)
+    assert (stopped.code, stopped.out) == (0, f"{job}: stopped\n")
+    assert "generate" in rayrec("jobs", "logs", job).out
+    assert list(tmp_path.iterdir()) == [], "it tidied up"
+
+
+def test_ctrl_c_at_a_terminal_asks_whether_to_stop(ray_cluster: str, rayrec: Rayrec, tmp_path: Path) -> None:
+    terminal, theirs = pty.openpty()
+    process = _start(ray_cluster, *ENDLESS, tmp_path / "raw", stdin=theirs)
+    os.close(theirs)
+    job = _read_until(process, r"^job (\S+) at http")[1]
+    _read_until(process, r"generate: [\d,]+ of")
+    process.send_signal(signal.SIGINT)
+    os.write(terminal, b"y\n")
+    _, err = process.communicate(timeout=120)
+    os.close(terminal)
+    assert process.returncode == 130
+    assert f"stop job {job}? It goes on without this command otherwise. [y/N]" in err
+    assert rayrec("jobs", "show", job, "--json").result["details"]["jobs"][0]["status"] == "STOPPED"
+    assert list(tmp_path.iterdir()) == [], "it tidied up"
+
+
+def test_rays_own_submission_works_from_the_checkout(ray_cluster: str, rayrec: Rayrec, tmp_path: Path) -> None:
+    """As docs/cluster.md shows it."""
+    command = ["job", "submit", "--working-dir", ".", "--", "python", "-m", "jobs.generate"]
+    options = ["--source", "criteo", "--rows", "1000", "--output", tmp_path / "raw", "--json"]
+    done = subprocess.run(
+        [PROGRAM.with_name("ray"), *command, *options],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(ray_cluster),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "raw" / "criteo.tsv").read_text().count("\n") == 1000
+
+
+def test_a_cluster_with_tokens_refuses_who_has_none(tmp_path: Path) -> None:
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    plain |= {"HOME": str(tmp_path), "PYTHONPATH": ""}  # where a token of this machine's user is not found
+    refused = "the cluster asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+    cases = [
+        ({"RAY_AUTH_MODE": "disabled"}, 1, refused),
+        ({**token, "RAY_AUTH_TOKEN": "f" * 64}, 1, refused),
+        ({"RAY_AUTH_MODE": "token"}, 1, refused),
+        (token, 0, "generate: done"),
+    ]
+    with ray_head({**plain, **token}) as url:
+        for variables, code, line in cases:
+            output = tmp_path / "raw"
+            command = [PROGRAM, "submit", "generate", "criteo", "--rows", "100", "--output", output, "--address", url]
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=120, env={**plain, **variables}
+            )
+            assert (done.returncode, output.exists()) == (code, code == 0), done.stderr
+            assert line in done.stderr.splitlines()[-1]

@@ -1,0 +1,288 @@
+"""Versions of models: what is found in folders, what is loaded, when it answers, and what happens when it may not."""
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayrec.common.errors import UserError
+from rayrec.config import ServeConfig
+from rayrec.inference.examples import EXAMPLES_FILE, Examples
+from rayrec.inference.predictor import load_model
+from serve.json_log import JsonLog
+from serve.metrics import ServingMetrics
+from serve.protocol import RequestError
+from serve.repository import Traffic, scan
+from serve.served_models import ServedModels
+from serve.served_version import Rows, ServedVersion
+from serve.updates import Updates
+from tests.model_folders import make_model_folder, make_raw_rows
+
+SEEDS = (1, 2, 3)
+METRICS = ServingMetrics()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model folders 1, 2 and 3 of other weights."""
+    base = tmp_path_factory.mktemp("made")
+    for seed in SEEDS:
+        make_model_folder(base / str(seed), seed=seed)
+    return base
+
+
+class Server:
+    """The part of a replica that keeps models up to date, without Ray."""
+
+    def __init__(self, folders: dict[str, Path], log_folder: Path, executor: ThreadPoolExecutor) -> None:
+        self.models = ServedModels()
+        self.loads: list[tuple[str, str]] = []
+        self._executor = executor
+        self.updates = Updates(folders, self._load, self.models, JsonLog("shadow", log_folder, "test"))
+        self.updates.load_all()
+
+    def _load(self, name: str, version: str, folder: Path) -> ServedVersion:
+        self.loads.append((name, version))
+        return ServedVersion.load(name, version, folder, self._executor, ServeConfig(max_batch_size=4), METRICS)
+
+    def poll(self, times: int = 2) -> None:
+        """Twice by default: a folder is loaded when it looked the same in two polls."""
+        for _ in range(times):
+            self.updates.poll()
+
+    def versions(self, name: str = "m") -> set[str]:
+        return set(self.models.current[name].versions)
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+@pytest.fixture
+def model(made: Path, tmp_path: Path) -> Path:
+    """A model with version 1."""
+    shutil.copytree(made / "1", tmp_path / "m" / "1")
+    return tmp_path / "m"
+
+
+def damage(folder: Path) -> None:
+    """Weights other than those that were exported, as a bad copy or a wrong library would have them."""
+    (table,) = (folder / "weights" / "tables").glob("C2.*")
+    content = bytearray(table.read_bytes())
+    content[-1000:] = bytes(1000)  # nearly all of its rows
+    table.write_bytes(content)
+
+
+def traffic(model: Path, content: str) -> None:
+    (model / "serving.json").write_text(content)
+
+
+def test_scan(made: Path, tmp_path: Path) -> None:
+    for target in ("many/a", "many/b/1", "many/b/10", "many/b/9", "many/b/latest"):
+        shutil.copytree(made / "1", tmp_path / target)
+    (tmp_path / "many/empty").mkdir()
+    found = scan({"x": tmp_path / "many/a", "y": tmp_path / "many/b", "ignored": tmp_path / "many"})
+    assert {name: list(source.versions) for name, source in found.items()} == {
+        "x": ["1"],
+        "y": ["10", "9", "1"],
+        "a": ["1"],
+        "b": ["10", "9", "1"],
+    }
+    with pytest.raises(UserError, match="'a' is used twice"):
+        scan({"a": tmp_path / "many/a", "ignored": tmp_path / "many"})
+    for nothing in ("many/empty", "nowhere"):
+        with pytest.raises(UserError, match=f"{nothing}: neither a model folder nor"):
+            scan({"x": tmp_path / nothing})
+
+
+WRONG_TRAFFIC = {
+    "not JSON": ("{", "not whole JSON"),
+    "nobody answers": ('{"weights": {"1": 0}}', "nobody would answer"),
+    "below zero": ('{"weights": {"1": -1}}', "weights"),
+    "unknown key": ('{"weights": {"1": 1}, "shadows": "2"}', "shadow"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_TRAFFIC)
+def test_wrong_traffic_is_told_and_changes_nothing(
+    model: Path, tmp_path: Path, executor: ThreadPoolExecutor, case: str
+) -> None:
+    content, message = WRONG_TRAFFIC[case]
+    server = Server({"m": model}, tmp_path, executor)
+    traffic(model, content)
+    with pytest.raises(UserError, match=message):
+        Traffic.load(model)
+    server.poll()
+    assert server.versions() == {"1"}
+    assert message in server.models.current["m"].describe()["serving.json"]["reason"]
+    assert str(tmp_path) not in json.dumps(server.models.current["m"].describe())
+    (model / "serving.json").unlink()
+    server.poll()
+    assert server.models.current["m"].describe() == {"1": {"state": "ready", "traffic": 1.0}}
+
+
+def test_a_new_version_answers_when_it_is_whole(
+    model: Path, made: Path, tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    server = Server({"m": model}, tmp_path, executor)
+    shutil.copytree(made / "2", model / "2", ignore=shutil.ignore_patterns("dense*"))
+    server.poll(1)
+    assert server.loads == [("m", "1")], "a folder that has just changed is not read yet"
+    server.poll(1)
+    assert server.versions() == {"1"}
+    assert "dense.safetensors: missing" in server.models.current["m"].describe()["2"]["reason"]
+    server.poll(3)
+    assert server.loads == [("m", "1"), ("m", "2")], "what failed is tried again only when its files change"
+    shutil.copy(made / "2/weights/dense.safetensors", model / "2/weights/dense.safetensors")
+    server.poll()
+    assert server.versions() == {"2"}
+    expected = load_model(made / "2").predict([{}])
+    assert server.models.model("m").version().predictor.predict([{}]) == pytest.approx(expected, abs=1e-6)
+    shutil.rmtree(model / "2")
+    server.poll()
+    assert server.versions() == {"1"}, "removing the newest version goes back to the one before"
+
+
+def test_a_version_that_fails_its_check_never_answers(
+    model: Path, made: Path, tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    server = Server({"m": model}, tmp_path, executor)
+    before = server.models.current["m"].versions["1"]
+    shutil.copytree(made / "2", model / "2")
+    damage(model / "2")
+    server.poll()
+    assert server.models.current["m"].versions == {"1": before}
+    described = server.models.current["m"].describe()
+    assert described["1"] == {"state": "ready", "traffic": 1.0}
+    assert described["2"]["state"] == "failed"
+    assert "self-check failed" in described["2"]["reason"]
+    with pytest.raises(RequestError, match="no version '2' of model 'm', it failed to load; there are: 1"):
+        server.models.model("m").version("2")
+
+
+def test_a_server_does_not_start_with_nothing_that_answers(
+    model: Path, made: Path, tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    damage(model / "1")
+    with pytest.raises(UserError, match=r"model 'm', 1: examples\.json: the self-check failed"):
+        Server({"m": model}, tmp_path, executor)
+    shutil.copytree(made / "2", model / "2")
+    server = Server({"m": model}, tmp_path, executor)
+    assert server.versions() == {"2"}
+
+
+def test_traffic_is_split_by_weight(model: Path, made: Path, tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    shutil.copytree(made / "2", model / "2")
+    shutil.copytree(made / "3", model / "3")
+    traffic(model, '{"weights": {"1": 90, "2": 10}}')
+    server = Server({"m": model}, tmp_path, executor)
+    assert server.versions() == {"1", "2"}
+    chosen = [server.models.model("m").version().version for _ in range(4_000)]
+    assert chosen.count("1") + chosen.count("2") == 4_000
+    # 8 standard deviations of a binomial.
+    assert 0.1 - 0.04 < chosen.count("2") / 4_000 < 0.1 + 0.04
+    assert server.models.model("m").version("2").version == "2"
+    kept = server.models.current["m"].versions["2"]
+    traffic(model, '{"weights": {"2": 1, "3": 0}}')
+    server.poll()
+    assert server.models.current["m"].versions["2"] is kept, "a version that stays is not loaded again"
+    assert server.versions() == {"2", "3"}, "a version of weight 0 is loaded: it answers who names it"
+    assert {server.models.model("m").version().version for _ in range(100)} == {"2"}
+    traffic(model, '{"weights": {"3": 1, "4": 1}}')
+    server.poll()
+    assert server.versions() == {"2", "3"}
+    assert "no such model folder" in server.models.current["m"].describe()["4"]["reason"]
+
+
+def test_a_shadow_is_compared_and_never_answers(
+    model: Path, made: Path, tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    shutil.copytree(made / "2", model / "2")
+    traffic(model, '{"weights": {"1": 1}, "shadow": "2"}')
+    server = Server({"m": model}, tmp_path / "logs", executor)
+    served = server.models.model("m")
+    assert {served.version().version for _ in range(50)} == {"1"}
+    one, two = (load_model(made / version) for version in ("1", "2"))
+    rows = make_raw_rows(one.schema, 20)
+    columns = one.raw_rows.from_rows(rows)
+
+    async def ask() -> np.ndarray:
+        scores = await served.score(served.version(), Rows(columns))
+        while served.describe()["2"]["shadow"]["requests"] == 0:
+            await asyncio.sleep(0.01)
+        return scores
+
+    scores = asyncio.run(asyncio.wait_for(ask(), 20))
+    np.testing.assert_allclose(scores, one.predict(rows), rtol=0, atol=1e-6)
+    difference = np.abs(one.predict(rows) - two.predict(rows))
+    summary = served.describe()["2"]["shadow"]
+    assert summary["mean_difference"] == pytest.approx(difference.mean(), abs=1e-6)
+    assert summary["max_difference"] == pytest.approx(difference.max(), abs=1e-6)
+    (line,) = (tmp_path / "logs/shadow-test.jsonl").read_text().splitlines()
+    logged = json.loads(line)
+    assert (logged["answered_by"], logged["shadow"], logged["rows"]) == ("1", "2", 20)
+    assert logged["max_difference"] == pytest.approx(difference.max(), abs=1e-6)
+
+
+def test_models_come_and_go(made: Path, tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    shutil.copytree(made / "1", tmp_path / "all/a")
+    server = Server({"all": tmp_path / "all"}, tmp_path, executor)
+    shutil.copytree(made / "2", tmp_path / "all/b/7")
+    shutil.copytree(made / "2", tmp_path / "all/broken/1")
+    damage(tmp_path / "all/broken/1")
+    server.poll()
+    assert {name: set(model.versions) for name, model in server.models.current.items()} == {"a": {"1"}, "b": {"7"}}
+    shutil.rmtree(tmp_path / "all/b")
+    server.poll()
+    assert set(server.models.current) == {"a"}
+    os.rename(tmp_path / "all", tmp_path / "away")
+    server.poll()
+    assert set(server.models.current) == {"a"}, "folders that cannot be read leave everything as it is"
+
+
+def test_a_folder_that_is_replaced_is_loaded_again(made: Path, tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    shutil.copytree(made / "1", tmp_path / "m")
+    server = Server({"m": tmp_path / "m"}, tmp_path, executor)
+    os.rename(tmp_path / "m", tmp_path / "old")
+    shutil.copytree(made / "2", tmp_path / "m")
+    server.poll()
+    expected = load_model(made / "2").predict([{}])
+    assert server.models.model("m").version().predictor.predict([{}]) == pytest.approx(expected, abs=1e-6)
+
+
+WRONG_EXAMPLES = {
+    "absent": (None, "missing; export the model again"),
+    "not JSON": ("{", "not whole"),
+    "no rows": ('{"instances": [], "scores": [], "tolerance": 1}', "0 instances with 0 scores"),
+    "fewer scores": ('{"instances": [{}, {}], "scores": [0.5], "tolerance": 1}', "2 instances with 1 scores"),
+    "other scores": ('{"instances": [{}], "scores": [2], "tolerance": 0.1}', "self-check failed: 1 of 1 scores differ"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_EXAMPLES)
+def test_wrong_examples(made: Path, tmp_path: Path, case: str) -> None:
+    content, message = WRONG_EXAMPLES[case]
+    folder = tmp_path / "m"
+    shutil.copytree(made / "1", folder)
+    Examples.load(folder).check(load_model(folder))
+    (folder / EXAMPLES_FILE).unlink()
+    if content is not None:
+        (folder / EXAMPLES_FILE).write_text(content)
+    with pytest.raises(UserError, match=message):
+        Examples.load(folder).check(load_model(folder))
+
+
+def test_examples_reach_every_table_and_network(made: Path) -> None:
+    """Otherwise a self-check could pass over weights that are wrong."""
+    rows = json.loads((made / "1" / EXAMPLES_FILE).read_text())["instances"]
+    schema = load_model(made / "1").schema
+    for feature in schema.features:
+        assert len({str(row.get(feature.name)) for row in rows}) > 5, feature.name

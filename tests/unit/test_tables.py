@@ -1,0 +1,79 @@
+"""Embedding tables: several of one feature, widths that the kernels do not take, pooling, unusable names."""
+
+import math
+
+import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from rayrec.common.errors import UserError
+from rayrec.models.common.embeddings import PooledOutputs, build_embeddings
+from rayrec.models.common.initialization import initialize_shard, initialize_table
+from rayrec.models.common.table_values import Normal, UniformByRows
+from rayrec.models.common.tables import EmbeddingTable
+
+CPU = torch.device("cpu")
+IDS = KeyedJaggedTensor.from_lengths_sync(
+    keys=["a", "b"], values=torch.tensor([0, 1, 2, 2, 0, 1, 1]), lengths=torch.tensor([1, 1, 1, 3, 0, 1])
+)
+"""Rows: a 0, 1, 2; b [2, 0, 1], [], [1]."""
+
+
+def table(name: str, feature: str | None = None, *, rows: int = 3, dim: int = 4, **more: object) -> EmbeddingTable:
+    return EmbeddingTable(name, feature or name, rows, dim, UniformByRows(), **more)
+
+
+def pooled(*tables: EmbeddingTable) -> torch.Tensor:
+    """With 1, 2, 3 in the rows of the first table, 10, 20, 30 in those of the second, ... and NaN where none reads."""
+    embeddings = build_embeddings(tables, CPU)
+    for number, stated in enumerate(tables):
+        weight = embeddings.embedding_bags[stated.name].weight.data
+        weight.fill_(math.nan)[:, : stated.dim] = 10.0**number * torch.arange(1.0, stated.rows + 1).unsqueeze(1)
+    return PooledOutputs(tables)(embeddings(IDS), IDS)
+
+
+@pytest.mark.parametrize(("dim", "columns"), [(1, 4), (4, 4), (19, 20), (128, 128)])
+def test_columns_come_in_fours(dim: int, columns: int) -> None:
+    assert table("a", dim=dim).shape == (3, columns)
+
+
+def test_a_feature_with_several_tables() -> None:
+    found = pooled(table("b", dim=2), table("a"), table("b_wide", "b", dim=1))
+    expected = [[6, 6, 10, 10, 10, 10, 600], [0, 0, 20, 20, 20, 20, 0], [2, 2, 30, 30, 30, 30, 200]]
+    assert found.tolist() == expected
+
+
+def test_means_leave_other_tables_alone() -> None:
+    found = pooled(table("b", dim=1, pooling="mean"), table("b_wide", "b", dim=1), table("a", dim=1, pooling="mean"))
+    assert found.tolist() == [[2, 60, 100], [0, 0, 200], [2, 20, 300]]
+
+
+def test_outputs_go_by_key_whatever_their_order() -> None:
+    sums = KeyedTensor(keys=["b", "a"], length_per_key=[4, 4], values=torch.arange(8.0).view(1, 8))
+    assert PooledOutputs([table("a"), table("b")])(sums, IDS).tolist() == [[4.0, 5.0, 6.0, 7.0, 0.0, 1.0, 2.0, 3.0]]
+    assert PooledOutputs([table("b"), table("a")])(sums, IDS).tolist() == [list(range(8))]
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ([table("a.b")], r"'a\.b' cannot name an embedding table"),
+        ([table("type")], "'type' cannot name an embedding table"),
+        ([table("")], "'' cannot name an embedding table"),
+        ([table("a"), table("a", "b")], "two embedding tables would be named 'a'"),
+    ],
+)
+def test_unusable_names(tables: list[EmbeddingTable], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build_embeddings(tables, CPU)
+
+
+@pytest.mark.parametrize(("column", "columns"), [(0, 8), (0, 4), (4, 4), (6, 2)])
+def test_a_shard_has_zeros_where_the_model_does_not_read(column: int, columns: int) -> None:
+    whole = torch.empty(50, 6)
+    initialize_table(whole, Normal(1.0), rows=50, dim=6, table="a", seed=3)
+    stated = EmbeddingTable("a", "a", 50, 6, Normal(1.0))
+    shard = torch.full((10, columns), math.nan)
+    initialize_shard(shard, stated, 3, row=20, column=column)
+    expected = torch.nn.functional.pad(whole, (0, 2))[20:30, column : column + columns]
+    assert torch.equal(shard, expected)

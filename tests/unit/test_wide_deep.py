@@ -1,0 +1,157 @@
+"""Wide & Deep: its logits, its tables and initial values, its parts, what does not suit it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.config import Recipe, WideDeepConfig, load_recipe
+from rayrec.features.schema import CategoricalFeature, Schema
+from rayrec.models.common.ranking import RankingModel
+from rayrec.models.registry import build_model
+from tests.builders import make_schema
+from tests.naive_models import naive_logits, random_batch
+
+SMALL = WideDeepConfig(embedding_dim=6, embedding_dims={"C2": 3}, mlp=(9, 5))
+SCHEMA = make_schema(numeric=3, categorical=3, multi_hot=2)
+
+
+def lively(model: RankingModel) -> RankingModel:
+    """With every weight at random: the wide part and the biases start at 0, which would hide them."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.5, generator=generator)
+    return model
+
+
+@pytest.mark.parametrize("rows", [1, 17])
+@pytest.mark.parametrize(
+    ("changes", "schema"),
+    [
+        ({}, SCHEMA),
+        ({"part": "wide"}, SCHEMA),
+        ({"part": "deep"}, SCHEMA),
+        ({"combiner": "mean"}, SCHEMA),
+        ({"combiner": "sum"}, SCHEMA),
+        ({"dropout": 0.5}, SCHEMA),
+        ({}, make_schema(numeric=0, categorical=3)),
+        ({"part": "wide", "embedding_dims": {}}, make_schema(numeric=0, categorical=1)),
+    ],
+)
+def test_equals_a_naive_computation(changes: Mapping[str, object], schema: Schema, rows: int) -> None:
+    config = SMALL.model_copy(update=dict(changes))
+    model = lively(build_model(config, schema, seed=3)).eval()
+    batch = random_batch(schema, rows)
+    logits = model(batch)
+    assert logits.dtype == torch.float32 and logits.shape == (rows,)
+    expected = naive_logits(config, schema, model.state_dict(), batch)
+    np.testing.assert_allclose(logits.detach().numpy(), expected, rtol=1e-5, atol=1e-5)
+    assert expected.std() > 0.1 or rows == 1
+
+
+def test_both_parts_add_up() -> None:
+    both = lively(build_model(SMALL, SCHEMA))
+    batch, logits = random_batch(SCHEMA, 20), []
+    for part in ("wide", "deep"):
+        alone = build_model(SMALL.model_copy(update={"part": part}), SCHEMA)
+        state = both.state_dict()
+        alone.load_state_dict({name: state[name] for name in alone.state_dict()})
+        logits.append(alone(batch))
+    torch.testing.assert_close(both(batch), logits[0] + logits[1])
+
+
+def test_every_feature_feeds_both_parts() -> None:
+    tables = build_model(SMALL, SCHEMA, "meta").tables
+    names = [feature.name for feature in SCHEMA.categorical]
+    assert [(t.name, t.feature, t.part) for t in tables] == [
+        *((name, name, "deep") for name in names),
+        *((f"{name}_wide", name, "wide") for name in names),
+    ]
+    assert [t.dim for t in tables] == [6, 3, 6, 6, 6, 1, 1, 1, 1, 1]
+    assert [t.pooling for t in tables] == ["sum"] * 4 + ["mean"] + ["sum"] * 5
+    assert [t.rows for t in tables[:5]] == [t.rows for t in tables[5:]] == [f.cardinality for f in SCHEMA.categorical]
+
+
+def test_the_wide_part_starts_at_0() -> None:
+    model = build_model(SMALL.model_copy(update={"part": "wide"}), SCHEMA, seed=5)
+    assert not any(parameter.any() for parameter in model.parameters())
+    assert not model(random_batch(SCHEMA, 5)).any()
+
+
+@pytest.mark.parametrize(
+    ("init", "std"),
+    [("truncated_normal", 0.8796 / math.sqrt(16)), ("glorot_normal", math.sqrt(2 / (20_000 + 16)))],
+)
+def test_initial_values_are_as_published(init: str, std: float) -> None:
+    schema = Schema(label="label", features=(CategoricalFeature(name="C1", cardinality=20_000),))
+    config = WideDeepConfig(embedding_dim=16, embedding_init=init, mlp=(300, 200))
+    model = build_model(config, schema, seed=1)
+    table = model.embeddings.embedding_bags["C1"].weight
+    assert table.std().item() == pytest.approx(std, rel=0.01)
+    assert table.abs().max().item() == pytest.approx(2 * std / 0.8796, rel=0.01)  # drawn again beyond that
+    for layer, (rows, columns) in ((0, (300, 16)), (3, (200, 300)), (6, (1, 200))):
+        linear = model.dense_network.deep[layer]
+        bound = math.sqrt(6 / (rows + columns))
+        assert linear.weight.shape == (rows, columns) and not linear.bias.any()
+        assert linear.weight.abs().max().item() == pytest.approx(bound, rel=0.05)
+        assert linear.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.15)
+
+
+def test_dropout_acts_in_training_alone() -> None:
+    model = lively(build_model(SMALL.model_copy(update={"dropout": 0.5}), SCHEMA))
+    batch = random_batch(SCHEMA, 10)
+    assert not torch.equal(model(batch), model(batch))
+    model.eval()
+    assert torch.equal(model(batch), model(batch))
+
+
+def test_dense_network_alone_under_autocast_and_compile() -> None:
+    network = lively(build_model(SMALL, make_schema(numeric=2, categorical=3))).dense_network
+    dense, pooled = torch.randn(8, 2), torch.randn(8, 15 + 3, requires_grad=True)
+    expected = network(dense, pooled)
+    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(dense, pooled), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        for run in (network, compiled):
+            logits = run(dense, pooled)
+            assert logits.dtype == torch.float32
+            torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.1)
+    expected.sum().backward()
+    assert pooled.grad is not None and (pooled.grad[:, 15:] == 1).all() and pooled.grad[:, :15].abs().sum() > 0
+
+
+def test_ids_decide() -> None:
+    model = lively(build_model(SMALL, SCHEMA))
+    batch, other = random_batch(SCHEMA, 20), random_batch(SCHEMA, 20, seed=1)
+    assert not torch.equal(model(batch), model(replace(batch, sparse=other.sparse)))
+
+
+@pytest.mark.parametrize(
+    ("config", "schema", "message"),
+    [
+        (SMALL, make_schema(categorical=0), "no categorical feature"),
+        (SMALL.model_copy(update={"part": "wide"}), make_schema(categorical=0), "no categorical feature"),
+        (SMALL.model_copy(update={"embedding_dims": {"X": 3}}), SCHEMA, "no categorical feature 'X'"),
+        (
+            WideDeepConfig(),
+            Schema(label="y", features=tuple(CategoricalFeature(name=n, cardinality=3) for n in ("a", "a_wide"))),
+            "two embedding tables would be named 'a_wide'",
+        ),
+    ],
+)
+def test_unsuitable_features(config: WideDeepConfig, schema: Schema, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build_model(config, schema)
+
+
+@pytest.mark.parametrize("field", ["wide_optimizer.lr=0.1", "wide_schedule.warmup_steps=5"])
+def test_the_wide_parts_settings_are_for_this_model(field: str) -> None:
+    with pytest.raises(ConfigError, match=rf"train\.{field.split('.')[0]}: only a model of kind 'wide_deep' has one"):
+        load_recipe("dlrm-criteo-debug", [f"train.{field}"])
+    # Without its wide part, too, so that a part alone can be tried.
+    assert isinstance(load_recipe("wide-deep-outbrain-debug", [f"train.{field}", "model.part=deep"]), Recipe)
