@@ -1,8 +1,8 @@
 """rayrec: from raw click logs to a served ranking model, on one machine or a cluster.
 
 The functions of `rayrec.api` are attributes of this package: `rayrec.preprocess`, `rayrec.train`, `rayrec.evaluate`,
-`rayrec.predict`, `rayrec.recommend`, `rayrec.export`, `rayrec.generate`, `rayrec.load_model`,
-`rayrec.load_recommender`, `rayrec.load_ranker`, `rayrec.load_recipe`.
+`rayrec.run` (all of these), `rayrec.predict`, `rayrec.recommend`, `rayrec.export`, `rayrec.generate`,
+`rayrec.load_model`, `rayrec.load_recommender`, `rayrec.load_ranker`, `rayrec.load_recipe`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         predict,
         preprocess,
         recommend,
+        run,
         train,
     )
 
@@ -33,6 +34,7 @@ __all__ = [
     "predict",
     "preprocess",
     "recommend",
+    "run",
     "train",
 ]
 

@@ -104,6 +104,32 @@ def train(
     )
 
 
+def run(
+    recipe: AnyPath,
+    input: str | Sequence[str],
+    output: AnyPath,
+    *,
+    workers: int | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    overrides: Overrides | None = None,
+    progress: bool = True,
+) -> "Result":
+    """Preprocess, train, evaluate and export into the folder `output`; called again, it continues where it stopped."""
+    inputs = (input,) if isinstance(input, str) else tuple(input)
+    return _run(
+        "run",
+        progress,
+        recipe=recipe,
+        input=inputs,
+        output=output,
+        workers=workers,
+        device=device,
+        precision=precision,
+        set=_as_options(overrides),
+    )
+
+
 def evaluate(
     source: AnyPath,
     data: AnyPath,

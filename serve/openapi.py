@@ -7,10 +7,13 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from rayrec.features.schema import Feature, MultiHotFeature, NumericFeature
 from rayrec.features.transforms import Vocabulary
 from rayrec.inference.predictor import Predictor
+from rayrec.inference.ranker import CONTEXT
+from rayrec.sources.outbrain.features.rows import ROW_SCHEMA
 from serve.open_inference import OUTPUT
 from serve.served_models import ServedModel, ServedModels
 from serve.served_version import ServedVersion
@@ -62,6 +65,8 @@ def _model_paths(model: ServedModel, max_rows: int, verbs: tuple[str, ...]) -> d
     operations = {"predict": _predict(name, max_rows)}
     if version.recommends:
         operations["recommend"] = _recommend(name, max_rows)
+    if version.ranks:
+        operations["rank"] = _rank(name, max_rows)
     for verb in verbs:
         if verb in operations:
             paths[f"/v1/models/{name}:{verb}"] = {"post": operations[verb]}
@@ -82,6 +87,18 @@ def _recommend(name: str, max_rows: int) -> dict[str, Any]:
     body = {**_object(user=_TEXT, k=count, exclude_known=known), "required": ["user"]}
     answer = _object(model=_TEXT, version=_TEXT, user=_TEXT, items=_list(_object(item=_TEXT, score=_SCORE)))
     return _operation(f"Items for a user by '{name}'.", answer, body, missing="no such user")
+
+
+def _rank(name: str, max_rows: int) -> dict[str, Any]:
+    id_: dict[str, Any] = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+    types = {field.name: _TEXT if pa.types.is_string(field.type) else id_ for field in ROW_SCHEMA}
+    fields = {field: {"anyOf": [types[field], {"type": "null"}]} for field in CONTEXT}
+    context = {**_object(**fields), "required": [], "additionalProperties": False}
+    ads = {"type": "array", "items": id_, "minItems": 1, "maxItems": max_rows}
+    count = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
+    body = {**_object(context=context, ads=ads, k=count), "required": ["ads"]}
+    answer = _object(model=_TEXT, version=_TEXT, ads=_list(_object(ad=id_, score=_SCORE)))
+    return _operation(f"Ads in a context, best first, by '{name}'.", answer, body)
 
 
 def _infer(name: str, predictor: Predictor, max_rows: int) -> dict[str, Any]:

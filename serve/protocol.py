@@ -5,6 +5,9 @@
     POST /v1/models/NAME:recommend {"user": "42", "k": 10, "exclude_known": true}      of a model of users and items
                                    -> {"model": "NAME", "version": "1", "user": "42",
                                        "items": [{"item": "318", "score": 0.97}, ...]}
+    POST /v1/models/NAME:rank      {"context": {"uuid": "cb8c55702adb93", "document_id": 379743, "platform": 3, ...},
+                                    "ads": [42337, 139684, ...], "k": 3}                of a model of displays
+                                   -> {"model": "NAME", "version": "1", "ads": [{"ad": 42337, "score": 0.31}, ...]}
 
 Every error is {"error": "one line"} with its status. Knows neither Ray nor FastAPI.
 """
@@ -83,6 +86,42 @@ def recommendations(model: str, version: str, user: str, items: Iterable[str], s
     ranked = [{"item": item, "score": score} for item, score in zip(items, scores.tolist(), strict=True)]
     answer = {"model": model, "version": version, "user": user, "items": ranked}
     return json.dumps(answer, allow_nan=False).encode()
+
+
+@dataclass(frozen=True)
+class RankRequest:
+    """A context once, and the ads to rank in it; their values are checked by the ranker."""
+
+    context: dict[str, Any]
+    ads: list[Any]
+    k: int | None
+
+
+def parse_rank(body: bytes, max_rows: int) -> RankRequest:
+    """The content of a request to rank ads. Raises RequestError: 400 no JSON, 413 too many ads, 422 wrong content."""
+    example = '{"context": {...}, "ads": [AD, ...]}'
+    content = parse_json(body, example)
+    if not isinstance(content, dict):
+        raise RequestError(422, f"the body must be {example}, not another value")
+    unknown = sorted(set(content) - {"context", "ads", "k"})
+    if unknown:
+        raise RequestError(422, f"unknown key '{unknown[0][:100]}'; there are context, ads and k")
+    context, ads, k = content.get("context", {}), content.get("ads"), content.get("k")
+    if not isinstance(context, dict):
+        raise RequestError(422, "context: must be an object; leave it out where nothing is known")
+    if not isinstance(ads, list) or not ads:
+        raise RequestError(422, "ads: must be a list of at least one ad id")
+    if len(ads) > max_rows:
+        raise RequestError(413, f"ads: {len(ads)}, at most {max_rows} a request; send several requests")
+    if k is not None and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
+        raise RequestError(422, "k: must be a whole number from 1, or left out for all ads")
+    return RankRequest(context, ads, k)
+
+
+def ranked_ads(model: str, version: str, ads: Iterable[int], scores: NDArray[np.float32]) -> bytes:
+    """The body of an answer with the ads of highest score first."""
+    ranked = [{"ad": ad, "score": score} for ad, score in zip(ads, scores.tolist(), strict=True)]
+    return json.dumps({"model": model, "version": version, "ads": ranked}, allow_nan=False).encode()
 
 
 def unknown_model(name: str, known: Iterable[str]) -> RequestError:

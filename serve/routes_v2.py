@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from serve.body import read_body
+from serve.gate import Limits, note_served_by
 from serve.open_inference import answer, metadata, parse_infer
 from serve.protocol import RequestError
 from serve.served_models import ServedModels
@@ -14,8 +15,8 @@ from serve.served_models import ServedModels
 _JSON_LENGTH = "Inference-Header-Content-Length"
 
 
-def routes(models: ServedModels, max_rows: int) -> APIRouter:
-    """The routes over `models`; `max_rows` of one request."""
+def routes(models: ServedModels, limits: Limits) -> APIRouter:
+    """The routes over `models`."""
     router = APIRouter(prefix="/v2")
 
     @router.get("")
@@ -42,8 +43,9 @@ def routes(models: ServedModels, max_rows: int) -> APIRouter:
     async def infer(name: str, request: Request, version: str | None = None) -> Response:
         model = models.model(name)
         chosen = model.version(version)
-        body = await read_body(request)
-        asked = parse_infer(body, request.headers.get(_JSON_LENGTH), chosen.predictor, max_rows)
+        note_served_by(request.scope, name, chosen.version, "infer")
+        body = await read_body(request, limits.max_body_bytes)
+        asked = parse_infer(body, request.headers.get(_JSON_LENGTH), chosen.predictor, limits.max_rows)
         scores = await model.score(chosen, asked.rows)
         content, json_length = answer(name, chosen.version, asked, scores)
         if json_length is None:

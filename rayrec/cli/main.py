@@ -17,6 +17,7 @@ from rayrec.cli.options import (
     JsonOption,
     NewOutputOption,
     PrecisionOption,
+    RawInputOption,
     RecipeArgument,
     SetOption,
     WorkersOption,
@@ -68,7 +69,7 @@ def _root(
 
 @app.command()
 def demo(
-    model: Annotated[str | None, typer.Argument(help="dlrm, dcnv2 or neumf.", show_default="dlrm")] = None,
+    model: Annotated[str | None, typer.Argument(help="dlrm, dcnv2, neumf or wide_deep.", show_default="dlrm")] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder for all that the demo makes.", show_default="demo")
     ] = None,
@@ -116,10 +117,7 @@ def generate(
 @app.command()
 def preprocess(
     recipe: RecipeArgument,
-    input: Annotated[
-        list[str],
-        typer.Option(help="Raw file, folder, glob or URI; repeatable; SPLIT=PATH where files are splits."),
-    ],
+    input: RawInputOption,
     output: NewOutputOption,
     set: SetOption = None,
     json: JsonOption = False,
@@ -146,6 +144,25 @@ def train(
     run_job(
         "train", json, debug, recipe=recipe, data=data, output=output, workers=workers, device=device,
         precision=precision, resume=resume, set=set,
+    )  # fmt: skip
+
+
+@app.command()
+def run(
+    recipe: RecipeArgument,
+    input: RawInputOption,
+    output: Annotated[Path, typer.Option(help="Folder of all stages; that of an earlier attempt is continued.")],
+    workers: WorkersOption = None,
+    device: DeviceOption = None,
+    precision: PrecisionOption = None,
+    set: SetOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Preprocess, train, evaluate and export in one job; run again, it continues where it stopped."""
+    run_job(
+        "run", json, debug, recipe=recipe, input=input, output=output, workers=workers, device=device,
+        precision=precision, set=set,
     )  # fmt: skip
 
 
@@ -241,11 +258,19 @@ def serve(
     log_folder: Annotated[
         Path | None, typer.Option(help="Folder for logs of JSON lines.", show_default="Ray Serve's logs")
     ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="Tokens, one a line.", show_default="those of RAYREC_SERVE_TOKENS, if any")
+    ] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="PEM file, for HTTPS.", show_default=False)] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.", show_default=False)] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Answer HTTP requests with raw features, through Ray Serve."""
-    run_job("serve", json, debug, model=model, port=port, host=host, log_folder=log_folder)
+    run_job(
+        "serve", json, debug, model=model, port=port, host=host, log_folder=log_folder, token_file=token_file,
+        tls_certificate=tls_certificate, tls_key=tls_key,
+    )  # fmt: skip
 
 
 @app.command()

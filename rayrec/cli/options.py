@@ -11,6 +11,9 @@ SetOption = Annotated[
     typer.Option("--set", help="Override of the recipe; repeatable.", metavar="SECTION.KEY=VALUE"),
 ]
 DataOption = Annotated[Path, typer.Option(help="Dataset folder: the output of `rayrec preprocess`.")]
+RawInputOption = Annotated[
+    list[str], typer.Option(help="Raw file, folder, glob or URI; repeatable; SPLIT=PATH where files are splits.")
+]
 NewOutputOption = Annotated[Path, typer.Option(help="Folder to write; must not exist.")]
 WorkersOption = Annotated[
     int | None, typer.Option(help="Worker processes (train.workers).", show_default="the recipe's")

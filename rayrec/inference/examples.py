@@ -18,7 +18,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.features.schema import CategoricalFeature, Feature, Schema
 from rayrec.features.transforms import Vocabulary
-from rayrec.inference.predictor import Predictor, load_model
+from rayrec.inference.predictor import Predictor
 
 EXAMPLES_FILE = "examples.json"
 _ROWS = 16
@@ -28,12 +28,9 @@ _NUMBERS = (0, 1, 2, 3, 5, 8, 20, 50, 100, 500, 1000, 0.5, -1, 7)
 _UNKNOWN = "not in any vocabulary"
 
 
-def write_examples(folder: Path) -> None:
-    """Score example rows with the model in `folder` and write both beside it.
-
-    Raises UserError where a score is no number.
-    """
-    predictor = load_model(folder)
+def write_examples(predictor: Predictor) -> None:
+    """Score example rows and write both into the model's folder. Raises UserError where a score is no number."""
+    folder = predictor.folder
     rows = example_rows(predictor.schema, predictor.raw_rows.columns, folder)
     scores = predictor.predict(rows)
     if not np.isfinite(scores).all():

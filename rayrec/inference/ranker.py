@@ -31,6 +31,17 @@ class Ranking:
     scores: NDArray[np.float32]
     """(len(ads),) probabilities of a click."""
 
+    @classmethod
+    def of(cls, ads: Sequence[int], scores: NDArray[np.float32], k: int | None = None) -> "Ranking":
+        """The best `k` of `ads`, whose scores are given in their order."""
+        order = np.argsort(-scores, kind="stable")[:k]
+        return cls([int(ads[index]) for index in order], scores[order])
+
+
+def can_rank(folder: Path) -> bool:
+    """Whether the features of a model folder are looked up from a context and an ad."""
+    return (folder / STATISTICS_FOLDER).is_dir()
+
 
 def load_ranker(folder: str | Path) -> "Ranker":
     """The ranker of a model folder, on CPU. Raises UserError where its features are not looked up in statistics."""
@@ -42,13 +53,12 @@ class Ranker:
 
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor
-        folder = predictor.folder / STATISTICS_FOLDER
-        if not folder.is_dir():
+        if not can_rank(predictor.folder):
             raise UserError(
                 f"{predictor.folder}: has no {STATISTICS_FOLDER}/ to look features up in; score rows of all its "
                 "features instead, or export a model of source.kind 'outbrain'"
             )
-        self.statistics = Statistics.open(folder)
+        self.statistics = Statistics.open(predictor.folder / STATISTICS_FOLDER)
 
     def rank(self, context: Mapping[str, Any], ads: Sequence[int], k: int | None = None) -> Ranking:
         """The best `k` of `ads` (ids as in promoted_content), all of them by default.
@@ -57,12 +67,14 @@ class Ranker:
         geo_location (CC>ST>DMA), traffic_source (1 to 3). What is left out, null or never seen before is treated as in
         training. Raises UserError naming the field that is unknown or of a wrong type.
         """
-        scores = self.scores(context, ads)
-        order = np.argsort(-scores, kind="stable")[:k]
-        return Ranking([int(ads[index]) for index in order], scores[order])
+        return Ranking.of(ads, self.scores(context, ads), k)
 
     def scores(self, context: Mapping[str, Any], ads: Sequence[int]) -> NDArray[np.float32]:
         """(len(ads),) probabilities of a click, in the order of `ads`. Raises UserError as `rank`."""
+        return self.predictor.predict(self.rows(context, ads))
+
+    def rows(self, context: Mapping[str, Any], ads: Sequence[int]) -> pa.RecordBatch:
+        """The raw features of each ad in the context, one row an ad: what `Predictor.predict` takes."""
         checked = _checked_context(context)
         if self.statistics.constants.original and (checked["platform"] is None or checked["geo_location"] is None):
             # The original drops such events before anything else.
@@ -73,7 +85,7 @@ class Ranker:
             for field in ROW_SCHEMA
         ]
         rows = pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
-        return self.predictor.predict(raw_features(self.statistics, rows))
+        return self.predictor.raw_rows.from_batch(raw_features(self.statistics, rows))
 
 
 def _checked_context(context: Mapping[str, Any]) -> dict[str, int | str | None]:

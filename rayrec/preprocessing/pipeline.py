@@ -82,7 +82,7 @@ class Preprocessing:
 
     @property
     def _sources(self) -> tuple[SourceFile, ...]:
-        return tuple(SourceFile(path=f.name, bytes=f.bytes, modified=f.modified) for f in self._job.files)
+        return _source_files(self._job)
 
     @property
     def _resolved(self) -> dict[str, Any]:
@@ -126,6 +126,15 @@ def preprocess(
 ) -> Manifest:
     """Check and run a `Preprocessing` job on a Spark session."""
     return Preprocessing(recipe, inputs, output).run(spark, progress)
+
+
+def source_files(recipe: Recipe, inputs: Mapping[str | None, Sequence[str]]) -> tuple[SourceFile, ...]:
+    """What a dataset's manifest would say of these inputs as they are now. Raises UserError as `Preprocessing` does."""
+    return _source_files(_job(recipe, inputs))
+
+
+def _source_files(job: _Job) -> tuple[SourceFile, ...]:
+    return tuple(SourceFile(path=file.name, bytes=file.bytes, modified=file.modified) for file in job.files)
 
 
 def _job(recipe: Recipe, inputs: Mapping[str | None, Sequence[str]]) -> _Job:

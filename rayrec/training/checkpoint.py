@@ -77,7 +77,7 @@ class Checkpoints:
             if target.exists():
                 shutil.rmtree(target)
             temporary.rename(target)
-            self._prune()
+            self.prune()
         dist.barrier()
 
     def load(self, model: ParallelModel, step: TrainStep, progress: RunProgress) -> None:
@@ -90,8 +90,8 @@ class Checkpoints:
         if step.loss_scale is not None and progress.loss_scale is not None:
             step.loss_scale.load_state_dict(progress.loss_scale)
 
-    def _prune(self) -> None:
-        """Keep the last ones and the best one, and say in `index.json` which they are."""
+    def prune(self) -> None:
+        """Keep the last ones and the best one, and say in `index.json` which they are. Rank 0 alone."""
         steps = checkpoint_steps(self._folder)
         best = self._best(steps)
         kept = set(steps[-self._config.keep_last :]) | ({best} if best is not None else set())

@@ -122,6 +122,9 @@ class _Training:
             assert initial_weights is not None, "the caller reads what train.initial_weights names"
             initial_weights(self._model)
         if self._is_chief:
+            if resumed is not None:
+                # The last attempt may have died between a checkpoint and the index of them.
+                self._checkpoints.prune()
             write_json(self._run.path / PLAN_FILE, self._plan.as_json())
             self._history.cut_after(self._progress.step)
             self._trackers = open_trackers(self._run.path, self._recipe, self._progress.step + 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import require_absent, write_atomically, write_json
+from rayrec.common.files import new_folder, write_atomically, write_json
 from rayrec.config import Recipe, dump_recipe, load_recipe
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
@@ -23,11 +23,11 @@ METRICS_FILE = "metrics.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 CHECKPOINT_INDEX_FILE = "index.json"
 
-# Sections and fields of train that a resumed run may change: they decide neither the model nor its batches.
-_MAY_CHANGE = {
+# Fields of train that a resumed run may change: they decide neither the model nor its batches.
+RESUMABLE_CHANGES = frozenset({
     "workers", "device", "precision", "epochs", "max_steps", "gradient_accumulation", "sharding", "checkpoint",
     "evaluation_split", "evaluations_per_epoch", "early_stop", "compile", "max_failures", "log_every_steps", "tracking",
-}  # fmt: skip
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,19 @@ class RunFolder:
         from rayrec.models.registry import build_model
 
         folder = cls(Path(path).absolute())
-        require_absent(folder.path)
-        folder.path.mkdir(parents=True, exist_ok=True)
-        folder._describe(recipe)
-        build_model(recipe.model, dataset.schema, device="meta").schema.save(folder.path)
-        write_json(folder.path / RUN_FILE, {"dataset": str(dataset.folder), "manifest": _fingerprint(dataset)})
+        with new_folder(folder.path) as unfinished:
+            cls(unfinished)._describe(recipe)
+            build_model(recipe.model, dataset.schema, device="meta").schema.save(unfinished)
+            write_json(
+                unfinished / RUN_FILE, {"dataset": str(dataset.folder), "manifest": _fingerprint(dataset.folder)}
+            )
         return folder
 
     @classmethod
     def resume(cls, path: str | Path, recipe: Recipe, dataset: Dataset) -> "RunFolder":
         """Continue a run with `recipe`. Raises ConfigError where it would not be the same run."""
         folder = cls.open(path)
-        if folder._content()["manifest"] != _fingerprint(dataset):
+        if not folder.was_trained_on(dataset.folder):
             raise ConfigError(f"{folder.path}: was trained on another dataset than {dataset.folder}; give that one")
         before, now = folder.recipe, recipe
         if before.model != now.model:
@@ -79,7 +80,7 @@ class RunFolder:
             old, new = getattr(before.train, field), getattr(now.train, field)
             if field == "ingest":
                 old, new = (v.model_copy(update={"in_memory": False, "prefetch_batches": 1}) for v in (old, new))
-            if field not in _MAY_CHANGE and old != new:
+            if field not in RESUMABLE_CHANGES and old != new:
                 raise ConfigError(
                     f"{folder.path}: --resume with train.{field} changed from {old!r} to {new!r}; "
                     "set it back, or start a new run"
@@ -91,6 +92,10 @@ class RunFolder:
             )
         folder._describe(recipe)
         return folder
+
+    def was_trained_on(self, dataset_folder: Path) -> bool:
+        """Whether the dataset in a folder is the one that the run was begun with."""
+        return bool(self._content()["manifest"] == _fingerprint(dataset_folder))
 
     def checkpoint(self, which: str) -> Path:
         """Folder of the checkpoint `latest`, `best` or of a step. Raises UserError where there is none.
@@ -129,5 +134,7 @@ class RunFolder:
         return content
 
 
-def _fingerprint(dataset: Dataset) -> str:
-    return hashlib.sha256((dataset.folder / MANIFEST_FILE).read_bytes()).hexdigest()
+def _fingerprint(dataset_folder: Path) -> str | None:
+    """None where the folder holds no finished dataset."""
+    manifest = dataset_folder / MANIFEST_FILE
+    return hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else None

@@ -1,7 +1,9 @@
 """HTTP: the scores of the predictor, one-line errors, and bad requests that hurt nobody else."""
 
 import json
+import re
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import requests
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -17,11 +20,14 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance, unsuppor
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
+import serve
 from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.predictor import Predictor, load_model
+from rayrec.inference.ranker import load_ranker
 from rayrec.inference.recommender import load_recommender
+from tests.display_models import ADS, CONTEXT, make_ranker
 from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder
 
 TIMEOUT = 60
@@ -33,7 +39,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in ("dlrm", "dcnv2"):
         make_model_folder(base / name, model=name, multi_hot=1)
     make_recommender_folder(base / "neumf")
-    return {name: base / name for name in ("dlrm", "dcnv2", "neumf")}
+    make_ranker(base / "displays")
+    return {**{name: base / name for name in ("dlrm", "dcnv2", "neumf")}, "ads": base / "displays" / "model"}
 
 
 def _free_port() -> int:
@@ -45,7 +52,8 @@ def _free_port() -> int:
 
 @pytest.fixture(scope="module")
 def url(ray_cluster: str, folders: dict[str, Path]) -> Iterator[str]:
-    request = ServeRequest(model=tuple(folders.values()), port=_free_port())
+    named = tuple(Path(f"{name}={folder}") for name, folder in folders.items())
+    request = ServeRequest(model=named, port=_free_port())
     with serving(request, SilentProgress()) as address:
         yield address
 
@@ -73,6 +81,22 @@ def test_recommendations_are_the_recommenders(url: str, folders: dict[str, Path]
     np.testing.assert_allclose([e["score"] for e in answer.json()["items"]], expected.scores, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("k", [None, 2])
+def test_ads_are_ranked_as_the_ranker_does(url: str, folders: dict[str, Path], k: int | None) -> None:
+    expected = load_ranker(folders["ads"]).rank(CONTEXT, ADS, k)
+    body = {"context": CONTEXT, "ads": ADS, **({} if k is None else {"k": k})}
+    answer = requests.post(f"{url}/v1/models/ads:rank", json=body, timeout=TIMEOUT)
+    assert answer.status_code == 200
+    assert [entry["ad"] for entry in answer.json()["ads"]] == expected.ads
+    np.testing.assert_allclose([e["score"] for e in answer.json()["ads"]], expected.scores, rtol=0, atol=1e-6)
+
+
+def test_an_answer_has_the_id_of_its_request(url: str) -> None:
+    given = requests.get(f"{url}/healthz", headers={"X-Request-Id": "abc-1"}, timeout=TIMEOUT)
+    assert given.headers["X-Request-Id"] == "abc-1"
+    assert len(requests.get(f"{url}/healthz", timeout=TIMEOUT).headers["X-Request-Id"]) > 20
+
+
 def test_one_object_alone(url: str, predictors: dict[str, Predictor]) -> None:
     (row,) = make_raw_rows(predictors["dlrm"].schema, 1)
     answer = requests.post(f"{url}/v1/models/dlrm:predict", json=row, timeout=TIMEOUT)
@@ -81,7 +105,7 @@ def test_one_object_alone(url: str, predictors: dict[str, Predictor]) -> None:
 
 def test_what_is_served(url: str, predictors: dict[str, Predictor]) -> None:
     assert requests.get(f"{url}/healthz", timeout=TIMEOUT).json() == {"status": "ok"}
-    assert requests.get(f"{url}/v1/models", timeout=TIMEOUT).json() == {"models": ["dcnv2", "dlrm", "neumf"]}
+    assert requests.get(f"{url}/v1/models", timeout=TIMEOUT).json() == {"models": ["ads", "dcnv2", "dlrm", "neumf"]}
     described = requests.get(f"{url}/v1/models/dlrm", timeout=TIMEOUT).json()
     assert described["ready"] is True
     assert described["metrics"] == {"test": {"auc": 0.75}}
@@ -192,7 +216,7 @@ BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
     "too many rows": ("POST", PREDICT, json.dumps({"instances": [{}] * 8193}).encode(), 413, "8193 rows, at most 8192"),
     "too large a body": ("POST", PREDICT, b" " * (64 * 2**20 + 1), 413, "larger than 64 MiB"),
     "unknown model": ("POST", "/v1/models/dlrn:predict", b"{}", 404, "no model 'dlrn'; did you mean 'dlrm'?"),
-    "unknown model described": ("GET", "/v1/models/zzz", b"", 404, "no model 'zzz'; models: dcnv2, dlrm"),
+    "unknown model described": ("GET", "/v1/models/zzz", b"", 404, "no model 'zzz'; models: ads, dcnv2"),
     "GET": ("GET", PREDICT, b"", 405, "use POST"),
     "PUT": ("PUT", PREDICT, b"{}", 405, "Method Not Allowed"),
     "unknown user": ("POST", "/v1/models/neumf:recommend", b'{"user": "u-99"}', 404, "no user 'u-99' in the model's"),
@@ -202,6 +226,16 @@ BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
     "v2, not JSON": ("POST", "/v2/models/dlrm/infer", b"x", 400, "not valid JSON"),
     "v2, GET": ("GET", "/v2/models/dlrm/infer", b"", 405, "use POST"),
     "v2, unknown model": ("POST", "/v2/models/x/infer", b"{}", 404, "no model 'x'"),
+    "no ranker": ("POST", "/v1/models/dlrm:rank", b'{"ads": [1]}', 404, "it cannot rank; use /v1/models/dlrm:predict"),
+    "no ads": ("POST", "/v1/models/ads:rank", b'{"context": {}}', 422, "ads: must be a list of at least one ad id"),
+    "ad of another type": ("POST", "/v1/models/ads:rank", b'{"ads": [1, "2"]}', 422, "ads[1]: a value of type str"),
+    "unknown context": (
+        "POST",
+        "/v1/models/ads:rank",
+        b'{"ads": [1], "context": {"id": 1}}',
+        422,
+        "unknown field 'id'",
+    ),
     "unknown path": ("GET", "/v3/health", b"", 404, "Not Found; there are POST /v1/models/NAME:predict"),
 }
 
@@ -234,6 +268,31 @@ def test_bad_requests_do_not_fail_those_beside_them(url: str, predictors: dict[s
         else:
             assert status == 200
             assert content["predictions"][0] == pytest.approx(expected[index], abs=1e-6)
+
+
+def test_metrics(url: str, predictors: dict[str, Predictor]) -> None:
+    """What the dashboard shows is what Ray exports."""
+    rows = make_raw_rows(predictors["dlrm"].schema, 100)
+    rows = [{**row, "C2": "never seen"} for row in rows]
+    requests.post(f"{url}{PREDICT}", json={"instances": rows}, timeout=TIMEOUT)
+    dashboard = (Path(serve.__file__).parent / "grafana_dashboard.json").read_text()
+    shown = set(re.findall(r"ray_rayrec_\w+", dashboard))
+    assert len(shown) > 8
+    # These need the traffic of an export, which models made without training lack.
+    shown -= {"ray_rayrec_score_drift", "ray_rayrec_reference_unknown_share"}
+    (node,) = ray.nodes()
+    deadline = time.monotonic() + 60
+    while True:
+        text = requests.get(f"http://127.0.0.1:{node['MetricsExportPort']}/metrics", timeout=TIMEOUT).text
+        missing = {name for name in shown if f"\n{name}{{" not in text}
+        counted = re.findall(r"\nray_rayrec_unknown_ids_total{([^}]*)} ([\d.]+)", text)
+        # Replicas of other tests have series of their own.
+        unknown = [float(value) for tags, value in counted if 'feature="C2"' in tags and 'model="dlrm"' in tags]
+        if not missing and max(unknown) >= 100:
+            break
+        assert time.monotonic() < deadline, (missing, unknown)
+        requests.post(f"{url}{PREDICT}", json={"instances": rows}, timeout=TIMEOUT)
+        time.sleep(1)
 
 
 def test_a_port_in_use(url: str, folders: dict[str, Path]) -> None:

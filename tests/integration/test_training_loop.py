@@ -1,6 +1,7 @@
 """What training computes does not depend on workers, plans, interruptions or the number of passes."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from rayrec.config import Recipe
 from rayrec.training.checkpoint import folder_name
 from rayrec.training.history import read_history
+from rayrec.training.run_folder import RunFolder
 from tests.builders import make_dataset
 from tests.training_runs import Case, logits_under, losses, recipe, run_cases, weights_of
 
@@ -105,7 +107,12 @@ def resumed(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     two_to_two = Case(folder / "two-two", first["mixed"])
     run_cases(2, dataset, [Case(folder / "two", whole["mixed"]), two_to_one, two_to_two])
     run_cases(1, dataset, [Case(folder / "one", whole["tables"]), one_to_two])
-    run_cases(1, dataset, [Case(two_to_one.folder, whole["tables"])])
+    # As a run that was killed between its last checkpoint and the index of them.
+    died = folder / "died"
+    shutil.copytree(folder / "one", died)
+    index = {"latest": folder_name(23), "best": None, "metric": None, "checkpoints": [folder_name(23)]}
+    (died / "checkpoints" / "index.json").write_text(json.dumps(index))
+    run_cases(1, dataset, [Case(two_to_one.folder, whole["tables"]), Case(died, whole["tables"])])
     run_cases(2, dataset, [Case(one_to_two.folder, whole["mixed"]), Case(two_to_two.folder, whole["mixed"])])
     return folder
 
@@ -128,6 +135,10 @@ def test_a_resumed_run_ends_in_the_same_weights_to_the_bit(resumed: Path) -> Non
     for name, value in weights_of(resumed / "two-two", STEPS).items():
         assert value.equal(expected[name]), name
     assert losses(resumed / "two-two") == losses(resumed / "two")
+
+
+def test_a_run_killed_after_its_last_checkpoint_names_it(resumed: Path) -> None:
+    assert RunFolder.open(resumed / "died").checkpoint("latest").name == folder_name(STEPS)
 
 
 def test_evaluation_agrees_across_plans_and_counts_each_row_once(resumed: Path) -> None:

@@ -29,6 +29,11 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
         {"recipe": "r", "data": Path("d"), "output": Path("o"), "workers": 2, "device": "cpu", "precision": "bf16",
          "resume": True},
     ),
+    (
+        "run",
+        ["r", "--input", "a", "--output", "o", "--workers", "2", "--set", "preprocess.seed=1"],
+        {"recipe": "r", "input": ("a",), "output": Path("o"), "workers": 2, "set": ("preprocess.seed=1",)},
+    ),
     ("evaluate", ["m", "--data", "d", "--split", "train"], {"source": Path("m"), "data": Path("d"), "split": "train"}),
     ("predict", ["m", "--input", "i", "--output", "o", "--raw"], {"model": Path("m"), "input": "i", "raw": True}),
     ("export", ["r", "--output", "o"], {"run": Path("r"), "output": Path("o")}),

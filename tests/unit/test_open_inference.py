@@ -95,7 +95,7 @@ def test_scores_are_the_predictors(predictor: Predictor, form: str) -> None:
     head = json.dumps({"id": "7", "inputs": inputs, "parameters": {"encoded": encoded}}).encode()
     request = parse_infer(head + content, str(len(head)) if binary else None, predictor, ROWS)
     assert (request.id, request.binary, request.rows.encoded) == ("7", False, encoded)
-    (scores,) = score_together(predictor, [request.rows])
+    ((scores,), *_) = score_together(predictor, [request.rows])
     np.testing.assert_allclose(scores, predictor.predict(rows), rtol=0, atol=1e-6)
 
 
@@ -105,14 +105,14 @@ def test_raw_and_encoded_rows_share_a_pass(predictor: Predictor) -> None:
         json.dumps({"inputs": make(predictor, some), "parameters": {"encoded": encoded}}).encode()
         for some, (make, encoded, _) in zip(rows, [FORMS["encoded, JSON"], *2 * [FORMS["raw, JSON"]]], strict=True)
     ]
-    together = score_together(predictor, [parse_infer(body, None, predictor, ROWS).rows for body in bodies])
+    together, *_ = score_together(predictor, [parse_infer(body, None, predictor, ROWS).rows for body in bodies])
     for scores, some in zip(together, rows, strict=True):
         np.testing.assert_allclose(scores, predictor.predict(some), rtol=0, atol=1e-6)
 
 
 def test_features_left_out_are_missing(predictor: Predictor) -> None:
     body = json.dumps({"inputs": [tensor("C2", "BYTES", ["C2-1"])]}).encode()
-    (scores,) = score_together(predictor, [parse_infer(body, None, predictor, 1).rows])
+    ((scores,), *_) = score_together(predictor, [parse_infer(body, None, predictor, 1).rows])
     np.testing.assert_array_equal(scores, predictor.predict([{"C2": "C2-1"}]))
 
 
@@ -123,7 +123,7 @@ def test_every_number_type_is_read(predictor: Predictor) -> None:
         entry = {"name": "I1", "datatype": datatype, "shape": [2, 1], "parameters": {"binary_data_size": len(data)}}
         head = json.dumps({"inputs": [entry]}).encode()
         request = parse_infer(head + data, str(len(head)), predictor, 2)
-        np.testing.assert_array_equal(score_together(predictor, [request.rows])[0], expected)
+        np.testing.assert_array_equal(score_together(predictor, [request.rows])[0][0], expected)
 
 
 OUTPUTS: dict[str, tuple[dict[str, Any], bool]] = {

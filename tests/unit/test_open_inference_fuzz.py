@@ -95,7 +95,7 @@ def infer(predictor: Predictor, body: bytes, length: str | None) -> None:
         assert len(refused.message) < 500
         return
     event("scored")
-    (scores,) = score_together(predictor, [request.rows])
+    ((scores,), *_) = score_together(predictor, [request.rows])
     assert scores.shape == (request.rows.columns.num_rows,)
     if np.isfinite(scores).all():
         assert ((scores >= 0) & (scores <= 1)).all()

@@ -8,11 +8,13 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from rayrec.config import ServeConfig
+from serve.metrics import ServingMetrics
 from serve.openapi import document
 from serve.protocol import RequestError, parse_instances
 from serve.routes_v1 import VERBS
 from serve.served_models import ServedModel, ServedModels
 from serve.served_version import ServedVersion
+from tests.display_models import ADS, CONTEXT, make_ranker
 from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder
 
 
@@ -21,10 +23,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> ServedModels:
     base = tmp_path_factory.mktemp("models")
     make_model_folder(base / "dlrm", multi_hot=1)
     make_recommender_folder(base / "neumf")
+    make_ranker(base / "displays")
+    folders = {"ads": base / "displays" / "model", "dlrm": base / "dlrm", "neumf": base / "neumf"}
     models = ServedModels()
     with ThreadPoolExecutor(1) as executor:
         loaded = {
-            name: ServedVersion.load(name, "1", base / name, executor, ServeConfig()) for name in ("dlrm", "neumf")
+            name: ServedVersion.load(name, "1", folder, executor, ServeConfig(), ServingMetrics())
+            for name, folder in folders.items()
         }
     models.current = {name: ServedModel(name, {"1": version}, {"1": 1.0}) for name, version in loaded.items()}
     return models
@@ -38,12 +43,33 @@ def described(models: ServedModels) -> dict[str, Any]:
 def test_what_it_describes(described: dict[str, Any]) -> None:
     posts = {path for path, operations in described["paths"].items() if "post" in operations}
     assert posts == {
+        "/v1/models/ads:predict",
+        "/v1/models/ads:rank",
+        "/v2/models/ads/infer",
         "/v1/models/dlrm:predict",
         "/v1/models/neumf:predict",
         "/v1/models/neumf:recommend",
         "/v2/models/dlrm/infer",
         "/v2/models/neumf/infer",
     }
+
+
+@pytest.mark.parametrize(
+    ("body", "is_valid"),
+    [
+        ({"context": CONTEXT, "ads": ADS}, True),
+        ({"ads": [1], "k": 3}, True),
+        ({"context": {**CONTEXT, "platform": None}, "ads": [1]}, True),
+        ({"ads": []}, False),
+        ({"ads": ["1"]}, False),
+        ({"context": {"uuid": 5}, "ads": [1]}, False),
+        ({"context": {"user": "ann"}, "ads": [1]}, False),
+        ({"context": CONTEXT}, False),
+    ],
+)
+def test_the_body_of_a_ranking(described: dict[str, Any], body: dict[str, Any], is_valid: bool) -> None:
+    content = described["paths"]["/v1/models/ads:rank"]["post"]["requestBody"]["content"]["application/json"]
+    assert Draft202012Validator(content["schema"]).is_valid(body) == is_valid
 
 
 def validator(described: dict[str, Any], name: str) -> Draft202012Validator:

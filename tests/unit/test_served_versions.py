@@ -16,6 +16,7 @@ from rayrec.config import ServeConfig
 from rayrec.inference.examples import EXAMPLES_FILE, Examples
 from rayrec.inference.predictor import load_model
 from serve.json_log import JsonLog
+from serve.metrics import ServingMetrics
 from serve.protocol import RequestError
 from serve.repository import Traffic, scan
 from serve.served_models import ServedModels
@@ -24,6 +25,7 @@ from serve.updates import Updates
 from tests.model_folders import make_model_folder, make_raw_rows
 
 SEEDS = (1, 2, 3)
+METRICS = ServingMetrics()
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ class Server:
 
     def _load(self, name: str, version: str, folder: Path) -> ServedVersion:
         self.loads.append((name, version))
-        return ServedVersion.load(name, version, folder, self._executor, ServeConfig(max_batch_size=4))
+        return ServedVersion.load(name, version, folder, self._executor, ServeConfig(max_batch_size=4), METRICS)
 
     def poll(self, times: int = 2) -> None:
         """Twice by default: a folder is loaded when it looked the same in two polls."""

@@ -15,17 +15,12 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.preprocess import DisplayPreprocessConfig
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
+from rayrec.preprocessing.displays.ads import write_ads
 from rayrec.preprocessing.displays.clicks import CLICKED, DISPLAY, SUBMISSION, ClickRows, write_click_rows
 from rayrec.preprocessing.displays.counts import write_counts
-from rayrec.preprocessing.displays.documents import (
-    DocumentInfo,
-    DocumentValues,
-    write_ads,
-    write_documents,
-    write_infos,
-    write_values,
-)
+from rayrec.preprocessing.displays.documents import write_documents
 from rayrec.preprocessing.displays.fit import FittedNumbers, fit_numbers
+from rayrec.preprocessing.displays.infos import DocumentInfo, write_infos
 from rayrec.preprocessing.displays.last_views import write_last_views
 from rayrec.preprocessing.displays.page_views import ViewReader
 from rayrec.preprocessing.displays.profiles import ProfileJob, write_profiles
@@ -44,6 +39,7 @@ from rayrec.preprocessing.displays.tables import ParsedTables, parse_tables
 from rayrec.preprocessing.displays.traffic import write_rows_with_sources, write_traffic
 from rayrec.preprocessing.displays.user_order import write_in_user_order
 from rayrec.preprocessing.displays.users import write_users
+from rayrec.preprocessing.displays.values import DocumentValues, write_values
 from rayrec.preprocessing.encode import RowEncoder, write_in_order, write_shuffled
 from rayrec.preprocessing.extract import RowReader
 from rayrec.preprocessing.long_vocabularies import LongVocabularies
@@ -119,7 +115,7 @@ class DisplayJob:
                     lambda folder: write_counts(workspace, tables, workspace.scratch / "values", folder),
                     statistics / COUNTS_FOLDER,
                 )
-            features = self._full_features(workspace, stages, rows, opened)
+            features = self._full_features(workspace, stages, tables, rows, opened)
         else:
             features = stages.run(
                 "features", FeatureRows, lambda folder: write_in_display_order(workspace, rows.splits, opened, folder)
@@ -130,12 +126,12 @@ class DisplayJob:
         return WrittenDataset(schema, splits, tables.rejected)
 
     def _full_features(
-        self, workspace: Workspace, stages: Stages, rows: ClickRows, statistics: Statistics
+        self, workspace: Workspace, stages: Stages, tables: ParsedTables, rows: ClickRows, statistics: Statistics
     ) -> FeatureRows:
         """Features of the `full` set, which need the page views of the users of rows."""
         original, scratch = self._config.original, workspace.scratch
         users, documents = scratch / "users", statistics.folder / "documents"
-        stages.leave("users", lambda folder: write_users(workspace, rows, statistics.folder, folder))
+        stages.leave("users", lambda folder: write_users(workspace, rows, tables, statistics.folder, original, folder))
         reader = ViewReader(self._readers[Table.PAGE_VIEWS], users, documents, original)
         table: dict[Table, tuple[RowReader, InputFile]] = {Table.PAGE_VIEWS: (reader, self._tables[Table.PAGE_VIEWS])}
         limit = self._config.max_rejected_fraction

@@ -18,7 +18,7 @@ from rayrec.features.keyed_table import HASH, hash_key, write_file
 from rayrec.features.mapped_columns import Numbers
 from rayrec.preprocessing.displays.clicks import CLICKED
 from rayrec.preprocessing.displays.row_files import RowFiles
-from rayrec.preprocessing.hash_ranges import in_hash_ranges, range_count
+from rayrec.preprocessing.hash_ranges import ROW_COUNT, in_hash_ranges, range_count, row_count
 from rayrec.preprocessing.runs import runs, whole_runs
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, run_tasks
@@ -94,7 +94,7 @@ def write_rates(workspace: Workspace, job: RateJob, folder: Path) -> None:
         )
         dealt = in_hash_ranges(_frequent(by_key, job), range_count(spark, job.train.rows))
         ordered = dealt.sortWithinPartitions("kind", HASH, "first", "second")
-        collect_rows(ordered.mapInArrow(write, "rows long"))
+        collect_rows(ordered.mapInArrow(write, ROW_COUNT))
 
 
 def _sums_by_fold(job: RateJob) -> "list[Column]":
@@ -194,7 +194,7 @@ def _write(batches: Iterator[pa.RecordBatch], job: RateJob, folder: Path) -> Ite
         key = keys[kind]
         totals = (_with_totals(part, _schema(key, job), job) for part in whole_runs(run, HASH, _BATCH_ROWS))
         rows = write_file(folder / key.name, _schema(key, job), totals)
-        yield pa.RecordBatch.from_arrays([pa.array([rows])], names=["rows"])
+        yield row_count(rows)
 
 
 def _with_totals(part: pa.RecordBatch, schema: pa.Schema, job: RateJob) -> pa.RecordBatch:

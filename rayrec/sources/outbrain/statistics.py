@@ -138,6 +138,11 @@ class Constants(Config):
     """Clicked rows per row of train."""
     smoothing: NonNegativeFloat
 
+    @property
+    def has_double_log(self) -> bool:
+        """Whether similarities are those of the original of the `full` set."""
+        return self.original and self.feature_set == "full"
+
     def save(self, folder: Path) -> None:
         write_json(folder / CONSTANTS_FILE, self.model_dump(mode="json"))
 

@@ -1,0 +1,109 @@
+"""`rayrec run`, killed at random moments until it has been killed ten times: is the model that of an undisturbed run?
+
+    python -m benchmarks.pipeline_kills --output benchmarks/results/pipeline_kills.json [--kills 10] [--rows 20000]
+
+One undisturbed run on generated rows is the reference. Then the same command is started again and again in a process
+group of its own, each time with SIGKILL for the whole group after a random part of the time that the undisturbed run
+took; where it ends before that, its model is compared bit by bit and another folder is begun. Every attempt starts a
+Ray of its own, which dies with it.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load_file
+
+RECIPE = "dlrm-criteo-debug"
+STAGES = ("preprocess", "train", "evaluate", "export")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="rayrec-kills-") as temporary:
+        report = measure(Path(temporary), options.kills, options.rows, options.seed)
+    options.output.write_text(json.dumps(report, indent=2) + "\n")
+    sys.exit(0 if all(pipeline["same_weights"] for pipeline in report["pipelines"]) else 1)
+
+
+def measure(folder: Path, kills: int, rows: int, seed: int) -> dict[str, Any]:
+    """Each pipeline with the stages in which it was killed, and whether its weights are the undisturbed ones."""
+    raw = folder / "raw"
+    generate = [sys.executable, "-m", "jobs.generate", "--source", "criteo", "--rows", str(rows), "--output", str(raw)]
+    subprocess.run(generate, check=True, capture_output=True)
+    started = time.perf_counter()
+    attempt(folder, folder / "undisturbed", None)
+    undisturbed_seconds = time.perf_counter() - started
+    expected = weights(folder / "undisturbed")
+    moments = random.Random(seed)
+    pipelines: list[dict[str, Any]] = []
+    killed_in: list[str] = []
+    remaining = kills
+    while remaining or killed_in:
+        output = folder / f"pipeline-{len(pipelines)}"
+        limit = moments.uniform(0, undisturbed_seconds) if remaining else None
+        stage = attempt(folder, output, limit)
+        if stage is not None:
+            killed_in.append(stage)
+            remaining -= 1
+            print(f"killed in {stage}", file=sys.stderr, flush=True)
+            continue
+        if killed_in:
+            same = weights(output) == expected
+            pipelines.append({"killed_in": killed_in, "same_weights": same})
+            print(f"finished after {len(killed_in)} kills: same weights: {same}", file=sys.stderr, flush=True)
+        else:  # never disturbed: it says nothing
+            pipelines.append({"killed_in": [], "same_weights": weights(output) == expected})
+        killed_in = []
+    return {
+        "recipe": RECIPE,
+        "rows": rows,
+        "kills": sum(len(pipeline["killed_in"]) for pipeline in pipelines),
+        "undisturbed_seconds": round(undisturbed_seconds, 1),
+        "seed": seed,
+        "pipelines": pipelines,
+    }
+
+
+def attempt(folder: Path, output: Path, limit: float | None) -> str | None:
+    """Run the command, for at most `limit` seconds; the stage in which it was killed, None where it finished."""
+    command = [sys.executable, "-m", "jobs.run", "--recipe", RECIPE, "--input", str(folder / "raw"), "--output", output]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    with (folder / "log").open("w+") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            code = None
+        log.seek(0)
+        said = log.read()
+    if code is None:
+        return next((stage for stage in reversed(STAGES) if f"\n{stage} -> " in said), "start")
+    if code != 0:
+        raise RuntimeError(f"exit code {code}:\n{said}")
+    return None
+
+
+def weights(output: Path) -> dict[str, bytes]:
+    """The bits of every tensor of the model folder."""
+    files = (output / "model" / "weights").rglob("*.safetensors")
+    return {f"{file.stem}/{name}": value.tobytes() for file in files for name, value in load_file(file).items()}
+
+
+if __name__ == "__main__":
+    main()

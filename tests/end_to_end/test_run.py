@@ -1,0 +1,133 @@
+"""`rayrec run`: one job that is killed at random moments ends in the model of the steps done one by one."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from tests.end_to_end.conftest import PROGRAM, RECIPE, Finished, Pipeline, environment
+
+Rayrec = Callable[..., Finished]
+KILLED_IN = {"preprocess": 25.0, "train": 8.0, "evaluate": 6.0}
+"""Stages, and within how many seconds of each the kill falls."""
+
+
+def _weights(model: Path) -> dict[str, bytes]:
+    """The bits of every tensor. Not those of the files, whose headers have their keys in any order."""
+    files = (model / "weights").rglob("*.safetensors")
+    return {f"{file.stem}/{name}": value.tobytes() for file in files for name, value in load_file(file).items()}
+
+
+def _killed_in(stage: str, after: float, ray: str, arguments: list[str | Path]) -> str:
+    """Run the command and kill its process group so long after the stage began; returns what it said."""
+    process = subprocess.Popen(
+        [PROGRAM, *map(str, arguments)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(ray),
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    said: list[str] = []
+    killer = threading.Timer(after, os.killpg, (process.pid, signal.SIGKILL))
+    for line in process.stderr:
+        said.append(line)
+        if line.startswith(f"{stage} -> "):
+            killer.start()
+    killer.cancel()
+    process.wait(timeout=60)
+    return "".join(said)
+
+
+def test_a_run_killed_at_random_moments_ends_in_the_same_model(
+    ray_cluster: str, pipeline: Pipeline, rayrec: Rayrec, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    arguments = ["run", RECIPE, "--input", pipeline.raw / "criteo.tsv", "--output", output, "--workers", "2"]
+    seed = random.randrange(10**6)
+    moments = random.Random(seed)
+    said = []
+    for stage, seconds in KILLED_IN.items():
+        said.append(_killed_in(stage, moments.uniform(0, seconds), ray_cluster, arguments))
+    done = rayrec(*arguments, "--json")
+    story = f"seed {seed}:\n" + "\n".join([*said, done.err])
+    assert done.code == 0, story
+    assert len(re.findall(r"^train -> ", story, re.MULTILINE)) >= 2, story
+    assert _weights(output / "model") == _weights(pipeline.model), story
+    evaluated = rayrec("evaluate", pipeline.run, "--data", pipeline.dataset, "--json").result
+    assert done.result["metrics"] == evaluated["metrics"], story
+    assert sorted(path.name for path in output.iterdir()) == [
+        "dataset", "evaluation", "model", "pipeline.json", "result.json", "run",
+    ], story  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose first two stages are finished: those of the pipeline that was made step by step."""
+    folder = tmp_path_factory.mktemp("finished") / "out"
+    folder.mkdir()
+    (folder / "pipeline.json").write_text("{}")
+    shutil.copytree(pipeline.dataset, folder / "dataset")
+    shutil.copytree(pipeline.run, folder / "run")
+    return folder
+
+
+# What is different from the finished stages, and what is said about it.
+CHANGES: list[tuple[list[str], str]] = [
+    (
+        ["--set", "preprocess.frequency_limit=5"],
+        "out/dataset: preprocess.frequency_limit is now 5 and was 4 when it was made; set it back, or remove "
+        "out/dataset out/run to make them again, or give another --output",
+    ),
+    (
+        ["--set", "train.epochs=3"],
+        "out/run: train.epochs is now 3 and was 2 when it was made; set it back, or remove out/run to make it again, "
+        "or give another --output",
+    ),
+    (["--set", "model.top_mlp=[64]"], "out/run: model.top_mlp is now [64] and was [64, 32] when it was made; set"),
+    (["--input", "more.tsv"], "out/dataset: more.tsv is not what it was when it was made; set it back, or remove"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), CHANGES, ids=[" ".join(changed) for changed, _ in CHANGES])
+def test_another_recipe_is_refused_and_nothing_is_touched(
+    changed: list[str], message: str, finished: Path, pipeline: Pipeline, rayrec: Rayrec
+) -> None:
+    shutil.copyfile(pipeline.raw / "criteo.tsv", finished.parent / "more.tsv")
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    arguments = ["run", RECIPE, "--input", pipeline.raw / "criteo.tsv", "--output", "out", *changed]
+    done = rayrec(*arguments, folder=finished.parent)
+    last = done.err.replace(f"{finished.parent}/", "").splitlines()[-1]
+    assert (done.code, done.out) == (2, "")
+    assert last.startswith(f"error: {message}")
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+
+
+def test_a_folder_of_something_else_is_not_touched(pipeline: Pipeline, rayrec: Rayrec) -> None:
+    raw = pipeline.raw / "criteo.tsv"
+    done = rayrec("run", RECIPE, "--input", raw, "--output", pipeline.raw)
+    assert (done.code, done.out) == (1, "")
+    assert "already exists; give another --output" in done.err
+    assert not (pipeline.raw / "pipeline.json").exists()
+
+
+def test_finished_stages_are_not_done_again(finished: Path, pipeline: Pipeline, rayrec: Rayrec) -> None:
+    arguments = ["run", RECIPE, "--input", pipeline.raw / "criteo.tsv", "--output", finished, "--json"]
+    first, second = rayrec(*arguments, "--workers", "1"), rayrec(*arguments)
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert first.result["metrics"] == second.result["metrics"]
+    seconds = first.result["details"]["stages"]
+    assert [name for name, spent in seconds.items() if spent is None] == ["preprocess", "train"]
+    assert all(spent is None for spent in second.result["details"]["stages"].values())
+    assert _weights(finished / "model") == _weights(pipeline.model)
+    assert json.loads((finished / "evaluation" / "result.json").read_text())["metrics"] == first.result["metrics"]

@@ -1,0 +1,222 @@
+"""Outbrain's tables -> dataset folder: cell by cell as the pandas reference, in all forms; and what serves it."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cluster.spark_session import spark_session
+from rayrec.config import Recipe
+from rayrec.config.preprocess import SparkConfig
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature
+from rayrec.ingest.dataset import Dataset
+from rayrec.preprocessing.pipeline import preprocess
+from rayrec.sources.outbrain.generator import generate
+from tests import outbrain_reference as reference
+from tests.untidy_outbrain import make_untidy
+
+ROWS = 2_500
+FORMS = {
+    "full": ("full", False),
+    "full, original": ("full", True),
+    "lean": ("lean", False),
+    "lean, original": ("lean", True),
+}
+SPLITS = {"train": "train", "validation": "validation", "submission": "test"}
+"""Name in the dataset and in the reference."""
+SETTINGS = {"seed": 3, "split": {"held_out_share": 0.25}, "rates": {"folds": 3, "smoothing": 7.0}}
+REFERENCE_SETTINGS = {"seed": 3, "held_out_share": 0.25, "folds": 3, "smoothing": 7.0}
+
+
+@pytest.fixture(scope="module")
+def spark(ray_cluster: str) -> Iterator[Any]:
+    with spark_session(SparkConfig(executor_memory="1g"), "test-displays") as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("outbrain")
+    generate(folder / "generated", ROWS, seed=3)
+    make_untidy(folder / "generated", folder / "raw")
+    return folder / "raw"
+
+
+def recipe(feature_set: str, original: bool = False, **settings: Any) -> Recipe:
+    layout = {"rows_per_row_group": 128}
+    preprocess_ = {"feature_set": feature_set, "original": original, "layout": layout, **settings}
+    return Recipe.model_validate({"name": "test", "source": {"kind": "outbrain"}, "preprocess": preprocess_})
+
+
+@pytest.fixture(scope="module")
+def datasets(spark: Any, raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Dataset]:
+    """The dataset of a form, made when it is first asked for."""
+    folder = tmp_path_factory.mktemp("datasets")
+
+    @cache
+    def make(form: str) -> Dataset:
+        preprocess(spark, recipe(*FORMS[form], **SETTINGS), {None: [str(raw)]}, folder / form)
+        return Dataset.open(folder / form)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def tables(raw: Path) -> reference.Tables:
+    """As the reference reads them, entities by the hash of their text, which is what orders them."""
+    tables = reference.read_tables(raw)
+    for row in tables["documents_entities"]:
+        row["entity_id"] = signed(hash_text(row["entity_id"]))
+    return tables
+
+
+# --- the hashes of docs/outbrain.md a second time
+
+
+def finalize(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
+    return z ^ (z >> 31)
+
+
+def hash_text(text: str) -> int:
+    data = text.encode()
+    hashed = finalize(len(data))
+    for start in range(0, len(data), 8):
+        hashed = finalize(hashed ^ int.from_bytes(data[start : start + 8], "little"))
+    return hashed
+
+
+def hash_value(value: int | str) -> int:
+    return hash_text(value) if isinstance(value, str) else finalize((value + 0x9E3779B97F4A7C15) % 2**64)
+
+
+def signed(word: int) -> int:
+    return word - 2**64 if word >= 2**63 else word
+
+
+def bucket(value: int | str | None, rows: int, missing: int | None) -> int:
+    """`missing`: what a missing value is taken for; None: nothing, and its id is 0."""
+    value = missing if value is None else value
+    return 0 if value is None else 1 + hash_value(value) % (rows - 1)
+
+
+def of_pandas(value: Any) -> Any:
+    """An id as it was before pandas made a float of it for the sake of missing ones."""
+    return None if pd.isna(value) else int(value) if isinstance(value, float) else value
+
+
+def encoded_by_hand(raw: pd.Series, feature: CategoricalFeature, original_full: bool) -> list[Any]:
+    if not feature.transforms:
+        return [of_pandas(value) or 0 for value in raw]
+    if isinstance(feature, MultiHotFeature):
+        return [[bucket(value, feature.cardinality, None) for value in values] for values in raw]
+    return [bucket(of_pandas(value), feature.cardinality, 0 if original_full else None) for value in raw]
+
+
+# --- the comparison
+
+
+def read_split(dataset: Dataset, split: str) -> pd.DataFrame:
+    parts = dataset.manifest.splits[split].parts
+    return pa.concat_tables([pq.read_table(dataset.folder / part.path) for part in parts]).to_pandas()
+
+
+def keyed(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `train` in an order that both sides can tell; rows of the original differ in the source of traffic."""
+    keys = ["display_id", "candidate", *(["traffic_source"] if "traffic_source" in frame else [])]
+    return frame.sort_values(keys, kind="stable").reset_index(drop=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_equals_the_reference_cell_by_cell(
+    form: str, datasets: Callable[[str], Dataset], tables: reference.Tables
+) -> None:
+    feature_set, original = FORMS[form]
+    dataset = datasets(form)
+    expected = reference.compute(tables, feature_set, original=original, **REFERENCE_SETTINGS)
+    assert set(dataset.manifest.splits) == set(SPLITS)
+    counts = {"full": (12 + 4, 3 + 3, 16 + 16), "lean": (13, 3, 13)}[feature_set]
+    kinds = [type(feature) for feature in dataset.schema.features]
+    assert (*(kinds.count(kind) for kind in (CategoricalFeature, MultiHotFeature, NumericFeature)),) == counts
+
+    for split, name in SPLITS.items():
+        found, raw, numeric = read_split(dataset, split), expected.raw[name], expected.numeric[name]
+        assert len(found) == dataset.manifest.splits[split].rows == len(raw)
+        columns: dict[str, Any] = {
+            "display_id": raw.index.get_level_values(0),
+            "candidate": raw.index.get_level_values(1),
+            "clicked": raw["clicked"].astype(np.float32) if "clicked" in raw else np.zeros(len(raw), np.float32),
+        }
+        for feature in dataset.schema.features:
+            if isinstance(feature, NumericFeature):
+                columns[feature.name] = numeric[feature.name].to_numpy().astype(np.float32)
+            else:
+                columns[feature.name] = encoded_by_hand(raw[feature.name], feature, form == "full, original")
+        by_hand = pd.DataFrame({n: pd.Series(list(v)) for n, v in columns.items()})
+        if split == "train":
+            assert found["display_id"].tolist() != sorted(found["display_id"])
+            found, by_hand = keyed(found), keyed(by_hand)
+        else:
+            by_hand = by_hand.sort_values("display_id", kind="stable").reset_index(drop=True)
+        for column in by_hand:
+            where = f"{split}, {column}"
+            if isinstance(by_hand[column].iloc[0], list):
+                assert [list(values) for values in found[column]] == by_hand[column].tolist(), where
+            else:
+                # The arithmetic is float64 on both sides; sums are added in another order.
+                np.testing.assert_allclose(found[column], by_hand[column], rtol=2e-6, atol=1e-6, err_msg=where)
+    constant = [n for n in expected.numeric["train"] if expected.numeric["train"][n].nunique() < 3]
+    assert not constant, "the tables are too small to tell"
+
+
+def test_one_row_a_click_and_whole_displays(datasets: Callable[[str], Dataset], raw: Path) -> None:
+    dataset = datasets("full")
+    clicks = pd.read_csv(raw / "clicks_train.csv")
+    rows = pd.concat([read_split(dataset, split) for split in ("train", "validation")])
+    pd.testing.assert_frame_equal(
+        rows[["display_id", "candidate"]].sort_values(["display_id", "candidate"]).reset_index(drop=True),
+        clicks[["display_id", "ad_id"]]
+        .sort_values(["display_id", "ad_id"])
+        .reset_index(drop=True)
+        .set_axis(["display_id", "candidate"], axis=1),
+    )
+    displays = {split: set(read_split(dataset, split)["display_id"]) for split in SPLITS}
+    assert not displays["train"] & displays["validation"]
+    types = pq.read_schema(dataset.folder / dataset.manifest.splits["train"].parts[0].path)
+    assert [types.field(n).type for n in ("clicked", "display_id", "candidate", "leak")] == [
+        pa.float32(), pa.int64(), pa.int64(), pa.float32()
+    ]  # fmt: skip
+    lists = {f.name for f in dataset.schema.categorical if isinstance(f, MultiHotFeature)}
+    for feature in dataset.schema.features:
+        kind = types.field(feature.name).type
+        kind = kind.value_type if feature.name in lists else kind
+        assert kind == (pa.float32() if isinstance(feature, NumericFeature) else pa.int32())
+    assert not list(dataset.folder.glob(".*")) and not list(dataset.folder.parent.glob(".*"))
+
+
+def test_the_leak_is_that_of_later_page_views(datasets: Callable[[str], Dataset], tables: reference.Tables) -> None:
+    last: dict[tuple[str, int], int] = {}
+    for view in tables["page_views"]:
+        key = (view["uuid"], view["document_id"])
+        last[key] = max(view["timestamp"], last.get(key, view["timestamp"]))
+    data = reference.Data(tables, reference.Settings(**REFERENCE_SETTINGS))
+    expected = {}
+    for click in data.clicks:
+        time, viewed = click.event["timestamp"], last.get((click.event["uuid"], click.ad_document))
+        is_later = viewed is not None and time is not None and viewed >= time
+        expected[click.display, click.ad] = float(is_later and click.split == "validation")
+    dataset = datasets("full")
+    assert dataset.schema.leak == "leak" and datasets("lean").schema.leak is None
+    for split in SPLITS:
+        rows = read_split(dataset, split)
+        assert rows["leak"].tolist() == [
+            expected[key] for key in zip(rows["display_id"], rows["candidate"], strict=True)
+        ]
+    assert 0 < sum(expected.values()) < len(expected)
