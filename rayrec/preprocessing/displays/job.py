@@ -39,6 +39,7 @@ from rayrec.preprocessing.displays.values import DocumentValues, write_values
 from rayrec.preprocessing.encode import RowEncoder, write_in_order, write_shuffled
 from rayrec.preprocessing.long_vocabularies import LongVocabularies
 from rayrec.preprocessing.order import Permutation
+from rayrec.preprocessing.spark_tasks import reclaim_shuffles
 from rayrec.preprocessing.stages import Stages
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset
 from rayrec.sources.files import InputFile
@@ -65,7 +66,8 @@ class DisplayJob:
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write statistics, splits and bad rows. Raises UserError."""
-        config, stages = self._config, Stages(workspace.scratch, workspace.progress)
+        config, reclaim = self._config, partial(reclaim_shuffles, workspace.spark)
+        stages = Stages(workspace.scratch, workspace.progress, reclaim)
         tables = stages.run("tables", ParsedTables, partial(self._parse, workspace))
         rows = stages.run("clicks", ClickRows, lambda folder: write_click_rows(workspace, tables, config, folder))
         if rows.splits["train"].rows == 0:
