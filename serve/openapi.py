@@ -94,7 +94,8 @@ def _rank(name: str, max_rows: int) -> dict[str, Any]:
     types = {field.name: _TEXT if pa.types.is_string(field.type) else id_ for field in ROW_SCHEMA}
     fields = {field: {"anyOf": [types[field], {"type": "null"}]} for field in CONTEXT}
     context = {**_object(**fields), "required": [], "additionalProperties": False}
-    ads = {"type": "array", "items": id_, "minItems": 1, "maxItems": max_rows}
+    limit = f"Ids; more than {max_rows} are answered 413."
+    ads = {"type": "array", "items": id_, "minItems": 1, "description": limit}
     count = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
     body = {**_object(context=context, ads=ads, k=count), "required": ["ads"]}
     answer = _object(model=_TEXT, version=_TEXT, ads=_list(_object(ad=id_, score=_SCORE)))
