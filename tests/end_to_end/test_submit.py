@@ -121,6 +121,8 @@ def test_ctrl_c_at_a_terminal_asks_whether_to_stop(ray_cluster: str, rayrec: Ray
 
 def test_rays_own_submission_works_from_the_checkout(ray_cluster: str, rayrec: Rayrec, tmp_path: Path) -> None:
     """As docs/cluster.md shows it."""
+    # Ray refuses jobs while its agent starts; rayrec's client waits for it.
+    assert rayrec("submit", "generate", "criteo", "--rows", "10", "--output", tmp_path / "first").code == 0
     command = ["job", "submit", "--working-dir", ".", "--", "python", "-m", "jobs.generate"]
     options = ["--source", "criteo", "--rows", "1000", "--output", tmp_path / "raw", "--json"]
     done = subprocess.run(
