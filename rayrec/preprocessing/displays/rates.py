@@ -160,7 +160,7 @@ def _expand(batch: pa.RecordBatch, by: int, job: RateJob) -> Iterator[pa.RecordB
     """Counts by ad, and perhaps another part -> the keys that the counted rows have, once a key and ad."""
     named = dict(zip(batch.schema.names, batch.columns, strict=True))
     named = {"ad_id": named["ad"], "country": named["other"], "document_id": named["other"]}
-    rows = _CountedRows(Statistics.open(job.statistics), pa.RecordBatch.from_pydict(named))
+    rows = _CountedRows(Statistics.cached(job.statistics), pa.RecordBatch.from_pydict(named))
     for key in job.keys:
         if by != _counted_by(key):
             continue
