@@ -37,6 +37,8 @@ class ServeRequest(Request):
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 listens on all of the machine's."""
     port: int = Field(8000, ge=1, le=65_535)
+    grpc_port: int | None = Field(None, ge=1, le=65_535)
+    """Port of the Open Inference Protocol over gRPC, which listens on all of the machine's addresses; none: no gRPC."""
     log_folder: Path | None = None
     """Where each replica writes logs of JSON lines: requests, and comparisons with a shadow."""
     token_file: Path | None = None
@@ -93,6 +95,8 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
 
     if (request.tls_certificate is None) != (request.tls_key is None):
         raise ConfigError("--tls-certificate and --tls-key: give both or none")
+    if request.grpc_port is not None:
+        _check_grpc(request, request.grpc_port)
     _require_free_port(request.host, request.port)
     folders = request.folders()
     with ExitStack() as stack:
@@ -119,12 +123,14 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
 @contextmanager
 def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[None]:
     from ray import serve as ray_serve
-    from ray.serve.config import HTTPOptions
+    from ray.serve.config import HTTPOptions, gRPCOptions
     from ray.serve.schema import LoggingConfig
 
     from serve.app import build, settings_of
 
     application = build(arguments)
+    # The replica answers 504 first; this bounds those that no replica has taken.
+    timeout = settings_of(arguments).request_timeout_seconds + 5
     # What it tells is told here: the address, once requests are answered.
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
@@ -132,10 +138,18 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
             http_options=HTTPOptions(
                 host=request.host,
                 port=request.port,
-                # The replica answers 504 first; this bounds those that no replica has taken.
-                request_timeout_s=settings_of(arguments).request_timeout_seconds + 5,
+                request_timeout_s=timeout,
                 ssl_certfile=request.tls_certificate and str(request.tls_certificate.absolute()),
                 ssl_keyfile=request.tls_key and str(request.tls_key.absolute()),
+            ),
+            grpc_options=None
+            if request.grpc_port is None
+            else gRPCOptions(
+                port=request.grpc_port,
+                grpc_servicer_functions=["serve.grpc_service.add_to_server"],
+                request_timeout_s=timeout,
+                # Its messages are not in the pool of descriptors that reflection reads.
+                enable_reflection=False,
             ),
             logging_config=LoggingConfig(enable_access_log=False),
         )
@@ -185,14 +199,27 @@ def example(url: str, name: str, folder: Path, tokens: bool = False) -> str:
     return f"curl -s {header}{url}/v1/models/{name}:predict -d {shlex.quote(body)}"
 
 
-def _require_free_port(host: str, port: int) -> None:
+def _check_grpc(request: ServeRequest, port: int) -> None:
+    """Ray Serve's gRPC server has neither an address to listen on nor TLS: both must be wanted."""
+    if request.host not in {"0.0.0.0", "::"}:
+        raise ConfigError("--grpc-port: gRPC listens on all of the machine's addresses; add --host 0.0.0.0 to allow it")
+    if request.tls_certificate is not None:
+        raise ConfigError("--grpc-port: Ray Serve has no TLS for gRPC; leave out --tls-certificate, or --grpc-port")
+    if port == request.port:
+        raise ConfigError(f"--grpc-port {port}: is also --port; give another one")
+    _require_free_port(request.host, port, "--grpc-port")
+
+
+def _require_free_port(host: str, port: int, option: str = "--port") -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            raise UserError(f"--port {port}: cannot listen on {host}:{port} ({reason}); give another --port") from None
+            raise UserError(
+                f"{option} {port}: cannot listen on {host}:{port} ({reason}); give another {option}"
+            ) from None
 
 
 @contextmanager
