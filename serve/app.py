@@ -17,6 +17,7 @@ from ray.serve.config import AutoscalingConfig, BackpressureConfig
 
 from rayrec.config import ServeConfig
 from rayrec.inference.model_folder import ModelFolder
+from rayrec.inference.table_memory import TableMemory
 from serve.arguments import ServeArguments
 from serve.gate import Limits
 from serve.grpc_service import GrpcMethods, GrpcService
@@ -84,10 +85,11 @@ class ModelServer(GrpcMethods):
         # Beside the event loop, so that requests are read and checked while a batch is scored.
         self._executor = executor = ThreadPoolExecutor(1, "scoring")
         metrics = ServingMetrics()
+        memory = TableMemory(settings.table_memory_gib * 2**30)
         replica = ray_serve.get_replica_context().replica_id.unique_id
 
         def load(name: str, version: str, folder: Path) -> ServedVersion:
-            return ServedVersion.load(name, version, folder, executor, settings, metrics)
+            return ServedVersion.load(name, version, folder, executor, settings, metrics, memory)
 
         access_log = JsonLog("access", log_folder, replica) if log_folder is not None else None
         self._log = RequestLog(metrics, access_log)

@@ -219,11 +219,14 @@ def export(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     output: NewOutputOption,
     checkpoint: Annotated[str | None, typer.Option(help="best, latest, or a step.", show_default="best")] = None,
+    tables: Annotated[
+        str | None, typer.Option(help="Tables stored as fp32, fp16 or int8.", show_default="fp32")
+    ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Write the model folder that serve and predict read."""
-    run_job("export", json, debug, run=run, output=output, checkpoint=checkpoint)
+    run_job("export", json, debug, run=run, output=output, checkpoint=checkpoint, tables=tables)
 
 
 @app.command()
