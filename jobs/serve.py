@@ -2,10 +2,12 @@
 
 import json
 import logging
+import os
 import re
 import shlex
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -88,6 +90,7 @@ def run(request: ServeRequest, progress: Progress) -> Result:
 @contextmanager
 def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
     """Serve for the time of the block; yields the URL, and tells it with a request to try."""
+    from cluster.haproxy import SWITCH as HAPROXY_SWITCH
     from cluster.ray_session import ray_session
     from serve.arguments import ServeArguments
     from serve.repository import scan
@@ -107,6 +110,9 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
         }
         arguments = ServeArguments(model=served, log_folder=request.log_folder, token_file=request.token_file)
         models = {name: next(iter(source.versions.values())) for name, source in scan(served).items()}
+        if request.tls_certificate is not None:
+            # It has no TLS; Serve's own proxy does.
+            os.environ.setdefault(HAPROXY_SWITCH, "0")
         stack.enter_context(ray_session())
         progress.stage("start server")
         stack.enter_context(_deployed(arguments, request))
@@ -157,11 +163,27 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
             ray_serve.run(application, name=_APPLICATION, route_prefix="/")
         except RuntimeError as error:
             raise _why_not_deployed(error) from None
+        if request.tls_certificate is not None:
+            _require_tls(request.host, request.port)
         yield
         # Its replicas end when they have answered what they began; the proxies live until then.
         ray_serve.delete(_APPLICATION)
     finally:
         _shut_down()
+
+
+def _require_tls(host: str, port: int) -> None:
+    """Serve behind HAProxy, as the cluster at hand may have been started, leaves TLS out and says nothing."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection(("127.0.0.1" if host == "0.0.0.0" else host, port), timeout=10) as connection:
+            context.wrap_socket(connection).close()
+    except OSError as error:
+        raise UserError(
+            f"--tls-certificate: the server does not speak TLS ({type(error).__name__}); start Ray with "
+            "RAY_SERVE_ENABLE_HA_PROXY=0, and check that the key fits the certificate"
+        ) from None
 
 
 def _shut_down() -> None:
