@@ -75,6 +75,9 @@ def _environment(folder: Path, haproxy: str) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_STATS_PORT": str(statistics),
         # Of each request, parsed in Python; the replicas count theirs themselves.
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+        # Scoring twice does no harm, so a request whose replica died is sent to another one; those of more than 16 KiB
+        # are not kept for that.
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
         # A busy machine takes longer to start three processes than Serve's 5 seconds.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
