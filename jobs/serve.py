@@ -65,6 +65,17 @@ class ServeRequest(Request):
 
     def check(self) -> None:
         self.folders()
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError("--tls-certificate and --tls-key: give both or none")
+        if self.grpc_port is None:
+            return
+        # Ray Serve's gRPC server has neither an address to listen on nor TLS: both must be wanted.
+        if self.host not in {"0.0.0.0", "::"}:
+            raise ConfigError("--grpc-port: gRPC listens on all of the machine's addresses; allow it by --host 0.0.0.0")
+        if self.tls_certificate is not None:
+            raise ConfigError("--grpc-port: Ray Serve has no TLS for gRPC; leave out --tls-certificate, or --grpc-port")
+        if self.grpc_port == self.port:
+            raise ConfigError(f"--grpc-port {self.grpc_port}: is also --port; give another one")
 
     def folders(self) -> dict[str, Path]:
         """Absolute folders by model name. Raises ConfigError."""
@@ -96,11 +107,10 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
     from serve.repository import scan
     from serve.tokens import read_tokens
 
-    if (request.tls_certificate is None) != (request.tls_key is None):
-        raise ConfigError("--tls-certificate and --tls-key: give both or none")
-    if request.grpc_port is not None:
-        _check_grpc(request, request.grpc_port)
+    request.check()
     _require_free_port(request.host, request.port)
+    if request.grpc_port is not None:
+        _require_free_port(request.host, request.grpc_port, "--grpc-port")
     folders = request.folders()
     with ExitStack() as stack:
         progress.stage("load models")
@@ -219,17 +229,6 @@ def example(url: str, name: str, folder: Path, tokens: bool = False) -> str:
     body = json.dumps({"instances": [example_row(Schema.load(folder), folder)]})
     header = '-H "Authorization: Bearer $TOKEN" ' if tokens else ""
     return f"curl -s {header}{url}/v1/models/{name}:predict -d {shlex.quote(body)}"
-
-
-def _check_grpc(request: ServeRequest, port: int) -> None:
-    """Ray Serve's gRPC server has neither an address to listen on nor TLS: both must be wanted."""
-    if request.host not in {"0.0.0.0", "::"}:
-        raise ConfigError("--grpc-port: gRPC listens on all of the machine's addresses; add --host 0.0.0.0 to allow it")
-    if request.tls_certificate is not None:
-        raise ConfigError("--grpc-port: Ray Serve has no TLS for gRPC; leave out --tls-certificate, or --grpc-port")
-    if port == request.port:
-        raise ConfigError(f"--grpc-port {port}: is also --port; give another one")
-    _require_free_port(request.host, port, "--grpc-port")
 
 
 def _require_free_port(host: str, port: int, option: str = "--port") -> None:

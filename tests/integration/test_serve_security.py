@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from jobs.serve import ServeRequest, serving
-from rayrec.common.errors import ConfigError
 from rayrec.common.progress import SilentProgress
 from rayrec.config import load_recipe
 from rayrec.config.recipe import dump_recipe
@@ -114,25 +113,6 @@ def test_https(tmp_path: Path) -> None:
         process.terminate()
         process.communicate(timeout=60)
     assert process.returncode == 0
-
-
-GRPC_MISTAKES = {
-    "an address of its own": ({}, "gRPC listens on all of the machine's addresses; add --host 0.0.0.0"),
-    "the same port": ({"host": "0.0.0.0", "port": 8001, "grpc_port": 8001}, "is also --port"),
-    "HTTPS": (
-        {"host": "0.0.0.0", "tls_certificate": __file__, "tls_key": __file__},
-        "Ray Serve has no TLS for gRPC",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", GRPC_MISTAKES)
-def test_grpc_is_open_only_where_that_is_wanted(case: str, tmp_path: Path) -> None:
-    options, message = GRPC_MISTAKES[case]
-    make_model_folder(tmp_path / "dlrm")
-    request = ServeRequest(**{"model": (tmp_path / "dlrm",), "grpc_port": 8002, **options})
-    with pytest.raises(ConfigError, match=message), serving(request, SilentProgress()):
-        pass
 
 
 def test_limits(server: Server) -> None:
