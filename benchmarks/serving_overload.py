@@ -5,7 +5,9 @@
 1. Capacity: what one replica answers a second at most. 2. A light load, for comparison. 3. Ten times the capacity for a
 minute: what was answered how fast, what was refused how fast, memory of Serve's processes. 4. The light load again:
 seconds until its median is back. 5. Two replicas at half their capacity, of which one gets SIGKILL: share of requests
-that fail, seconds until both answer again. Requests come at their rate, whether earlier ones were answered or not.
+that fail, seconds until both answer again. 6. One replica that may become two, at a load under which one is slower than
+wanted: seconds until the second one runs, and the median before and after. Requests come at their rate, whether earlier
+ones were answered or not.
 """
 
 import argparse
@@ -34,6 +36,7 @@ _CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 
 # Small for the client, dear for the server.
 _BODY = json.dumps({"instances": [{}] * 500}).encode()
 _TIMES = 10
+_SCALING_SECONDS = 90.0
 
 
 def main() -> None:
@@ -42,23 +45,27 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     result: dict[str, Any] = {"machine": {"cores": os.cpu_count()}, "rows_per_request": 500}
-    with server(1) as address:
+    with server("replicas=1") as address:
         result["overload"] = overload(address, arguments.seconds)
-    with server(2) as address:
-        result["kill"] = kill(address, result["overload"]["capacity_per_second"])
+    capacity = result["overload"]["capacity_per_second"]
+    with server("replicas=2") as address:
+        result["kill"] = kill(address, capacity)
+    # By Little's law two requests in work, at the capacity, are a latency of two answers' time.
+    with server("replicas=1", "max_replicas=2", "target_ongoing_requests=2") as address:
+        result["autoscaling"] = autoscaling(address, capacity)
     result["machine"]["load_average_at_the_end"] = os.getloadavg()[0]
     write_json(arguments.output, result)
     print(arguments.output.read_text())
 
 
 @contextmanager
-def server(replicas: int) -> Iterator[str]:
+def server(*settings: str) -> Iterator[str]:
     """The address to post to."""
-    settings = [f"serve.replicas={replicas}", "serve.max_batch_size=4", "serve.max_queued_requests=16"]
+    chosen = [f"serve.{setting}" for setting in (*settings, "max_batch_size=4", "max_queued_requests=16")]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "dlrm"
         make_model_folder(folder, config=_CONFIG, numeric=13, categorical=26)
-        (folder / "config.yaml").write_text(dump_recipe(load_recipe(folder / "config.yaml", settings)))
+        (folder / "config.yaml").write_text(dump_recipe(load_recipe(folder / "config.yaml", chosen)))
         with serving(ServeRequest(model=(folder,), port=free_port()), SilentProgress()) as url:
             yield f"{url}/v1/models/dlrm:predict"
 
@@ -134,6 +141,31 @@ def kill(address: str, capacity: float) -> dict[str, Any]:
         "failed_share": len(failed) / len(samples),
         "seconds_from_kill_to_the_last_failure": max((s.began + s.seconds - killed[0] for s in failed), default=0.0),
         "seconds_until_a_new_replica_runs": killed[1] - killed[0],
+    }
+
+
+def autoscaling(address: str, capacity: float) -> dict[str, Any]:
+    """Step 6; Ray Serve looks at half a minute, and waits another half before it adds a replica."""
+    scaled: list[float] = []
+    began = time.monotonic()
+
+    def watch() -> None:
+        while time.monotonic() - began < _SCALING_SECONDS and not scaled:
+            if len(replicas()) > 1:
+                scaled.append(time.monotonic() - began)
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    samples = at_rate(address, _BODY, 0.95 * capacity, _SCALING_SECONDS)
+    thread.join()
+    first = [sample for sample in samples if sample.began < 20]
+    last = [sample for sample in samples if sample.began > _SCALING_SECONDS - 20]
+    return {
+        **summary(samples),
+        "seconds_until_the_second_replica_starts": round(scaled[0], 1) if scaled else None,
+        "first_20_seconds": percentiles(first),
+        "last_20_seconds": percentiles(last),
     }
 
 
