@@ -8,9 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import requests
+import tritonclient.grpc
 import yaml
+from tritonclient.utils import InferenceServerException
 
 import serve
 from rayrec.inference.predictor import load_model
@@ -36,13 +39,29 @@ def answers(url: str, name: str, body: Any) -> bool:
         return False
 
 
+def grpc_score(port: int) -> float:
+    """Of a row with I1 = 3, through Serve's own proxy, which sends the message on to a replica."""
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        value = tritonclient.grpc.InferInput("I1", [1], "FP64").set_data_from_numpy(np.array([3.0]))
+        score = client.infer("ctr", [value], client_timeout=60).as_numpy("score")
+        with pytest.raises(InferenceServerException, match=r"INVALID_ARGUMENT\] outputs: the model has one, 'score'"):
+            other = [tritonclient.grpc.InferRequestedOutput("other")]
+            client.infer("ctr", [value], outputs=other, client_timeout=60)
+        return float(score[0])
+
+
 def test_serve_deploy_and_serve_run(tmp_path: Path) -> None:
     for name in ("ctr", "other"):
         make_model_folder(tmp_path / "models" / name, seed=len(name))
     rows = make_raw_rows(load_model(tmp_path / "models/ctr").schema, 3)
-    (port,) = free_ports(1)
-    config = yaml.safe_load(CONFIG.read_text())
-    config["http_options"]["port"] = port
+    port, grpc_port = free_ports(2)
+    # With the part on gRPC that stands in the file as a comment.
+    text = CONFIG.read_text()
+    about, commented, rest = text.partition("# grpc_options:\n")
+    indented = [line.removeprefix("# ") if line.startswith("#   ") else line for line in rest.splitlines()]
+    config = yaml.safe_load("\n".join([about, "grpc_options:", *indented]))
+    assert commented and config["grpc_options"]["grpc_servicer_functions"]
+    config["http_options"]["port"], config["grpc_options"]["port"] = port, grpc_port
     (application,) = config["applications"]
     application["args"]["model"] = str(tmp_path / "models")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
@@ -69,6 +88,9 @@ def test_serve_deploy_and_serve_run(tmp_path: Path) -> None:
             told = requests.post(f"{url}/v1/models/{name}:predict", json={"instances": rows}, timeout=60).json()
             expected = load_model(tmp_path / "models" / name).predict(rows)
             assert told["predictions"] == pytest.approx(expected.tolist(), abs=1e-6)
+        assert grpc_score(grpc_port) == pytest.approx(
+            load_model(tmp_path / "models/ctr").predict([{"I1": 3}])[0], abs=1e-6
+        )
         # The same application, of one model, with a setting beside it.
         ray_serve(
             "run", "serve.app:build", f"model=only={tmp_path}/models/ctr", "max_rows_per_request=2",
