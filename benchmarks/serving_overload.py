@@ -5,8 +5,8 @@
 1. Capacity: what one replica answers a second at most. 2. A light load, for comparison. 3. Ten times the capacity for a
 minute: what was answered how fast, what was refused how fast, memory of Serve's processes. 4. The light load again:
 seconds until its median is back. 5. Two replicas at half their capacity, of which one gets SIGKILL: share of requests
-that fail, seconds until both answer again. 6. One replica that may become two, at a load under which one is slower than
-wanted: seconds until the second one runs, and the median before and after. Requests come at their rate, whether earlier
+that fail, seconds until both answer again. 6. One replica that may become two, at a little more than one can
+bear: seconds until the second one runs, and the median before and after. Requests come at their rate, whether earlier
 ones were answered or not.
 """
 
@@ -53,7 +53,7 @@ def main() -> None:
         result["kill"] = kill(address, capacity)
     # By Little's law two requests in work, at the capacity, are a latency of two answers' time.
     with server("replicas=1", "max_replicas=2", "target_ongoing_requests=2") as address:
-        result["autoscaling"] = autoscaling(address, capacity)
+        result["autoscaling"] = autoscaling(address)
     result["machine"]["load_average_at_the_end"] = os.getloadavg()[0]
     write_json(arguments.output, result)
     print(arguments.output.read_text())
@@ -144,8 +144,9 @@ def kill(address: str, capacity: float) -> dict[str, Any]:
     }
 
 
-def autoscaling(address: str, capacity: float) -> dict[str, Any]:
+def autoscaling(address: str) -> dict[str, Any]:
     """Step 6; Ray Serve looks at half a minute, and waits another half before it adds a replica."""
+    per_second = 1.1 * capacity_per_second(address)
     scaled: list[float] = []
     began = time.monotonic()
 
@@ -157,11 +158,12 @@ def autoscaling(address: str, capacity: float) -> dict[str, Any]:
 
     thread = threading.Thread(target=watch)
     thread.start()
-    samples = at_rate(address, _BODY, 0.95 * capacity, _SCALING_SECONDS)
+    samples = at_rate(address, _BODY, per_second, _SCALING_SECONDS)
     thread.join()
     first = [sample for sample in samples if sample.began < 20]
     last = [sample for sample in samples if sample.began > _SCALING_SECONDS - 20]
     return {
+        "offered_per_second": round(per_second, 1),
         **summary(samples),
         "seconds_until_the_second_replica_starts": round(scaled[0], 1) if scaled else None,
         "first_20_seconds": percentiles(first),
