@@ -16,11 +16,13 @@ SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
 # The name of a socket has at most 107 bytes: below the folder comes the node's id (56), then its name.
 _LONGEST_FOLDER = 26
 # Serve's statistics pages listen on all addresses of the machine, and its control socket admits everybody: here they
-# are this machine's and this user's. Serve calls the program as `haproxy -db -f FILE ...` for every configuration.
+# are this machine's and this user's. Serve calls the program as `haproxy -db -f FILE ...` for every configuration, and
+# leaves it running when it is killed itself.
 _PROGRAM = """\
 #!/bin/sh
 sed -i -e 's/bind :{metrics}$/bind 127.0.0.1:{metrics}/' -e 's/bind \\*:{statistics}$/bind 127.0.0.1:{statistics}/' \\
     -e 's/ mode 666 / mode 600 /' "$3"
+command -v setpriv > /dev/null && exec setpriv --pdeathsig TERM {haproxy} "$@"
 exec {haproxy} "$@"
 """
 
