@@ -108,10 +108,10 @@ class Predictor:
         pooled = np.empty((rows.num_rows, self._pooled_width), np.float32)
         start = 0
         for lookup in self._lookups:
-            lookup.read(rows.column(lookup.feature), out=pooled[:, start : start + lookup.dim])
+            read = lookup.read(rows.column(lookup.feature), out=pooled[:, start : start + lookup.dim])
             start += lookup.dim
-        if self._memory is not None:
-            self._memory.note(rows.num_rows * len(self._lookups))
+            if self._memory is not None:
+                self._memory.note(read)
         with torch.inference_mode():
             logits: Tensor = self._dense_network(torch.from_numpy(dense), torch.from_numpy(pooled))
             return torch.sigmoid(logits).numpy()
@@ -129,11 +129,14 @@ class _Lookup:
         self.rows = rows
         self._pooling = table.pooling if is_multi_hot else None
 
-    def read(self, ids: pa.Array, out: NDArray[np.float32]) -> None:
-        """Write the (B, dim) pooled embeddings of B rows of ids (int32 or int64, or lists of them)."""
+    def read(self, ids: pa.Array, out: NDArray[np.float32]) -> int:
+        """Write the (B, dim) pooled embeddings of B rows of ids (int32 or int64, or lists of them).
+
+        Returns how many rows of the table were read.
+        """
         if self._pooling is None:
             self.rows.read(ids.to_numpy(), out)
-            return
+            return len(ids)
         # `offsets` of a slice do not begin at 0; `flatten` respects the slice.
         offsets = ids.offsets.to_numpy().astype(np.int64)
         values = ids.flatten().to_numpy()
@@ -145,6 +148,7 @@ class _Lookup:
                 torch.arange(len(values)), torch.from_numpy(read), bags, mode=self._pooling, include_last_offset=True
             )
         out[:] = pooled.numpy()
+        return len(values)
 
 
 def _load_dense_network(model_folder: ModelFolder) -> nn.Module:

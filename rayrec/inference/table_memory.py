@@ -12,7 +12,7 @@ from weakref import WeakSet
 from rayrec.inference.mapped_table import MappedTable
 
 # A row that was not mapped brings up to 16 pages with it (the kernel's fault-around), 64 KiB.
-_ROWS_BETWEEN_LOOKS = 4096
+_ROWS_BETWEEN_LOOKS = 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _STATM = Path("/proc/self/statm")
 
@@ -21,7 +21,10 @@ class TableMemory:
     """Shared by the predictors of a process; safe to use from several threads."""
 
     def __init__(self, limit_bytes: float) -> None:
-        """The limit is for the tables: what the process maps of other files now is not counted."""
+        """The limit is for the tables: what the process maps of other files now is not counted.
+
+        It may be passed by 64 MiB, or by what one look-up of more than 1,024 rows brings.
+        """
         self._limit = limit_bytes + mapped_bytes()
         self._tables: WeakSet[MappedTable] = WeakSet()
         self._rows = 0

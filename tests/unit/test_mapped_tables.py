@@ -114,9 +114,9 @@ def test_memory_of_tables_is_limited(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     out = np.empty((64, dim), np.float32)
     for _ in range(100):
-        # 64 rows bring at most 4 MiB, and the look that 4,096 rows are due comes after each of them.
+        # 64 rows bring at most 4 MiB, and the look that 1,024 rows are due comes after each of them.
         ids = rng.integers(0, rows, 64)
-        memory.note(4096)
+        memory.note(1024)
         assert mapped_bytes() - before <= limit
         table.read(ids, out)
         np.testing.assert_array_equal(out, values[ids])
