@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.load import free_port, wrk
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
 from rayrec.common.progress import SilentProgress
@@ -32,22 +33,8 @@ from rayrec.inference.predictor import Predictor, load_model
 from serve.protocol import parse_instances, predictions
 from tests.model_folders import make_model_folder, make_raw_rows
 
-_CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))
 _WARM_UP_SECONDS = 2
-# What wrk tells at its end, as JSON; it counts answers other than 2xx and 3xx as errors of status.
-_SCRIPT = """
-local file = io.open("{body}", "rb")
-wrk.method = "POST"
-wrk.body = file:read("*a")
-wrk.headers["Content-Type"] = "application/json"
-done = function(summary, latency, requests)
-  io.write(string.format('\\nRESULT {{"requests": %d, "seconds": %.6f, "failed": %d, "p50_ms": %.3f, '
-    .. '"p95_ms": %.3f, "p99_ms": %.3f}}\\n', summary.requests, summary.duration / 1e6,
-    summary.errors.status + summary.errors.connect + summary.errors.read + summary.errors.write
-    + summary.errors.timeout, latency:percentile(50) / 1e3, latency:percentile(95) / 1e3,
-    latency:percentile(99) / 1e3))
-end
-"""
+_CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))
 
 
 def main() -> None:
@@ -64,12 +51,17 @@ def main() -> None:
         make_model_folder(folder, config=_CONFIG, numeric=13, categorical=26)
         predictor = load_model(folder)
         bodies = {rows: _body(predictor, rows, Path(temporary)) for rows in arguments.rows}
-        request = ServeRequest(model=(folder,), port=_free_port())
+        request = ServeRequest(model=(folder,), port=free_port())
         with serving(request, SilentProgress()) as url, _plain_server(folder) as plain:
             servers = {"rayrec serve": f"{url}/v1/models/dlrm:predict", "FastAPI by hand": f"{plain}/predict"}
             _require_equal_scores(servers, bodies[arguments.rows[0]])
             table = [
-                {"rows": rows, "clients": clients, "server": name, **_load(address, body, clients, arguments.seconds)}
+                {
+                    "rows": rows,
+                    "clients": clients,
+                    "server": name,
+                    **_measure(address, body, clients, arguments.seconds),
+                }
                 for rows, body in bodies.items()
                 for clients in arguments.clients
                 for name, address in servers.items()
@@ -90,20 +82,12 @@ def _body(predictor: Predictor, rows: int, folder: Path) -> Path:
     return path
 
 
-def _load(address: str, body: Path, clients: int, seconds: int) -> dict[str, Any]:
-    """One measurement by wrk; latencies in milliseconds."""
-    with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
-        script.write(_SCRIPT.format(body=body))
-        script.flush()
-        command = ["wrk", "-t1", f"-c{clients}", "--timeout", "30s", "-s", script.name, address]
-        subprocess.run([*command[:3], f"-d{_WARM_UP_SECONDS}s", *command[3:]], check=True, capture_output=True)
-        told = subprocess.run(
-            [*command[:3], f"-d{seconds}s", *command[3:]], check=True, capture_output=True, text=True
-        ).stdout
-    found: dict[str, Any] = json.loads(told.partition("RESULT ")[2])
+def _measure(address: str, body: Path, clients: int, seconds: int) -> dict[str, Any]:
+    """One measurement after a warm-up; latencies in milliseconds."""
+    wrk(address, body, clients, _WARM_UP_SECONDS)
+    found = wrk(address, body, clients, seconds)
     rows = len(json.loads(body.read_text())["instances"])
-    per_second = found["requests"] / found.pop("seconds")
-    return {**found, "requests_per_second": round(per_second, 1), "rows_per_second": round(per_second * rows)}
+    return {**found, "rows_per_second": round(found["requests_per_second"] * rows)}
 
 
 def _parts(predictor: Predictor, body: bytes) -> dict[str, float]:
@@ -142,7 +126,7 @@ def _require_equal_scores(servers: dict[str, str], body: Path) -> None:
 
 @contextmanager
 def _plain_server(folder: Path) -> Iterator[str]:
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "uvicorn", "benchmarks.plain_server:app", "--port", str(port)]
     environment = {**os.environ, "MODEL_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([*command, "--log-level", "warning"], env=environment)
@@ -162,13 +146,6 @@ def _wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
                 return
         time.sleep(0.2)
     raise SystemExit("the server written by hand does not start")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

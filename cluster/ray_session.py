@@ -5,9 +5,10 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from cluster.haproxy import serve_behind_haproxy
 from cluster.java import provide_java
 from rayrec.common.errors import UserError
 
@@ -27,19 +28,25 @@ def ray_session(address: str | None = None, num_cpus: int | None = None) -> Iter
     if ray.is_initialized():
         yield
         return
-    if address:
-        try:
-            # Processes of a cluster have the environment of `ray start`, not this one's.
-            runtime_env = {"env_vars": missing} if missing else None
-            ray.init(address=address, runtime_env=runtime_env, logging_level=logging.WARNING, log_to_driver=False)
-        except ConnectionError:
-            raise UserError(f"no Ray cluster answers at {address}; check --address or RAY_ADDRESS") from None
-    else:
-        _start(num_cpus or max(8, 4 * (os.cpu_count() or 1)))
-    try:
+    with ExitStack() as stack:
+        if address:
+            _attach(address, missing)
+        else:
+            stack.enter_context(serve_behind_haproxy())
+            _start(num_cpus or max(8, 4 * (os.cpu_count() or 1)))
+        stack.callback(ray.shutdown)
         yield
-    finally:
-        ray.shutdown()
+
+
+def _attach(address: str, missing: dict[str, str]) -> None:
+    import ray
+
+    # Processes of a cluster have the environment of `ray start`, not this one's.
+    runtime_env = {"env_vars": missing} if missing else None
+    try:
+        ray.init(address=address, runtime_env=runtime_env, logging_level=logging.WARNING, log_to_driver=False)
+    except ConnectionError:
+        raise UserError(f"no Ray cluster answers at {address}; check --address or RAY_ADDRESS") from None
 
 
 def _start(num_cpus: int) -> None:

@@ -4,8 +4,9 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.entry_point import Job, main
 from jobs.request import Request
@@ -15,6 +16,7 @@ from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
+    from rayrec.inference.mapped_table import TablePrecision
     from rayrec.inference.model_folder import Metrics
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.run_folder import RunFolder
@@ -29,17 +31,37 @@ class ExportRequest(Request):
     """Model folder to write."""
     checkpoint: str = "best"
     """`best` (the latest where none was evaluated), `latest`, or the step of a checkpoint."""
+    tables: Literal["fp32", "fp16", "int8"] = "fp32"
+    """What the embedding tables are stored in; the result tells what less than fp32 changes."""
 
 
 def run(request: ExportRequest, progress: Progress) -> Result:
-    """Export a checkpoint; `metrics` are those that it reached, `details` name it."""
+    """Export a checkpoint; `metrics` are those that it reached, `details` name it and say what its tables cost."""
     require_absent(request.output)
-    checkpoint, metrics = export_run(request.run, request.output, request.checkpoint, progress)
-    return Result(command="export", output=request.output, metrics=metrics, details={"checkpoint": checkpoint.name})
+    exported = export_run(request.run, request.output, request.checkpoint, progress, request.tables)
+    details = {"checkpoint": exported.checkpoint.name, "tables": request.tables, "table_bytes": exported.table_bytes}
+    if exported.loss is not None:
+        details["precision_loss"] = exported.loss
+        progress.message(_told(request.tables, exported.loss))
+    return Result(command="export", output=request.output, metrics=exported.metrics, details=details)
 
 
-def export_run(run_folder: Path, output: Path, checkpoint: str, progress: Progress) -> "tuple[Path, Metrics]":
-    """Export a checkpoint of a run to `output`; returns the checkpoint's folder and what it reached, by split."""
+@dataclass(frozen=True)
+class Exported:
+    """What was exported."""
+
+    checkpoint: Path
+    metrics: "Metrics"
+    """What the checkpoint reached, by split."""
+    table_bytes: int
+    loss: dict[str, Any] | None
+    """As `export_checkpoint` returns it."""
+
+
+def export_run(
+    run_folder: Path, output: Path, checkpoint: str, progress: Progress, tables: "TablePrecision" = "fp32"
+) -> Exported:
+    """Export a checkpoint of a run to `output`."""
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.run_folder import RunFolder
 
@@ -48,11 +70,18 @@ def export_run(run_folder: Path, output: Path, checkpoint: str, progress: Progre
     folder = run.checkpoint(checkpoint)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from rayrec.inference.export import export_checkpoint
+    from rayrec.inference.model_folder import ModelFolder
 
     metrics = _metrics(run, dataset, folder)
     progress.stage(f"export {folder.name}")
-    export_checkpoint(folder, output, recipe=run.recipe, dataset=dataset, metrics=metrics)
-    return folder, metrics
+    loss = export_checkpoint(folder, output, recipe=run.recipe, dataset=dataset, metrics=metrics, tables=tables)
+    return Exported(folder, metrics, ModelFolder.open(output).table_bytes(), loss)
+
+
+def _told(tables: str, loss: dict[str, Any]) -> str:
+    change = loss["auc_change"]
+    auc = "AUC is undefined" if change is None else f"AUC changes by {change:+.2e}"
+    return f"tables as {tables}: {auc} on {loss['rows']:,} rows of {loss['split']}"
 
 
 @contextlib.contextmanager

@@ -2,10 +2,12 @@
 
 import json
 import logging
+import os
 import re
 import shlex
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -37,6 +39,8 @@ class ServeRequest(Request):
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 listens on all of the machine's."""
     port: int = Field(8000, ge=1, le=65_535)
+    grpc_port: int | None = Field(None, ge=1, le=65_535)
+    """Port of the Open Inference Protocol over gRPC, which listens on all of the machine's addresses; none: no gRPC."""
     log_folder: Path | None = None
     """Where each replica writes logs of JSON lines: requests, and comparisons with a shadow."""
     token_file: Path | None = None
@@ -61,6 +65,17 @@ class ServeRequest(Request):
 
     def check(self) -> None:
         self.folders()
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError("--tls-certificate and --tls-key: give both or none")
+        if self.grpc_port is None:
+            return
+        # Ray Serve's gRPC server has neither an address to listen on nor TLS: both must be wanted.
+        if self.host not in {"0.0.0.0", "::"}:
+            raise ConfigError("--grpc-port: gRPC listens on all of the machine's addresses; allow it by --host 0.0.0.0")
+        if self.tls_certificate is not None:
+            raise ConfigError("--grpc-port: Ray Serve has no TLS for gRPC; leave out --tls-certificate, or --grpc-port")
+        if self.grpc_port == self.port:
+            raise ConfigError(f"--grpc-port {self.grpc_port}: is also --port; give another one")
 
     def folders(self) -> dict[str, Path]:
         """Absolute folders by model name. Raises ConfigError."""
@@ -86,14 +101,16 @@ def run(request: ServeRequest, progress: Progress) -> Result:
 @contextmanager
 def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
     """Serve for the time of the block; yields the URL, and tells it with a request to try."""
+    from cluster.haproxy import SWITCH as HAPROXY_SWITCH
     from cluster.ray_session import ray_session
     from serve.arguments import ServeArguments
     from serve.repository import scan
     from serve.tokens import read_tokens
 
-    if (request.tls_certificate is None) != (request.tls_key is None):
-        raise ConfigError("--tls-certificate and --tls-key: give both or none")
+    request.check()
     _require_free_port(request.host, request.port)
+    if request.grpc_port is not None:
+        _require_free_port(request.host, request.grpc_port, "--grpc-port")
     folders = request.folders()
     with ExitStack() as stack:
         progress.stage("load models")
@@ -103,6 +120,9 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
         }
         arguments = ServeArguments(model=served, log_folder=request.log_folder, token_file=request.token_file)
         models = {name: next(iter(source.versions.values())) for name, source in scan(served).items()}
+        if request.tls_certificate is not None:
+            # It has no TLS; Serve's own proxy does.
+            os.environ.setdefault(HAPROXY_SWITCH, "0")
         stack.enter_context(ray_session())
         progress.stage("start server")
         stack.enter_context(_deployed(arguments, request))
@@ -119,12 +139,14 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
 @contextmanager
 def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[None]:
     from ray import serve as ray_serve
-    from ray.serve.config import HTTPOptions
+    from ray.serve.config import HTTPOptions, gRPCOptions
     from ray.serve.schema import LoggingConfig
 
     from serve.app import build, settings_of
 
     application = build(arguments)
+    # The replica answers 504 first; this bounds those that no replica has taken.
+    timeout = settings_of(arguments).request_timeout_seconds + 5
     # What it tells is told here: the address, once requests are answered.
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
@@ -132,10 +154,18 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
             http_options=HTTPOptions(
                 host=request.host,
                 port=request.port,
-                # The replica answers 504 first; this bounds those that no replica has taken.
-                request_timeout_s=settings_of(arguments).request_timeout_seconds + 5,
+                request_timeout_s=timeout,
                 ssl_certfile=request.tls_certificate and str(request.tls_certificate.absolute()),
                 ssl_keyfile=request.tls_key and str(request.tls_key.absolute()),
+            ),
+            grpc_options=None
+            if request.grpc_port is None
+            else gRPCOptions(
+                port=request.grpc_port,
+                grpc_servicer_functions=["serve.grpc_service.add_to_server"],
+                request_timeout_s=timeout,
+                # Its messages are not in the pool of descriptors that reflection reads.
+                enable_reflection=False,
             ),
             logging_config=LoggingConfig(enable_access_log=False),
         )
@@ -143,11 +173,27 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
             ray_serve.run(application, name=_APPLICATION, route_prefix="/")
         except RuntimeError as error:
             raise _why_not_deployed(error) from None
+        if request.tls_certificate is not None:
+            _require_tls(request.host, request.port)
         yield
         # Its replicas end when they have answered what they began; the proxies live until then.
         ray_serve.delete(_APPLICATION)
     finally:
         _shut_down()
+
+
+def _require_tls(host: str, port: int) -> None:
+    """Serve behind HAProxy, as the cluster at hand may have been started, leaves TLS out and says nothing."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection(("127.0.0.1" if host == "0.0.0.0" else host, port), timeout=10) as connection:
+            context.wrap_socket(connection).close()
+    except OSError as error:
+        raise UserError(
+            f"--tls-certificate: the server does not speak TLS ({type(error).__name__}); start Ray with "
+            "RAY_SERVE_ENABLE_HA_PROXY=0, and check that the key fits the certificate"
+        ) from None
 
 
 def _shut_down() -> None:
@@ -185,14 +231,16 @@ def example(url: str, name: str, folder: Path, tokens: bool = False) -> str:
     return f"curl -s {header}{url}/v1/models/{name}:predict -d {shlex.quote(body)}"
 
 
-def _require_free_port(host: str, port: int) -> None:
+def _require_free_port(host: str, port: int, option: str = "--port") -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            raise UserError(f"--port {port}: cannot listen on {host}:{port} ({reason}); give another --port") from None
+            raise UserError(
+                f"{option} {port}: cannot listen on {host}:{port} ({reason}); give another {option}"
+            ) from None
 
 
 @contextmanager

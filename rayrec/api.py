@@ -188,12 +188,15 @@ def recommend(model: AnyPath, output: AnyPath, *, k: int = 10, progress: bool = 
     return _run("predict", progress, model=model, output=output, top_k=k)
 
 
-def export(run: AnyPath, output: AnyPath, *, checkpoint: str = "best", progress: bool = True) -> "Result":
+def export(
+    run: AnyPath, output: AnyPath, *, checkpoint: str = "best", tables: str = "fp32", progress: bool = True
+) -> "Result":
     """Write the model folder `output` of a run folder: schema, vocabularies and weights, without pickle.
 
-    `checkpoint`: `best`, `latest` or a step.
+    `checkpoint`: `best`, `latest` or a step. `tables`: `fp32`, `fp16` or `int8`; what less than fp32 changes is
+    measured, and told in `details`.
     """
-    return _run("export", progress, run=run, output=output, checkpoint=checkpoint)
+    return _run("export", progress, run=run, output=output, checkpoint=checkpoint, tables=tables)
 
 
 def load_model(folder: AnyPath) -> "Predictor":

@@ -17,12 +17,15 @@ from ray.serve.config import AutoscalingConfig, BackpressureConfig
 
 from rayrec.config import ServeConfig
 from rayrec.inference.model_folder import ModelFolder
+from rayrec.inference.table_memory import TableMemory
 from serve.arguments import ServeArguments
 from serve.gate import Limits
+from serve.grpc_service import GrpcMethods, GrpcService
 from serve.http_app import create_app
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics
 from serve.repository import scan
+from serve.request_log import RequestLog
 from serve.served_models import ServedModels
 from serve.served_version import ServedVersion
 from serve.tokens import read_tokens
@@ -65,7 +68,7 @@ def settings_of(args: ServeArguments) -> ServeConfig:
 # A folder that does not load at once does not load at the twentieth try.
 @ray_serve.deployment(max_constructor_retry_count=1)
 @ray_serve.ingress()
-class ModelServer:
+class ModelServer(GrpcMethods):
     """A replica: the models in its memory, their routes, and the thread that brings new versions."""
 
     def __init__(
@@ -81,19 +84,22 @@ class ModelServer:
         self._models = ServedModels()
         # Beside the event loop, so that requests are read and checked while a batch is scored.
         self._executor = executor = ThreadPoolExecutor(1, "scoring")
-        self._metrics = metrics = ServingMetrics()
+        metrics = ServingMetrics()
+        memory = TableMemory(settings.table_memory_gib * 2**30)
         replica = ray_serve.get_replica_context().replica_id.unique_id
 
         def load(name: str, version: str, folder: Path) -> ServedVersion:
-            return ServedVersion.load(name, version, folder, executor, settings, metrics)
+            return ServedVersion.load(name, version, folder, executor, settings, metrics, memory)
 
-        self._access_log = JsonLog("access", log_folder, replica) if log_folder is not None else None
+        access_log = JsonLog("access", log_folder, replica) if log_folder is not None else None
+        self._log = RequestLog(metrics, access_log)
+        self._grpc = GrpcService(self._models, self._limits, tokens, self._log)
         updates = Updates(folders, load, self._models, JsonLog("shadow", log_folder, replica))
         updates.load_all()
         poll_forever(updates, settings.poll_seconds)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(self._models, self._limits, self._tokens, self._metrics, self._access_log)
+        return create_app(self._models, self._limits, self._tokens, self._log)
 
     async def check_health(self) -> None:
         """Serve asks every few seconds, and replaces a replica whose scoring thread does not come back."""

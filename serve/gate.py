@@ -1,4 +1,4 @@
-"""What every HTTP request passes before the routes: the token, the size and time limits; its metrics and its log line.
+"""What every HTTP request passes before the routes: the token, the size and time limits, the log.
 
 Plain ASGI: the middleware of Starlette that reads requests costs as much as the rest of the application.
 """
@@ -12,23 +12,13 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.json_log import JsonLog
-from serve.metrics import ServingMetrics
 from serve.protocol import RequestError
+from serve.request_log import RequestLog, ServedBy
 from serve.tokens import is_allowed
 
 REQUEST_ID = "X-Request-Id"
 _SERVED_BY = "rayrec.served_by"
 _OPEN_PATHS = frozenset({"/", "/healthz", "/v2/health/live", "/v2/health/ready"})
-
-
-@dataclass(frozen=True)
-class ServedBy:
-    """Which version of which model a request asked to do what."""
-
-    model: str
-    version: str
-    method: str
 
 
 def note_served_by(scope: Scope, model: str, version: str, method: str) -> None:
@@ -54,11 +44,9 @@ class Gate:
         *,
         limits: Limits,
         tokens: frozenset[str],
-        metrics: ServingMetrics,
-        access_log: JsonLog | None,
+        log: RequestLog,
     ) -> None:
-        self._metrics = metrics
-        self._access_log = access_log
+        self._log = log
         self._app = app
         self._limits = limits
         self._tokens = tokens
@@ -68,7 +56,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        request_id = _request_id(headers.get(REQUEST_ID))
+        request_id = new_request_id(headers.get(REQUEST_ID))
         began = time.perf_counter()
         status = 0
 
@@ -87,32 +75,17 @@ class Gate:
         except TimeoutError:
             if status:
                 raise
-            seconds = f"{self._limits.timeout_seconds:g} s"
-            await _refuse(
-                send_noting_status, RequestError(504, f"not done within {seconds}; send fewer rows, or try again")
-            )
+            await _refuse(send_noting_status, timed_out(self._limits.timeout_seconds))
         finally:
             # 499, as nginx has it: the client went away before the answer.
-            self._record(scope, request_id, status or 499, time.perf_counter() - began)
-
-    def _record(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        served: ServedBy = scope.get(_SERVED_BY) or ServedBy("", "", "")
-        tags = {"model": served.model, "version": served.version, "method": served.method}
-        self._metrics.requests.inc(1, {**tags, "status": str(status)})
-        if served.method:
-            self._metrics.seconds.observe(seconds, tags)
-        if self._access_log is not None:
-            client = (scope.get("client") or ("",))[0]
-            self._access_log.write(
-                {
-                    "request_id": request_id,
-                    "client": client,
-                    "http_method": scope["method"],
-                    "path": scope["path"],
-                    **tags,
-                    "status": status,
-                    "seconds": round(seconds, 6),
-                }
+            self._log.record(
+                scope.get(_SERVED_BY) or ServedBy(),
+                request_id=request_id,
+                client=(scope.get("client") or ("",))[0],
+                http_method=scope["method"],
+                path=scope["path"],
+                status=status or 499,
+                seconds=time.perf_counter() - began,
             )
 
     def _check(self, path: str, headers: Headers) -> None:
@@ -131,7 +104,12 @@ def too_large(max_bytes: int) -> RequestError:
     return RequestError(413, f"the body is larger than {max_bytes / 2**20:g} MiB; send several requests")
 
 
-def _request_id(given: str | None) -> str:
+def timed_out(seconds: float) -> RequestError:
+    """The answer to a request that took longer than the limit."""
+    return RequestError(504, f"not done within {seconds:g} s; send fewer rows, or try again")
+
+
+def new_request_id(given: str | None) -> str:
     """The client's, or that which Serve's proxy gave it (and sends back); another where it is no plain short word."""
     if given and len(given) <= 128 and given.isascii() and given.isprintable():
         return given

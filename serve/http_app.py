@@ -10,10 +10,9 @@ from fastapi.responses import JSONResponse
 
 from serve import routes_v1, routes_v2
 from serve.gate import Gate, Limits
-from serve.json_log import JsonLog
-from serve.metrics import ServingMetrics
 from serve.openapi import document
 from serve.protocol import RequestError
+from serve.request_log import RequestLog
 from serve.served_models import ServedModels
 
 logger = logging.getLogger("ray.serve.rayrec")
@@ -29,15 +28,14 @@ def create_app(
     models: ServedModels,
     limits: Limits,
     tokens: frozenset[str],
-    metrics: ServingMetrics,
-    access_log: JsonLog | None = None,
+    log: RequestLog,
 ) -> FastAPI:
     """The application that answers for `models`, whatever they are at the moment of a request.
 
     `tokens` are what `read_tokens` gives.
     """
     app = FastAPI(title="rayrec", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Gate, limits=limits, tokens=tokens, metrics=metrics, access_log=access_log)
+    app.add_middleware(Gate, limits=limits, tokens=tokens, log=log)
     app.include_router(routes_v1.routes(models, limits))
     app.include_router(routes_v2.routes(models, limits))
 

@@ -18,6 +18,7 @@ from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.ranker import Ranker, can_rank
 from rayrec.inference.recommender import Recommendations, Recommender
 from rayrec.inference.reference_traffic import ReferenceTraffic
+from rayrec.inference.table_memory import TableMemory
 from serve.batching import Batcher
 from serve.metrics import ServingMetrics, VersionStatistics
 from serve.protocol import RankRequest, RecommendRequest, RequestError
@@ -65,10 +66,17 @@ class ServedVersion:
 
     @classmethod
     def load(
-        cls, name: str, version: str, folder: Path, executor: Executor, settings: ServeConfig, metrics: ServingMetrics
+        cls,
+        name: str,
+        version: str,
+        folder: Path,
+        executor: Executor,
+        settings: ServeConfig,
+        metrics: ServingMetrics,
+        memory: TableMemory,
     ) -> "ServedVersion":
         """Load a model folder and check that it gives its stored scores. Raises UserError where it does not."""
-        predictor = load_model(folder)
+        predictor = load_model(folder, memory)
         examples = Examples.load(predictor.folder)
         examples.check(predictor)
         # The first passes allocate and choose kernels; larger batches take other paths.

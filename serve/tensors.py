@@ -32,35 +32,71 @@ class Tensor:
     """rows * width values in row-major order: a list where they came as JSON, a string array for BYTES."""
 
 
+@dataclass(frozen=True)
+class TensorHead:
+    """What a request says of an input before its values."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    """[rows] or [rows, values of a row]."""
+
+    @classmethod
+    def checked(cls, index: int, name: Any, datatype: Any, shape: Any) -> "TensorHead":
+        """That of the input at position `index`. Raises RequestError 422 where something of it cannot be."""
+        if not isinstance(name, str):
+            raise RequestError(422, f"inputs[{index}]: has no name; name a feature of the model")
+        head = cls(name, datatype, shape)
+        if datatype not in DATA_TYPES:
+            raise RequestError(422, f"{head.where}: datatype must be one of {', '.join(DATA_TYPES)}")
+        if (
+            not isinstance(shape, list)
+            or len(shape) not in (1, 2)
+            or not all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**31 for size in shape)
+        ):
+            raise RequestError(422, f"{head.where}: shape must be [rows] or [rows, values of a row]")
+        return head
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"input '{self.name[:100]}'"
+
+    def with_values(self, values: list[Any] | NDArray[Any] | pa.Array) -> Tensor:
+        """The tensor of flat values. Raises RequestError 422 where they are not as many as the shape says."""
+        if len(values) != prod(self.shape):
+            raise self.wrong_count()
+        rows, width = (*self.shape, 1)[:2]
+        return Tensor(self.name, self.datatype, rows, width, values)
+
+    def with_bytes(self, data: bytes) -> Tensor:
+        """The tensor of values in the binary form of the protocol. Raises RequestError 422 where they do not fit."""
+        return self.with_values(_from_bytes(self.where, self.datatype, data, prod(self.shape)))
+
+    def wrong_count(self) -> RequestError:
+        """What is told where the values are not those of the shape."""
+        return RequestError(
+            422, f"{self.where}: data must be a list of the {prod(self.shape)} values that its shape says"
+        )
+
+
 def read_tensor(entry: Any, index: int, binary: bytes) -> tuple[Tensor, int]:
     """The tensor of one entry of `inputs`, and how many bytes of `binary` it took. Raises RequestError 422."""
-    where = f"inputs[{index}]"
     if not isinstance(entry, dict):
-        raise RequestError(422, f"{where}: must be an object with name, shape, datatype and data")
-    name, shape, datatype = entry.get("name"), entry.get("shape"), entry.get("datatype")
-    if not isinstance(name, str):
-        raise RequestError(422, f"{where}: has no name; name a feature of the model")
-    where = f"input '{name[:100]}'"
-    if datatype not in DATA_TYPES:
-        raise RequestError(422, f"{where}: datatype must be one of {', '.join(DATA_TYPES)}")
-    if (
-        not isinstance(shape, list)
-        or len(shape) not in (1, 2)
-        or not all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**31 for size in shape)
-    ):
-        raise RequestError(422, f"{where}: shape must be [rows] or [rows, values of a row]")
-    rows, width = (*shape, 1)[:2]
+        raise RequestError(422, f"inputs[{index}]: must be an object with name, shape, datatype and data")
+    head = TensorHead.checked(index, entry.get("name"), entry.get("datatype"), entry.get("shape"))
     parameters = entry.get("parameters")
     size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
     if size is None:
-        values = _flat(entry.get("data"), shape)
+        values = _flat(entry.get("data"), head.shape)
         if values is None:
-            raise RequestError(422, f"{where}: data must be a list of the {prod(shape)} values that its shape says")
-        return Tensor(name, datatype, rows, width, values), 0
+            raise head.wrong_count()
+        return head.with_values(values), 0
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary):
-        raise RequestError(422, f"{where}: binary_data_size must be a whole number up to the {len(binary)} bytes left")
-    taken = _from_bytes(where, datatype, binary[:size], prod(shape))
-    return Tensor(name, datatype, rows, width, taken), size
+        raise RequestError(
+            422, f"{head.where}: binary_data_size must be a whole number up to the {len(binary)} bytes left"
+        )
+    return head.with_bytes(binary[:size]), size
 
 
 def _flat(data: Any, shape: list[int]) -> list[Any] | None:
@@ -106,8 +142,10 @@ def _lengths(data: bytes, count: int) -> NDArray[np.int64] | None:
     """Lengths of `count` strings that fill `data`; None where they do not."""
     if count == 0:
         return None if data else np.empty(0, np.int64)
+    if len(data) < 4 * count:
+        return None
     # Hashed categories have one length, which is then told without a loop.
-    if len(data) % count == 0 and len(data) >= 4 * count:
+    if len(data) % count == 0:
         table = np.frombuffer(data, np.uint8).reshape(count, -1)
         first = table[:, :4].copy().view(_LENGTH).ravel()
         if (first == table.shape[1] - 4).all():

@@ -10,15 +10,26 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 
+@dataclass(frozen=True)
+class RayHead:
+    """Where a head node answers."""
+
+    url: str
+    """Of its dashboard, for jobs and Serve's declarative interface."""
+    address: str
+    """For drivers (RAY_ADDRESS)."""
+
+
 @contextmanager
-def ray_head(environment: Mapping[str, str], num_cpus: int = 1) -> Iterator[str]:
-    """The URL of the dashboard of a head node that runs for the time of the block."""
+def ray_head(environment: Mapping[str, str], num_cpus: int = 1) -> Iterator[RayHead]:
+    """A head node that runs for the time of the block."""
     # Short: names of sockets in it may have a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
-    gcs, dashboard, agent = _free_ports(3)
+    gcs, dashboard, agent = free_ports(3)
     command = [
         str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats",
         f"--num-cpus={num_cpus}", f"--temp-dir={folder}", "--object-store-memory=80000000", f"--port={gcs}",
@@ -30,7 +41,7 @@ def ray_head(environment: Mapping[str, str], num_cpus: int = 1) -> Iterator[str]
     try:
         url = f"http://127.0.0.1:{dashboard}"
         _wait_for_answer(url, head, log)
-        yield url
+        yield RayHead(url, f"127.0.0.1:{gcs}")
     finally:
         head.terminate()
         head.wait(timeout=60)
@@ -51,7 +62,8 @@ def _wait_for_answer(url: str, head: "subprocess.Popen[bytes]", log: Path) -> No
             time.sleep(0.5)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on."""
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))

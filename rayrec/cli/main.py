@@ -219,11 +219,14 @@ def export(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     output: NewOutputOption,
     checkpoint: Annotated[str | None, typer.Option(help="best, latest, or a step.", show_default="best")] = None,
+    tables: Annotated[
+        str | None, typer.Option(help="Tables stored as fp32, fp16 or int8.", show_default="fp32")
+    ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Write the model folder that serve and predict read."""
-    run_job("export", json, debug, run=run, output=output, checkpoint=checkpoint)
+    run_job("export", json, debug, run=run, output=output, checkpoint=checkpoint, tables=tables)
 
 
 @app.command()
@@ -255,6 +258,7 @@ def serve(
     ],
     port: Annotated[int | None, typer.Option(help="HTTP port.", show_default="8000")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="gRPC port; needs --host 0.0.0.0.", show_default="none")] = None,
     log_folder: Annotated[
         Path | None, typer.Option(help="Folder for logs of JSON lines.", show_default="Ray Serve's logs")
     ] = None,
@@ -266,10 +270,10 @@ def serve(
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Answer HTTP requests with raw features, through Ray Serve."""
+    """Answer HTTP and gRPC requests with raw features, through Ray Serve."""
     run_job(
-        "serve", json, debug, model=model, port=port, host=host, log_folder=log_folder, token_file=token_file,
-        tls_certificate=tls_certificate, tls_key=tls_key,
+        "serve", json, debug, model=model, port=port, host=host, grpc_port=grpc_port, log_folder=log_folder,
+        token_file=token_file, tls_certificate=tls_certificate, tls_key=tls_key,
     )  # fmt: skip
 
 

@@ -19,6 +19,8 @@ class ServeConfig(Config):
     """Requests that wait beyond the two batches in work; further ones are answered 503 at once."""
     retry_after_seconds: PositiveInt = 1
     """When those that were answered 503 are told to come again."""
+    table_memory_gib: PositiveFloat = 1.0
+    """Most memory that the embedding tables mapped by a replica hold; hot rows beyond are read from the page cache."""
     max_rows_per_request: PositiveInt = 8192
     max_body_mib: PositiveFloat = 64.0
     request_timeout_seconds: PositiveFloat = 30.0

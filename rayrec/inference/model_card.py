@@ -1,6 +1,7 @@
 """The text of MODEL_CARD.md (Mitchell et al. 2019, arXiv:1810.03993), from what is known of the run."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from rayrec.config import Recipe
 from rayrec.features.schema import Schema
@@ -91,6 +92,19 @@ def model_card(
         seed=train.seed,
         optimizers=", ".join(optimizers),
         checkpoint=checkpoint,
+    )
+
+
+def tables_section(precision: str, loss: dict[str, Any] | None) -> str:
+    """The section on tables that are not stored as float32; `loss` as `export_checkpoint` returns it."""
+    text = f"## Tables\n\nStored as {precision}; rows are turned back into float32 when they are looked up.\n"
+    if loss is None:
+        return text + "What that changes was not measured: the dataset has no split with labels beside `train`.\n"
+    changes = {name: value for name, value in loss.items() if name.endswith("_change") and value is not None}
+    told = "".join(f"{name.removesuffix('_change')} {value:+.2e}, " for name, value in changes.items())
+    return (
+        f"{text}Against float32, on {loss['rows']:,} rows of `{loss['split']}`: {told}scores differ by "
+        f"{loss['mean_score_difference']:.1e} on average, {loss['max_score_difference']:.1e} at most.\n"
     )
 
 

@@ -8,21 +8,14 @@ has looked up, and the replicas of a machine share them. There is no list of che
 length and a Parquet file ends in its index, so a file that was cut short does not load.
 """
 
-import contextlib
-import errno
 import json
-import os
 import shutil
-import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -33,6 +26,8 @@ from rayrec.features.schema import Schema
 from rayrec.features.transforms import Vocabulary
 from rayrec.inference.known_items import KnownItems
 from rayrec.inference.layout import TABLES_FOLDER, is_model_folder
+from rayrec.inference.mapped_table import DTYPES, SCALE_TENSOR, TABLE_TENSOR, MappedTable
+from rayrec.inference.table_files import METADATA, new_table, open_tensors, table_file
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.sources.outbrain.statistics import STATISTICS_FOLDER
@@ -41,9 +36,6 @@ CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.json"
 CARD_FILE = "MODEL_CARD.md"
 DENSE_FILE = "weights/dense.safetensors"
-TABLE_TENSOR = "weight"
-# `format: pt` is what readers of safetensors expect; the version is that of this folder's layout.
-_METADATA = {"format": "pt", "rayrec_version": "1"}
 
 Metrics = dict[str, dict[str, float | None]]
 """By split, then by metric; None where a metric is undefined."""
@@ -88,21 +80,16 @@ def write_model_folder(
             _copy(vocabularies_in / file, folder / file)
         (folder / TABLES_FOLDER).mkdir(parents=True)
         contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in dense.items()}
-        save_file(contiguous, folder / DENSE_FILE, metadata=_METADATA)
+        save_file(contiguous, folder / DENSE_FILE, metadata=METADATA)
         for table in tables:
-            with _new_table(folder / table_file(table.name), table.shape) as weights:
-                fill_table(table, weights)
+            with new_table(folder / table_file(table.name), table, "fp32") as tensors:
+                fill_table(table, torch.from_numpy(tensors[TABLE_TENSOR]))
         if known_items is not None:
             known_items.save(folder)
         if statistics is not None:
             _copy(statistics, folder / STATISTICS_FOLDER)
         if complete is not None:
             complete(folder)
-
-
-def table_file(name: str) -> str:
-    """Path of a table's file in a model folder; a name with `/` in it stays one file."""
-    return f"{TABLES_FOLDER}/{quote(name, safe=' ')}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -135,28 +122,43 @@ class ModelFolder:
         return opened
 
     def table(self, table: EmbeddingTable) -> Tensor:
-        """The (rows, columns) float32 weights of a table, mapped from its file."""
-        with _open_tensors(self.folder / table_file(table.name)) as tensors:
-            return tensors.get_tensor(TABLE_TENSOR)
+        """The (rows, columns) float32 weights of a table: mapped from its file, or in memory where it is quantised."""
+        path = self.folder / table_file(table.name)
+        with open_tensors(path) as tensors:
+            if tensors.get_slice(TABLE_TENSOR).get_dtype() == DTYPES["fp32"]:
+                return tensors.get_tensor(TABLE_TENSOR)
+        weights = np.empty(table.shape, np.float32)
+        MappedTable(path, table.columns).read(np.arange(table.rows), weights)
+        return torch.from_numpy(weights)
+
+    def mapped_table(self, table: EmbeddingTable) -> MappedTable:
+        """The table as rows that are looked up in its file."""
+        return MappedTable(self.folder / table_file(table.name), table.dim)
+
+    def table_bytes(self) -> int:
+        """Size of all tables' files."""
+        return sum((self.folder / table_file(table.name)).stat().st_size for table in self.tables)
 
     def dense(self) -> dict[str, Tensor]:
         """State dict of the model's `dense_network`."""
-        with _open_tensors(self.folder / DENSE_FILE) as tensors:
+        with open_tensors(self.folder / DENSE_FILE) as tensors:
             names = tensors.keys()
             return {name: tensors.get_tensor(name) for name in names}
 
     def _check_table(self, table: EmbeddingTable) -> None:
         path = self.folder / table_file(table.name)
-        with _open_tensors(path) as tensors:
+        with open_tensors(path) as tensors:
             names = tensors.keys()
             if TABLE_TENSOR not in names:
                 raise UserError(f"{path}: no tensor '{TABLE_TENSOR}' in it; export the model again")
             found = tensors.get_slice(TABLE_TENSOR)
             shape, dtype = tuple(found.get_shape()), found.get_dtype()
-        if shape != table.shape or dtype != "F32":
-            raise UserError(
-                f"{path}: holds {dtype} {shape}, the schema wants F32 {table.shape}; export the model again"
-            )
+            scale = tuple(tensors.get_slice(SCALE_TENSOR).get_shape()) if SCALE_TENSOR in names else None
+        if shape != table.shape or dtype not in DTYPES.values():
+            wanted = f"{' or '.join(DTYPES.values())} {table.shape}"
+            raise UserError(f"{path}: holds {dtype} {shape}, the schema wants {wanted}; export the model again")
+        if scale != ((table.rows,) if dtype == DTYPES["int8"] else None):
+            raise UserError(f"{path}: its scales do not fit its weights; export the model again")
 
 
 def _vocabulary_files(schema: Schema) -> list[str]:
@@ -178,46 +180,6 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copytree(source, target, copy_function=shutil.copyfile)
     else:
         shutil.copyfile(source, target)
-
-
-@contextlib.contextmanager
-def _new_table(path: Path, shape: tuple[int, int]) -> Iterator[Tensor]:
-    """A new safetensors file with one float32 tensor, mapped for writing; on disk when the block ends."""
-    size = 4 * shape[0] * shape[1]
-    description = {"dtype": "F32", "shape": shape, "data_offsets": (0, size)}
-    header = json.dumps({"__metadata__": _METADATA, TABLE_TENSOR: description}).encode()
-    # Padded so that the rows begin on a page: 8 bytes of length, the header, spaces.
-    header += b" " * (-(8 + len(header)) % 4096)
-    start = 8 + len(header)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header)
-        file.flush()
-        try:
-            # Writing through a map to a full disk is a SIGBUS; reserving the space fails as an error.
-            os.posix_fallocate(file.fileno(), 0, start + size)
-        except OSError as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-                raise
-            raise UserError(
-                f"{path}: no space for a table of {size:,} bytes; free the disk, or give another --output"
-            ) from None
-    rows = np.memmap(path, dtype=np.float32, mode="r+", offset=start, shape=shape)
-    yield torch.from_numpy(rows)
-    rows.flush()
-
-
-@contextlib.contextmanager
-def _open_tensors(path: Path) -> Iterator[Any]:
-    try:
-        with safe_open(path, framework="pt") as tensors:
-            version = (tensors.metadata() or {}).get("rayrec_version")
-            if version != _METADATA["rayrec_version"]:
-                raise UserError(f"{path}: version {version} of the file is unknown; export with this version of rayrec")
-            yield tensors
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing; export the model again") from None
-    except SafetensorError as error:
-        raise UserError(f"{path}: damaged ({error}); export the model again") from None
 
 
 def _read_metrics(path: Path) -> Metrics:

@@ -15,8 +15,10 @@ from rayrec.common.errors import UserError
 from rayrec.config import Recipe
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import MultiHotFeature, Schema
+from rayrec.inference.mapped_table import MappedTable
 from rayrec.inference.model_folder import Metrics, ModelFolder
 from rayrec.inference.raw_rows import RawRows
+from rayrec.inference.table_memory import TableMemory
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 
@@ -27,15 +29,18 @@ CHUNK_ROWS = 1024
 """Rows of one forward pass: their embeddings stay in the processor's cache and memory does not grow with the rows."""
 
 
-def load_model(folder: str | Path) -> "Predictor":
-    """The predictor of a model folder, on CPU. Raises UserError naming the file that is missing or does not fit."""
-    return Predictor(ModelFolder.open(folder))
+def load_model(folder: str | Path, memory: TableMemory | None = None) -> "Predictor":
+    """The predictor of a model folder, on CPU. Raises UserError naming the file that is missing or does not fit.
+
+    `memory` limits what its tables hold in memory; without one they hold the pages of all rows that were looked up.
+    """
+    return Predictor(ModelFolder.open(folder), memory)
 
 
 class Predictor:
     """Scores rows. Nothing in it changes after construction, so threads may share one."""
 
-    def __init__(self, model_folder: ModelFolder) -> None:
+    def __init__(self, model_folder: ModelFolder, memory: TableMemory | None = None) -> None:
         self.folder: Path = model_folder.folder
         self.schema: Schema = model_folder.schema
         """Every feature with its transforms, cardinality and embedding dimension."""
@@ -49,9 +54,13 @@ class Predictor:
         self._dense_network = _load_dense_network(model_folder)
         multi_hot = {feature.name for feature in self.schema.features if isinstance(feature, MultiHotFeature)}
         self._lookups = [
-            _Lookup(table, model_folder.table(table), is_multi_hot=table.feature in multi_hot)
+            _Lookup(table, model_folder.mapped_table(table), is_multi_hot=table.feature in multi_hot)
             for table in model_folder.tables
         ]
+        self._memory = memory
+        if memory is not None:
+            for lookup in self._lookups:
+                memory.add(lookup.rows)
         self._pooled_width = sum(lookup.dim for lookup in self._lookups)
 
     def predict(self, rows: "Sequence[Mapping[str, Any]] | pa.RecordBatch | pd.DataFrame") -> NDArray[np.float32]:
@@ -99,8 +108,10 @@ class Predictor:
         pooled = np.empty((rows.num_rows, self._pooled_width), np.float32)
         start = 0
         for lookup in self._lookups:
-            lookup.read(rows.column(lookup.feature), out=pooled[:, start : start + lookup.dim])
+            read = lookup.read(rows.column(lookup.feature), out=pooled[:, start : start + lookup.dim])
             start += lookup.dim
+            if self._memory is not None:
+                self._memory.note(read)
         with torch.inference_mode():
             logits: Tensor = self._dense_network(torch.from_numpy(dense), torch.from_numpy(pooled))
             return torch.sigmoid(logits).numpy()
@@ -112,25 +123,32 @@ class _Lookup:
     A one-hot feature is a plain gather, several times faster than a bag of one id for the few rows of a request.
     """
 
-    def __init__(self, table: EmbeddingTable, weights: Tensor, *, is_multi_hot: bool) -> None:
+    def __init__(self, table: EmbeddingTable, rows: MappedTable, *, is_multi_hot: bool) -> None:
         self.feature = table.feature
         self.dim = table.dim
-        self._weights = weights
-        self._rows = weights.numpy()[:, : table.dim]
+        self.rows = rows
         self._pooling = table.pooling if is_multi_hot else None
 
-    def read(self, ids: pa.Array, out: NDArray[np.float32]) -> None:
-        """Write the (B, dim) pooled embeddings of B rows of ids (int32 or int64, or lists of them)."""
+    def read(self, ids: pa.Array, out: NDArray[np.float32]) -> int:
+        """Write the (B, dim) pooled embeddings of B rows of ids (int32 or int64, or lists of them).
+
+        Returns how many rows of the table were read.
+        """
         if self._pooling is None:
-            out[:] = self._rows[ids.to_numpy()]
-            return
+            self.rows.read(ids.to_numpy(), out)
+            return len(ids)
         # `offsets` of a slice do not begin at 0; `flatten` respects the slice.
         offsets = ids.offsets.to_numpy().astype(np.int64)
-        values = torch.from_numpy(ids.flatten().to_numpy().astype(np.int64))
+        values = ids.flatten().to_numpy()
+        read = np.empty((len(values), self.dim), np.float32)
+        self.rows.read(values, read)
         bags = torch.from_numpy(offsets - offsets[0])
         with torch.inference_mode():
-            pooled = F.embedding_bag(values, self._weights, bags, mode=self._pooling, include_last_offset=True)
-        out[:] = pooled[:, : self.dim].numpy()
+            pooled = F.embedding_bag(
+                torch.arange(len(values)), torch.from_numpy(read), bags, mode=self._pooling, include_last_offset=True
+            )
+        out[:] = pooled.numpy()
+        return len(values)
 
 
 def _load_dense_network(model_folder: ModelFolder) -> nn.Module:

@@ -61,6 +61,18 @@ USAGE = [
         "port: Input should be less than or equal to 65535 (got 99999)",
     ),
     BadInput(
+        "gRPC without leave to listen everywhere",
+        "serve full --grpc-port 9000",
+        2,
+        "--grpc-port: gRPC listens on all of the machine's addresses; allow it by --host 0.0.0.0",
+    ),
+    BadInput(
+        "unknown precision of tables",
+        "export full --output model --tables int4",
+        2,
+        "tables: Input should be 'fp32', 'fp16' or 'int8' (got 'int4')",
+    ),
+    BadInput(
         "job to stop not named",
         "jobs stop",
         2,

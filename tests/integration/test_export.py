@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from sklearn.metrics import roc_auc_score
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
@@ -162,6 +163,21 @@ def test_a_trained_run(tmp_path: Path) -> None:
     assert not temporary.exists()
     untrained = build_model(folder.recipe.model, folder.schema, seed=folder.recipe.train.seed)
     assert not torch.equal(folder.table(folder.tables[0]), tables_of(untrained)["C1"])
+
+    for tables, factor in (("fp16", 2), ("int8", 4)):
+        smaller = export(ExportRequest(run=tmp_path / "run", output=tmp_path / tables, tables=tables), SilentProgress())
+        assert smaller.details["table_bytes"] < result.details["table_bytes"]
+        loss = smaller.details["precision_loss"]
+        differences = np.abs(load_model(tmp_path / tables).predict_encoded(rows) - scores)
+        assert (loss["split"], loss["rows"]) == ("test", 128)
+        assert loss["max_score_difference"] == pytest.approx(float(differences.max()), abs=1e-7)
+        assert 0 < loss["mean_score_difference"] <= loss["max_score_difference"] < 0.02 / factor
+        labels = rows.column(folder.schema.label).to_numpy()
+        assert loss["fp32"]["auc"] == pytest.approx(roc_auc_score(labels, scores), abs=1e-9)
+        assert loss["stored"]["auc"] == pytest.approx(loss["fp32"]["auc"] + loss["auc_change"], abs=1e-12)
+        card = (tmp_path / tables / "MODEL_CARD.md").read_text()
+        assert f"Stored as {tables}" in card
+        assert "on 128 rows of `test`: auc " in card
 
     with pytest.raises(UserError, match="no checkpoint '3'; it has latest, best, step-00000004"):
         export(ExportRequest(run=tmp_path / "run", output=tmp_path / "other", checkpoint="3"), SilentProgress())

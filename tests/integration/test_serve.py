@@ -14,6 +14,7 @@ import pytest
 import ray
 import requests
 import schemathesis
+import tritonclient.grpc
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance, unsupported_method
@@ -51,9 +52,14 @@ def _free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def url(ray_cluster: str, folders: dict[str, Path]) -> Iterator[str]:
+def grpc_port() -> int:
+    return _free_port()
+
+
+@pytest.fixture(scope="module")
+def url(ray_cluster: str, folders: dict[str, Path], grpc_port: int) -> Iterator[str]:
     named = tuple(Path(f"{name}={folder}") for name, folder in folders.items())
-    request = ServeRequest(model=named, port=_free_port())
+    request = ServeRequest(model=named, host="0.0.0.0", port=_free_port(), grpc_port=grpc_port)
     with serving(request, SilentProgress()) as address:
         yield address
 
@@ -177,6 +183,41 @@ def test_triton_client_is_told_what_is_wrong(triton: InferenceServerClient) -> N
     wrong = InferInput("C11", [1], "BYTES").set_data_from_numpy(np.array([b"a"], object))
     with pytest.raises(InferenceServerException, match=r"\[422\] unknown feature 'C11'; did you mean 'C1'\?"):
         triton.infer("dlrm", [wrong])
+
+
+@pytest.fixture(scope="module")
+def triton_grpc(url: str, grpc_port: int) -> Iterator[tritonclient.grpc.InferenceServerClient]:
+    client = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{grpc_port}")
+    yield client
+    client.close()
+
+
+def test_triton_client_over_grpc(
+    triton_grpc: tritonclient.grpc.InferenceServerClient, predictors: dict[str, Predictor]
+) -> None:
+    assert triton_grpc.is_server_live(client_timeout=TIMEOUT)
+    assert triton_grpc.is_server_ready(client_timeout=TIMEOUT)
+    assert triton_grpc.is_model_ready("dlrm", "1", client_timeout=TIMEOUT)
+    told = triton_grpc.get_model_metadata("dlrm", client_timeout=TIMEOUT)
+    assert [entry.name for entry in told.inputs] == ["I1", "I2", "I3", "C1", "C2", "C3", "C4", "M1"]
+    rows = [{"I1": float(index), "C2": f"C2-{index}"} for index in range(300)]
+    numbers = np.array([row["I1"] for row in rows])
+    texts = np.array([str(row["C2"]).encode() for row in rows], object)
+    inputs = [
+        tritonclient.grpc.InferInput("I1", [300], "FP64").set_data_from_numpy(numbers),
+        tritonclient.grpc.InferInput("C2", [300], "BYTES").set_data_from_numpy(texts),
+    ]
+    answer = triton_grpc.infer("dlrm", inputs, request_id="7", client_timeout=TIMEOUT)
+    assert (answer.get_response().id, answer.get_response().model_version) == ("7", "1")
+    np.testing.assert_allclose(answer.as_numpy("score"), predictors["dlrm"].predict(rows), rtol=0, atol=1e-6)
+
+
+def test_triton_client_over_grpc_is_told_what_is_wrong(triton_grpc: tritonclient.grpc.InferenceServerClient) -> None:
+    wrong = tritonclient.grpc.InferInput("C11", [1], "BYTES").set_data_from_numpy(np.array([b"a"], object))
+    with pytest.raises(InferenceServerException, match=r"INVALID_ARGUMENT\] unknown feature 'C11'"):
+        triton_grpc.infer("dlrm", [wrong], client_timeout=TIMEOUT)
+    with pytest.raises(InferenceServerException, match=r"NOT_FOUND\] no model 'other'"):
+        triton_grpc.get_model_metadata("other", client_timeout=TIMEOUT)
 
 
 def test_the_server_does_what_its_document_says(url: str) -> None:

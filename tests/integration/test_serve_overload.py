@@ -1,40 +1,78 @@
-"""A server that is asked for more than it can do answers 503 for what does not fit its queue, and recovers."""
+"""A server that is asked for more than it can do answers 503 for what does not fit its queue, and recovers; when a
+replica is killed the other one goes on."""
 
-import socket
+import os
+import signal
+import threading
+import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import requests
 
+from benchmarks.load import at_rate, free_port, percentiles
+from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
 from rayrec.common.progress import SilentProgress
 from rayrec.config import load_recipe
 from rayrec.config.recipe import dump_recipe
-from rayrec.inference.predictor import load_model
-from tests.model_folders import make_model_folder, make_raw_rows
+from tests.model_folders import make_model_folder
 
-TIMEOUT = 120
+SETTINGS = ["serve.replicas=2", "serve.max_batch_size=1", "serve.max_queued_requests=2"]
+# Small to send; their scores take a while.
+BODY = b'{"instances": [' + b",".join([b"{}"] * 4_000) + b"]}"
 
 
-def test_overload_is_503_and_passes(ray_cluster: str, tmp_path: Path) -> None:
+def test_overload_and_the_death_of_a_replica(ray_cluster: str, tmp_path: Path) -> None:
     folder = tmp_path / "dlrm"
     make_model_folder(folder)
-    recipe = load_recipe(folder / "config.yaml", ["serve.max_batch_size=1", "serve.max_queued_requests=2"])
-    (folder / "config.yaml").write_text(dump_recipe(recipe))
-    body = {"instances": make_raw_rows(load_model(folder).schema, 4_000)}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with serving(ServeRequest(model=(folder,), port=port), SilentProgress()) as url:
+    (folder / "config.yaml").write_text(dump_recipe(load_recipe(folder / "config.yaml", SETTINGS)))
+    with serving(ServeRequest(model=(folder,), port=free_port()), SilentProgress()) as url:
         address = f"{url}/v1/models/dlrm:predict"
+        assert requests.post(address, data=BODY, timeout=60).status_code == 200
 
-        def ask(_: int) -> int:
-            answer = requests.post(address, json=body, timeout=TIMEOUT)
-            assert answer.headers.get("Retry-After") == ("1" if answer.status_code == 503 else None)
-            return answer.status_code
-
-        with ThreadPoolExecutor(24) as pool:
-            statuses = Counter(pool.map(ask, range(48)))
+        # Both replicas hold 4 requests at most, however many come.
+        during = at_rate(address, BODY, per_second=300, seconds=4)
+        statuses = Counter(sample.status for sample in during)
         assert set(statuses) == {200, 503}
-        assert requests.post(address, json=body, timeout=TIMEOUT).status_code == 200
+        assert statuses[503] > statuses[200]
+        # None waits for more than those before it; a refusal waits for nobody.
+        assert percentiles(during, 200)["p99"] < 10_000
+        assert percentiles(during, 503)["p50"] < percentiles(during, 200)["p50"]
+        refused = _refusal(address)
+        assert refused.headers["Retry-After"] == "1"
+        after = at_rate(address, b"{}", per_second=5, seconds=3)
+        assert {sample.status for sample in after} == {200}
+
+        assert len(replicas()) == 2
+        victim = replicas()[0]
+        threading.Timer(2.0, os.kill, (victim.pid, signal.SIGKILL)).start()
+        during = at_rate(address, b"{}", per_second=20, seconds=7)
+        failed = [sample for sample in during if sample.status != 200]
+        # The request that it was answering is sent to the other replica; without that one would fail.
+        assert len(failed) <= 2
+        deadline = time.monotonic() + 60
+        while len(replicas()) < 2:
+            assert time.monotonic() < deadline, "the replica is not replaced"
+            time.sleep(0.2)
+
+
+def _refusal(address: str) -> requests.Response:
+    """An answer 503, of as many askers as it takes."""
+    found: list[requests.Response] = []
+
+    def ask() -> None:
+        while not found:
+            answer = requests.post(address, data=BODY, timeout=60)
+            if answer.status_code == 503:
+                found.append(answer)
+
+    askers = [threading.Thread(target=ask) for _ in range(16)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join(60)
+    if not found:
+        pytest.fail("no request was refused")
+    return found[0]

@@ -1,7 +1,10 @@
-"""A server with HTTPS and tokens; time limits; and an end that answers what was begun."""
+"""A server with tokens, one with HTTPS; time limits; and an end that answers what was begun."""
 
 import datetime
+import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -49,13 +52,13 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
 
 
 class Server:
-    def __init__(self, url: str, certificate: Path, stack: ExitStack) -> None:
-        self.url, self.certificate, self.stack = url, certificate, stack
+    def __init__(self, url: str, stack: ExitStack) -> None:
+        self.url, self.stack = url, stack
 
     def post(self, rows: int, headers: dict[str, str] | None = None) -> requests.Response:
         address = f"{self.url}/v1/models/dlrm:predict"
         body = {"instances": [{}] * rows}
-        return requests.post(address, json=body, headers=headers or HEADERS, verify=str(self.certificate), timeout=60)
+        return requests.post(address, json=body, headers=headers or HEADERS, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -68,26 +71,48 @@ def server(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     )
     (base / "dlrm/config.yaml").write_text(dump_recipe(recipe))
     (base / "tokens").write_text(TOKEN)
-    certificate, key = make_certificate(base)
+    request = ServeRequest(model=(base / "dlrm",), port=free_port(), token_file=base / "tokens")
+    with ExitStack() as stack:
+        yield Server(stack.enter_context(serving(request, SilentProgress())), stack)
+
+
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    request = ServeRequest(
-        model=(base / "dlrm",), port=port, token_file=base / "tokens", tls_certificate=certificate, tls_key=key
-    )
-    with ExitStack() as stack:
-        yield Server(stack.enter_context(serving(request, SilentProgress())), certificate, stack)
+        port: int = probe.getsockname()[1]
+        return port
 
 
-def test_https_and_tokens(server: Server) -> None:
-    assert server.url.startswith("https://")
+def test_tokens(server: Server) -> None:
     assert server.post(1).status_code == 200
     refused = server.post(1, {"Authorization": "Bearer wrong"})
     assert (refused.status_code, list(refused.json())) == (401, ["error"])
-    with pytest.raises(requests.ConnectionError):
-        requests.get(f"http://{server.url.partition('//')[2]}/healthz", timeout=10)
-    answer = requests.get(f"{server.url}/healthz", verify=str(server.certificate), timeout=60)
-    assert answer.json() == {"status": "ok"}
+    assert requests.get(f"{server.url}/healthz", timeout=60).json() == {"status": "ok"}
+
+
+def test_https(tmp_path: Path) -> None:
+    """A process of its own: a Ray session is started for HTTPS, or for HAProxy, which has none."""
+    make_model_folder(tmp_path / "dlrm")
+    certificate, key = make_certificate(tmp_path)
+    port = free_port()
+    command = [sys.executable, "-m", "jobs.serve", "--model", str(tmp_path / "dlrm"), "--port", str(port)]
+    command += ["--tls-certificate", str(certificate), "--tls-key", str(key)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)
+    try:
+        assert process.stderr is not None
+        told = ""
+        while f"https://127.0.0.1:{port}" not in told:
+            told = process.stderr.readline()
+            assert told, "the server ended"
+        answer = requests.get(f"https://127.0.0.1:{port}/healthz", verify=str(certificate), timeout=60)
+        assert answer.json() == {"status": "ok"}
+        with pytest.raises(requests.ConnectionError):
+            requests.get(f"http://127.0.0.1:{port}/healthz", timeout=10)
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 def test_limits(server: Server) -> None:

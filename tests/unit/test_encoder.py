@@ -59,6 +59,19 @@ def encoder(folder: Path) -> FeatureEncoder:
     return FeatureEncoder(SCHEMA, folder)
 
 
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(*5 * [st.none() | st.floats(width=64)]), min_size=1, max_size=20))
+def test_numbers_of_a_request_are_those_of_a_table(rows: list[tuple[float | None, ...]]) -> None:
+    """Few rows, all columns of which come as the schema has them, go another way, to the same bits."""
+    chains: list[tuple[NumericTransform, ...]] = [(Log(), Fill()), (Log2(), Fill()), (Log(), Fill()), (), (Log(),)]
+    features = tuple(NumericFeature(name=f"I{i}", transforms=chain) for i, chain in enumerate(chains))
+    encoder = FeatureEncoder(Schema(label="label", features=features), Path())
+    columns = {f"I{i}": pa.array(values, pa.float64()) for i, values in enumerate(zip(*rows, strict=True))}
+    together = encoder.encode(pa.record_batch(columns))
+    alone = encoder.encode(pa.record_batch({**columns, "other": pa.nulls(len(rows))}))
+    assert together.equals(alone)
+
+
 def test_rows_by_hand(encoder: FeatureEncoder) -> None:
     raw = pa.record_batch(
         {

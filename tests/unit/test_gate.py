@@ -12,6 +12,7 @@ from rayrec.common.errors import ConfigError, UserError
 from serve.gate import Gate, Limits
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics
+from serve.request_log import RequestLog
 from serve.tokens import is_allowed, read_tokens
 
 TOKEN = "0123456789abcdef"
@@ -48,9 +49,7 @@ def ask(
     raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
     scope = {"type": "http", "method": "POST", "path": path, "headers": raw}
     asyncio.run(
-        asyncio.wait_for(
-            Gate(app, limits=LIMITS, tokens=known, metrics=METRICS, access_log=log)(scope, receive, send), 10
-        )
+        asyncio.wait_for(Gate(app, limits=LIMITS, tokens=known, log=RequestLog(METRICS, log))(scope, receive, send), 10)
     )
     start, body = sent
     return start["status"], {name.decode(): value.decode() for name, value in start["headers"]}, body["body"]

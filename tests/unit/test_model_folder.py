@@ -127,8 +127,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "another tensor": (lambda f: _save_table(f / TABLE, {"w": torch.zeros(SIZE, 8)}), f"{TABLE}: no tensor 'weight'"),
     "another shape": (lambda f: _save_table(f / TABLE, {"weight": torch.zeros(9, 8)}), rf"{TABLE}: holds F32 \(9, 8\)"),
     "another type": (
-        lambda f: _save_table(f / TABLE, {"weight": torch.zeros(SIZE, 8).half()}),
-        rf"{TABLE}: holds F16 \({SIZE}, 8\), the schema wants F32",
+        lambda f: _save_table(f / TABLE, {"weight": torch.zeros(SIZE, 8).double()}),
+        rf"{TABLE}: holds F64 \({SIZE}, 8\), the schema wants F32 or F16 or I8 \({SIZE}, 8\)",
+    ),
+    "int8 without scales": (
+        lambda f: _save_table(f / TABLE, {"weight": torch.zeros(SIZE, 8, dtype=torch.int8)}),
+        f"{TABLE}: its scales do not fit",
     ),
     "another version": (lambda f: _save_table(f / TABLE, {"weight": torch.zeros(SIZE, 8)}, "9"), "version 9"),
     "no version": (lambda f: _save_table(f / TABLE, {"weight": torch.zeros(SIZE, 8)}, None), "version None"),

@@ -8,6 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from rayrec.config import ServeConfig
+from rayrec.inference.table_memory import TableMemory
 from serve.metrics import ServingMetrics
 from serve.openapi import document
 from serve.protocol import RequestError, parse_instances
@@ -28,7 +29,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> ServedModels:
     models = ServedModels()
     with ThreadPoolExecutor(1) as executor:
         loaded = {
-            name: ServedVersion.load(name, "1", folder, executor, ServeConfig(), ServingMetrics())
+            name: ServedVersion.load(name, "1", folder, executor, ServeConfig(), ServingMetrics(), TableMemory(2**30))
             for name, folder in folders.items()
         }
     models.current = {name: ServedModel(name, {"1": version}, {"1": 1.0}) for name, version in loaded.items()}

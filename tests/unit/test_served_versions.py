@@ -15,6 +15,7 @@ from rayrec.common.errors import UserError
 from rayrec.config import ServeConfig
 from rayrec.inference.examples import EXAMPLES_FILE, Examples
 from rayrec.inference.predictor import load_model
+from rayrec.inference.table_memory import TableMemory
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics
 from serve.protocol import RequestError
@@ -25,7 +26,7 @@ from serve.updates import Updates
 from tests.model_folders import make_model_folder, make_raw_rows
 
 SEEDS = (1, 2, 3)
-METRICS = ServingMetrics()
+METRICS, MEMORY = ServingMetrics(), TableMemory(2**30)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ class Server:
 
     def _load(self, name: str, version: str, folder: Path) -> ServedVersion:
         self.loads.append((name, version))
-        return ServedVersion.load(name, version, folder, self._executor, ServeConfig(max_batch_size=4), METRICS)
+        return ServedVersion.load(name, version, folder, self._executor, ServeConfig(max_batch_size=4), METRICS, MEMORY)
 
     def poll(self, times: int = 2) -> None:
         """Twice by default: a folder is loaded when it looked the same in two polls."""

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from rayrec.common.errors import UserError
 from rayrec.features import vocabulary
 from rayrec.features.string_hash import hash_string, hash_strings
-from rayrec.features.vocabulary import SCALAR_LOOKUPS, VOCABULARY_SCHEMA, VocabularyLookup, write_vocabulary
+from rayrec.features.vocabulary import (
+    REQUEST_VALUES,
+    SCALAR_LOOKUPS,
+    VOCABULARY_SCHEMA,
+    VocabularyLookup,
+    write_vocabulary,
+)
 
 TEXTS = st.text(st.sampled_from("ab0\x00é漢😀"), max_size=20)
 
@@ -34,7 +40,7 @@ def test_one_hash_for_one_string_and_for_arrays(texts: list[str]) -> None:
 @given(
     listed=st.lists(TEXTS, unique=True, max_size=30),
     asked=st.lists(st.none() | TEXTS, max_size=20),
-    repeats=st.sampled_from([1, SCALAR_LOOKUPS]),
+    repeats=st.sampled_from([1, REQUEST_VALUES]),
     kind=st.sampled_from([pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())]),
     weak_hash=st.booleans(),
 )
@@ -50,25 +56,41 @@ def test_ids_are_those_of_a_dict(
             patch.setattr(vocabulary, "hash_string", lambda value: 0)
         # A slice, so that offsets into Arrow's buffers matter.
         column = pa.array(["x", *asked, "y"], pa.string()).cast(kind).slice(1, len(asked))
-        assert lookup_of(listed).ids(column).tolist() == [ids.get(value, 0) for value in asked]
+        lookup = lookup_of(listed)
+        for _ in ("asked first", "remembered"):
+            assert lookup.ids(column).tolist() == [ids.get(value, 0) for value in asked]
+
+
+@pytest.mark.parametrize("size", [1, SCALAR_LOOKUPS + 1, REQUEST_VALUES])
+def test_what_is_remembered_is_bounded_and_right(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of changing values, more of them than are remembered."""
+    monkeypatch.setattr(vocabulary, "_REMEMBERED", 2 * REQUEST_VALUES)
+    lookup = lookup_of([str(i) for i in range(500)])
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        asked = rng.integers(0, 10_000, size)
+        ids = lookup.ids(pa.array([str(i) for i in asked]))
+        assert ids.tolist() == [i + 1 if i < 500 else 0 for i in asked]
+        assert len(lookup._remembered) <= 2 * REQUEST_VALUES
 
 
 def test_values_that_differ_in_trailing_zero_bytes_are_apart() -> None:
     values = ["a", "a\x00", "a\x00\x00", "\x00"]
-    assert lookup_of(values).ids(pa.array(values * SCALAR_LOOKUPS)).tolist() == [1, 2, 3, 4] * SCALAR_LOOKUPS
+    assert lookup_of(values).ids(pa.array(values * REQUEST_VALUES)).tolist() == [1, 2, 3, 4] * REQUEST_VALUES
 
 
 def test_a_slice_of_a_column_with_a_long_dictionary() -> None:
-    values = [str(i) for i in range(1_000)]
-    column = pa.array(values).dictionary_encode().slice(100, SCALAR_LOOKUPS + 1)
-    assert lookup_of(values[150:]).ids(column).tolist() == [max(0, i - 149) for i in range(100, 101 + SCALAR_LOOKUPS)]
+    values = [str(i) for i in range(3_000)]
+    for size in (SCALAR_LOOKUPS + 1, REQUEST_VALUES + 1):
+        column = pa.array(values).dictionary_encode().slice(100, size)
+        assert lookup_of(values[150:]).ids(column).tolist() == [max(0, i - 149) for i in range(100, 100 + size)]
 
 
 def test_empty_vocabulary_lists_nothing(tmp_path: Path) -> None:
     write_vocabulary(tmp_path / "v.parquet", [], [])
     lookup = VocabularyLookup.load(tmp_path / "v.parquet")
     assert len(lookup) == 0
-    for rows in (1, SCALAR_LOOKUPS + 1):
+    for rows in (1, SCALAR_LOOKUPS + 1, REQUEST_VALUES + 1):
         assert lookup.ids(pa.array(["a"] * rows)).tolist() == [0] * rows
 
 

@@ -1,0 +1,256 @@
+"""The Open Inference Protocol over gRPC: the messages are those of Triton's client, the scores the predictor's."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import InferInput, service_pb2
+
+from rayrec.config import ServeConfig
+from rayrec.inference.examples import Examples
+from rayrec.inference.predictor import Predictor, load_model
+from serve import grpc_messages
+from serve.gate import Limits
+from serve.grpc_protocol import infer_request, infer_response, metadata_response
+from serve.grpc_service import METHODS, GrpcService
+from serve.metrics import ServingMetrics
+from serve.open_inference import metadata
+from serve.protocol import RequestError
+from serve.request_log import RequestLog
+from serve.served_models import ServedModel, ServedModels
+from serve.served_version import ServedVersion, score_together
+from serve.tokens import read_tokens
+from tests.model_folders import make_model_folder, make_raw_rows
+
+ROWS = 30
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+    folder = tmp_path_factory.mktemp("models") / "model"
+    make_model_folder(folder, multi_hot=1)
+    return load_model(folder)
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    """Number, type and cardinality of every field, those of inner messages too."""
+    return {
+        field.name: (
+            field.number,
+            field.type,
+            field.is_repeated,
+            field.containing_oneof and field.containing_oneof.name,
+            _fields(field.message_type) if field.message_type else None,
+        )
+        for field in message.fields
+    }
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["Request", "Response"])
+def test_messages_are_those_of_tritons_client(method: str, kind: str) -> None:
+    """Both live in this process, though they have the same names."""
+    ours = getattr(grpc_messages, f"{method}{kind}").DESCRIPTOR
+    theirs = getattr(service_pb2, f"{method}{kind}").DESCRIPTOR
+    assert ours.full_name == theirs.full_name
+    assert _fields(ours) == _fields(theirs)
+
+
+def raw_request(rows: list[dict[str, Any]]) -> Any:
+    """As Triton's client makes it: raw bytes."""
+    inputs = []
+    for name in ("I1", "I2", "I3"):
+        numbers = np.array([np.nan if row.get(name) is None else row[name] for row in rows])
+        inputs.append(InferInput(name, [len(rows)], "FP64").set_data_from_numpy(numbers))
+    for name in ("C1", "C2", "C3", "C4"):
+        texts = np.array([(row.get(name) or "").encode() for row in rows], object)
+        inputs.append(InferInput(name, [len(rows)], "BYTES").set_data_from_numpy(texts))
+    bags = [(row.get("M1") or [])[:4] for row in rows]
+    padded = np.array([[text.encode() for text in bag] + [b""] * (4 - len(bag)) for bag in bags], object)
+    inputs.append(InferInput("M1", [len(rows), 4], "BYTES").set_data_from_numpy(padded))
+    message = service_pb2.ModelInferRequest(model_name="m", id="7")
+    for one in inputs:
+        message.inputs.append(one._get_tensor())
+        message.raw_input_contents.append(one._get_content())
+    return message
+
+
+def typed_request(rows: list[dict[str, Any]]) -> Any:
+    """As KServe's documentation shows it: typed values."""
+    message = raw_request(rows)
+    del message.raw_input_contents[:]
+    for entry in message.inputs:
+        values = [row.get(entry.name) for row in rows]
+        if entry.datatype == "FP64":
+            entry.contents.fp64_contents.extend([np.nan if value is None else value for value in values])
+        elif entry.name == "M1":
+            bags = [(value or [])[:4] for value in values]
+            entry.contents.bytes_contents.extend(t.encode() for bag in bags for t in bag + [""] * (4 - len(bag)))
+        else:
+            entry.contents.bytes_contents.extend((value or "").encode() for value in values)
+    return message
+
+
+def as_received(message: Any) -> Any:
+    return grpc_messages.ModelInferRequest.FromString(message.SerializeToString())
+
+
+@pytest.mark.parametrize("make", [raw_request, typed_request])
+def test_scores_are_the_predictors(predictor: Predictor, make: Any) -> None:
+    rows = make_raw_rows(predictor.schema, ROWS)
+    asked = infer_request(as_received(make(rows)), predictor, ROWS)
+    ((scores,), *_) = score_together(predictor, [asked.rows])
+    np.testing.assert_allclose(scores, predictor.predict(rows), rtol=0, atol=1e-6)
+    told = service_pb2.ModelInferResponse.FromString(infer_response("m", "3", asked, scores).SerializeToString())
+    assert (told.model_name, told.model_version, told.id) == ("m", "3", "7")
+    (output,) = told.outputs
+    assert (output.name, output.datatype, list(output.shape)) == ("score", "FP32", [ROWS])
+    raw = make is raw_request
+    found = np.frombuffer(told.raw_output_contents[0], "<f4") if raw else np.array(output.contents.fp32_contents)
+    np.testing.assert_allclose(found, scores, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(("datatype", "field"), [("INT8", "int_contents"), ("UINT64", "uint64_contents"),
+                                                 ("INT64", "int64_contents"), ("FP32", "fp32_contents"),
+                                                 ("UINT16", "uint_contents")])  # fmt: skip
+def test_every_number_type_is_read(predictor: Predictor, datatype: str, field: str) -> None:
+    message = service_pb2.ModelInferRequest(model_name="m")
+    tensor = message.inputs.add(name="I1", datatype=datatype, shape=[2, 1])
+    getattr(tensor.contents, field).extend([3, 7])
+    asked = infer_request(as_received(message), predictor, ROWS)
+    expected = predictor.predict([{"I1": 3}, {"I1": 7}])
+    np.testing.assert_array_equal(score_together(predictor, [asked.rows])[0][0], expected)
+
+
+def test_encoded_rows(predictor: Predictor) -> None:
+    encoded = predictor.encode(predictor.raw_rows.from_rows([{"I1": 3, "C2": "C2-1", "M1": ["M1-2"]}]))
+    message = service_pb2.ModelInferRequest(model_name="m")
+    message.parameters["encoded"].bool_param = True
+    for name in encoded.schema.names:
+        value = encoded.column(name).to_pylist()[0]
+        number = isinstance(value, float)
+        entry = message.inputs.add(name=name, datatype="FP32" if number else "INT32", shape=[1])
+        content = entry.contents.fp32_contents if number else entry.contents.int_contents
+        content.extend(value if isinstance(value, list) else [value])
+    asked = infer_request(as_received(message), predictor, ROWS)
+    expected = predictor.predict_encoded(encoded)
+    np.testing.assert_array_equal(score_together(predictor, [asked.rows])[0][0], expected)
+
+
+def test_metadata(predictor: Predictor) -> None:
+    told = metadata_response("m", ["1", "2"], predictor)
+    expected = metadata("m", ["1", "2"], predictor)
+    assert (told.name, list(told.versions), told.platform) == ("m", ["1", "2"], "rayrec")
+    for field in ("inputs", "outputs"):
+        found = [{"name": e.name, "datatype": e.datatype, "shape": list(e.shape)} for e in getattr(told, field)]
+        assert found == expected[field]
+
+
+def one(name: str = "I1", datatype: str = "FP64", shape: tuple[int, ...] = (1,)) -> Any:
+    message = service_pb2.ModelInferRequest(model_name="m")
+    message.inputs.add(name=name, datatype=datatype, shape=shape).contents.fp64_contents.append(1.0)
+    return message
+
+
+def changed(message: Any, **fields: Any) -> Any:
+    message.MergeFrom(service_pb2.ModelInferRequest(**fields))
+    return message
+
+
+BAD: dict[str, tuple[Any, int, str]] = {
+    "no inputs": (service_pb2.ModelInferRequest(), 422, "inputs: empty"),
+    "too few bytes": (changed(one(), raw_input_contents=[b"1", b"2"]), 422, "2 for 1 inputs"),
+    "bytes of another length": (changed(one(), raw_input_contents=[b"123"]), 422, "3 bytes for 1 values of FP64"),
+    "strings that are none": (changed(one("C1", "BYTES"), raw_input_contents=[b"\x09\x00\x00\x00a"]), 422, "not 1 str"),
+    "a shape beyond memory": (
+        changed(one("C1", "BYTES", (2**31 - 1, 2**31 - 1)), raw_input_contents=[b"abcd"]), 422, "are not 46116"
+    ),
+    "unknown feature": (one("I11"), 422, "unknown feature 'I11'; did you mean 'I1'?"),
+    "unknown data type": (one(datatype="FP8"), 422, "datatype must be one of"),
+    "a type without values": (one(datatype="FP16"), 422, "FP16 has no typed values"),
+    "negative shape": (one(shape=(-1,)), 422, "shape must be"),
+    "no shape": (one(shape=()), 422, "shape must be"),
+    "too many rows": (one(shape=(31,)), 422, "data must be a list of the 31 values"),
+    "another output": (
+        changed(one(), outputs=[service_pb2.ModelInferRequest.InferRequestedOutputTensor(name="x")]), 422, "'score'"
+    ),
+    "encoded, not a boolean": (
+        changed(one(), parameters={"encoded": service_pb2.InferParameter(int64_param=1)}), 422, "must be true or false"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_is_told(predictor: Predictor, case: str) -> None:
+    message, status, text = BAD[case]
+    with pytest.raises(RequestError) as refused:
+        infer_request(as_received(message), predictor, ROWS)
+    assert refused.value.status == status
+    assert text in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+class Context:
+    """What the service uses of Serve's context of a call."""
+
+    def __init__(self, **sent: str) -> None:
+        self.sent, self.code, self.details = sent, grpc.StatusCode.OK, ""
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return list(self.sent.items())
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:5000"
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.code = code
+
+    def set_details(self, details: str) -> None:
+        self.details = details
+
+
+CALLS: dict[str, tuple[str, Any, dict[str, str], grpc.StatusCode, str]] = {
+    "live": ("ServerLive", grpc_messages.ServerLiveRequest(), {}, grpc.StatusCode.OK, ""),
+    "scored": ("ModelInfer", one(), {"authorization": f"Bearer {TOKEN}"}, grpc.StatusCode.OK, ""),
+    "no token": ("ModelInfer", one(), {}, grpc.StatusCode.UNAUTHENTICATED, "no valid token"),
+    "wrong": ("ModelInfer", one("x"), {"authorization": f"Bearer {TOKEN}"}, grpc.StatusCode.INVALID_ARGUMENT, "'x'"),
+    "no such model": (
+        "ModelReady",
+        grpc_messages.ModelReadyRequest(name="other"),
+        {"authorization": f"Bearer {TOKEN}"},
+        grpc.StatusCode.NOT_FOUND,
+        "no model 'other'",
+    ),
+    "too large": (
+        "ModelInfer",
+        changed(one(), raw_input_contents=[b" " * 3000]),
+        {"authorization": f"Bearer {TOKEN}"},
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "larger than",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_calls(predictor: Predictor, case: str) -> None:
+    method, request, sent, code, details = CALLS[case]
+    metrics, models, context = ServingMetrics(), ServedModels(), Context(**sent)
+    limits = Limits(max_rows=10, max_body_bytes=2000, timeout_seconds=20)
+    service = GrpcService(models, limits, read_tokens(None, {"RAYREC_SERVE_TOKENS": TOKEN}), RequestLog(metrics, None))
+    if method == "ModelInfer":
+        request = as_received(request)
+    with ThreadPoolExecutor(1) as pool:
+        examples = Examples.load(predictor.folder)
+        version = ServedVersion("m", "1", predictor, examples, pool, ServeConfig(), metrics)
+        models.current = {"m": ServedModel("m", {"1": version}, {"1": 1.0})}
+        answer = asyncio.run(service.call(method, request, context))
+    assert context.code == code
+    assert details in context.details
+    assert type(answer) is getattr(grpc_messages, f"{method}Response")
+    if case == "scored":
+        scores = np.array(answer.outputs[0].contents.fp32_contents)
+        np.testing.assert_allclose(scores, predictor.predict([{"I1": 1.0}]), rtol=0, atol=1e-6)

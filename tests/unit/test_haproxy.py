@@ -1,0 +1,62 @@
+"""HAProxy in front of Serve: what Ray is started with, and that nothing of it listens to the network unasked."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
+
+from cluster.haproxy import SWITCH, serve_behind_haproxy
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment without settings of Serve."""
+    for name in [name for name in os.environ if name.startswith("RAY_SERVE")]:
+        monkeypatch.delenv(name)
+
+
+def test_the_environment_is_set_for_the_block(plain: None) -> None:
+    before = dict(os.environ)
+    with serve_behind_haproxy():
+        assert os.environ[SWITCH] == "1"
+        program = Path(os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"])
+        assert os.access(program, os.X_OK)
+        assert program.parent.stat().st_mode & 0o077 == 0
+        assert os.environ["RAY_SERVE_HAPROXY_STATS_PORT"] != os.environ["RAY_SERVE_HAPROXY_METRICS_PORT"]
+    assert dict(os.environ) == before
+    assert not program.exists()
+
+
+def test_whoever_decided_already_is_heard(plain: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+    before = dict(os.environ)
+    with serve_behind_haproxy():
+        assert dict(os.environ) == before
+
+
+def test_statistics_and_control_are_this_machines(plain: None, tmp_path: Path) -> None:
+    """The lines of Ray's own template, with the ports filled in, as the program finds and leaves them."""
+    with serve_behind_haproxy():
+        metrics, statistics = (os.environ[f"RAY_SERVE_HAPROXY_{name}_PORT"] for name in ("METRICS", "STATS"))
+        filled = (
+            HAPROXY_CONFIG_TEMPLATE.replace("{{ config.metrics_port }}", metrics)
+            .replace("{{ config.stats_port }}", statistics)
+            .replace("{{ config.frontend_host }}:{{ config.frontend_port }}", "*:8000")
+        )
+        config = tmp_path / "haproxy.cfg"
+        config.write_text(filled)
+        program = os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"]
+        # HAProxy refuses a template with its holes; what counts is the file that it was given.
+        refused = subprocess.run([program, "-db", "-f", str(config), "-c"], capture_output=True, check=False, text=True)
+        assert "haproxy.cfg" in refused.stderr
+    lines = [line.strip() for line in config.read_text().splitlines()]
+    assert [line for line in lines if line.startswith("bind ")] == [
+        f"bind 127.0.0.1:{metrics}",
+        "bind *:8000",
+        "bind {{ config.grpc_frontend_host }}:{{ config.grpc_frontend_port }} proto h2",
+        f"bind 127.0.0.1:{statistics}",
+    ]
+    (socket,) = [line for line in lines if line.startswith("stats socket")]
+    assert " mode 600 " in socket
