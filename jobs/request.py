@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import PositiveInt
 
 from rayrec.common.files import is_uri
-from rayrec.config import Config, Recipe, load_recipe
+from rayrec.config import Config, Recipe, RecipeContent, read_recipe
 
 
 class Request(Config):
@@ -28,7 +28,7 @@ class Request(Config):
 class RecipeRequest(Request):
     """A command that takes a recipe."""
 
-    small_files = ("recipe",)
+    small_files: ClassVar[tuple[str, ...]] = ("recipe",)
 
     recipe: str
     """Name of a shipped recipe, or path of a YAML file."""
@@ -37,7 +37,16 @@ class RecipeRequest(Request):
 
     def load_recipe(self) -> Recipe:
         """The recipe with overrides applied. Raises ConfigError."""
-        return load_recipe(self.recipe, self.set)
+        return self.read_recipe().resolve()
+
+    def read_recipe(self) -> RecipeContent:
+        """The same before it is resolved. Raises ConfigError."""
+        return read_recipe(self.recipe, self.overrides)
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """All overrides, each `section.key=value`."""
+        return self.set
 
     def check(self) -> None:
         self.load_recipe()
@@ -59,10 +68,11 @@ class TrainingRecipeRequest(RecipeRequest):
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None
     """Short for --set train.precision=..."""
 
-    def load_recipe(self) -> Recipe:
+    @property
+    def overrides(self) -> tuple[str, ...]:
         given = {"workers": self.workers, "device": self.device, "precision": self.precision}
         short = [f"train.{key}={value}" for key, value in given.items() if value is not None]
-        return load_recipe(self.recipe, (*self.set, *short))
+        return (*self.set, *short)
 
 
 def absolute_path(text: str) -> str:

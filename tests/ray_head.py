@@ -1,21 +1,37 @@
 """A Ray cluster of its own, as `ray start --head` makes it in another shell."""
 
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RayHead:
+    """Where a head node is found."""
+
+    address: str
+    """What RAY_ADDRESS is set to."""
+    dashboard: str
+    """URL."""
+    pid: int
+    """Of `ray start`, whose children Ray's own processes are."""
 
 
 @contextmanager
-def ray_head(environment: Mapping[str, str], num_cpus: int = 1) -> Iterator[str]:
-    """The URL of the dashboard of a head node that runs for the time of the block."""
+def ray_head(environment: Mapping[str, str], num_cpus: int = 1) -> Iterator[RayHead]:
+    """A head node that runs for the time of the block."""
     # Short: names of sockets in it may have a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
     gcs, dashboard, agent = _free_ports(3)
@@ -29,26 +45,32 @@ def ray_head(environment: Mapping[str, str], num_cpus: int = 1) -> Iterator[str]
         head = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=dict(environment))
     try:
         url = f"http://127.0.0.1:{dashboard}"
-        _wait_for_answer(url, head, log)
-        yield url
+        # Not 127.0.0.1: nodes go by the address that the head has found for itself.
+        address = _wait_for(lambda: re.search(rf"--address='([\d.]+:{gcs})'", log.read_text()), head, log)
+        _wait_for(lambda: _answers(f"{url}/api/gcs_healthz"), head, log)
+        yield RayHead(address[1], url, head.pid)
     finally:
         head.terminate()
         head.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _wait_for_answer(url: str, head: "subprocess.Popen[bytes]", log: Path) -> None:
+def _wait_for(condition: Callable[[], T | None], head: "subprocess.Popen[bytes]", log: Path) -> T:
+    """What `condition` gives once it gives something."""
     deadline = time.monotonic() + 120
-    while True:
-        try:
-            urllib.request.urlopen(f"{url}/api/gcs_healthz", timeout=5).close()
-            return
-        except urllib.error.HTTPError:
-            return
-        except OSError:
-            assert head.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.5)
+    while (found := condition()) is None:
+        assert head.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.5)
+    return found
+
+
+def _answers(url: str) -> bool | None:
+    try:
+        urllib.request.urlopen(url, timeout=5).close()
+    except OSError:
+        return None
+    return True
 
 
 def _free_ports(count: int) -> list[int]:

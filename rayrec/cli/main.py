@@ -219,6 +219,39 @@ def export(
 
 
 @app.command()
+def tune(
+    recipe: RecipeArgument,
+    data: DataOption,
+    output: Annotated[Path, typer.Option(help="Folder of the sweep; must not exist, unless with --resume.")],
+    trials: Annotated[int, typer.Option(help="Trials to run.")],
+    space: Annotated[
+        str | None, typer.Option(help="Search space, a YAML file.", show_default="that of the kind of model")
+    ] = None,
+    search: Annotated[str | None, typer.Option(help="optuna, random, grid or pbt.", show_default="optuna")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="none or asha.", show_default="none")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="What is searched for.", show_default="train.checkpoint.keep_best")
+    ] = None,
+    concurrent: Annotated[
+        int | None, typer.Option(help="Trials at once.", show_default="as many as fit the cluster")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in --output.")] = False,
+    workers: WorkersOption = None,
+    device: DeviceOption = None,
+    precision: PrecisionOption = None,
+    set: SetOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Search for better values of a recipe's keys, with Ray Tune."""
+    run_job(
+        "tune", json, debug, recipe=recipe, data=data, output=output, trials=trials, space=space, search=search,
+        scheduler=scheduler, metric=metric, concurrent=concurrent, resume=resume, workers=workers, device=device,
+        precision=precision, set=set,
+    )  # fmt: skip
+
+
+@app.command()
 def plan(
     recipe: RecipeArgument,
     data: DataOption,

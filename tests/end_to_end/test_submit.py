@@ -146,10 +146,21 @@ def test_a_cluster_with_tokens_refuses_who_has_none(tmp_path: Path) -> None:
         ({"RAY_AUTH_MODE": "token"}, 1, refused),
         (token, 0, "generate: done"),
     ]
-    with ray_head({**plain, **token}) as url:
+    with ray_head({**plain, **token}) as head:
         for variables, code, line in cases:
             output = tmp_path / "raw"
-            command = [PROGRAM, "submit", "generate", "criteo", "--rows", "100", "--output", output, "--address", url]
+            command = [
+                PROGRAM,
+                "submit",
+                "generate",
+                "criteo",
+                "--rows",
+                "100",
+                "--output",
+                output,
+                "--address",
+                head.dashboard,
+            ]
             done = subprocess.run(
                 command, capture_output=True, text=True, check=False, timeout=120, env={**plain, **variables}
             )

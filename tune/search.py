@@ -1,0 +1,184 @@
+"""From a kind of search to Ray Tune's searcher, scheduler and space."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rayrec.common.errors import ConfigError
+from tune.check import default_assignment
+from tune.settings import SweepSettings
+from tune.space import Parameter, Scalar, Space
+from tune.trial import EVALUATION, OBJECTIVE
+
+if TYPE_CHECKING:
+    import optuna
+    from ray.tune.schedulers import TrialScheduler
+    from ray.tune.search import SearchAlgorithm, Searcher
+
+# What a step reads anew from the recipe, so that it can change while a model is trained.
+_CHANGES_UNDER_WAY = (
+    "train.embedding_optimizer.lr", "train.dense_optimizer.lr", "train.wide_optimizer.lr", "train.schedule.",
+    "train.wide_schedule.", "train.embedding_l2", "model.dropout",
+)  # fmt: skip
+_ASHA_REDUCTION = 3
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What Tune is given."""
+
+    searcher: "Searcher | SearchAlgorithm"
+    scheduler: "TrialScheduler | None"
+    param_space: dict[str, Any]
+
+
+def searchable_space(settings: SweepSettings) -> Space:
+    """The part of the space that the search can vary. Raises ConfigError where there is none, or too few trials."""
+    space = settings.space
+    if settings.search == "grid":
+        points = sum(1 for _ in space.grid())
+        if points > settings.trials:
+            raise ConfigError(
+                f"--trials {settings.trials}: the grid of {space.origin} has {points} points (choices, and the ends "
+                f"and the middle of ranges); give --trials {points}, or a smaller space"
+            )
+    if settings.search != "pbt":
+        return space
+    movable = {
+        name: parameter
+        for name, parameter in space.parameters.items()
+        if all(key.startswith(_CHANGES_UNDER_WAY) for key in parameter.keys(name)) and not parameter.when
+    }
+    if not movable:
+        raise ConfigError(
+            f"{space.origin}: population based training changes models while they train, and none of these can be "
+            f"({', '.join(space.names)}); search learning rates, the schedule, dropout or embedding_l2"
+        )
+    return replace(space, parameters=movable)
+
+
+def strategy(settings: SweepSettings, evaluations: int) -> Strategy:
+    """The searcher and the scheduler; `evaluations` is how many a whole trial has. Raises ConfigError.
+
+    The first trial is the recipe as it stands, where the space contains it.
+    """
+    if settings.search == "pbt":
+        return _population_based(settings, evaluations)
+    return Strategy(_sampler(settings), _scheduler(settings, evaluations), {})
+
+
+def _sampler(settings: SweepSettings) -> "Searcher":
+    import optuna
+    from ray.tune.search.optuna import OptunaSearch
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    seed = settings.recipe.resolve().train.seed
+    if settings.search == "grid":
+        points = list(settings.space.grid())
+        sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
+    else:
+        default = default_assignment(settings.space, settings.recipe)
+        points = [default] if default is not None else []
+        if settings.search == "random":
+            sampler = optuna.samplers.RandomSampler(seed=seed)
+        else:
+            # Of few trials Optuna's own ten would leave hardly any to the model.
+            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(10, max(4, settings.trials // 4)))
+    return OptunaSearch(
+        space=_Draw(settings.space),
+        metric=OBJECTIVE,
+        mode=_mode(settings),
+        points_to_evaluate=points or None,
+        sampler=sampler,
+    )
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """Optuna's way to ask for an assignment: parameters are drawn one after the other, as their conditions hold."""
+
+    space: Space
+
+    def __call__(self, trial: "optuna.Trial") -> None:
+        self.space.draw(partial(_suggest, trial))
+
+
+def _suggest(trial: "optuna.Trial", name: str, parameter: Parameter) -> Scalar:
+    if parameter.integer is not None:
+        return trial.suggest_int(name, *parameter.integer)
+    if parameter.loguniform is not None:
+        return trial.suggest_float(name, *parameter.loguniform, log=True)
+    if parameter.uniform is not None:
+        return trial.suggest_float(name, *parameter.uniform)
+    return trial.suggest_categorical(name, parameter.labels)
+
+
+def _scheduler(settings: SweepSettings, evaluations: int) -> "TrialScheduler | None":
+    from ray.tune.schedulers import ASHAScheduler
+
+    if settings.scheduler == "none":
+        return None
+    if evaluations < 2:
+        raise ConfigError(
+            "--scheduler asha: a trial has one evaluation, so there is nothing to stop early; "
+            "add --set train.evaluations_per_epoch=4"
+        )
+    return ASHAScheduler(
+        time_attr=EVALUATION,
+        metric=OBJECTIVE,
+        mode=_mode(settings),
+        # One more than there are: whole trials end by themselves.
+        max_t=evaluations + 1,
+        grace_period=1,
+        reduction_factor=_ASHA_REDUCTION,
+    )
+
+
+def _population_based(settings: SweepSettings, evaluations: int) -> Strategy:
+    from ray.tune.schedulers import PopulationBasedTraining
+    from ray.tune.search.basic_variant import BasicVariantGenerator
+
+    if evaluations < 2 or settings.trials < 2:
+        raise ConfigError(
+            "--search pbt: needs at least two trials that exchange checkpoints at evaluations; give --trials 4 and "
+            "--set train.evaluations_per_epoch=4"
+        )
+    seed = settings.recipe.resolve().train.seed
+    domains = {name: _domain(parameter) for name, parameter in settings.space.parameters.items()}
+    default = default_assignment(settings.space, settings.recipe)
+    scheduler = PopulationBasedTraining(
+        time_attr=EVALUATION,
+        metric=OBJECTIVE,
+        mode=_mode(settings),
+        perturbation_interval=1,
+        hyperparam_mutations=domains,
+        custom_explore_fn=partial(_within_bounds, settings.space),
+    )
+    searcher = BasicVariantGenerator(random_state=seed, points_to_evaluate=[default] if default is not None else None)
+    return Strategy(searcher, scheduler, domains)
+
+
+def _domain(parameter: Parameter) -> Any:
+    from ray import tune
+
+    if parameter.integer is not None:
+        return tune.randint(parameter.integer[0], parameter.integer[1] + 1)
+    if parameter.loguniform is not None:
+        return tune.loguniform(*parameter.loguniform)
+    if parameter.uniform is not None:
+        return tune.uniform(*parameter.uniform)
+    return tune.choice(list(parameter.labels))
+
+
+def _within_bounds(space: Space, config: dict[str, Any]) -> dict[str, Any]:
+    """Perturbation multiplies by 0.8 or 1.2, which may lead out of a range."""
+    bounded = dict(config)
+    for name, parameter in space.parameters.items():
+        if parameter.bounds is not None:
+            low, high = parameter.bounds
+            bounded[name] = min(max(config[name], low), high)
+    return bounded
+
+
+def _mode(settings: SweepSettings) -> str:
+    return "max" if settings.is_maximized else "min"

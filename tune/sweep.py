@@ -1,0 +1,221 @@
+"""A sweep on Ray Tune: started, or continued after whatever ended it."""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.files import locked, require_absent, write_json
+from rayrec.common.progress import Progress
+from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+from rayrec.training.device import resolve_device
+from rayrec.training.preflight import evaluation_split, require_trainable
+from rayrec.training.run_folder import CHECKPOINTS_FOLDER
+from tune.check import check_space
+from tune.outcome import TrialOutcome, read_outcomes
+from tune.resources import trial_places, trial_request
+from tune.settings import SweepSettings
+from tune.trial_folder import TrialRecord
+
+SWEEP_FILE = "sweep.json"
+_STATE_FOLDER = ".tune"
+_RETRIES = 2
+"""Times a trial is started again after it died; it continues from its latest checkpoint."""
+_ENVIRONMENT = {
+    # State is on disk at most so many seconds after it changed.
+    "TUNE_GLOBAL_CHECKPOINT_S": "2",
+    "TUNE_RESULT_BUFFER_LENGTH": "1",
+    # A trial that cannot be trained ends without a metric.
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    # What trials write is in their run folders.
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    # Ctrl-C ends the command, as everywhere; its state is as good as after a kill.
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+
+
+def run_sweep(
+    settings: SweepSettings, *, concurrent: int | None, resume: bool, progress: Progress
+) -> list[TrialOutcome]:
+    """Run the trials, or with `resume` those that are not over; returns all, the best first. Needs a Ray session.
+
+    `concurrent`: trials at once, by default as many as fit. Raises ConfigError before the first trial where the sweep
+    cannot work, and UserError where no trial came to an evaluation.
+    """
+    os.environ.update(_ENVIRONMENT)
+    import ray.tune
+
+    # Of a sweep whose trials write their own files, it misses Tune's.
+    logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)
+    from tune.search import searchable_space, strategy
+    from tune.trial import Trial
+
+    dataset = Dataset.open(settings.dataset)
+    varied = searchable_space(settings)
+    if left_out := set(settings.space.names) - set(varied.names):
+        progress.message(f"kept as the recipe has them, as pbt cannot vary them: {', '.join(sorted(left_out))}")
+    settings = replace(settings, space=varied)
+    _check(settings, dataset)
+    base = settings.recipe.resolve()
+    places = trial_places(base, settings.trials, concurrent)
+    chosen = strategy(settings, base.train.epochs * base.train.evaluations_per_epoch)
+    with _owned(settings, resume):
+        if places.in_memory and not base.train.ingest.in_memory:
+            progress.message("workers read the data into memory: the cluster has no CPU beside theirs")
+            settings = replace(settings, recipe=settings.recipe.with_values({"train.ingest.in_memory": True}))
+        trainable = ray.tune.with_resources(ray.tune.with_parameters(Trial, settings=settings), trial_request())
+        state = settings.folder / _STATE_FOLDER
+        if resume and ray.tune.Tuner.can_restore(str(state)):
+            tuner = ray.tune.Tuner.restore(str(state), trainable, resume_unfinished=True, resume_errored=True)
+        else:
+            shutil.rmtree(state, ignore_errors=True)
+            tuner = ray.tune.Tuner(
+                trainable,
+                param_space=chosen.param_space,
+                tune_config=ray.tune.TuneConfig(
+                    search_alg=chosen.searcher,
+                    scheduler=chosen.scheduler,
+                    num_samples=settings.trials,
+                    max_concurrent_trials=places.concurrent,
+                    trial_dirname_creator=_trial_id,
+                ),
+                run_config=ray.tune.RunConfig(
+                    name=_STATE_FOLDER,
+                    storage_path=str(settings.folder),
+                    # Runs keep their own; only population based training asks for more.
+                    checkpoint_config=ray.tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
+                    failure_config=ray.tune.FailureConfig(max_failures=_RETRIES),
+                    verbose=0,
+                ),
+            )
+        progress.stage(f"trials, {places.concurrent} at once", settings.trials)
+        with _Watcher(settings, progress):
+            results = tuner.fit()
+        known = {Path(result.path).name for result in results}
+        return _finished(settings, known)
+
+
+def _check(settings: SweepSettings, dataset: Dataset) -> None:
+    """Raise ConfigError where no trial could be compared, or some combination of values cannot be trained."""
+    import ray
+
+    base = settings.recipe.resolve()
+    if base.train.evaluations_per_epoch == 0:
+        raise ConfigError(
+            "train.evaluations_per_epoch: trials are compared by evaluations, and there are 0; add "
+            "--set train.evaluations_per_epoch=1"
+        )
+    split = evaluation_split(base, dataset)
+    if split != base.train.evaluation_split:
+        raise ConfigError(
+            f"train.evaluation_split: {dataset.folder} has no rows in split '{base.train.evaluation_split}' to choose "
+            "by; preprocess it with one, or choose by another with --set train.evaluation_split=test"
+        )
+    device = resolve_device(base.train.device, gpus=ray.cluster_resources().get("GPU", 0))
+    check_space(settings.space, settings.recipe, lambda recipe: require_trainable(recipe, dataset, device))
+
+
+@contextmanager
+def _owned(settings: SweepSettings, resume: bool) -> Iterator[None]:
+    """Begin the sweep's folder, or take over that of an earlier attempt, for this process alone.
+
+    Raises UserError where something else is in it, and ConfigError where the sweep in it is another one.
+    """
+    file = settings.folder / SWEEP_FILE
+    now = _description(settings)
+    if not resume:
+        require_absent(settings.folder)
+    elif not file.is_file():
+        raise UserError(f"{settings.folder}: no sweep to resume (no {SWEEP_FILE}); leave --resume out to begin one")
+    else:
+        before = json.loads(file.read_text())
+        for name, value in now.items():
+            if before[name] != value:
+                raise ConfigError(
+                    f"{settings.folder}: --resume with another {name} than the sweep was begun with; set it back, or "
+                    "begin a new sweep"
+                )
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    with locked(settings.folder / ".lock", settings.folder):
+        write_json(file, now)
+        yield
+
+
+def _description(settings: SweepSettings) -> dict[str, Any]:
+    """What a resumed sweep must have in common with the one that was begun."""
+    manifest = (settings.dataset / MANIFEST_FILE).read_bytes()
+    return {
+        "recipe": settings.recipe.resolve().model_dump(mode="json"),
+        "space": {
+            name: p.model_dump(mode="json", exclude_defaults=True) for name, p in settings.space.parameters.items()
+        },
+        "dataset": hashlib.sha256(manifest).hexdigest(),
+        "metric": settings.metric,
+        "trials": settings.trials,
+        "search": settings.search,
+        "scheduler": settings.scheduler,
+    }
+
+
+def _trial_id(trial: Any) -> str:
+    return str(trial.trial_id)
+
+
+def _finished(settings: SweepSettings, known: set[str]) -> list[TrialOutcome]:
+    """The outcomes, once nothing runs any more; only the best trial keeps its checkpoints."""
+    for folder in settings.trials_folder.iterdir():
+        record = TrialRecord.load(folder)
+        if folder.name not in known or record is None:
+            # Drawn by an attempt that was killed before it noted so: it has been drawn anew.
+            shutil.rmtree(folder, ignore_errors=True)
+        elif record.state == "running":
+            replace(record, state="failed", message="its process died").save(folder)
+    outcomes = read_outcomes(settings)
+    if not outcomes or outcomes[0].value is None:
+        reason = next((outcome.message for outcome in outcomes if outcome.message), "none was evaluated")
+        raise UserError(f"{settings.folder}: none of {len(outcomes)} trials came to an evaluation: {reason}")
+    for outcome in outcomes[1:]:
+        for checkpoints in (outcome.folder / "exchange", *outcome.folder.glob(f"*/{CHECKPOINTS_FOLDER}")):
+            shutil.rmtree(checkpoints, ignore_errors=True)
+    return outcomes
+
+
+class _Watcher:
+    """Shows trials as they end: they write files, this only reads."""
+
+    def __init__(self, settings: SweepSettings, progress: Progress) -> None:
+        self._settings, self._progress = settings, progress
+        self._shown: set[str] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="rayrec-sweep", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(1.0):
+            self._show()
+        self._show()
+
+    def _show(self) -> None:
+        outcomes = read_outcomes(self._settings)
+        for outcome in outcomes:
+            if outcome.state != "running" and outcome.trial not in self._shown:
+                self._shown.add(outcome.trial)
+                self._progress.advance(1)
+                self._progress.message(outcome.line(self._settings.metric))
+        if outcomes and outcomes[0].value is not None:
+            self._progress.note(f"best {self._settings.metric} {outcomes[0].value:.4f}")
