@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -26,6 +27,10 @@ _CHATTY = (
 )  # fmt: skip
 _LOST_SECONDS = 120
 """How long a cluster that does not answer is asked again while a job is followed."""
+
+_NO_AGENT_YET = "No available agent to submit job"
+"""Ray's answer, and its advice to try again, while the agents of a cluster's nodes are starting."""
+_AGENT_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -87,21 +92,34 @@ class JobClient:
     def submit(
         self, job: str, entrypoint: str, folder: Path, metadata: Mapping[str, str], resources: EntrypointResources
     ) -> None:
-        """Send `folder` and run `entrypoint` in it as the job of the id `job`."""
+        """Send `folder` and run `entrypoint` in it as the job of the id `job`.
+
+        A cluster whose nodes have only begun to start is waited for.
+        """
+        submit = partial(
+            self._client.submit_job,
+            submission_id=job,
+            entrypoint=_with_interpreter(entrypoint),
+            runtime_env={
+                "working_dir": str(folder),
+                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_SECONDS)},
+            },
+            metadata=dict(metadata),
+            entrypoint_num_cpus=resources.num_cpus,
+            entrypoint_num_gpus=resources.num_gpus,
+            entrypoint_memory=resources.memory,
+            entrypoint_resources=dict(resources.custom) if resources.custom else None,
+        )
+        given_up_at = time.monotonic() + _AGENT_SECONDS
         with self._user_errors():
-            self._client.submit_job(
-                submission_id=job,
-                entrypoint=_with_interpreter(entrypoint),
-                runtime_env={
-                    "working_dir": str(folder),
-                    "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_SECONDS)},
-                },
-                metadata=dict(metadata),
-                entrypoint_num_cpus=resources.num_cpus,
-                entrypoint_num_gpus=resources.num_gpus,
-                entrypoint_memory=resources.memory,
-                entrypoint_resources=dict(resources.custom) if resources.custom else None,
-            )
+            while True:
+                try:
+                    submit()
+                    return
+                except RuntimeError as error:
+                    if _NO_AGENT_YET not in str(error) or time.monotonic() > given_up_at:
+                        raise
+                    time.sleep(1.0)
 
     def follow(self, job: str, show: Callable[[str], None]) -> JobState:
         """Pass each line of the job's log to `show`, from the first one on, until the job is over.

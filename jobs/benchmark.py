@@ -8,12 +8,10 @@ from typing import Any, Literal
 from pydantic import PositiveInt
 
 from jobs.entry_point import Job, main
+from jobs.generated import GENERATED
 from jobs.request import TrainingRecipeRequest
 from jobs.result import Result
 from rayrec.common.progress import Progress
-
-# Of each source: the file that its generator writes, and a split that it allows.
-_GENERATED = {"criteo": ("criteo.tsv", "hash"), "movielens": ("ratings.csv", "leave_one_out")}
 
 
 class BenchmarkRequest(TrainingRecipeRequest):
@@ -56,12 +54,13 @@ def run(request: BenchmarkRequest, progress: Progress) -> Result:
             source = recipe.source.kind
             generate(GenerateRequest(source=source, rows=request.rows, output=made / "raw"), progress)
             started = time.perf_counter()
-            file, split = _GENERATED[source]
-            overrides = (*request.set, f"preprocess.split={{kind: {split}}}") if request.data is None else request.set
+            data = GENERATED[source]
+            split = f"preprocess.split={{kind: {data.split}}}"
+            overrides = (*request.set, split) if request.data is None else request.set
             folder = made / "dataset"
             preprocess(
                 PreprocessRequest(
-                    recipe=request.recipe, set=overrides, input=(str(made / "raw" / file),), output=folder
+                    recipe=request.recipe, set=overrides, input=(str(made / "raw" / data.file),), output=folder
                 ),
                 progress,
             )

@@ -8,11 +8,12 @@ import socket
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import PositiveInt
 
 from jobs.entry_point import Job, build_request, describe_result, execute, main
+from jobs.generated import GENERATED
 from jobs.request import Request
 from jobs.result import RESULT_FILE, Result
 from rayrec.common.errors import UserError
@@ -22,26 +23,19 @@ from rayrec.common.progress import Progress
 WORKERS = 2
 
 
-class _Shown(NamedTuple):
-    """What a model's demo begins with."""
-
-    recipe: str
-    source: str
-    file: str
-    """What the source's generator writes."""
-
-
+# Recipe and source of each model.
 _SHOWN = {
-    "dlrm": _Shown("dlrm-criteo-debug", "criteo", "criteo.tsv"),
-    "dcnv2": _Shown("dcnv2-criteo-debug", "criteo", "criteo.tsv"),
-    "neumf": _Shown("neumf-ml-1m-debug", "movielens", "ratings.csv"),
+    "dlrm": ("dlrm-criteo-debug", "criteo"),
+    "dcnv2": ("dcnv2-criteo-debug", "criteo"),
+    "neumf": ("neumf-ml-1m-debug", "movielens"),
+    "wide_deep": ("wide-deep-outbrain-debug", "outbrain"),
 }
 
 
 class DemoRequest(Request):
     """What the demo makes, and where."""
 
-    model: Literal["dlrm", "dcnv2", "neumf"] = "dlrm"
+    model: Literal["dlrm", "dcnv2", "neumf", "wide_deep"] = "dlrm"
     output: Path = Path("demo")
     """Folder for all that the demo makes; that of an earlier demo is replaced."""
     rows: PositiveInt = 100_000
@@ -54,14 +48,15 @@ def run(request: DemoRequest, progress: Progress) -> Result:
 
     folder = request.output
     _replace_earlier_demo(folder)
-    recipe, source, file = _SHOWN[request.model]
+    recipe, source = _SHOWN[request.model]
+    data = GENERATED[source]
     raw, dataset, trained, model = (folder / name for name in ("raw", "dataset", "run", "model"))
     # Command, its arguments, its options: fields of the command's request.
     steps: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("generate", {"source": source}, {"rows": request.rows, "output": raw}),
-        ("preprocess", {"recipe": recipe}, {"input": (f"{raw}/{file}",), "output": dataset}),
+        ("preprocess", {"recipe": recipe}, {"input": (str(raw / data.file),), "output": dataset}),
         ("train", {"recipe": recipe}, {"data": dataset, "output": trained, "workers": WORKERS}),
-        ("evaluate", {"source": trained}, {"data": dataset, "split": "test"}),
+        ("evaluate", {"source": trained}, {"data": dataset, "split": data.evaluated}),
         ("export", {"run": trained}, {"output": model}),
     ]
     results: dict[str, Result] = {}
@@ -73,21 +68,29 @@ def run(request: DemoRequest, progress: Progress) -> Result:
             job = importlib.import_module(f"jobs.{command}").JOB
             results[command] = execute(job, build_request(job.request, {**arguments, **options}), progress)
             progress.message(describe_result(results[command]))
-        exchange = _serve_one_request(model, progress)
+        exchange = _serve_one_request(model, raw, progress)
     reached = results["evaluate"].metrics
-    progress.message(f"\n{_verdict(reached['test'], results['generate'].details)}")
+    verdict = _verdict(data.evaluated, reached[data.evaluated], results["generate"].details)
+    progress.message(f"\n{verdict}")
     return Result(command="demo", output=folder, rows=request.rows, metrics=reached, details=exchange)
 
 
-def _verdict(reached: dict[str, float | None], generated: dict[str, Any]) -> str:
+def _verdict(split: str, reached: dict[str, float | None], generated: dict[str, Any]) -> str:
     """What the model reached, beside what it could at best or would by chance."""
-    if "truth" in generated:
-        best = generated["truth"]["best_auc"]
-        return f"AUC of the test split: {reached['auc']:.4f}; the generator's clicks allow {best:.4f} at best."
+    truth = generated.get("truth", {})
+    if "best_auc" in truth:
+        best = truth["best_auc"]
+        return f"AUC of the {split} split: {reached['auc']:.4f}; the generator's clicks allow {best:.4f} at best."
+    if "held_out" in truth:
+        best, chance = truth["held_out"]["best"], truth["held_out"]["random"]
+        return (
+            f"MAP@12 of the {split} split: {reached['map@12']:.4f}; the generator's clicks allow about {best:.4f} at "
+            f"best, ads in random order give about {chance:.4f}."
+        )
     rows, lists = reached["rows"], reached["groups"]
     assert rows and lists
     chance = 10 * lists / rows
-    return f"HR@10 of the test split: {reached['hr@10']:.4f}; candidates in random order give {chance:.4f}."
+    return f"HR@10 of the {split} split: {reached['hr@10']:.4f}; candidates in random order give {chance:.4f}."
 
 
 def as_command(command: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> str:
@@ -99,20 +102,13 @@ def as_command(command: str, arguments: Mapping[str, Any], options: Mapping[str,
     return shlex.join(words)
 
 
-def _serve_one_request(model: Path, progress: Progress) -> dict[str, Any]:
-    """Serve the model folder, post one row of raw features, and stop."""
+def _serve_one_request(model: Path, raw: Path, progress: Progress) -> dict[str, Any]:
+    """Serve the model folder, post one request of raw features, and stop."""
     from jobs.serve import ServeRequest, serving
-    from rayrec.features.schema import Schema
-    from rayrec.inference.example_row import example_row
 
     port = _free_port()
     progress.message(f"\n$ {as_command('serve', {'model': model}, {'port': port})}")
-    schema = Schema.load(model)
-    example = example_row(schema, model)
-    body: dict[str, Any] = {"instances": [example]}
-    verb = "predict"
-    if schema.interactions is not None:
-        body, verb = {"user": example[schema.interactions.user], "k": 5}, "recommend"
+    verb, body = _example_request(model, raw)
     with serving(ServeRequest(model=(model,), port=port), progress) as url:
         endpoint = f"{url}/v1/models/{model.name}:{verb}"
         progress.finish()
@@ -122,6 +118,34 @@ def _serve_one_request(model: Path, progress: Progress) -> dict[str, Any]:
             answer = json.loads(response.read())
         progress.message(json.dumps(answer))
     return {"request": body, "answer": answer}
+
+
+def _example_request(model: Path, raw: Path) -> tuple[str, dict[str, Any]]:
+    """The method that suits a model, and a body for it."""
+    from rayrec.features.schema import Schema
+    from rayrec.inference.example_row import example_row
+    from rayrec.inference.ranker import can_rank
+
+    if can_rank(model):
+        return "rank", _first_display(raw)
+    schema = Schema.load(model)
+    example = example_row(schema, model)
+    if schema.interactions is not None:
+        return "recommend", {"user": example[schema.interactions.user], "k": 5}
+    return "predict", {"instances": [example]}
+
+
+def _first_display(raw: Path) -> dict[str, Any]:
+    """The first display of `clicks_test.csv`: its event as the context, its ads."""
+    import pyarrow.compute as pc
+    from pyarrow import csv
+
+    shown = csv.read_csv(raw / "clicks_test.csv")
+    display = shown["display_id"][0]
+    ads = shown.filter(pc.equal(shown["display_id"], display))["ad_id"].to_pylist()
+    events = csv.read_csv(raw / "events.csv", convert_options=csv.ConvertOptions(null_values=["\\N", ""]))
+    (event,) = events.filter(pc.equal(events["display_id"], display)).drop_columns("display_id").to_pylist()
+    return {"context": event, "ads": ads}
 
 
 def _replace_earlier_demo(folder: Path) -> None:

@@ -41,7 +41,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
     from rayrec.training.run_folder import RunFolder
 
     dataset = Dataset.open(request.data)
-    dataset.split(request.split)
+    dataset.labelled_split(request.split)
     fill: Callable[[ParallelModel], None]
     if is_model_folder(request.source):
         from rayrec.inference.model_folder import ModelFolder

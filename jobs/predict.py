@@ -1,6 +1,7 @@
 """Score a file or folder: `python -m jobs.predict --model MODEL --input PATH --output FOLDER [--raw]`.
 
 With `--top-k K` instead of an input: the best items of every user, of a model of users and items.
+With `--submission`: also Kaggle's file of the ads of each display, the likeliest first.
 """
 
 from pathlib import Path
@@ -28,14 +29,20 @@ class PredictRequest(Request):
     """Folder to write: `scores/`, and `rejected/` where raw rows could not be used; or `recommendations/`."""
     raw: bool = False
     """The input is raw rows."""
-    split: str = "test"
-    """Split of the dataset folder."""
+    split: str | None = None
+    """Split of the dataset folder: `test` by default, with `submission` that of this name."""
+    submission: bool = False
+    """Also write `submission.csv`, of a dataset of displays."""
     top_k: PositiveInt | None = None
     """Instead of an input: so many items for every user, those of the training data left out."""
 
     def check(self) -> None:
         if self.input is None and self.top_k is None:
             raise ConfigError("input: missing; give what to score, or --top-k to recommend items to every user")
+        if self.submission and self.raw:
+            raise ConfigError(
+                "--submission is of displays, which raw rows do not tell; give a dataset folder without --raw"
+            )
 
     def with_absolute_paths(self) -> Self:
         changed = {"input": None if self.input is None else absolute_path(self.input)}
@@ -50,6 +57,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     if request.top_k is not None:
         return _recommend(request, request.top_k, progress)
     assert request.input is not None, "the request was checked"
+    split = request.split or ("submission" if request.submission else "test")
     if not request.raw and not (Path(request.input) / MANIFEST_FILE).is_file():
         raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
@@ -64,10 +72,10 @@ def run(request: PredictRequest, progress: Progress) -> Result:
                 counts = predict_raw(model, model.recipe.source, [request.input], request.output, progress)
         else:
             dataset = Dataset.open(request.input)
-            dataset.split(request.split)
+            dataset.split(split)
             with ray_session():
-                counts = predict_dataset(model, dataset, request.split, request.output, progress)
-    details = {"rejected": counts.rejected} if request.raw else {"split": request.split}
+                counts = predict_dataset(model, dataset, split, request.output, progress, submission=request.submission)
+    details = {"rejected": counts.rejected} if request.raw else {"split": split}
     return Result(command="predict", output=request.output, rows=counts.rows, details=details)
 
 

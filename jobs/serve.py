@@ -12,13 +12,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from jobs.entry_point import Job, main
 from jobs.export import exported, is_run_folder
 from jobs.request import Request
 from jobs.result import Result
-from rayrec.common.errors import UserError
+from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 
 if TYPE_CHECKING:
@@ -35,10 +35,29 @@ class ServeRequest(Request):
     """Model folders, folders of the versions of a model or of several models, or run folders; a model's name is its
     folder's, or given as NAME=FOLDER."""
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 listens on all of the machine's, and there is no authentication."""
+    """Address to listen on; 0.0.0.0 listens on all of the machine's."""
     port: int = Field(8000, ge=1, le=65_535)
     log_folder: Path | None = None
-    """Where the server writes logs of JSON lines: comparisons with a shadow."""
+    """Where each replica writes logs of JSON lines: requests, and comparisons with a shadow."""
+    token_file: Path | None = None
+    """Tokens, one a line, of which each request must have one; else those of the variable RAYREC_SERVE_TOKENS."""
+    tls_certificate: Path | None = None
+    """Certificate chain (PEM), for HTTPS; with `tls_key`."""
+    tls_key: Path | None = None
+    """Its private key (PEM)."""
+
+    @field_validator("token_file", "tls_certificate", "tls_key")
+    @classmethod
+    def _is_file(cls, file: Path | None) -> Path | None:
+        if file is not None and not file.is_file():
+            raise ValueError("no such file")
+        return file
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine reaches the server."""
+        scheme = "http" if self.tls_certificate is None else "https"
+        return f"{scheme}://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
     def check(self) -> None:
         self.folders()
@@ -70,7 +89,10 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
     from cluster.ray_session import ray_session
     from serve.arguments import ServeArguments
     from serve.repository import scan
+    from serve.tokens import read_tokens
 
+    if (request.tls_certificate is None) != (request.tls_key is None):
+        raise ConfigError("--tls-certificate and --tls-key: give both or none")
     _require_free_port(request.host, request.port)
     folders = request.folders()
     with ExitStack() as stack:
@@ -79,40 +101,67 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
             name: stack.enter_context(exported(folder)) if is_run_folder(folder) else folder
             for name, folder in folders.items()
         }
-        arguments = ServeArguments(model=served, log_folder=request.log_folder)
+        arguments = ServeArguments(model=served, log_folder=request.log_folder, token_file=request.token_file)
         models = {name: next(iter(source.versions.values())) for name, source in scan(served).items()}
         stack.enter_context(ray_session())
         progress.stage("start server")
-        stack.enter_context(_deployed(arguments, request.host, request.port))
-        url = f"http://{'127.0.0.1' if request.host == '0.0.0.0' else request.host}:{request.port}"
+        stack.enter_context(_deployed(arguments, request))
+        url = request.url
         progress.finish()
+        tokens = bool(read_tokens(request.token_file))
+        if not tokens and request.host not in {"127.0.0.1", "::1", "localhost"}:
+            progress.message(f"whoever reaches {request.host}:{request.port} may ask; --token-file admits only some")
         name, folder = next(iter(models.items()))
-        progress.message(f"serving {', '.join(models)} at {url}; try\n  {example(url, name, folder)}")
+        progress.message(f"serving {', '.join(models)} at {url}; try\n  {example(url, name, folder, tokens)}")
         yield url
 
 
 @contextmanager
-def _deployed(arguments: "ServeArguments", host: str, port: int) -> Iterator[None]:
+def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[None]:
     from ray import serve as ray_serve
     from ray.serve.config import HTTPOptions
     from ray.serve.schema import LoggingConfig
 
-    from serve.app import build
+    from serve.app import build, settings_of
 
     application = build(arguments)
     # What it tells is told here: the address, once requests are answered.
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         ray_serve.start(
-            http_options=HTTPOptions(host=host, port=port), logging_config=LoggingConfig(enable_access_log=False)
+            http_options=HTTPOptions(
+                host=request.host,
+                port=request.port,
+                # The replica answers 504 first; this bounds those that no replica has taken.
+                request_timeout_s=settings_of(arguments).request_timeout_seconds + 5,
+                ssl_certfile=request.tls_certificate and str(request.tls_certificate.absolute()),
+                ssl_keyfile=request.tls_key and str(request.tls_key.absolute()),
+            ),
+            logging_config=LoggingConfig(enable_access_log=False),
         )
         try:
             ray_serve.run(application, name=_APPLICATION, route_prefix="/")
         except RuntimeError as error:
             raise _why_not_deployed(error) from None
         yield
+        # Its replicas end when they have answered what they began; the proxies live until then.
+        ray_serve.delete(_APPLICATION)
     finally:
-        ray_serve.shutdown()
+        _shut_down()
+
+
+def _shut_down() -> None:
+    """End Serve. Its own call is one that Ray would repeat when the controller is gone, and says so on stderr."""
+    import ray
+    from ray import serve as ray_serve
+    from ray.exceptions import RayActorError
+
+    try:
+        controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+        ray.get(controller.graceful_shutdown.options(max_task_retries=0).remote(), timeout=60)
+    except (ValueError, RayActorError, TimeoutError):
+        pass  # it has not started, or it is gone, which is how the call ends
+    ray_serve.shutdown()
 
 
 def _why_not_deployed(error: RuntimeError) -> Exception:
@@ -126,13 +175,14 @@ def _why_not_deployed(error: RuntimeError) -> Exception:
     return UserError(found[-1]) if found else error
 
 
-def example(url: str, name: str, folder: Path) -> str:
+def example(url: str, name: str, folder: Path, tokens: bool = False) -> str:
     """A curl command with values that the model knows."""
     from rayrec.features.schema import Schema
     from rayrec.inference.example_row import example_row
 
     body = json.dumps({"instances": [example_row(Schema.load(folder), folder)]})
-    return f"curl -s {url}/v1/models/{name}:predict -d {shlex.quote(body)}"
+    header = '-H "Authorization: Bearer $TOKEN" ' if tokens else ""
+    return f"curl -s {header}{url}/v1/models/{name}:predict -d {shlex.quote(body)}"
 
 
 def _require_free_port(host: str, port: int) -> None:

@@ -2,7 +2,7 @@
 
 The functions of `rayrec.api` are attributes of this package: `rayrec.preprocess`, `rayrec.train`, `rayrec.evaluate`,
 `rayrec.run` (all of these), `rayrec.predict`, `rayrec.recommend`, `rayrec.export`, `rayrec.generate`,
-`rayrec.load_model`, `rayrec.load_recommender`, `rayrec.load_recipe`.
+`rayrec.load_model`, `rayrec.load_recommender`, `rayrec.load_ranker`, `rayrec.load_recipe`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         export,
         generate,
         load_model,
+        load_ranker,
         load_recipe,
         load_recommender,
         predict,
@@ -27,6 +28,7 @@ __all__ = [
     "export",
     "generate",
     "load_model",
+    "load_ranker",
     "load_recipe",
     "load_recommender",
     "predict",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jobs.result import Result
     from rayrec.config import Recipe
     from rayrec.inference.predictor import Predictor
+    from rayrec.inference.ranker import Ranker
     from rayrec.inference.recommender import Recommender
 
 AnyPath = str | PathLike[str]
@@ -156,10 +157,30 @@ def evaluate(
 
 
 def predict(
-    model: AnyPath, input: AnyPath, output: AnyPath, *, raw: bool = False, split: str = "test", progress: bool = True
+    model: AnyPath,
+    input: AnyPath,
+    output: AnyPath,
+    *,
+    raw: bool = False,
+    split: str | None = None,
+    submission: bool = False,
+    progress: bool = True,
 ) -> "Result":
-    """Score a split of a dataset folder, or with `raw` raw rows, into the new folder `output`, streaming."""
-    return _run("predict", progress, model=model, input=str(input), output=output, raw=raw, split=split)
+    """Score a split of a dataset folder, or with `raw` raw rows, into the new folder `output`, streaming.
+
+    `split`: `test` by default. `submission`: of displays of ads (by default those of the split `submission`), also
+    write Kaggle's file of each display's ads in order.
+    """
+    return _run(
+        "predict",
+        progress,
+        model=model,
+        input=str(input),
+        output=output,
+        raw=raw,
+        split=split,
+        submission=submission,
+    )
 
 
 def recommend(model: AnyPath, output: AnyPath, *, k: int = 10, progress: bool = True) -> "Result":
@@ -187,6 +208,13 @@ def load_recommender(folder: AnyPath) -> "Recommender":
     from rayrec.inference.recommender import load_recommender
 
     return load_recommender(Path(folder))
+
+
+def load_ranker(folder: AnyPath) -> "Ranker":
+    """The ranker of a model folder of displays: `rank(context, ads, k)` gives the ads by descending score."""
+    from rayrec.inference.ranker import load_ranker
+
+    return load_ranker(Path(folder))
 
 
 def _run(command: str, show_progress: bool, **values: Any) -> "Result":

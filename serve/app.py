@@ -4,37 +4,62 @@ One deployment: its replica holds every model, so that a request takes one hop, 
 the same model into one forward pass. A request is checked before it is joined, so a bad one cannot fail the others.
 """
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 from fastapi import FastAPI
 from ray import serve as ray_serve
 from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, BackpressureConfig
 
 from rayrec.config import ServeConfig
 from rayrec.inference.model_folder import ModelFolder
 from serve.arguments import ServeArguments
+from serve.gate import Limits
 from serve.http_app import create_app
 from serve.json_log import JsonLog
+from serve.metrics import ServingMetrics
 from serve.repository import scan
 from serve.served_models import ServedModels
 from serve.served_version import ServedVersion
+from serve.tokens import read_tokens
 from serve.updates import Updates, poll_forever
+
+_STUCK_SECONDS = 25.0
 
 
 def build(args: ServeArguments) -> Application:
     """The Serve application for `args`. Raises UserError where a folder holds no whole model."""
-    newest = [next(iter(source.versions.values())) for source in scan(args.model).values()]
-    settings = args.settings(ModelFolder.open(newest[0]).recipe.serve)
+    settings = settings_of(args)
+    scale: dict[str, Any] = {"num_replicas": settings.replicas}
+    if settings.max_replicas is not None:
+        scale = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=settings.replicas,
+                max_replicas=settings.max_replicas,
+                target_ongoing_requests=settings.target_ongoing_requests,
+            )
+        }
     deployment = ModelServer.options(  # type: ignore[attr-defined]
-        num_replicas=settings.replicas,
+        **scale,
         ray_actor_options={"num_cpus": settings.threads_per_replica},
         # One batch in the forward pass while the next one gathers; more wait in the proxy's queue.
         max_ongoing_requests=2 * settings.max_batch_size,
         max_queued_requests=settings.max_queued_requests,
+        backpressure_config=BackpressureConfig(retry_after_s=settings.retry_after_seconds),
+        # Requests in work are answered before a replica ends.
+        graceful_shutdown_timeout_s=settings.request_timeout_seconds + 5,
     )
-    return deployment.bind(args.model, settings, args.log_folder)
+    return deployment.bind(args.model, settings, args.log_folder, read_tokens(args.token_file))
+
+
+def settings_of(args: ServeArguments) -> ServeConfig:
+    """The settings given, else those of the first model's recipe. Raises UserError where a folder holds no model."""
+    first = next(iter(scan(args.model).values()))
+    return args.settings(ModelFolder.open(next(iter(first.versions.values()))).recipe.serve)
 
 
 # A folder that does not load at once does not load at the twentieth try.
@@ -43,20 +68,34 @@ def build(args: ServeArguments) -> Application:
 class ModelServer:
     """A replica: the models in its memory, their routes, and the thread that brings new versions."""
 
-    def __init__(self, folders: dict[str, Path], settings: ServeConfig, log_folder: Path | None) -> None:
+    def __init__(
+        self, folders: dict[str, Path], settings: ServeConfig, log_folder: Path | None, tokens: frozenset[str]
+    ) -> None:
         torch.set_num_threads(settings.threads_per_replica)
-        self._max_rows = settings.max_rows_per_request
+        self._limits = Limits(
+            max_rows=settings.max_rows_per_request,
+            max_body_bytes=int(settings.max_body_mib * 2**20),
+            timeout_seconds=settings.request_timeout_seconds,
+        )
+        self._tokens = tokens
         self._models = ServedModels()
         # Beside the event loop, so that requests are read and checked while a batch is scored.
-        executor = ThreadPoolExecutor(1, "scoring")
+        self._executor = executor = ThreadPoolExecutor(1, "scoring")
+        self._metrics = metrics = ServingMetrics()
         replica = ray_serve.get_replica_context().replica_id.unique_id
 
         def load(name: str, version: str, folder: Path) -> ServedVersion:
-            return ServedVersion.load(name, version, folder, executor, settings)
+            return ServedVersion.load(name, version, folder, executor, settings, metrics)
 
+        self._access_log = JsonLog("access", log_folder, replica) if log_folder is not None else None
         updates = Updates(folders, load, self._models, JsonLog("shadow", log_folder, replica))
         updates.load_all()
         poll_forever(updates, settings.poll_seconds)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(self._models, self._max_rows)
+        return create_app(self._models, self._limits, self._tokens, self._metrics, self._access_log)
+
+    async def check_health(self) -> None:
+        """Serve asks every few seconds, and replaces a replica whose scoring thread does not come back."""
+        loop = asyncio.get_running_loop()
+        await asyncio.wait_for(loop.run_in_executor(self._executor, lambda: None), _STUCK_SECONDS)

@@ -19,6 +19,9 @@ class ServeArguments(ServeConfig):
     log_folder: Path | None = None
     """Where each replica writes its own log files (JSON lines); without one they are in Ray Serve's logs."""
 
+    token_file: Path | None = None
+    """Tokens, one a line, of which each request must have one; without it those of RAYREC_SERVE_TOKENS, if any."""
+
     @field_validator("model", mode="before")
     @classmethod
     def _read_text(cls, value: object) -> object:

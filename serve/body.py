@@ -2,17 +2,18 @@
 
 from fastapi import Request
 
+from serve.gate import too_large
 from serve.protocol import RequestError
 
-MAX_BODY_BYTES = 64 * 2**20
-"""Of one request; beyond it the answer is 413."""
 
-
-async def read_body(request: Request) -> bytes:
-    """The whole body. Raises RequestError 413 where it is too large."""
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body. Raises RequestError: 413 where it is too large, 415 where it is compressed."""
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise RequestError(415, f"Content-Encoding '{encoding[:50]}': send the body as it is")
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise RequestError(413, f"the body is larger than {MAX_BODY_BYTES // 2**20} MiB; send several requests")
+        if len(body) > max_bytes:
+            raise too_large(max_bytes)
     return bytes(body)

@@ -5,13 +5,16 @@
     POST /v1/models/NAME:recommend {"user": "42", "k": 10, "exclude_known": true}      of a model of users and items
                                    -> {"model": "NAME", "version": "1", "user": "42",
                                        "items": [{"item": "318", "score": 0.97}, ...]}
+    POST /v1/models/NAME:rank      {"context": {"uuid": "cb8c55702adb93", "document_id": 379743, "platform": 3, ...},
+                                    "ads": [42337, 139684, ...], "k": 3}                of a model of displays
+                                   -> {"model": "NAME", "version": "1", "ads": [{"ad": 42337, "score": 0.31}, ...]}
 
 Every error is {"error": "one line"} with its status. Knows neither Ray nor FastAPI.
 """
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,17 +28,18 @@ from rayrec.inference.raw_rows import RawRows
 
 
 class RequestError(Exception):
-    """A request that cannot be answered: the HTTP status and one line for the client."""
+    """A request that cannot be answered: the HTTP status, one line for the client, and headers."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.headers = headers
 
 
 def parse_instances(body: bytes, raw_rows: RawRows, max_rows: int) -> pa.RecordBatch:
     """The raw rows of a request's body, checked. Raises RequestError: 400 no JSON, 413 too many, 422 wrong content."""
-    rows = _instances(_json(body, '{"instances": [{"FEATURE": VALUE, ...}, ...]}'))
+    rows = _instances(parse_json(body, '{"instances": [{"FEATURE": VALUE, ...}, ...]}'))
     if not rows:
         raise RequestError(422, "instances: empty; send at least one row")
     if len(rows) > max_rows:
@@ -57,7 +61,7 @@ class RecommendRequest:
 
 def parse_recommend(body: bytes, max_items: int) -> RecommendRequest:
     """The content of a request for recommendations. Raises RequestError: 400 no JSON, 422 wrong content."""
-    content = _json(body, '{"user": USER, "k": 10}')
+    content = parse_json(body, '{"user": USER, "k": 10}')
     if not isinstance(content, dict):
         raise RequestError(422, 'the body must be {"user": USER, "k": 10}, not another value')
     if "user" not in content:
@@ -84,6 +88,42 @@ def recommendations(model: str, version: str, user: str, items: Iterable[str], s
     return json.dumps(answer, allow_nan=False).encode()
 
 
+@dataclass(frozen=True)
+class RankRequest:
+    """A context once, and the ads to rank in it; their values are checked by the ranker."""
+
+    context: dict[str, Any]
+    ads: list[Any]
+    k: int | None
+
+
+def parse_rank(body: bytes, max_rows: int) -> RankRequest:
+    """The content of a request to rank ads. Raises RequestError: 400 no JSON, 413 too many ads, 422 wrong content."""
+    example = '{"context": {...}, "ads": [AD, ...]}'
+    content = parse_json(body, example)
+    if not isinstance(content, dict):
+        raise RequestError(422, f"the body must be {example}, not another value")
+    unknown = sorted(set(content) - {"context", "ads", "k"})
+    if unknown:
+        raise RequestError(422, f"unknown key '{unknown[0][:100]}'; there are context, ads and k")
+    context, ads, k = content.get("context", {}), content.get("ads"), content.get("k")
+    if not isinstance(context, dict):
+        raise RequestError(422, "context: must be an object; leave it out where nothing is known")
+    if not isinstance(ads, list) or not ads:
+        raise RequestError(422, "ads: must be a list of at least one ad id")
+    if len(ads) > max_rows:
+        raise RequestError(413, f"ads: {len(ads)}, at most {max_rows} a request; send several requests")
+    if k is not None and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
+        raise RequestError(422, "k: must be a whole number from 1, or left out for all ads")
+    return RankRequest(context, ads, k)
+
+
+def ranked_ads(model: str, version: str, ads: Iterable[int], scores: NDArray[np.float32]) -> bytes:
+    """The body of an answer with the ads of highest score first."""
+    ranked = [{"ad": ad, "score": score} for ad, score in zip(ads, scores.tolist(), strict=True)]
+    return json.dumps({"model": model, "version": version, "ads": ranked}, allow_nan=False).encode()
+
+
 def unknown_model(name: str, known: Iterable[str]) -> RequestError:
     """The answer to a request for a model that is not served."""
     names = sorted(known)
@@ -98,7 +138,8 @@ def predictions(model: str, version: str, scores: NDArray[np.float32]) -> bytes:
     return json.dumps(answer, allow_nan=False).encode()
 
 
-def _json(body: bytes, example: str) -> Any:
+def parse_json(body: bytes, example: str) -> Any:
+    """The value of a body. Raises RequestError 400 where it is no JSON; `example` is told where it is empty."""
     if not body:
         raise RequestError(400, f"the body is empty; send {example}")
     try:

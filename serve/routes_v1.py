@@ -7,15 +7,19 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
+from rayrec.common.errors import UserError
+from rayrec.inference.ranker import Ranking
 from rayrec.inference.recommender import UnknownUserError
 from serve.body import read_body
+from serve.gate import Limits, note_served_by
 from serve.protocol import (
     RequestError,
     parse_instances,
+    parse_rank,
     parse_recommend,
     predictions,
+    ranked_ads,
     recommendations,
 )
 from serve.served_models import ServedModel, ServedModels
@@ -43,21 +47,36 @@ async def _recommend(model: ServedModel, version: ServedVersion, body: bytes, ma
     return recommendations(model.name, version.version, asked.user, best.items, best.scores)
 
 
-VERBS: dict[str, Verb] = {"predict": _predict, "recommend": _recommend}
+async def _rank(model: ServedModel, version: ServedVersion, body: bytes, max_rows: int) -> bytes:
+    if not version.ranks:
+        raise RequestError(404, f"model '{model.name}' has no statistics to look features up in: it cannot rank; "
+                                f"use /v1/models/{model.name}:predict")  # fmt: skip
+    asked = parse_rank(body, max_rows)
+    try:
+        rows = await version.rows_to_rank(asked)
+    except UserError as error:
+        raise RequestError(422, str(error)) from None
+    best = Ranking.of(asked.ads, await model.score(version, rows), asked.k)
+    return ranked_ads(model.name, version.version, best.ads, best.scores)
 
 
-def routes(models: ServedModels, max_rows: int) -> APIRouter:
-    """The routes over `models`; `max_rows` of one request."""
+VERBS: dict[str, Verb] = {"predict": _predict, "recommend": _recommend, "rank": _rank}
+
+
+def routes(models: ServedModels, limits: Limits) -> APIRouter:
+    """The routes over `models`."""
     router = APIRouter(prefix="/v1/models")
 
     async def call(name: str, verb: str, request: Request, version: str | None = None) -> Response:
         if verb not in VERBS:
             raise RequestError(404, f"no method ':{verb[:100]}'; there are {', '.join(f':{known}' for known in VERBS)}")
         if request.method == "GET":
-            return JSONResponse({"error": "use POST with a JSON body"}, status_code=405, headers={"Allow": "POST"})
+            raise RequestError(405, "use POST with a JSON body", {"Allow": "POST"})
         model = models.model(name)
-        body = await read_body(request)
-        answer = await VERBS[verb](model, model.version(version), body, max_rows)
+        chosen = model.version(version)
+        note_served_by(request.scope, name, chosen.version, verb)
+        body = await read_body(request, limits.max_body_bytes)
+        answer = await VERBS[verb](model, chosen, body, limits.max_rows)
         return Response(answer, media_type="application/json")
 
     router.add_api_route("/{name}:{verb}", call, methods=["GET", "POST"])

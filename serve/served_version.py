@@ -1,4 +1,4 @@
-"""One version of a model in a replica's memory: its predictor, its batches, its recommender."""
+"""One version of a model in a replica's memory: its predictor, its batches, its recommender or ranker."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,12 +12,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.config import ServeConfig
-from rayrec.inference.examples import check_examples
+from rayrec.inference.examples import Examples
 from rayrec.inference.known_items import can_recommend
 from rayrec.inference.predictor import Predictor, load_model
+from rayrec.inference.ranker import Ranker, can_rank
 from rayrec.inference.recommender import Recommendations, Recommender
+from rayrec.inference.reference_traffic import ReferenceTraffic
 from serve.batching import Batcher
-from serve.protocol import RecommendRequest, RequestError
+from serve.metrics import ServingMetrics, VersionStatistics
+from serve.protocol import RankRequest, RecommendRequest, RequestError
 
 
 @dataclass(frozen=True)
@@ -31,30 +34,46 @@ class Rows:
 class ServedVersion:
     """Answers requests for one model folder; nothing in it changes after construction but the waiting requests."""
 
-    def __init__(self, name: str, version: str, predictor: Predictor, executor: Executor, settings: ServeConfig):
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        predictor: Predictor,
+        examples: Examples,
+        executor: Executor,
+        settings: ServeConfig,
+        metrics: ServingMetrics,
+    ) -> None:
         """`executor` has one thread, in which every model of the replica is evaluated."""
         self.name = name
         self.version = version
         self.predictor = predictor
+        self.examples = examples
         self._executor = executor
         self._score = Batcher(
-            partial(score_together, predictor),
+            self._score_together,
             executor,
             size=lambda rows: rows.columns.num_rows,
             max_requests=settings.max_batch_size,
             max_size=settings.max_batch_rows,
             wait_seconds=settings.batch_wait_ms / 1000,
         )
+        reference = ReferenceTraffic.load(predictor.folder)
+        self._statistics = VersionStatistics(metrics, name, version, predictor.schema, reference)
         self._recommender = Recommender(predictor) if can_recommend(predictor.schema) else None
+        self._ranker = Ranker(predictor) if can_rank(predictor.folder) else None
 
     @classmethod
-    def load(cls, name: str, version: str, folder: Path, executor: Executor, settings: ServeConfig) -> "ServedVersion":
+    def load(
+        cls, name: str, version: str, folder: Path, executor: Executor, settings: ServeConfig, metrics: ServingMetrics
+    ) -> "ServedVersion":
         """Load a model folder and check that it gives its stored scores. Raises UserError where it does not."""
         predictor = load_model(folder)
-        check_examples(predictor)
+        examples = Examples.load(predictor.folder)
+        examples.check(predictor)
         # The first passes allocate and choose kernels; larger batches take other paths.
         predictor.predict([{}] * settings.max_batch_size)
-        return cls(name, version, predictor, executor, settings)
+        return cls(name, version, predictor, examples, executor, settings, metrics)
 
     @property
     def waiting(self) -> int:
@@ -65,6 +84,11 @@ class ServedVersion:
     def recommends(self) -> bool:
         """Whether it is a model of users and items alone."""
         return self._recommender is not None
+
+    @property
+    def ranks(self) -> bool:
+        """Whether its features are looked up from a context and ads."""
+        return self._ranker is not None
 
     async def score(self, rows: Rows) -> NDArray[np.float32]:
         """Probabilities (n,) of n rows, maybe from a pass with other requests. Raises RequestError."""
@@ -80,17 +104,31 @@ class ServedVersion:
         rank = partial(self._recommender.recommend, request.user, request.k, exclude_known=request.exclude_known)
         return await asyncio.get_running_loop().run_in_executor(self._executor, rank)
 
+    async def rows_to_rank(self, request: RankRequest) -> Rows:
+        """The features of each ad, to be scored as other rows are. Raises UserError naming a wrong field."""
+        assert self._ranker is not None
+        rows = partial(self._ranker.rows, request.context, request.ads)
+        return Rows(await asyncio.get_running_loop().run_in_executor(self._executor, rows))
 
-def score_together(predictor: Predictor, requests: Sequence[Rows]) -> list[NDArray[np.float32]]:
-    """The scores of each request's rows, from one pass over all of them."""
+    def _score_together(self, requests: Sequence[Rows]) -> list[NDArray[np.float32]]:
+        answers, encoded, scores = score_together(self.predictor, requests)
+        self._statistics.observe(len(requests), encoded, scores)
+        return answers
+
+
+def score_together(
+    predictor: Predictor, requests: Sequence[Rows]
+) -> tuple[list[NDArray[np.float32]], pa.RecordBatch, NDArray[np.float32]]:
+    """The scores of each request's rows, from one pass over all of them; its encoded rows and all their scores."""
     order = sorted(range(len(requests)), key=lambda index: requests[index].encoded)
     raw = [requests[index].columns for index in order if not requests[index].encoded]
     encoded = [requests[index].columns for index in order if requests[index].encoded]
     if raw:
         encoded.insert(0, predictor.encode(pa.concat_batches(raw)))
-    scores = predictor.predict_encoded(pa.concat_batches(encoded))
+    rows = pa.concat_batches(encoded)
+    scores = predictor.predict_encoded(rows)
     ends = np.cumsum([requests[index].columns.num_rows for index in order])
     answers: list[NDArray[np.float32]] = [scores] * len(requests)
     for index, part in zip(order, np.split(scores, ends[:-1]), strict=True):
         answers[index] = part
-    return answers
+    return answers, rows, scores

@@ -14,6 +14,7 @@ from rayrec.features.vocabulary import write_vocabulary
 from rayrec.inference.examples import write_examples
 from rayrec.inference.known_items import KnownItems
 from rayrec.inference.model_folder import write_model_folder
+from rayrec.inference.predictor import load_model
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
@@ -56,12 +57,22 @@ def make_raw_schema(folder: Path, *, numeric: int = 3, categorical: int = 4, mul
 
 
 def make_model_folder(
-    folder: Path, *, model: str = "dlrm", numeric: int = 3, categorical: int = 4, multi_hot: int = 0, seed: int = 0
+    folder: Path,
+    *,
+    model: str = "dlrm",
+    config: ModelConfig | None = None,
+    numeric: int = 3,
+    categorical: int = 4,
+    multi_hot: int = 0,
+    seed: int = 0,
 ) -> RankingModel:
-    """Write a model folder with random weights; returns the model that holds the same weights in memory."""
+    """Write a model folder with random weights; returns the model that holds the same weights in memory.
+
+    `config` instead of the small one of `model`.
+    """
     data = folder.parent / f"{folder.name}-data"
     schema = make_raw_schema(data, numeric=numeric, categorical=categorical, multi_hot=multi_hot)
-    return _write(folder, data, schema, MODELS[model], f"{model}-test", seed)
+    return _write(folder, data, schema, config or MODELS[model], f"{model}-test", seed)
 
 
 def make_recommender_folder(folder: Path, *, users: int = 30, items: int = 50, seed: int = 0) -> RankingModel:
@@ -81,6 +92,12 @@ def make_recommender_folder(folder: Path, *, users: int = 30, items: int = 50, s
     return _write(folder, data, schema, config, "neumf-test", seed, KnownItems(first, np.concatenate(known)))
 
 
+def write_display_model(folder: Path, schema: Schema, statistics: Path, seed: int = 0) -> RankingModel:
+    """A model folder whose features are looked up in a folder of statistics."""
+    config = DLRMConfig(embedding_dim=4, bottom_mlp=(8, 4), top_mlp=(8,))
+    return _write(folder, statistics.parent, schema, config, "displays-test", seed, statistics=statistics)
+
+
 def _write(
     folder: Path,
     data: Path,
@@ -89,6 +106,7 @@ def _write(
     name: str,
     seed: int,
     known_items: KnownItems | None = None,
+    statistics: Path | None = None,
 ) -> RankingModel:
     network = build_model(config, schema, seed=seed)
     # The published initial tables are so small that a wrong row would hardly change a score.
@@ -110,7 +128,8 @@ def _write(
         dense=network.dense_network.state_dict(),
         fill_table=fill_table,
         known_items=known_items,
-        complete=write_examples,
+        statistics=statistics,
+        complete=lambda written: write_examples(load_model(written)),
     )
     return network.eval()
 

@@ -186,10 +186,11 @@ def _split(display: int, event: Row, settings: Settings) -> str:
 class Data:
     """The tables, cleaned and joined."""
 
-    def __init__(self, tables: Tables, settings: Settings) -> None:
+    def __init__(self, tables: Tables, settings: Settings, *, needs_place: bool) -> None:
+        """`needs_place`: whether an event without a place or a platform is absent."""
         self.settings = settings
         self.events = _smallest_by(tables["events"], "display_id")
-        if settings.original:
+        if needs_place:
             self.events = {
                 d: e for d, e in self.events.items() if e["platform"] is not None and e["geo_location"] is not None
             }
@@ -482,7 +483,7 @@ def _number_copies(rows: list[Click]) -> None:
 
 def compute(tables: Tables, features: Literal["full", "lean"], *, original: bool = False, **settings: Any) -> Reference:
     """All features of all rows; `settings` as the fields of `Settings`."""
-    data = Data(tables, Settings(original=original, **settings))
+    data = Data(tables, Settings(original=original, **settings), needs_place=original and features == "full")
     rows = _add_traffic(data) if features == "full" else data.clicks
     _number_copies(rows)
     make = _full(data) if features == "full" else _lean(data)
@@ -501,13 +502,13 @@ def compute(tables: Tables, features: Literal["full", "lean"], *, original: bool
                 columns[name].append(value)
             if split != "test":
                 columns["clicked"].append(row.clicked)
-        frames[split] = pd.DataFrame(
-            {
-                n: pd.Series(v, index, dtype=None if isinstance(v[0], (int, float)) else object)
-                for n, v in columns.items()
-            }
-        )
+        frames[split] = pd.DataFrame({name: pd.Series(v, index, dtype=_dtype(v)) for name, v in columns.items()})
     return Reference(frames, transform(frames, original))
+
+
+def _dtype(values: list[Any]) -> type | None:
+    """Ids with missing ones, texts and lists stay Python's."""
+    return object if any(value is None or isinstance(value, (str, list)) for value in values) else None
 
 
 FULL_NUMERIC = (
@@ -589,7 +590,7 @@ def _full(data: Data) -> Callable[[Click], dict[str, Any]]:
             {a: _vector(data.aspects[a].get(document, {}), weights[a]) for a in ASPECTS}
             for document in (click.landing, click.ad_document)
         )
-        user = profile.vectors if profile is not None else dict.fromkeys(ASPECTS, {})
+        user = profile.vectors if profile is not None else {aspect: {} for aspect in ASPECTS}
         values: dict[str, Any] = {
             "doc_event_id": click.landing,
             "doc_id": click.ad_document,

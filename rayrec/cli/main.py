@@ -69,7 +69,7 @@ def _root(
 
 @app.command()
 def demo(
-    model: Annotated[str | None, typer.Argument(help="dlrm, dcnv2 or neumf.", show_default="dlrm")] = None,
+    model: Annotated[str | None, typer.Argument(help="dlrm, dcnv2, neumf or wide_deep.", show_default="dlrm")] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder for all that the demo makes.", show_default="demo")
     ] = None,
@@ -195,7 +195,12 @@ def predict(
         typer.Option(help="Dataset folder; with --raw, raw rows (file, folder, glob or URI).", show_default=False),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="The input is raw rows, not a dataset folder.")] = False,
-    split: Annotated[str | None, typer.Option(help="Split of the dataset folder.", show_default="test")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Split of the dataset folder.", show_default="test, or submission")
+    ] = None,
+    submission: Annotated[
+        bool, typer.Option("--submission", help="Also write Kaggle's file of each display's ads in order.")
+    ] = False,
     top_k: Annotated[
         int | None, typer.Option(help="Instead of an input: so many items for every user.", show_default=False)
     ] = None,
@@ -203,7 +208,10 @@ def predict(
     debug: DebugOption = False,
 ) -> None:
     """Score a file or folder, streaming; or recommend items to every user."""
-    run_job("predict", json, debug, model=model, input=input, output=output, raw=raw, split=split, top_k=top_k)
+    run_job(
+        "predict", json, debug, model=model, input=input, output=output, raw=raw, split=split, submission=submission,
+        top_k=top_k,
+    )  # fmt: skip
 
 
 @app.command()
@@ -283,11 +291,19 @@ def serve(
     log_folder: Annotated[
         Path | None, typer.Option(help="Folder for logs of JSON lines.", show_default="Ray Serve's logs")
     ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="Tokens, one a line.", show_default="those of RAYREC_SERVE_TOKENS, if any")
+    ] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="PEM file, for HTTPS.", show_default=False)] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.", show_default=False)] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Answer HTTP requests with raw features, through Ray Serve."""
-    run_job("serve", json, debug, model=model, port=port, host=host, log_folder=log_folder)
+    run_job(
+        "serve", json, debug, model=model, port=port, host=host, log_folder=log_folder, token_file=token_file,
+        tls_certificate=tls_certificate, tls_key=tls_key,
+    )  # fmt: skip
 
 
 @app.command()

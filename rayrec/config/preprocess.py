@@ -180,3 +180,8 @@ class DisplayPreprocessConfig(_CommonConfig):
     """Repeat what NVIDIA published, its leaks and defects included, for comparison."""
     split: DisplaySplitConfig = DisplaySplitConfig()
     rates: RatesConfig = RatesConfig()
+
+    @property
+    def drops_events(self) -> bool:
+        """Whether events without a platform or a place count as absent, as in the original of `full`."""
+        return self.original and self.feature_set == "full"

@@ -1,6 +1,6 @@
 """How a model answers HTTP."""
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from rayrec.config.base import Config
 
@@ -17,6 +17,22 @@ class ServeConfig(Config):
     """How long a request to an idle replica waits for others; while a pass runs, requests gather in any case."""
     max_queued_requests: PositiveInt = 1024
     """Requests that wait beyond the two batches in work; further ones are answered 503 at once."""
+    retry_after_seconds: PositiveInt = 1
+    """When those that were answered 503 are told to come again."""
     max_rows_per_request: PositiveInt = 8192
+    max_body_mib: PositiveFloat = 64.0
+    request_timeout_seconds: PositiveFloat = 30.0
+    """A request that is not done by then is answered 504, and is not scored if it was still waiting."""
+    max_replicas: PositiveInt | None = None
+    """Replicas are added up to so many while more requests are in work than `target_ongoing_requests`, and taken away
+    again; None keeps `replicas`."""
+    target_ongoing_requests: PositiveFloat = 8.0
+    """Of one replica, on average: requests a second that it answers at the wanted latency, times that latency."""
     poll_seconds: PositiveFloat = 2.0
     """How often a replica looks for new versions of its models."""
+
+    @model_validator(mode="after")
+    def _replicas_in_order(self) -> "ServeConfig":
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ValueError(f"max_replicas {self.max_replicas} is below replicas {self.replicas}")
+        return self

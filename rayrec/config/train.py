@@ -210,7 +210,7 @@ class TrainConfig(Config):
     embedding_l2: NonNegativeFloat = 0.0
     """L2 penalty on the pooled embeddings e of each row: embedding_l2 / 2 * |e|^2 joins the row's loss. Rows of a table
     are so held back in proportion to how often they occur (Rendle et al. 2020, arXiv:2005.09683, equation 8), under any
-    optimizer; an optimizer's weight_decay holds all back alike."""
+    optimizer; an optimizer's weight_decay holds all back alike. The tables of a wide part have none."""
     gradient_accumulation: PositiveInt = 1
     """Parts in which a worker's share of the batch passes the dense network; the step stays that of the whole batch."""
     initial_weights: InitialWeightsConfig | None = None

@@ -63,6 +63,7 @@ class KeyedTable:
 
     def __init__(self, folder: Path) -> None:
         """Map the files of `folder`; without files the table is empty. Raises UserError where one is damaged."""
+        self.folder = folder
         batches = [batch for path in sorted(folder.glob("*.arrow")) for batch in _open(path) if batch.num_rows]
         self._batches = [MappedBatch(batch) for batch in batches]
         self._first_rows = np.cumsum([0, *(batch.num_rows for batch in batches)])

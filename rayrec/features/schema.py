@@ -128,6 +128,11 @@ class Schema(Config):
         """Features with an embedding table, multi-hot ones included."""
         return tuple(f for f in self.features if isinstance(f, CategoricalFeature))
 
+    @property
+    def hotness(self) -> dict[str, int]:
+        """The most ids of a row, by multi-hot feature."""
+        return {f.name: f.hotness for f in self.features if isinstance(f, MultiHotFeature)}
+
     def with_embedding_dims(self, default: int, by_feature: dict[str, int]) -> "Schema":
         """A copy with every table's width set. Raises UserError on a name that is no categorical feature."""
         known = {f.name for f in self.categorical}

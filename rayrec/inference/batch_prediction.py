@@ -1,9 +1,11 @@
 """Scores of whole files: read by Ray Data tasks, scored by a pool of predictors, written in the order of the input.
 
 OUTPUT/scores/part-00000.parquet ...    OUTPUT/rejected/part-00000.parquet ... (raw rows that cannot be used)
+OUTPUT/submission.csv (of displays, where asked for)
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,10 +19,12 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder
 from rayrec.common.progress import Progress
 from rayrec.config import SourceConfig
+from rayrec.features.schema import Schema
 from rayrec.inference.actor_pool import map_with_pool
 from rayrec.inference.model_folder import ModelFolder
 from rayrec.inference.parts import Parts
 from rayrec.inference.predictor import load_model
+from rayrec.inference.submission import SUBMISSION_FILE, Submission
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
 from rayrec.sources.files import Chunk, list_inputs, plan_chunks
 from rayrec.sources.registry import ChunkReader, chunk_reader
@@ -31,8 +35,17 @@ _CHUNK_BYTES = 2**26
 
 # Columns that travel beside the features; no feature's name begins so.
 _LABEL, _SCORE, _CHUNK, _LINE, _REASON, _TEXT = "\0label", "\0score", "\0chunk", "\0line", "\0reason", "\0text"
+_DISPLAY, _AD = "\0display", "\0ad"
 _LABEL_AND_SCORE = [pa.field("label", pa.float32()), pa.field("score", pa.float32(), nullable=False)]
 _DATASET_SCORES = pa.schema([pa.field("row", pa.int64(), nullable=False), *_LABEL_AND_SCORE])
+_DISPLAY_SCORES = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("display_id", pa.int64(), nullable=False),
+        pa.field("ad_id", pa.int64(), nullable=False),
+        *_LABEL_AND_SCORE,
+    ]
+)
 _RAW_SCORES = pa.schema(
     [pa.field("file", pa.string(), nullable=False), pa.field("line", pa.int64(), nullable=False), *_LABEL_AND_SCORE]
 )
@@ -56,30 +69,48 @@ class PredictionCounts:
 
 
 def predict_dataset(
-    model: ModelFolder, dataset: Dataset, split: str, output: Path, progress: Progress
+    model: ModelFolder, dataset: Dataset, split: str, output: Path, progress: Progress, *, submission: bool = False
 ) -> PredictionCounts:
     """Score a split of a dataset folder; needs a Ray session. `output` is written whole or not at all.
 
-    `scores/` has columns row (int64, position in the split), label (float32), score (float32), in the split's order.
+    `scores/` has columns row (int64, position in the split), label (float32), score (float32), in the split's order,
+    and for displays of ads also display_id and ad_id (int64) after row. With `submission` (such datasets alone)
+    `submission.csv` names each display's ads by descending score, as Kaggle takes them.
     Raises UserError where the dataset was not encoded as the model's training data was.
     """
     model.schema.require_same_features(dataset.schema, dataset.folder)
+    names = _display_columns(dataset.schema)
+    if submission and not names:
+        raise UserError(f"{dataset.folder}: its rows are no ads of displays, so there is nothing to submit")
     parts = dataset.split(split).parts
     tasks = [
         pa.table({"path": [str(dataset.folder / part.path)], "row_group": [index]})
         for part in parts
         for index in range(len(part.row_groups))
     ]
-    reader = _DatasetReader(tuple(f.name for f in model.schema.features), dataset.schema.label)
+    renamed = {dataset.schema.label: _LABEL, **names}
+    reader = _DatasetReader(tuple(f.name for f in model.schema.features), renamed)
+    columns = _DISPLAY_SCORES if names else _DATASET_SCORES
     progress.stage(f"predict {split}", dataset.split(split).rows)
     rows = 0
-    with new_folder(output) as folder, Parts(folder / SCORES_FOLDER, _DATASET_SCORES) as scores:
+    with ExitStack() as stack:
+        folder = stack.enter_context(new_folder(output))
+        scores = stack.enter_context(Parts(folder / SCORES_FOLDER, columns))
+        submitted = stack.enter_context(Submission(folder / SUBMISSION_FILE)) if submission else None
         for block in _score(tasks, reader, model, is_raw=False):
             position = pa.array(np.arange(rows, rows + len(block)))
-            scores.write(pa.table([position, block[_LABEL], block[_SCORE]], schema=_DATASET_SCORES))
+            shown = [block[name] for name in (*names.values(), _LABEL, _SCORE)]
+            scores.write(pa.table([position, *shown], schema=columns))
+            if submitted is not None:
+                submitted.add(*(block[name].to_numpy() for name in (_DISPLAY, _AD, _SCORE)))
             rows += len(block)
             progress.advance(len(block))
     return PredictionCounts(rows, {})
+
+
+def _display_columns(schema: Schema) -> dict[str, str]:
+    """The columns that name a row's display and ad, and what they are called beside the features."""
+    return {schema.group: _DISPLAY, schema.candidate: _AD} if schema.group and schema.candidate else {}
 
 
 def predict_raw(
@@ -130,13 +161,14 @@ class _DatasetReader:
     """Reads row groups of a dataset's parts."""
 
     features: tuple[str, ...]
-    label: str
+    others: dict[str, str]
+    """Columns that are no features, with the names that they get."""
 
     def __call__(self, tasks: pa.Table) -> Iterator[pa.Table]:
         for task in tasks.to_pylist():
             with pq.ParquetFile(task["path"], memory_map=True) as part:
-                rows = part.read_row_group(task["row_group"], columns=[*self.features, self.label])
-            yield rows.rename_columns([_LABEL if name == self.label else name for name in rows.column_names])
+                rows = part.read_row_group(task["row_group"], columns=[*self.features, *self.others])
+            yield rows.rename_columns([self.others.get(name, name) for name in rows.column_names])
 
 
 @dataclass(frozen=True)

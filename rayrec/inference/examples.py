@@ -5,18 +5,20 @@ made different is found out before it is asked.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.features.schema import CategoricalFeature, Feature, Schema
 from rayrec.features.transforms import Vocabulary
-from rayrec.inference.predictor import Predictor, load_model
+from rayrec.inference.predictor import Predictor
 
 EXAMPLES_FILE = "examples.json"
 _ROWS = 16
@@ -26,12 +28,9 @@ _NUMBERS = (0, 1, 2, 3, 5, 8, 20, 50, 100, 500, 1000, 0.5, -1, 7)
 _UNKNOWN = "not in any vocabulary"
 
 
-def write_examples(folder: Path) -> None:
-    """Score example rows with the model in `folder` and write both beside it.
-
-    Raises UserError where a score is no number.
-    """
-    predictor = load_model(folder)
+def write_examples(predictor: Predictor) -> None:
+    """Score example rows and write both into the model's folder. Raises UserError where a score is no number."""
+    folder = predictor.folder
     rows = example_rows(predictor.schema, predictor.raw_rows.columns, folder)
     scores = predictor.predict(rows)
     if not np.isfinite(scores).all():
@@ -39,28 +38,45 @@ def write_examples(folder: Path) -> None:
     write_json(folder / EXAMPLES_FILE, {"tolerance": _TOLERANCE, "instances": rows, "scores": scores.tolist()})
 
 
-def check_examples(predictor: Predictor) -> None:
-    """Raise UserError where the model does not give the scores that are stored in its folder."""
-    path = predictor.folder / EXAMPLES_FILE
-    try:
-        content = json.loads(path.read_bytes())
-        rows, tolerance = content["instances"], float(content["tolerance"])
-        expected = np.array(content["scores"], np.float64)
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing; export the model again") from None
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path}: does not hold instances, scores and a tolerance; export the model again") from None
-    if not rows or expected.shape != (len(rows),):
-        raise UserError(f"{path}: {len(rows)} instances with {expected.size} scores; export the model again")
-    scores = predictor.predict(rows)
-    # Not `>`: a score that is no number is wrong too.
-    wrong = np.flatnonzero(~(np.abs(scores - expected) <= tolerance))
-    if len(wrong):
-        row = int(wrong[0])
-        raise UserError(
-            f"{path}: the self-check failed: {len(wrong)} of {len(rows)} scores differ by more than {tolerance:g}; "
-            f"row {row} gives {scores[row]:.6g}, stored is {expected[row]:.6g}; copy or export the model again"
-        )
+@dataclass(frozen=True)
+class Examples:
+    """The content of `examples.json`."""
+
+    instances: list[dict[str, Any]]
+    """Raw rows."""
+    scores: NDArray[np.float64]
+    """(rows,) probabilities that the model gave them at export."""
+    tolerance: float
+    """Largest difference that other kernels may make."""
+
+    @classmethod
+    def load(cls, folder: Path) -> "Examples":
+        """Read those of a model folder. Raises UserError where they are missing or not whole."""
+        path = folder / EXAMPLES_FILE
+        try:
+            content = json.loads(path.read_bytes())
+            examples = cls(content["instances"], np.array(content["scores"], np.float64), float(content["tolerance"]))
+        except FileNotFoundError:
+            raise UserError(f"{path}: missing; export the model again") from None
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path}: not whole (instances, scores, tolerance); export the model again") from None
+        if not examples.instances or examples.scores.shape != (len(examples.instances),):
+            counts = f"{len(examples.instances)} instances with {examples.scores.size} scores"
+            raise UserError(f"{path}: {counts}; export the model again")
+        return examples
+
+    def check(self, predictor: Predictor) -> None:
+        """Raise UserError where the model does not give the scores that are stored."""
+        scores = predictor.predict(self.instances)
+        # Not `>`: a score that is no number is wrong too.
+        wrong = np.flatnonzero(~(np.abs(scores - self.scores) <= self.tolerance))
+        if len(wrong):
+            row = int(wrong[0])
+            raise UserError(
+                f"{predictor.folder / EXAMPLES_FILE}: the self-check failed: {len(wrong)} of {len(scores)} scores "
+                f"differ by more than {self.tolerance:g}; row {row} gives {scores[row]:.6g}, stored is "
+                f"{self.scores[row]:.6g}; copy or export the model again"
+            )
 
 
 def example_rows(schema: Schema, columns: pa.Schema, folder: Path) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ Features: {numeric} numeric, {categorical} categorical ({rows:,} embedding rows,
 
 Model: `{model}`
 
-Training: global batch {batch:,}, {epochs} epoch(s), seed {seed}; tables {table_optimizer}, dense {dense_optimizer};
+Training: global batch {batch:,}, {epochs} epoch(s), seed {seed}; {optimizers};
 checkpoint `{checkpoint}`. All of it: `config.yaml`.
 
 ## Limits
@@ -67,6 +67,12 @@ def model_card(
     sources = [source.path.rpartition("/")[2] for source in dataset.manifest.sources]
     shown = ", ".join(sources[:3]) + (f" and {len(sources) - 3} more files" if len(sources) > 3 else "")
     train = recipe.train
+    optimizers = [
+        f"tables {train.embedding_optimizer.kind} (lr {train.embedding_optimizer.lr:g})",
+        f"dense {train.dense_optimizer.kind} (lr {train.dense_optimizer.lr:g})",
+    ]
+    if any(table.part == "wide" for table in tables):
+        optimizers.append(f"wide part {train.wide_optimizer.kind} (lr {train.wide_optimizer.lr:g})")
     return _TEXT.format(
         name=recipe.name,
         description=recipe.description or f"Made by rayrec from the recipe `{recipe.name}`.",
@@ -83,8 +89,7 @@ def model_card(
         batch=train.global_batch_size,
         epochs=train.epochs,
         seed=train.seed,
-        table_optimizer=f"{train.embedding_optimizer.kind} (lr {train.embedding_optimizer.lr:g})",
-        dense_optimizer=f"{train.dense_optimizer.kind} (lr {train.dense_optimizer.lr:g})",
+        optimizers=", ".join(optimizers),
         checkpoint=checkpoint,
     )
 

@@ -1,6 +1,6 @@
 """The model folder: all that prediction needs, in plain files.
 
-    schema.json   vocabulary/   config.yaml   metrics.json   MODEL_CARD.md   examples.json
+    schema.json   vocabulary/   statistics/   config.yaml   metrics.json   MODEL_CARD.md   examples.json
     weights/dense.safetensors   weights/tables/<table>.safetensors
 
 Loading one runs no pickle and no code from the folder. Tables are mapped from disk: a process holds the rows that it
@@ -35,6 +35,7 @@ from rayrec.inference.known_items import KnownItems
 from rayrec.inference.layout import TABLES_FOLDER, is_model_folder
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
+from rayrec.sources.outbrain.statistics import STATISTICS_FOLDER
 
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.json"
@@ -61,6 +62,7 @@ def write_model_folder(
     fill_table: Callable[[EmbeddingTable, Tensor], None],
     known_items: KnownItems | None = None,
     complete: Callable[[Path], None] | None = None,
+    statistics: Path | None = None,
 ) -> None:
     """Write a model folder to `output`, whole or not at all.
 
@@ -74,6 +76,8 @@ def write_model_folder(
             weights into it. So no more than what it holds itself needs to fit in memory.
         known_items: Of a model of users and items: what it does not recommend again.
         complete: Called with the folder, which loads by then but has not appeared yet; adds what needs its scores.
+        statistics: Of a model whose features are looked up: the dataset's folder of what they are looked up in; it is
+            copied.
     """
     with new_folder(output) as folder:
         schema.save(folder)
@@ -90,6 +94,8 @@ def write_model_folder(
                 fill_table(table, weights)
         if known_items is not None:
             known_items.save(folder)
+        if statistics is not None:
+            _copy(statistics, folder / STATISTICS_FOLDER)
         if complete is not None:
             complete(folder)
 

@@ -44,6 +44,8 @@ class Predictor:
         """What the model reached, by split."""
         self._encoder = FeatureEncoder(self.schema, self.folder)
         self.raw_rows = RawRows(self.schema, self._encoder.raw_schema)
+        self.encoded_columns = self._encoder.encoded_schema
+        """The Arrow columns that `encode` gives."""
         self._dense_network = _load_dense_network(model_folder)
         multi_hot = {feature.name for feature in self.schema.features if isinstance(feature, MultiHotFeature)}
         self._lookups = [

@@ -41,7 +41,7 @@ class RawRows:
                 raise UserError(f"row {index}: {_shown(row)}; a row is an object of feature names and values")
             if not row.keys() <= self._known:
                 unknown = next(name for name in row if name not in self._known)
-                raise UserError(f"row {index}: {self._unknown(unknown)}")
+                raise UserError(f"row {index}: {self.unknown(unknown)}")
         columns = [_column(field, [row.get(field.name) for row in rows]) for field in self.columns]
         return pa.RecordBatch.from_arrays(columns, schema=self.columns)
 
@@ -49,7 +49,7 @@ class RawRows:
         """Arrow columns named as the features; absent columns are missing in every row. Raises UserError."""
         for name in batch.schema.names:
             if name not in self._known:
-                raise UserError(self._unknown(name))
+                raise UserError(self.unknown(name))
         columns = []
         for field in self.columns:
             if field.name not in batch.schema.names:
@@ -63,7 +63,12 @@ class RawRows:
             columns.append(column if is_number else column.cast(field.type))
         return pa.RecordBatch.from_arrays(columns, names=self.columns.names)
 
-    def _unknown(self, name: Any) -> str:
+    def from_values(self, name: str, values: list[Any]) -> pa.Array:
+        """The column of one known feature, from a value a row, as `from_rows` reads them. Raises UserError."""
+        return _column(self.columns.field(name), values)
+
+    def unknown(self, name: Any) -> str:
+        """What is told of a name that is no feature."""
         if name in self._not_features:
             return f"'{name}' is no feature (the model does not read it); leave it out"
         nearest = difflib.get_close_matches(str(name), self._known, n=1)

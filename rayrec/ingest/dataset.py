@@ -38,6 +38,8 @@ class SplitInfo(Config):
     positives: float
     """Sum of the labels: gives the base rate that normalised entropy compares with."""
     parts: tuple[PartInfo, ...]
+    labelled: bool = True
+    """Whether the labels are known; else they are 0, and nothing is measured on the split."""
 
 
 class SourceFile(Config):
@@ -93,6 +95,21 @@ class Dataset:
         if split is None or split.rows == 0:
             filled = [n for n, s in self.manifest.splits.items() if s.rows]
             raise UserError(f"{self.folder}: no rows in split '{name}'; it has {', '.join(filled) or 'none'}")
+        return split
+
+    @property
+    def evaluation_splits(self) -> list[str]:
+        """The splits that a model can be measured on: those beside `train` with rows whose labels are known."""
+        return [n for n, split in self.manifest.splits.items() if n != "train" and split.rows and split.labelled]
+
+    def labelled_split(self, name: str) -> SplitInfo:
+        """As `split`; also raises UserError on one without labels."""
+        split = self.split(name)
+        if not split.labelled:
+            raise UserError(
+                f"{self.folder}: split '{name}' has no labels to measure a model by; use `rayrec predict`, or evaluate "
+                f"on {', '.join(self.evaluation_splits) or 'another dataset'}"
+            )
         return split
 
     @property

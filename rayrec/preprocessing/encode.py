@@ -115,7 +115,7 @@ def write_shuffled(
     keys = partition_keys(spark, -(-rows // size))
     label = encoder.schema.label
     written = [field for field in encoder.encoded_schema if field.name != position]
-    packing = RowPacking(pa.schema(written), encoder.schema)
+    packing = RowPacking(pa.schema(written), encoder.schema.hotness)
     with counted_rows(spark, progress, f"encode and shuffle {split}", rows) as counter:
 
         def encode(segment: Segment) -> Iterator[pa.RecordBatch]:

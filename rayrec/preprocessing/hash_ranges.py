@@ -1,6 +1,6 @@
 """Bringing rows to the partition that their hash or number says, without looking for the ranges in the rows first."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import HASH, write_file
 from rayrec.preprocessing.runs import whole_runs
+from rayrec.preprocessing.spark_tasks import collect_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -66,10 +67,31 @@ def partition_keys(spark: "SparkSession", partitions: int) -> NDArray[np.int32]:
     return keys
 
 
+def write_table(frame: "DataFrame", rows: int, keys: Sequence[str], folder: Path, schema: pa.Schema) -> None:
+    """Write the rows of a frame, whose columns are those of `schema`, as the table in `folder`, looked up by `keys`.
+
+    `rows`: about how many there are. See `rayrec.features.keyed_table`.
+    """
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield row_count(write_sorted(batches, folder, schema))
+
+    dealt = in_hash_ranges(frame.select(schema.names), range_count(frame.sparkSession, rows))
+    collect_rows(dealt.sortWithinPartitions(HASH, *keys).mapInArrow(write, ROW_COUNT))
+
+
 def write_sorted(batches: Iterator[pa.RecordBatch], folder: Path, schema: pa.Schema) -> int:
     """Write rows sorted by hash, which have the columns of `schema` among others, as a file of the table in `folder`.
 
-    See `rayrec.features.keyed_table`; returns the rows.
+    Returns the rows.
     """
     whole = whole_runs(batches, HASH, _ROWS_PER_BATCH)
     return write_file(folder, schema, (batch.select(schema.names).cast(schema) for batch in whole))
+
+
+ROW_COUNT = "rows long"
+"""What a task gives that writes files: columns of `row_count`."""
+
+
+def row_count(rows: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([rows], pa.int64())], names=["rows"])

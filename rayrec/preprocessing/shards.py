@@ -1,7 +1,7 @@
 """Third stage, the end: encoded rows -> the Parquet parts of a split, exact in rows and row groups."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.config.preprocess import ShardLayoutConfig
-from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.ingest.dataset import PartInfo
 from rayrec.preprocessing.parquet_files import new_parquet
 
@@ -79,10 +78,10 @@ def parquet_options(layout: ShardLayoutConfig) -> dict[str, object]:
 class RowPacking:
     """Encoded rows as one fixed-width binary value each, which Spark shuffles several times faster than 40 columns."""
 
-    def __init__(self, columns: pa.Schema, schema: Schema) -> None:
-        """`columns`: of fixed width without nulls, or lists of these of the multi-hot features of `schema`."""
+    def __init__(self, columns: pa.Schema, hotness: Mapping[str, int]) -> None:
+        """`columns`: of fixed width without nulls, or lists of these; `hotness`: the most elements of each list."""
         self._columns = columns
-        self._hotness = {f.name: f.hotness for f in schema.categorical if isinstance(f, MultiHotFeature)}
+        self._hotness = hotness
         fields: list[Any] = []
         for field in columns:
             if field.name in self._hotness:

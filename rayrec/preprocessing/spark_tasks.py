@@ -1,6 +1,7 @@
 """Running Python functions as tasks of a Spark application: progress, and errors as the user is to read them."""
 
 import errno
+import gc
 import pickle
 import re
 import threading
@@ -131,6 +132,12 @@ def frame_of_tasks(
 def collect_rows(frame: "DataFrame") -> list[tuple[Any, ...]]:
     """The rows of a small data frame."""
     return [tuple(row) for row in frame.collect()]
+
+
+def reclaim_shuffles(spark: "SparkSession") -> None:
+    """Have Spark remove the shuffle files of data frames that are gone, which it else does twice an hour."""
+    gc.collect()
+    spark.sparkContext._jvm.java.lang.System.gc()
 
 
 def partition_number() -> int:

@@ -23,9 +23,11 @@ class Stages:
     that it leaves lie in a folder of their own. Paths in results are absolute: the job must start in the same place.
     """
 
-    def __init__(self, folder: Path, progress: Progress) -> None:
+    def __init__(self, folder: Path, progress: Progress, reclaim: Callable[[], None] = lambda: None) -> None:
+        """`reclaim`: called when files are released, to free what else finished stages hold."""
         self._folder = folder
         self._progress = progress
+        self._reclaim = reclaim
 
     def run(
         self, name: str, kind: type[ResultT], work: Callable[[Path], ResultT], folder: Path | None = None
@@ -58,3 +60,4 @@ class Stages:
         """Remove the files of stages that no later stage reads; they stay done."""
         for name in names:
             shutil.rmtree(self._folder / name, ignore_errors=True)
+        self._reclaim()

@@ -5,6 +5,7 @@ Estimated: seconds = fixed + operations / (share of the peak) + memory traffic /
 (share of the links), nothing overlapping. `benchmarks/scaling.py` fits the constants and shows how far off it is.
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,17 +58,23 @@ class DenseCost:
 
 
 def dense_cost(network: nn.Module, numeric: int, width: int) -> DenseCost:
-    """Count a dense network on the meta device; `numeric` features and pooled embeddings of `width` go in."""
-    samples = 64
+    """Run a few samples of zeros through a dense network on the meta device, and count.
+
+    `numeric` features and pooled embeddings of `width` go in.
+    """
+    samples = 8
+    network = copy.deepcopy(network).to_empty(device="cpu")
+    weights = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
     saved: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if not isinstance(tensor, nn.Parameter):
-            saved[id(tensor)] = tensor.numel()
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes() // tensor.element_size()
         return tensor
 
-    dense = torch.empty(samples, numeric, device="meta")
-    pooled = torch.empty(samples, width, device="meta", requires_grad=True)
+    dense = torch.zeros(samples, numeric)
+    pooled = torch.zeros(samples, width, requires_grad=True)
     counter = FlopCounterMode(display=False)
     with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         network(dense, pooled).sum().backward()

@@ -280,9 +280,8 @@ class _Training:
         best = self._checkpoints.best()
         if best is not None and best.step != self._progress.step:
             self._checkpoints.load(self._model, self._step, best)
-        splits = [name for name, info in self._dataset.manifest.splits.items() if name != "train" and info.rows]
         metrics: dict[str, dict[str, float | None]] = {}
-        for split in splits:
+        for split in self._dataset.evaluation_splits:
             metrics[split] = evaluate_split(self._model, self._splits, split, self._recipe.evaluate)
         if self._is_chief:
             write_json(self._run.path / METRICS_FILE, metrics)

@@ -76,9 +76,8 @@ def evaluation_split(recipe: Recipe, dataset: Dataset) -> str | None:
 
     Raises ConfigError where the recipe stops at a target and there is no split to measure it on.
     """
-    filled = {name for name, info in dataset.manifest.splits.items() if info.rows and name != "train"}
     for candidate in (recipe.train.evaluation_split, "test"):
-        if candidate in filled:
+        if candidate in dataset.evaluation_splits:
             return candidate
     if recipe.train.early_stop is not None:
         raise ConfigError("train.early_stop: the dataset has no validation or test split to evaluate on")

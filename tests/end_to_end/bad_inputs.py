@@ -222,7 +222,7 @@ FILES = [
         "serving a folder that is no model",
         "serve full",
         1,
-        "full: neither a model nor a run folder; give the output of `rayrec export` or `train`",
+        "full: neither a model folder nor a folder of model folders; give the output of `rayrec export`",
     ),
     BadInput(
         "unreadable amount of memory",

@@ -15,7 +15,8 @@ from tests.end_to_end.conftest import PROGRAM, RECIPE, REPOSITORY, Finished, Pip
 from tests.ray_head import ray_head
 
 Rayrec = Callable[..., Finished]
-ENDLESS = ("submit", "generate", "criteo", "--rows", "1000000000", "--output")
+# Longer than any test, and on a disk that it cannot fill should the tests be killed.
+LONG = ("submit", "generate", "criteo", "--rows", "20000000", "--output")
 
 
 def test_a_job_trains_as_the_command_does(pipeline: Pipeline, rayrec: Rayrec, tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def _read_until(process: "subprocess.Popen[str]", pattern: str) -> re.Match[str]
 
 
 def test_ctrl_c_leaves_the_job_where_nobody_can_be_asked(ray_cluster: str, rayrec: Rayrec, tmp_path: Path) -> None:
-    process = _start(ray_cluster, *ENDLESS, tmp_path / "raw", stdin=subprocess.DEVNULL)
+    process = _start(ray_cluster, *LONG, tmp_path / "raw", stdin=subprocess.DEVNULL)
     job = _read_until(process, r"^job (\S+) at http")[1]
     _read_until(process, r"generate: [\d,]+ of")
     process.send_signal(signal.SIGINT)
@@ -105,7 +106,7 @@ def test_ctrl_c_leaves_the_job_where_nobody_can_be_asked(ray_cluster: str, rayre
 
 def test_ctrl_c_at_a_terminal_asks_whether_to_stop(ray_cluster: str, rayrec: Rayrec, tmp_path: Path) -> None:
     terminal, theirs = pty.openpty()
-    process = _start(ray_cluster, *ENDLESS, tmp_path / "raw", stdin=theirs)
+    process = _start(ray_cluster, *LONG, tmp_path / "raw", stdin=theirs)
     os.close(theirs)
     job = _read_until(process, r"^job (\S+) at http")[1]
     _read_until(process, r"generate: [\d,]+ of")
@@ -121,6 +122,8 @@ def test_ctrl_c_at_a_terminal_asks_whether_to_stop(ray_cluster: str, rayrec: Ray
 
 def test_rays_own_submission_works_from_the_checkout(ray_cluster: str, rayrec: Rayrec, tmp_path: Path) -> None:
     """As docs/cluster.md shows it."""
+    # Ray refuses jobs while its agent starts; rayrec's client waits for it.
+    assert rayrec("submit", "generate", "criteo", "--rows", "10", "--output", tmp_path / "first").code == 0
     command = ["job", "submit", "--working-dir", ".", "--", "python", "-m", "jobs.generate"]
     options = ["--source", "criteo", "--rows", "1000", "--output", tmp_path / "raw", "--json"]
     done = subprocess.run(

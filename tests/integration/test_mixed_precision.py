@@ -1,6 +1,7 @@
 """float16 and bfloat16: the tables see unscaled gradients, an overflow on one rank changes nothing on any."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,11 +38,11 @@ def test_losses_follow_those_of_float32(dataset: Path, tmp_path: Path) -> None:
     assert losses(tmp_path / "fp16") != expected
 
 
-def _overflow(rank: int, rendezvous: str, data: str) -> None:
+def _overflow(rank: int, rendezvous: str, data: str, changes: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     dataset = Dataset.open(data)
-    config = recipe(precision="fp16", sharding=SHARDING, embedding_optimizer={"kind": "adagrad", "lr": 0.1})
+    config = recipe(precision="fp16", **changes)
     place = Place(rank=rank, world_size=2, local_world_size=2, device=torch.device("cpu"))
     model = build_parallel_model(config, dataset, place)
     step = TrainStep(model, config.train, resolve_precision("fp16", "cpu"), steps_per_epoch=31)
@@ -51,6 +52,9 @@ def _overflow(rank: int, rendezvous: str, data: str) -> None:
 
     def everything() -> dict[str, torch.Tensor]:
         tensors = {**model.state_dict(), **model.table_optimizer.state_dict()}
+        for optimizer in (step.dense_optimizer, step.wide_optimizer):
+            for number, state in enumerate(optimizer.state.values() if optimizer is not None else ()):
+                tensors |= {f"{type(optimizer).__name__}.{number}.{name}": value for name, value in state.items()}
         return {
             name: (value.local_shards()[0].tensor if value.local_shards() else torch.empty(0)).clone()
             if hasattr(value, "local_shards")
@@ -59,7 +63,7 @@ def _overflow(rank: int, rendezvous: str, data: str) -> None:
         }
 
     def changed(before: dict[str, torch.Tensor]) -> set[str]:
-        return {name for name, value in everything().items() if not value.equal(before[name])}
+        return {name for name, value in everything().items() if name not in before or not value.equal(before[name])}
 
     with reader as batches:
         good, bad, again = (batch for batch, _ in zip(batches, range(3), strict=False))
@@ -77,5 +81,17 @@ def _overflow(rank: int, rendezvous: str, data: str) -> None:
     dist.destroy_process_group()
 
 
-def test_an_overflow_changes_nothing_on_any_rank(dataset: Path, tmp_path: Path) -> None:
-    run_ranks(_overflow, str(tmp_path / "rendezvous"), str(dataset), ranks=2)
+OVERFLOWS = {
+    "dlrm": {"sharding": SHARDING, "embedding_optimizer": {"kind": "adagrad", "lr": 0.1}},
+    "wide_deep": {
+        "model": {"kind": "wide_deep", "embedding_dim": 8, "mlp": [16]},
+        "sharding": {**SHARDING, "tables": {"C1": "row_wise", "C2_wide": "data_parallel", "C3_wide": "row_wise"}},
+        "embedding_optimizer": {"kind": "rmsprop", "lr": 0.1},
+        "dense_optimizer": {"kind": "rmsprop", "lr": 0.1},
+    },
+}
+
+
+@pytest.mark.parametrize("case", OVERFLOWS)
+def test_an_overflow_changes_nothing_on_any_rank(dataset: Path, tmp_path: Path, case: str) -> None:
+    run_ranks(_overflow, str(tmp_path / "rendezvous"), str(dataset), OVERFLOWS[case], ranks=2)

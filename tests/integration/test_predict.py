@@ -156,6 +156,7 @@ def test_wrong_requests(predictor: Predictor, tmp_path: Path) -> None:
     for values, kind, message in wrong:
         request = PredictRequest.model_validate({"model": predictor.folder, "output": tmp_path / "out", **values})
         with pytest.raises(kind, match=message):
+            request.check()
             run(request, SilentProgress())
 
 

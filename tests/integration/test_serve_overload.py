@@ -30,7 +30,9 @@ def test_overload_is_503_and_passes(ray_cluster: str, tmp_path: Path) -> None:
         address = f"{url}/v1/models/dlrm:predict"
 
         def ask(_: int) -> int:
-            return requests.post(address, json=body, timeout=TIMEOUT).status_code
+            answer = requests.post(address, json=body, timeout=TIMEOUT)
+            assert answer.headers.get("Retry-After") == ("1" if answer.status_code == 503 else None)
+            return answer.status_code
 
         with ThreadPoolExecutor(24) as pool:
             statuses = Counter(pool.map(ask, range(48)))

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +13,21 @@ from hypothesis import strategies as st
 from rayrec.common.errors import UserError
 from rayrec.features.categorical import encode_categorical, fold_ids
 from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.integer_hash import hash_integers
 from rayrec.features.numeric import encode_numeric
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
-from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
+from rayrec.features.string_hash import hash_string
+from rayrec.features.transforms import (
+    Fill,
+    Hash,
+    HashIds,
+    Log,
+    Log2,
+    MinMax,
+    NumericTransform,
+    Standardize,
+    Vocabulary,
+)
 from rayrec.features.vocabulary import write_vocabulary
 
 WORDS = ["red", "green", "blue", "cyan", "a rather long value"]
@@ -241,3 +254,55 @@ def test_a_vocabulary_of_another_size_than_the_schema_says_is_named(tmp_path: Pa
     write_vocabulary(tmp_path / "vocabulary" / "C1.parquet", WORDS[:3], [3, 2, 1])
     with pytest.raises(UserError, match=r"C1\.parquet: lists 3 values, schema\.json says 5"):
         FeatureEncoder(SCHEMA, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "values", "expected"),
+    [
+        ((Log2(scale=1000.0),), [0.0, 0.001, None, -0.001, -1.0], [0.0, 1.0, 0.0, 0.0, 0.0]),
+        ((Log2(), MinMax(min=1.0, max=3.0)), [1, 3, 7, 0, 15, None], [0.0, 0.5, 1.0, 0.0, 1.0, 0.0]),
+        ((Log2(), MinMax(min=1.0, max=3.0, clip=False)), [1, 0, 15], [0.0, -0.5, 1.5]),
+        ((MinMax(min=2.0, max=2.0),), [2.0, 5.0, None], [0.0, 0.0, 0.0]),
+        ((Fill(value=0.0), Log(offset=1.0), Standardize(mean=1.0, deviation=2.0)), [None, 0], [-0.5, -0.5]),
+        ((Standardize(mean=1.0, deviation=2.0),), [7.0, None], [3.0, 0.0]),
+        ((Standardize(mean=1.0, deviation=0.0),), [7.0, 1.0], [0.0, 0.0]),
+    ],
+)
+def test_scalings(transforms: tuple[NumericTransform, ...], values: list[float | None], expected: list[float]) -> None:
+    encoded = encode_numeric("x", pa.array(values, pa.float64()), transforms)
+    np.testing.assert_allclose(encoded, np.float32(expected), rtol=1e-6)
+
+
+def test_hashed_values() -> None:
+    """The ids of docs/outbrain.md, whatever the type that Arrow has the values in; missing ones are 0."""
+    integers = CategoricalFeature(name="C", transforms=(Hash(buckets=1000, of="integers"),), cardinality=1000)
+    strings = CategoricalFeature(name="C", transforms=(Hash(buckets=1000, of="strings"),), cardinality=1000)
+    numbers = [5, None, 0, -7, 5]
+    by_hand = [0 if n is None else 1 + int(hash_integers(np.array([n]))[0]) % 999 for n in numbers]
+    assert len(set(by_hand)) == 4
+    for kind in (pa.int64(), pa.int8()):
+        assert encode_categorical(integers, pa.array(numbers, kind), None).tolist() == by_hand
+    texts = ["US>CA>807", None, "", "GB", "US>CA>807"]
+    by_hand = [1 + hash_string(text) % 999 if text else 0 for text in texts]
+    assert len(set(by_hand)) == 3
+    for column in (pa.array(texts), pa.array(texts, pa.large_string()), pa.array(texts).dictionary_encode()):
+        assert encode_categorical(strings, column, None).tolist() == by_hand
+    assert encode_categorical(strings, pa.nulls(2), None).tolist() == [0, 0]
+    with pytest.raises(UserError, match="needs strings, got int64"):
+        encode_categorical(strings, pa.array([1]), None)
+    with pytest.raises(UserError, match="needs integer ids, got string"):
+        encode_categorical(integers, pa.array(["1"]), None)
+
+
+@pytest.mark.parametrize("of", ["integers", "strings"])
+def test_hashed_lists(of: Literal["integers", "strings"], folder: Path) -> None:
+    feature = MultiHotFeature(name="M", transforms=(Hash(buckets=50, of=of),), cardinality=50, hotness=2)
+    schema = Schema(label="label", features=(feature,))
+    encoder = FeatureEncoder(schema, folder)
+    values: list[Any] = [1, None, 2, 3] if of == "integers" else ["a", None, "", "b"]
+    kept = [1, 2] if of == "integers" else ["a", "b"]
+    raw = pa.RecordBatch.from_arrays([pa.array([values, None, []], encoder.raw_schema.field("M").type)], names=["M"])
+    one_hot = CategoricalFeature(name="M", transforms=feature.transforms, cardinality=50)
+    expected = encode_categorical(one_hot, pa.array(kept), None).tolist()
+    assert encoder.encode(raw).column("M").to_pylist() == [expected, [], []]
+    assert encoder.string_columns == []

@@ -64,10 +64,21 @@ def test_part_smaller_than_a_row_group_holds_one() -> None:
 
 
 def test_packed_rows_come_back() -> None:
-    packing = RowPacking(SCHEMA)
+    packing = RowPacking(SCHEMA, {})
     packed = packing.pack(rows(5, 1_000))
     assert packing.unpack(packed).equals(rows(5, 1_000))
     assert packing.unpack(packed.slice(300, 20)).equals(rows(305, 20))
+
+
+def test_packed_lists_come_back() -> None:
+    lists = pa.array([[], [1, 2, 3], [4], [], [0, 0]], pa.list_(pa.int32()))
+    batch = pa.RecordBatch.from_arrays([lists, pa.array(range(5))], names=["values", "n"])
+    packing = RowPacking(batch.schema, {"values": 3})
+    for start in range(5):
+        part = batch.slice(start, 3)
+        assert packing.unpack(packing.pack(part)).to_pydict() == part.to_pydict()
+    packed = packing.pack(batch)
+    assert packing.unpack(packed.slice(1, 3)).to_pydict() == batch.slice(1, 3).to_pydict()
 
 
 PIECES = [Piece(Path("a"), 2, 5), Piece(Path("b"), 0, 1), Piece(Path("c"), 10, 4)]

@@ -1,11 +1,16 @@
 """The shipped recipes: valid, and faithful to what was published."""
 
+from collections.abc import Callable
+
 import pytest
 
 from rayrec.config import Recipe, dump_recipe, load_recipe, shipped_recipes
 from rayrec.config.train import ScheduleConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
 from rayrec.models.registry import build_model
+from rayrec.sources.outbrain.features.definitions import Definition, Numeric
+from rayrec.sources.outbrain.features.full import full_features
+from rayrec.sources.outbrain.features.lean import lean_features
 from tests.naive_models import random_batch
 
 NAMES = {f"{model}-criteo{variant}" for model in ("dlrm", "dcnv2") for variant in ("", "-debug", "-small")}
@@ -192,6 +197,28 @@ def test_published_hyper_parameters_of_wide_and_deep(name: str, published: dict[
     }
     recipe = load_recipe(name)
     assert {key: value_at(recipe, key) for key in both | published} == both | published
+
+
+@pytest.mark.parametrize(
+    ("name", "definitions", "deep_input", "parameters"),
+    [
+        ("wide-deep-outbrain", full_features, 1328, None),
+        ("wide-deep-outbrain-lean", lean_features, 1235 + 13, 92e6),
+    ],
+)
+def test_published_sizes_of_wide_and_deep(
+    name: str, definitions: Callable[..., tuple[Definition, ...]], deep_input: int, parameters: float | None
+) -> None:
+    features = [
+        NumericFeature(name=d.name) if isinstance(d, Numeric) else d.feature for d in definitions(original=False)
+    ]
+    schema = Schema(label="label", features=tuple(features))
+    model = build_model(load_recipe(name).model, schema, "meta")
+    assert model.dense_network.deep[0].in_features == deep_input
+    assert len(model.tables) == 2 * len(schema.categorical)
+    if parameters is not None:
+        dense = sum(p.numel() for p in model.dense_network.parameters())
+        assert sum(t.rows * t.dim for t in model.tables) + dense == pytest.approx(parameters, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.config import ServeConfig
-from rayrec.inference.examples import EXAMPLES_FILE, check_examples
+from rayrec.inference.examples import EXAMPLES_FILE, Examples
 from rayrec.inference.predictor import load_model
 from serve.json_log import JsonLog
+from serve.metrics import ServingMetrics
 from serve.protocol import RequestError
 from serve.repository import Traffic, scan
 from serve.served_models import ServedModels
@@ -24,6 +25,7 @@ from serve.updates import Updates
 from tests.model_folders import make_model_folder, make_raw_rows
 
 SEEDS = (1, 2, 3)
+METRICS = ServingMetrics()
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ class Server:
 
     def _load(self, name: str, version: str, folder: Path) -> ServedVersion:
         self.loads.append((name, version))
-        return ServedVersion.load(name, version, folder, self._executor, ServeConfig(max_batch_size=4))
+        return ServedVersion.load(name, version, folder, self._executor, ServeConfig(max_batch_size=4), METRICS)
 
     def poll(self, times: int = 2) -> None:
         """Twice by default: a folder is loaded when it looked the same in two polls."""
@@ -258,7 +260,7 @@ def test_a_folder_that_is_replaced_is_loaded_again(made: Path, tmp_path: Path, e
 
 WRONG_EXAMPLES = {
     "absent": (None, "missing; export the model again"),
-    "not JSON": ("{", "does not hold instances"),
+    "not JSON": ("{", "not whole"),
     "no rows": ('{"instances": [], "scores": [], "tolerance": 1}', "0 instances with 0 scores"),
     "fewer scores": ('{"instances": [{}, {}], "scores": [0.5], "tolerance": 1}', "2 instances with 1 scores"),
     "other scores": ('{"instances": [{}], "scores": [2], "tolerance": 0.1}', "self-check failed: 1 of 1 scores differ"),
@@ -270,12 +272,12 @@ def test_wrong_examples(made: Path, tmp_path: Path, case: str) -> None:
     content, message = WRONG_EXAMPLES[case]
     folder = tmp_path / "m"
     shutil.copytree(made / "1", folder)
-    check_examples(load_model(folder))
+    Examples.load(folder).check(load_model(folder))
     (folder / EXAMPLES_FILE).unlink()
     if content is not None:
         (folder / EXAMPLES_FILE).write_text(content)
     with pytest.raises(UserError, match=message):
-        check_examples(load_model(folder))
+        Examples.load(folder).check(load_model(folder))
 
 
 def test_examples_reach_every_table_and_network(made: Path) -> None:

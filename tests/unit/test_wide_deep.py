@@ -102,22 +102,6 @@ def test_initial_values_are_as_published(init: str, std: float) -> None:
         assert linear.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.15)
 
 
-def test_published_sizes_of_lean() -> None:
-    """Total width 1235, about 92 M parameters with the wide part's."""
-    rows = {
-        "document_id": 300_000, "ad_id": 250_000, "document_id_promo": 100_000, "campaign_id": 5_000,
-        "source_id": 4_000, "source_id_promo": 4_000, "geo_location": 2_500, "advertiser_id": 2_500,
-        "geo_location_state": 2_000, "publisher_id": 1_000, "publisher_id_promo": 1_000, "geo_location_country": 300,
-        "platform": 4, "topic_id_list": 350, "entity_id_list": 10_000, "category_id_list": 100,
-    }  # fmt: skip
-    features = tuple(CategoricalFeature(name=name, cardinality=n) for name, n in rows.items())
-    model = build_model(load_recipe("wide-deep-outbrain-lean").model, Schema(label="label", features=features), "meta")
-    deep = [table for table in model.tables if table.part == "deep"]
-    assert sum(table.dim for table in deep) == 1235
-    parameters = sum(t.rows * t.dim for t in model.tables) + sum(p.numel() for p in model.dense_network.parameters())
-    assert parameters == pytest.approx(92e6, rel=0.01)
-
-
 def test_dropout_acts_in_training_alone() -> None:
     model = lively(build_model(SMALL.model_copy(update={"dropout": 0.5}), SCHEMA))
     batch = random_batch(SCHEMA, 10)

@@ -41,19 +41,22 @@ class WideDeepDenseNetwork(nn.Module):
         self, config: WideDeepConfig, numeric: int, tables: Sequence[EmbeddingTable], device: torch.device
     ) -> None:
         super().__init__()
-        self._deep_width = sum(table.dim for table in tables if table.part == "deep")
+        self._widths = [sum(table.dim for table in tables if table.part == part) for part in ("deep", "wide")]
         self.wide = WidePart(numeric, device) if config.has_wide else None
-        self.deep = _deep_part(config, self._deep_width + numeric, device) if config.has_deep else None
+        self.deep = _deep_part(config, self._widths[0] + numeric, device) if config.has_deep else None
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """dense (B, N) float32, pooled (B, D + T) float32 -> logits (B,) float32."""
-        deep_BD, wide_BT = pooled.tensor_split([self._deep_width], dim=1)
+        deep_BD = wide_BT = pooled
+        if self.deep is not None and self.wide is not None:
+            # One split, whose backward pass is one concatenation; that of two slices fills the whole width twice.
+            deep_BD, wide_BT = pooled.split(self._widths, dim=1)
         logits = []
         if self.wide is not None:
             logits.append(self.wide(dense, wide_BT))
         if self.deep is not None:
             logits.append(self.deep(to_autocast_dtype(torch.cat([deep_BD, dense], dim=1))).squeeze(1).float())
-        return torch.stack(logits).sum(0) if len(logits) > 1 else logits[0]
+        return logits[0] if len(logits) == 1 else logits[0] + logits[1]
 
 
 class WidePart(nn.Module):

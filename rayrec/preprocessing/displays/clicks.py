@@ -25,7 +25,8 @@ from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-SPLITS = ("train", "validation", "submission")
+SUBMISSION = "submission"
+SPLITS = ("train", "validation", SUBMISSION)
 _TRAIN, _VALIDATION, _SUBMISSION = range(3)
 DISPLAY, CLICKED = "display_id", "clicked"
 CLICK_SCHEMA = pa.schema(
@@ -73,7 +74,7 @@ def write_click_rows(
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from _write_rows(batches, config, folder)
 
-        given = events(workspace, tables, original=config.original)
+        given = events(workspace, tables, placed=config.drops_events)
         joined = frame_of_tasks(spark, clicks, read, _CLICKS).join(given, DISPLAY, "left")
         ranges = range_count(spark, rows)
         # A display lies in one range.
@@ -88,8 +89,8 @@ def write_click_rows(
     return ClickRows(splits=splits, clicked=sum(clicked for split, *_, clicked in found if split == _TRAIN))
 
 
-def events(workspace: Workspace, tables: ParsedTables, *, original: bool) -> "DataFrame":
-    """One event a display; the original drops those without a platform or a place."""
+def events(workspace: Workspace, tables: ParsedTables, *, placed: bool) -> "DataFrame":
+    """One event a display; `placed`: only those with a platform and a place."""
     from pyspark.sql import functions as f
 
     def read(segment: Segment) -> Iterator[pa.RecordBatch]:
@@ -99,7 +100,7 @@ def events(workspace: Workspace, tables: ParsedTables, *, original: bool) -> "Da
     listed = frame_of_tasks(workspace.spark, tables.of(Table.EVENTS).segments(), read, columns)
     # Of lines with the same display the smallest, null before any value.
     kept = listed.groupBy(DISPLAY).agg(f.min(f.struct(*_EVENT)).alias("event")).select(DISPLAY, "event.*")
-    return kept.filter("platform is not null and geo_location is not null") if original else kept
+    return kept.filter("platform is not null and geo_location is not null") if placed else kept
 
 
 def _read_clicks(segment: Segment, is_labelled: bool) -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,7 @@ import pyarrow as pa
 from rayrec.features.keyed_table import HASH, hash_texts, write_file
 from rayrec.preprocessing.displays.clicks import events
 from rayrec.preprocessing.displays.tables import ParsedTables
+from rayrec.preprocessing.hash_ranges import ROW_COUNT, row_count
 from rayrec.preprocessing.spark_tasks import collect_rows, user_errors
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.features.places import countries, states
@@ -25,16 +26,16 @@ def write_counts(workspace: Workspace, tables: ParsedTables, values: Path, folde
         for name, of in {"place": text, "state": states(text), "country": countries(text)}.items():
             counted = pa.table({"text": of, "events": places["count"]}).group_by("text").aggregate([("events", "sum")])
             _write_texts(folder / name, counted["text"].combine_chunks(), counted["events_sum"].combine_chunks())
-        yield pa.RecordBatch.from_arrays([pa.array([len(places)])], names=["rows"])
+        yield row_count(len(places))
 
     with user_errors():
-        placed = events(workspace, tables, original=True).groupBy("geo_location").count()
-        collect_rows(placed.repartition(1).mapInArrow(write, "rows long"))
+        placed = events(workspace, tables, placed=True).groupBy("geo_location").count()
+        collect_rows(placed.repartition(1).mapInArrow(write, ROW_COUNT))
     for path in (values / "entity").glob("*.arrow"):
         with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
             batches = (file.get_batch(index) for index in range(file.num_record_batches))
             columns = (
-                batch.select([HASH, "value", "lines"]).rename_columns(VALUE_COUNT_SCHEMA.names) for batch in batches
+                batch.select([HASH, "value", "documents"]).rename_columns(VALUE_COUNT_SCHEMA.names) for batch in batches
             )
             write_file(folder / "entity", VALUE_COUNT_SCHEMA, (batch.cast(VALUE_COUNT_SCHEMA) for batch in columns))
 

@@ -50,41 +50,26 @@ class FittedNumbers(Config):
 
 
 def fit_numbers(workspace: Workspace, definitions: Sequence[Definition], segments: Sequence[Segment]) -> FittedNumbers:
-    """Fit to the rows of `segments`, files of raw features.
-
-    Deviations and medians come of the numbers of rows by value, of which there are few (counts, days), added in the
-    order of values: the result does not depend on how rows are dealt to tasks.
-    """
+    """Fit to the rows of `segments`, files of raw features."""
     numeric = [d for d in definitions if isinstance(d, Numeric) and d.fit != "none"]
     rows = sum(segment.piece.rows for segment in segments)
     with counted_rows(workspace.spark, workspace.progress, "fit", rows) as counter:
 
-        def run(segment: Segment) -> dict[str, _Seen]:
-            seen = [_look(batch, numeric) for batch in read_piece(segment.piece, [d.name for d in numeric], ())]
+        def run(segment: Segment) -> dict[str, Seen]:
+            seen = merge(look(b, numeric) for b in read_piece(segment.piece, [d.name for d in numeric], ()))
             counter.add(segment.piece.rows)
-            return _merge(seen)
+            return seen
 
-        seen = _merge(run_tasks(workspace.spark, segments, run))
-    ranges, deviations, medians = {}, {}, {}
-    for definition in numeric:
-        name = definition.name
-        if name not in seen:
-            continue
-        values, counts = seen[name].values, seen[name].counts
-        match definition.fit:
-            case "range":
-                ranges[name] = float(values[0]), float(values[-1])
-            case "deviation":
-                mean = float(np.average(values, weights=counts))
-                deviations[name] = mean, float(np.average((values - mean) ** 2, weights=counts) ** 0.5)
-            case "median":
-                medians[name] = _median(values, counts)
-    return FittedNumbers(ranges=ranges, deviations=deviations, medians=medians)
+        return fitted(merge(run_tasks(workspace.spark, segments, run)))
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """Values of a feature, ascending; of a range only its ends are kept."""
+class Seen:
+    """Values of a feature, ascending; of a range only its ends are kept.
+
+    Of numbers whose deviation or median is wanted there are few (counts, days), so their rows are counted by value.
+    Added in the order of values, they give a result that does not depend on how rows are dealt to tasks.
+    """
 
     fit: Fit
     values: NDArray[np.float64]
@@ -92,7 +77,7 @@ class _Seen:
     """Rows with each."""
 
     @classmethod
-    def of(cls, fit: Fit, values: NDArray[np.float64], counts: NDArray[np.int64]) -> "_Seen":
+    def of(cls, fit: Fit, values: NDArray[np.float64], counts: NDArray[np.int64]) -> "Seen":
         """`values` in any order, and repeated."""
         distinct, place = np.unique(values, return_inverse=True)
         summed = np.zeros(len(distinct), np.int64)
@@ -100,27 +85,44 @@ class _Seen:
         kept = [0, -1] if fit == "range" else slice(None)
         return cls(fit, distinct[kept], summed[kept])
 
-    def __add__(self, other: "_Seen") -> "_Seen":
+    def __add__(self, other: "Seen") -> "Seen":
         values, counts = ((self.values, other.values), (self.counts, other.counts))
-        return _Seen.of(self.fit, np.concatenate(values), np.concatenate(counts))
+        return Seen.of(self.fit, np.concatenate(values), np.concatenate(counts))
 
 
-def _look(batch: pa.RecordBatch, numeric: Sequence[Numeric]) -> dict[str, _Seen]:
+def look(batch: pa.RecordBatch, numeric: Sequence[Numeric]) -> dict[str, Seen]:
+    """What the rows of a batch have, by feature, where not all of them are missing."""
     found = {}
     for definition in numeric:
         values = transformed(definition.name, batch[definition.name], definition.before)
         values = values[~np.isnan(values)]
         if len(values):
-            found[definition.name] = _Seen.of(definition.fit, values, np.ones(len(values), np.int64))
+            found[definition.name] = Seen.of(definition.fit, values, np.ones(len(values), np.int64))
     return found
 
 
-def _merge(parts: Iterable[dict[str, _Seen]]) -> dict[str, _Seen]:
-    merged: dict[str, _Seen] = {}
+def merge(parts: Iterable[dict[str, Seen]]) -> dict[str, Seen]:
+    """What several batches have."""
+    merged: dict[str, Seen] = {}
     for part in parts:
         for name, seen in part.items():
             merged[name] = merged[name] + seen if name in merged else seen
     return merged
+
+
+def fitted(seen: dict[str, Seen]) -> FittedNumbers:
+    """What transforms need to know of the features."""
+    ranges, deviations, medians = {}, {}, {}
+    for name, of in seen.items():
+        match of.fit:
+            case "range":
+                ranges[name] = float(of.values[0]), float(of.values[-1])
+            case "deviation":
+                mean = float(np.average(of.values, weights=of.counts))
+                deviations[name] = mean, float(np.average((of.values - mean) ** 2, weights=of.counts) ** 0.5)
+            case "median":
+                medians[name] = _median(of.values, of.counts)
+    return FittedNumbers(ranges=ranges, deviations=deviations, medians=medians)
 
 
 def _median(values: NDArray[np.float64], counts: NDArray[np.int64]) -> float:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from rayrec.features.keyed_table import HASH, KeyedTable, hash_key
 from rayrec.preprocessing.displays.page_views import LAST, read_views
 from rayrec.preprocessing.displays.row_files import RowFiles
-from rayrec.preprocessing.hash_ranges import in_hash_ranges, range_count, write_sorted
+from rayrec.preprocessing.hash_ranges import write_table
 from rayrec.preprocessing.segments import Segment
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks
+from rayrec.preprocessing.spark_tasks import counted_rows, frame_of_tasks
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.features.rows import Rows
 
@@ -32,15 +32,9 @@ def write_last_views(workspace: Workspace, views: RowFiles, folder: Path) -> Non
                 yield pa.RecordBatch.from_arrays([pa.array(hashes), *batch.columns], names=LAST_VIEW_SCHEMA.names)
             counter.add(segment.piece.rows)
 
-        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            rows = write_sorted(batches, folder, LAST_VIEW_SCHEMA)
-            yield pa.RecordBatch.from_arrays([pa.array([rows])], names=["rows"])
-
         seen = frame_of_tasks(spark, segments, read, ", ".join(f"{name} long" for name in LAST_VIEW_SCHEMA.names))
         last = seen.groupBy(HASH, "user", "document_id").agg(f.max("timestamp").alias("timestamp"))
-        dealt = in_hash_ranges(last, range_count(spark, views.rows))
-        ordered = dealt.sortWithinPartitions(HASH, "user", "document_id")
-        collect_rows(ordered.mapInArrow(write, "rows long"))
+        write_table(last, views.rows, ("user", "document_id"), folder, LAST_VIEW_SCHEMA)
 
 
 def leaks(rows: Rows, uuid: pa.Array, users: Path, last_views: Path) -> NDArray[np.float32]:

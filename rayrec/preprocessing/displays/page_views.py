@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import UNKNOWN, KeyedTable
@@ -71,8 +70,9 @@ class ViewReader:
             counts = first.valid & (timestamp < first.values)
         found = documents.find({"document_id": document})
         counts &= np.logical_or.reduce([documents.lengths(aspect, found) > 0 for aspect in ASPECTS])
-        is_placed = pc.and_(views["platform"].is_valid(), views["geo_location"].is_valid())
-        is_landing = users.contains("landing", user, document) & is_placed.to_numpy(zero_copy_only=False)
+        is_landing = users.contains("landing", user, document)
+        for name in ("platform", "geo_location", "traffic_source"):
+            is_landing &= views[name].is_valid().to_numpy(zero_copy_only=False)
         bits = counts * PROFILE + is_landing * TRAFFIC + is_promoted * LAST
         return bits.astype(np.int8)
 

@@ -9,10 +9,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import KeyedTable, hash_texts, write_file
-from rayrec.preprocessing.displays.documents import value_table
+from rayrec.preprocessing.displays.list_columns import list_column
 from rayrec.preprocessing.displays.page_views import PROFILE, read_views
 from rayrec.preprocessing.displays.row_files import RowFiles
-from rayrec.preprocessing.hash_ranges import in_number_ranges, range_count
+from rayrec.preprocessing.displays.values import value_table
+from rayrec.preprocessing.hash_ranges import ROW_COUNT, in_number_ranges, range_count, row_count
 from rayrec.preprocessing.segments import Segment
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks
 from rayrec.preprocessing.workspace import Workspace
@@ -49,14 +50,14 @@ def write_profiles(workspace: Workspace, views: RowFiles, job: ProfileJob, folde
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             rows = write_file(folder, PROFILE_SCHEMA, profiles(batches, job))
-            yield pa.RecordBatch.from_arrays([pa.array([rows])], names=["rows"])
+            yield row_count(rows)
 
         viewed = frame_of_tasks(spark, segments, read, "user long, document_id long")
         counted = viewed.groupBy("user", "document_id").agg(f.count("*").alias("views"))
         # Users are numbered in the order of their hashes, which is that of the table to write.
         dealt = in_number_ranges(counted, range_count(spark, views.rows), "user", users)
         ordered = dealt.sortWithinPartitions("user", "document_id")
-        collect_rows(ordered.mapInArrow(write, "rows long"))
+        collect_rows(ordered.mapInArrow(write, ROW_COUNT))
 
 
 def profiles(batches: Iterator[pa.RecordBatch], job: ProfileJob) -> Iterator[pa.RecordBatch]:
@@ -162,7 +163,7 @@ def _profiles(viewed: _Viewed, values: dict[Aspect, _Values], job: ProfileJob) -
         pa.array(hash_texts(names)),
         names,
         pa.array(views),
-        _lists(place, pa.array(viewed.document), len(users)),
+        list_column(place, pa.array(viewed.document), len(users)),
     ]
     norms = []
     for aspect in ASPECTS:
@@ -179,11 +180,6 @@ def _profiles(viewed: _Viewed, values: dict[Aspect, _Values], job: ProfileJob) -
         fields = list(PROFILE_SCHEMA.field(aspect).type.value_type)
         elements = pa.StructArray.from_arrays([pa.array(of_aspect.value), pa.array(weight)], fields=fields)
         owner = np.searchsorted(users, of_aspect.user)
-        columns.append(_lists(owner, elements, len(users)))
+        columns.append(list_column(owner, elements, len(users)))
         norms.append(pa.array(np.sqrt(np.bincount(owner, weight**2, len(users)))))
     return pa.RecordBatch.from_arrays([*columns, *norms], schema=PROFILE_SCHEMA)
-
-
-def _lists(owner: NDArray[np.int64], elements: pa.Array, count: int) -> pa.Array:
-    offsets = np.searchsorted(owner, np.arange(count + 1)).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), elements)

@@ -18,7 +18,7 @@ from rayrec.features.keyed_table import HASH, hash_key, write_file
 from rayrec.features.mapped_columns import Numbers
 from rayrec.preprocessing.displays.clicks import CLICKED
 from rayrec.preprocessing.displays.row_files import RowFiles
-from rayrec.preprocessing.hash_ranges import in_hash_ranges, range_count
+from rayrec.preprocessing.hash_ranges import ROW_COUNT, in_hash_ranges, range_count, row_count
 from rayrec.preprocessing.runs import runs, whole_runs
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, run_tasks
@@ -36,6 +36,8 @@ _BY_AD, _BY_COUNTRY, _BY_LANDING = range(3)
 _KEY_NUMBERS = {name: number for number, name in enumerate(RATE_KEYS)}
 _KEPT_WHOLE = ("ad", "document")
 """Keys whose rows are a feature however few they are."""
+_UNITS = 2.0**36
+"""Confidences are added as integers of such parts."""
 _BATCH_ROWS = 131_072
 
 
@@ -88,13 +90,16 @@ def write_rates(workspace: Workspace, job: RateJob, folder: Path) -> None:
         )
         by_ad = counted.groupBy("kind", "ad", "other").agg(*_sums_by_fold(job))
         sums = ", ".join(f"{name} long" for name in job.sums)
-        keyed = by_ad.mapInArrow(expand, f"kind byte, hash long, first long, second long, confidence double, {sums}")
+        keyed = by_ad.mapInArrow(expand, f"kind byte, hash long, first long, second long, confidence long, {sums}")
         by_key = keyed.groupBy("kind", "hash", "first", "second").agg(
-            f.count("*").alias("ads"), f.sum("confidence").alias("confidence"), *(f.sum(n).alias(n) for n in job.sums)
+            f.count("*").alias("ads"),
+            # Integers, so that the sum does not depend on the order; a long would not hold that of all rows.
+            f.sum(f.col("confidence").cast("decimal(38,0)")).cast("double").alias("confidence"),
+            *(f.sum(name).alias(name) for name in job.sums),
         )
         dealt = in_hash_ranges(_frequent(by_key, job), range_count(spark, job.train.rows))
         ordered = dealt.sortWithinPartitions("kind", HASH, "first", "second")
-        collect_rows(ordered.mapInArrow(write, "rows long"))
+        collect_rows(ordered.mapInArrow(write, ROW_COUNT))
 
 
 def _sums_by_fold(job: RateJob) -> "list[Column]":
@@ -155,7 +160,7 @@ def _expand(batch: pa.RecordBatch, by: int, job: RateJob) -> Iterator[pa.RecordB
     """Counts by ad, and perhaps another part -> the keys that the counted rows have, once a key and ad."""
     named = dict(zip(batch.schema.names, batch.columns, strict=True))
     named = {"ad_id": named["ad"], "country": named["other"], "document_id": named["other"]}
-    rows = _CountedRows(Statistics.open(job.statistics), pa.RecordBatch.from_pydict(named))
+    rows = _CountedRows(Statistics.cached(job.statistics), pa.RecordBatch.from_pydict(named))
     for key in job.keys:
         if by != _counted_by(key):
             continue
@@ -170,7 +175,7 @@ def _expand(batch: pa.RecordBatch, by: int, job: RateJob) -> Iterator[pa.RecordB
             pa.array(hash_key(*(part.values[valid] for part in keys.parts))),
             pa.array(first),
             pa.array(second),
-            pa.array(keys.confidence[valid] * views),
+            pa.array(np.round(keys.confidence[valid] * _UNITS).astype(np.int64) * views),
             *sums.columns,
         ]
         yield pa.RecordBatch.from_arrays(columns, names=["kind", HASH, "first", "second", "confidence", *job.sums])
@@ -194,14 +199,14 @@ def _write(batches: Iterator[pa.RecordBatch], job: RateJob, folder: Path) -> Ite
         key = keys[kind]
         totals = (_with_totals(part, _schema(key, job), job) for part in whole_runs(run, HASH, _BATCH_ROWS))
         rows = write_file(folder / key.name, _schema(key, job), totals)
-        yield pa.RecordBatch.from_arrays([pa.array([rows])], names=["rows"])
+        yield row_count(rows)
 
 
 def _with_totals(part: pa.RecordBatch, schema: pa.Schema, job: RateJob) -> pa.RecordBatch:
     views, clicks = (
         np.sum([part[f"{name}_{fold}"].to_numpy() for fold in range(job.folds)], axis=0) for name in ("views", "clicks")
     )
-    computed = {"views": views, "clicks": clicks, "confidence": part["confidence"].to_numpy() / views}
+    computed = {"views": views, "clicks": clicks, "confidence": part["confidence"].to_numpy() / (_UNITS * views)}
     columns = [pa.array(computed[f.name]) if f.name in computed else part[f.name] for f in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -56,7 +56,7 @@ def write_in_display_order(
         def run(item: tuple[str, Segment]) -> tuple[str, Path, int]:
             split, segment = item
             path = folder / f"{split}-{segment.index:06d}.parquet"
-            opened = Statistics.open(statistics.folder, statistics.rates_by_fold)
+            opened = Statistics.cached(statistics.folder, statistics.rates_by_fold)
             with new_rows(path, schema, dictionaries(schema)) as writer:
                 for batch in read_piece(segment.piece, _COLUMNS, ()):
                     writer.write_batch(with_labels(batch, raw_features(opened, batch), schema))

@@ -1,7 +1,6 @@
 """Where users came from: the source of the page view that an event is, found by user, page, device, place and day."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +9,17 @@ from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable, hash_key
 from rayrec.preprocessing.displays.clicks import CLICK_DICTIONARIES, CLICK_SCHEMA, DISPLAY, ClickRows
+from rayrec.preprocessing.displays.nearest_views import match_views
 from rayrec.preprocessing.displays.page_views import TRAFFIC, read_views
 from rayrec.preprocessing.displays.row_files import RowFiles, new_rows
-from rayrec.preprocessing.hash_ranges import in_hash_ranges, range_count, write_sorted
+from rayrec.preprocessing.hash_ranges import range_count, write_table
 from rayrec.preprocessing.runs import run_starts, whole_runs
 from rayrec.preprocessing.segments import Segment, read_piece
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, run_tasks
+from rayrec.preprocessing.spark_tasks import counted_rows, frame_of_tasks, run_tasks
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.layout import DAY_MILLISECONDS
 
 TRAFFIC_SOURCE = "traffic_source"
-NO_SOURCE = 0
-"""Of a page view whose own is null."""
 _SOURCES_SCHEMA = pa.schema(
     [pa.field(HASH, pa.int64(), False), pa.field(DISPLAY, pa.int64(), False), pa.field("sources", pa.list_(pa.int64()))]
 )
@@ -48,7 +46,8 @@ def write_traffic(
     spark = workspace.spark
     items = [(segment, True) for files in rows.splits.values() for segment in files.segments()]
     items += [(segment, False) for segment in views.segments()]
-    total = sum(files.rows for files in rows.splits.values()) + views.rows
+    rows_of_displays = sum(files.rows for files in rows.splits.values())
+    total = rows_of_displays + views.rows
     with counted_rows(spark, workspace.progress, "traffic sources", total) as counter:
 
         def read(item: tuple[Segment, bool]) -> Iterator[pa.RecordBatch]:
@@ -60,10 +59,6 @@ def write_traffic(
             for whole in whole_runs(batches, "user", _BATCH_ROWS):
                 yield _matched(whole, original)
 
-        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            written = write_sorted(batches, folder, _SOURCES_SCHEMA)
-            yield pa.RecordBatch.from_arrays([pa.array([written])], names=["rows"])
-
         columns = (
             "user long, document_id long, day long, platform byte, geo_location string, timestamp long, source byte, "
             "display_id long"
@@ -71,8 +66,7 @@ def write_traffic(
         ranges = range_count(spark, total)
         by_user = frame_of_tasks(spark, items, read, columns).repartition(ranges, "user").sortWithinPartitions("user")
         matched = by_user.mapInArrow(match, "hash long, display_id long, sources array<long>")
-        ordered = in_hash_ranges(matched, ranges).sortWithinPartitions(HASH, DISPLAY)
-        collect_rows(ordered.mapInArrow(write, "rows long"))
+        write_table(matched, rows_of_displays, (DISPLAY,), folder, _SOURCES_SCHEMA)
 
 
 def _read_events(segment: Segment, users: Path) -> Iterator[pa.RecordBatch]:
@@ -88,8 +82,7 @@ def _read_events(segment: Segment, users: Path) -> Iterator[pa.RecordBatch]:
 def _read_views(segment: Segment) -> Iterator[pa.RecordBatch]:
     columns = ("user", "document_id", "timestamp", "platform", "geo_location", TRAFFIC_SOURCE)
     for views in read_views(segment, TRAFFIC, columns):
-        source = views[TRAFFIC_SOURCE].fill_null(NO_SOURCE)
-        yield _long(views, views["user"].to_numpy(), source, pa.nulls(len(views), pa.int64()))
+        yield _long(views, views["user"].to_numpy(), views[TRAFFIC_SOURCE], pa.nulls(len(views), pa.int64()))
 
 
 def _long(rows: pa.RecordBatch, user: NDArray[np.int64], source: pa.Array, display: pa.Array) -> pa.RecordBatch:
@@ -104,9 +97,9 @@ def _matched(rows: pa.RecordBatch, original: bool) -> pa.RecordBatch:
     is_event = rows["source"].is_null().to_numpy(zero_copy_only=False)
     timestamp = rows["timestamp"].to_numpy()
     views, events = np.flatnonzero(~is_event), np.flatnonzero(is_event)
-    source = rows["source"].fill_null(NO_SOURCE).to_numpy()
+    source = rows["source"].drop_null().to_numpy()
     matches = match_views(
-        group[events], timestamp[events], group[views], timestamp[views], source[views], nearest=not original
+        group[events], timestamp[events], group[views], timestamp[views], source, nearest=not original
     )
     display = rows[DISPLAY].take(pa.array(events[matches.lengths > 0]))
     offsets = np.concatenate(([0], np.cumsum(matches.lengths[matches.lengths > 0]))).astype(np.int32)
@@ -124,54 +117,6 @@ def _groups(rows: pa.RecordBatch) -> NDArray[np.int64]:
         _, code = np.unique(codes, return_inverse=True)
         _, group = np.unique(group * (code.max(initial=0) + 1) + code, return_inverse=True)
     return group
-
-
-@dataclass(frozen=True)
-class Matches:
-    """Sources of m events, one event's after the other."""
-
-    lengths: NDArray[np.int64]
-    """(m,)"""
-    sources: NDArray[np.int8]
-
-
-def match_views(
-    event_group: NDArray[np.int64],
-    event_time: NDArray[np.int64],
-    view_group: NDArray[np.int64],
-    view_time: NDArray[np.int64],
-    view_source: NDArray[np.int8],
-    *,
-    nearest: bool,
-) -> Matches:
-    """The sources of the page views of each event's group: of that nearest in time, or of all in the order of time.
-
-    Of equally near ones the earlier, of equal times the smaller source; NO_SOURCE is the last.
-    """
-    last = np.where(view_source == NO_SOURCE, np.iinfo(np.int8).max, view_source)
-    order = np.lexsort((last, view_time, view_group))
-    group, time, source = view_group[order], view_time[order], view_source[order]
-    if not nearest:
-        start, stop = (np.searchsorted(group, event_group, side=side) for side in ("left", "right"))
-        lengths = stop - start
-        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        return Matches(lengths, source[np.repeat(start, lengths) + within])
-    if not len(group):
-        return Matches(np.zeros(len(event_group), np.int64), source)
-    _, rank = np.unique(np.concatenate((time, event_time)), return_inverse=True)
-    span = len(rank)
-    key = group * span + rank[: len(group)]
-    after = np.searchsorted(key, event_group * span + rank[len(group) :])
-    # The first of the views at the last time before: it has the smallest source.
-    before = np.searchsorted(key, key[np.maximum(after - 1, 0)])
-    after_inside = np.minimum(after, len(group) - 1)
-    has_after = (after < len(group)) & (group[after_inside] == event_group)
-    has_before = (after > 0) & (group[before] == event_group)
-    gap_after, gap_before = time[after_inside] - event_time, event_time - time[before]
-    takes_before = has_before & (~has_after | (gap_before <= gap_after))
-    chosen = np.where(takes_before, before, after_inside)
-    is_matched = has_before | has_after
-    return Matches(is_matched.astype(np.int64), source[chosen[is_matched]])
 
 
 def write_rows_with_sources(workspace: Workspace, rows: ClickRows, traffic: Path, folder: Path) -> ClickRows:
@@ -201,7 +146,7 @@ def _with_sources(batch: pa.RecordBatch, traffic: KeyedTable, schema: pa.Schema)
     lists = traffic.lists("sources", traffic.find({DISPLAY: batch[DISPLAY].to_numpy()}))
     lengths = np.maximum(lists.lengths, 1)
     owner = np.repeat(np.arange(len(batch)), lengths)
-    sources = np.full(len(owner), NO_SOURCE, np.int8)
-    sources[np.repeat(lists.lengths > 0, lengths)] = lists.field()
-    column = pa.array(sources, mask=sources == NO_SOURCE)
+    sources, is_named = np.zeros(len(owner), np.int8), np.repeat(lists.lengths > 0, lengths)
+    sources[is_named] = lists.field()
+    column = pa.array(sources, mask=~is_named)
     return pa.RecordBatch.from_arrays([*batch.take(pa.array(owner)).columns, column], schema=schema)

@@ -58,7 +58,7 @@ def write_in_user_order(
             yield from _read_with_user(*item)
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            opened = Statistics.open(statistics.folder, statistics.rates_by_fold)
+            opened = Statistics.cached(statistics.folder, statistics.rates_by_fold)
             with ExitStack() as stack:
                 partition = partition_number()
                 paths = [folder / f"{name}-{partition:06d}.parquet" for name in names]

@@ -7,11 +7,12 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.features.keyed_table import HASH, KeyedTable, hash_texts
-from rayrec.preprocessing.displays.clicks import DISPLAY, ClickRows
-from rayrec.preprocessing.hash_ranges import in_hash_ranges, range_count, write_sorted
+from rayrec.preprocessing.displays.clicks import DISPLAY, ClickRows, events
+from rayrec.preprocessing.displays.tables import ParsedTables
+from rayrec.preprocessing.hash_ranges import write_table
 from rayrec.preprocessing.runs import run_starts
 from rayrec.preprocessing.segments import Segment, read_piece
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks
+from rayrec.preprocessing.spark_tasks import counted_rows, frame_of_tasks
 from rayrec.preprocessing.workspace import Workspace
 
 USER_SCHEMA = pa.schema(
@@ -25,10 +26,13 @@ USER_SCHEMA = pa.schema(
     ]
 )
 _COLUMNS = "hash long, uuid string, timestamp long, is_validated boolean, landing long, promoted long"
+_NAMES = [HASH, "uuid", "timestamp", "is_validated", "landing", "promoted"]
 
 
-def write_users(workspace: Workspace, rows: ClickRows, statistics: Path, folder: Path) -> None:
-    """Write the table of users (`USER_SCHEMA`); `statistics`: the folder that holds the ads."""
+def write_users(
+    workspace: Workspace, rows: ClickRows, tables: ParsedTables, statistics: Path, original: bool, folder: Path
+) -> None:
+    """Write the table of the users of rows (`USER_SCHEMA`); `statistics`: the folder that holds the ads."""
     from pyspark.sql import functions as f
 
     spark = workspace.spark
@@ -40,12 +44,12 @@ def write_users(workspace: Workspace, rows: ClickRows, statistics: Path, folder:
             yield from _read(*item, statistics)
             counter.add(item[0].piece.rows)
 
-        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            written = write_sorted(batches, folder, USER_SCHEMA)
-            yield pa.RecordBatch.from_arrays([pa.array([written])], names=["rows"])
-
+        # The first event is that of all events, also of displays that have no rows.
+        every_event = events(workspace, tables, placed=original).select("uuid", "timestamp")
+        times = every_event.mapInArrow(_with_hash, _COLUMNS)
         users = (
             frame_of_tasks(spark, segments, read, _COLUMNS)
+            .unionByName(times)
             .groupBy(HASH, "uuid")
             .agg(
                 f.min("timestamp").alias("first_event"),
@@ -53,9 +57,19 @@ def write_users(workspace: Workspace, rows: ClickRows, statistics: Path, folder:
                 f.sort_array(f.collect_set("landing")).alias("landing"),
                 f.sort_array(f.collect_set("promoted")).alias("promoted"),
             )
+            .filter("is_validated is not null")
         )
-        ordered = in_hash_ranges(users, range_count(spark, total)).sortWithinPartitions(HASH, "uuid")
-        collect_rows(ordered.mapInArrow(write, "rows long"))
+        write_table(users, total, ("uuid",), folder, USER_SCHEMA)
+
+
+def _with_hash(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Events as rows are read, but for what only rows have."""
+    for batch in batches:
+        known = batch.filter(batch["uuid"].is_valid())
+        uuid = known["uuid"]
+        missing = [pa.nulls(len(known), kind) for kind in (pa.bool_(), pa.int64(), pa.int64())]
+        columns = [pa.array(hash_texts(uuid)), uuid, known["timestamp"], *missing]
+        yield pa.RecordBatch.from_arrays(columns, names=_NAMES)
 
 
 def _read(segment: Segment, is_validated: bool, statistics: Path) -> Iterator[pa.RecordBatch]:
@@ -76,5 +90,5 @@ def _read(segment: Segment, is_validated: bool, statistics: Path) -> Iterator[pa
         hashes = pa.array(hash_texts(part["uuid"]))
         yield pa.RecordBatch.from_arrays(
             [hashes, part["uuid"], part["timestamp"], flags, part["document_id"], promoted],
-            names=[HASH, "uuid", "timestamp", "is_validated", "landing", "promoted"],
+            names=_NAMES,
         )

@@ -133,10 +133,10 @@ def _write_documents(
 
 
 def _cut(displays: Displays, rows: int) -> Displays:
-    """The first displays with `rows` rows of clicks_train among them, or all, and then not a single row is left.
+    """The first displays, with `rows` rows of clicks_train among them; all where these have fewer.
 
-    The last display is cut. A display has at least two ads: where one would be left, the display before takes it, or,
-    being full, gives up one.
+    The last display is cut. A display has at least two ads: where a single row would be left for one more, the display
+    before takes it, or, being full, gives up one.
     """
     sizes = np.where(displays.is_test, 0, displays.size)
     ends = np.cumsum(sizes)

@@ -11,8 +11,8 @@ The tables are those of `rayrec.features.keyed_table`. Preprocessing writes them
 into the model, and the same code computes features from them in both.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -138,6 +138,12 @@ class Constants(Config):
     """Clicked rows per row of train."""
     smoothing: NonNegativeFloat
 
+    @property
+    def is_original_full(self) -> bool:
+        """Whether events without a place or platform count as absent, rows are multiplied by their page views, places
+        and entities are coded by their numbers, and similarities take the logarithm twice."""
+        return self.original and self.feature_set == "full"
+
     def save(self, folder: Path) -> None:
         write_json(folder / CONSTANTS_FILE, self.model_dump(mode="json"))
 
@@ -162,27 +168,40 @@ class Statistics:
     rates_by_fold: Path | None = None
     """Folder of tables of rates that also have the sums of each fold of train (views_0, clicks_0, ...), which
     preprocessing alone needs."""
+    _opened: dict[Path, KeyedTable] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def open(cls, folder: Path, rates_by_fold: Path | None = None) -> "Statistics":
         """Raises UserError where the folder holds no statistics."""
         return cls(folder, Constants.load(folder), rates_by_fold)
 
-    @cached_property
+    @classmethod
+    @lru_cache(maxsize=4)
+    def cached(cls, folder: Path, rates_by_fold: Path | None = None) -> "Statistics":
+        """What this process opened before; the folders must not change meanwhile."""
+        return cls.open(folder, rates_by_fold)
+
+    @property
     def documents(self) -> KeyedTable:
-        return KeyedTable.cached(self.folder / "documents")
+        return self._table(self.folder / "documents")
 
-    @cached_property
+    @property
     def ads(self) -> KeyedTable:
-        return KeyedTable.cached(self.folder / "ads")
+        return self._table(self.folder / "ads")
 
-    @cached_property
+    @property
     def profiles(self) -> KeyedTable:
-        return KeyedTable.cached(self.folder / "profiles")
+        return self._table(self.folder / "profiles")
 
     def rates(self, key: RateKey) -> KeyedTable:
-        return KeyedTable.cached((self.rates_by_fold or self.folder / RATES_FOLDER) / key.name)
+        return self._table((self.rates_by_fold or self.folder / RATES_FOLDER) / key.name)
 
     def counts(self, of: str) -> KeyedTable:
         """Occurrences of places, states, countries (texts) or entities (values)."""
-        return KeyedTable.cached(self.folder / COUNTS_FOLDER / of)
+        return self._table(self.folder / COUNTS_FOLDER / of)
+
+    def _table(self, folder: Path) -> KeyedTable:
+        # Two threads may open a table at once: either of the two is as good.
+        if folder not in self._opened:
+            self._opened[folder] = KeyedTable(folder)
+        return self._opened[folder]

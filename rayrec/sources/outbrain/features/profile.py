@@ -15,7 +15,7 @@ def user_views(rows: Rows) -> NDArray[np.float64]:
 
 
 def has_viewed_ad_document(rows: Rows) -> Numbers:
-    """1 where the user has viewed the ad document, else 0; not valid without a profile."""
+    """1 where the user has viewed the ad document, else 0; not valid without a profile or an ad document."""
     document = rows.ad_document_id
-    has_viewed = rows.statistics.profiles.contains("viewed", rows.user, document.values) & document.valid
-    return Numbers(has_viewed.astype(np.int64), rows.user != UNKNOWN)
+    has_viewed = rows.statistics.profiles.contains("viewed", rows.user, document.values)
+    return Numbers(has_viewed.astype(np.int64), (rows.user != UNKNOWN) & document.valid)

@@ -87,6 +87,6 @@ def _cosine(rows: Rows, left: _Side, right: _Side) -> tuple[NDArray[np.float64],
         dot += np.bincount(owner[wanted], products, count)
         common += np.bincount(owner[wanted], minlength=count)
     norms = left.norms * right.norms
-    without_norm = np.nan if rows.constants.original else 0.0
+    without_norm = np.nan if rows.constants.is_original_full else 0.0
     similarity = np.divide(dot, norms, out=np.full(count, without_norm), where=norms > 0.0)
     return np.where((left.sizes > 0) & (right.sizes > 0), similarity, np.nan), common

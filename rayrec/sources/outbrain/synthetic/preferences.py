@@ -25,9 +25,10 @@ FAMILIES = ("quality", "user_similarity", "landing_similarity", "context")
 _QUALITY = {"advertiser": 0.6, "campaign": 0.1, "publisher": 0.4, "source": 0.05, "ad": 0.05}
 """Standard deviations."""
 _FRESHNESS, _FRESH_DAYS = 0.6, 100.0
-_USER = {"categories": 1.7, "topics": 1.7, "entities": 1.3}
-_LANDING = {"categories": 1.5, "topics": 1.5, "entities": 1.3}
-"""For a cosine of 1."""
+_USER = {"categories": 1.0, "topics": 1.0, "entities": 0.6}
+_LANDING = {"categories": 0.9, "topics": 0.9, "entities": 0.6}
+"""Where the cosine is _ENOUGH or more."""
+_ENOUGH = 0.3
 _VIEWED = 0.8
 CONTEXT_STATES = {"platform": 3, "country": 5, "hour": 6, "traffic": 3}
 _CONTEXT = {"platform": 0.5, "country": 0.3, "hour": 0.3, "traffic": 0.2}
@@ -66,8 +67,8 @@ class Preferences:
         document = self._world.ad_document(shown.ad)
         slots = {aspect: self._world.aspect(aspect, document) for aspect in ASPECTS}
         landing = {aspect: self._world.aspect(aspect, shown.landing) for aspect in ASPECTS}
-        user = sum(_USER[a] * profiles[a].cosine(shown.user, slots[a]) for a in ASPECTS)
-        page = sum(_LANDING[a] * document_cosine(landing[a], slots[a]) for a in ASPECTS)
+        user = sum(_USER[a] * _liking(profiles[a].cosine(shown.user, slots[a])) for a in ASPECTS)
+        page = sum(_LANDING[a] * _liking(document_cosine(landing[a], slots[a])) for a in ASPECTS)
         return np.stack([
             self.quality(shown.ad),
             user + _VIEWED * shown.has_viewed,
@@ -108,3 +109,8 @@ class Preferences:
         effects = self._hashes.normal(f"effects {kind}", np.arange(shape[0] * shape[1])).reshape(shape)
         effects -= effects.mean(axis=0)
         return effects * (_CONTEXT[kind] / effects.std())
+
+
+def _liking(cosine: NDArray[np.float64]) -> NDArray[np.float64]:
+    """From 0 to 1, which is reached at _ENOUGH: what is near is near enough."""
+    return np.minimum(cosine / _ENOUGH, 1.0)

@@ -7,17 +7,20 @@ from numpy.typing import NDArray
 
 from rayrec.common.files import write_json
 from rayrec.config import Config
-from rayrec.sources.outbrain.synthetic.blocks import Displays
+from rayrec.sources.outbrain.synthetic.blocks import MOST_ADS, Displays
 from rayrec.sources.outbrain.synthetic.preferences import FAMILIES
 
 TRUTH_FILE = "truth.json"
 HELD_OUT_FROM_DAY = 11
+_HARMONIC = np.concatenate([[0.0], np.cumsum(1.0 / np.arange(1, MOST_ADS + 2))])
+"""By n: 1 + 1/2 + ... + 1/n."""
 
 
 class RankingTruth(Config):
     """MAP@12 of rankings of some displays with a known click.
 
-    A display has at most 12 ads and one click, so its average precision is 1 / rank of the clicked ad.
+    A display has at most 12 ads and one click, so its average precision is 1 / rank of the clicked ad; among ads of the
+    same score it is what a random order gives on average.
     """
 
     displays: int
@@ -72,15 +75,15 @@ class RankingAccumulator:
         is_shown = displays.is_shown[chosen]
         total = np.where(is_shown, utility.sum(axis=0), -np.inf)
         weights = np.exp(total - total.max(axis=1, keepdims=True))
-        # A position's rank is the number of positions that are at least as good.
-        rank = (total[:, None, :] >= total[:, :, None]).sum(axis=2)
-        expected = (weights / rank).sum(axis=1) / weights.sum(axis=1)
-        random = np.array([np.mean(1.0 / np.arange(1, n + 1)) for n in range(1, utility.shape[2] + 1)])
-        without = [np.where(is_shown, utility.sum(axis=0) - family, -np.inf) for family in utility]
-        quality = np.where(is_shown, utility[0], -np.inf)
-        precisions = [_precision(u, clicked) for u in (total, quality, *without)]
+        chances = weights / weights.sum(axis=1, keepdims=True)
+        positions = np.broadcast_to(np.arange(utility.shape[2]), total.shape)
+        expected = (chances * _precision(total, positions)).sum(axis=1)
+        random = _HARMONIC[size] / size
+        without = [np.delete(utility, family, axis=0).sum(axis=0) for family in range(len(FAMILIES))]
+        rankings = [np.where(is_shown, score, -np.inf) for score in (total, utility[0], *without)]
+        precisions = [_precision(ranking, clicked[:, None]) for ranking in rankings]
         self._displays += len(size)
-        self._sums += [expected.sum(), random[size - 1].sum(), *(p.sum() for p in precisions)]
+        self._sums += [expected.sum(), random.sum(), *(p.sum() for p in precisions)]
 
     def result(self) -> RankingTruth | None:
         """What follows for the displays so far; None where there are none."""
@@ -97,7 +100,8 @@ class RankingAccumulator:
         )
 
 
-def _precision(score: NDArray[np.float64], clicked: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(n,) 1 / rank of the clicked position in rows of scores (n, k)."""
-    own = np.take_along_axis(score, clicked[:, None], axis=1)
-    return 1.0 / (score >= own).sum(axis=1)
+def _precision(score: NDArray[np.float64], position: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(n, m) 1 / rank of positions (n, m) in rows of scores (n, k), expected where equal scores stand in any order."""
+    own = np.take_along_axis(score, position, axis=1)[:, :, None]
+    better, equal = (score[:, None, :] > own).sum(axis=2), (score[:, None, :] == own).sum(axis=2)
+    return (_HARMONIC[better + equal] - _HARMONIC[better]) / equal

@@ -114,11 +114,11 @@ class Users:
         rng, world, shape = self.rng, self._world, (len(landings), _CANDIDATES)
         kind = rng.random(shape)
         of_user = self._interest(np.repeat(landings.user, _CANDIDATES)).reshape(shape)
-        topic = np.where(kind < 0.25, of_user, world.main_topic(landings.document)[:, None])
+        topic = np.where(kind < 0.15, of_user, world.main_topic(landings.document)[:, None])
         topic = world.related_topic(topic, rng.random(shape))
         related = world.draw_promoted_of(self._promoted, topic, rng.random(shape))
         popular = world.draw_promoted(self._promoted, rng.random(shape))
-        return world.draw_ad(np.where(kind < 0.5, related, popular), rng.random(shape))
+        return world.draw_ad(np.where(kind < 0.3, related, popular), rng.random(shape))
 
     def _interest(self, user: NDArray[np.int64]) -> NDArray[np.int64]:
         """One of the two topics that a user cares for, mostly the first."""

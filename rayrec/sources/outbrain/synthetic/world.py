@@ -31,26 +31,8 @@ _WITHOUT = {"categories": 0.06, "topics": 0.08, "entities": 0.2}
 """Share of documents without a value of the aspect."""
 _NO_SOURCE, _NO_PUBLISHER, _NO_PUBLISH_TIME, _ODD_PUBLISH_TIME = 0.03, 0.05, 0.25, 0.005
 _MEAN_AGE_DAYS = 200.0
-_COUNTRIES = (
-    "GB",
-    "AU",
-    "IN",
-    "DE",
-    "FR",
-    "NL",
-    "BR",
-    "MX",
-    "ZA",
-    "SG",
-    "NZ",
-    "IE",
-    "PH",
-    "IT",
-    "ES",
-    "NP",
-    "VE",
-    "XX",
-)
+_COUNTRIES = ("GB", "AU", "IN", "DE", "FR", "NL", "BR", "MX", "ZA", "SG", "NZ", "IE", "PH", "IT", "ES", "NP", "VE",
+              "XX")  # fmt: skip
 _NUM_PLACES = 300
 
 
@@ -62,9 +44,6 @@ class Slots:
     """(n, k)"""
     confidence: NDArray[np.float64]
     """(n, k); 0 where there is no value. No value comes twice in a row."""
-
-    def take(self, rows: NDArray[np.int64]) -> "Slots":
-        return Slots(self.values[rows], self.confidence[rows])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,169 @@
+"""Seconds by stage, memory and disk of preprocessing Outbrain's tables, at growing numbers of clicks.
+
+    python -m benchmarks.preprocess_displays --rows 100000 1000000 10000000 --output FILE
+
+Tables are generated; one Spark session on one machine preprocesses them all, after a small warm-up. Memory is what each
+kind of process has for itself (USS), pages of mapped statistics not counted; disk that of the unfinished dataset and of
+Spark's shuffles. Both are sampled every `--interval` seconds, and the largest counts.
+"""
+
+import argparse
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from cluster.ray_session import ray_session
+from cluster.spark_session import spark_session
+from rayrec.common.files import write_json
+from rayrec.common.progress import SilentProgress
+from rayrec.config import Recipe
+from rayrec.config.preprocess import SparkConfig
+from rayrec.preprocessing.pipeline import preprocess
+from rayrec.sources.outbrain.generator import generate
+
+_WARM_UP_ROWS = 10_000
+_MIB = 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--feature-set", choices=["full", "lean"], default="full")
+    parser.add_argument("--interval", type=float, default=2.0)
+    parser.add_argument("--folder", type=Path, help="for all files; a temporary one by default")
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        folder = Path(name)
+        os.environ["SPARK_LOCAL_DIRS"] = str(folder / "spark")
+        with ray_session(), spark_session(SparkConfig(), "benchmark") as spark:
+            sizes = [_WARM_UP_ROWS, *arguments.rows]
+            runs = [_measure(spark, folder, rows, arguments.feature_set, arguments.interval) for rows in sizes]
+    write_json(
+        arguments.output,
+        {
+            "feature_set": arguments.feature_set,
+            "machine": {"cores": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30)},
+            "runs": runs[1:],
+            "load_average_at_the_end": os.getloadavg()[0],
+        },
+    )
+    print(arguments.output.read_text())
+
+
+def _measure(
+    spark: Any, folder: Path, rows: int, feature_set: Literal["full", "lean"], interval: float
+) -> dict[str, Any]:
+    raw, dataset = folder / "raw", folder / "out" / "dataset"
+    generate(raw, rows)
+    settings = {"source": {"kind": "outbrain"}, "preprocess": {"feature_set": feature_set}}
+    recipe = Recipe.model_validate({"name": "benchmark", **settings})
+    stages = _Stages()
+    started = time.perf_counter()
+    with _sampled(folder, interval) as largest:
+        manifest = preprocess(spark, recipe, {None: [str(raw)]}, dataset, stages)
+    seconds = time.perf_counter() - started
+    stages.finish()
+    result = {
+        "click_rows": rows,
+        "rows": {name: split.rows for name, split in manifest.splits.items()},
+        "raw_mib": _size(raw) // _MIB,
+        "dataset_mib": _size(dataset) // _MIB,
+        "seconds": round(seconds, 1),
+        "rows_per_second": round(rows / seconds),
+        "seconds_by_stage": stages.seconds,
+        "largest_mib": {name: size // _MIB for name, size in largest.items()},
+        "driver_jvm_collected_mib": _driver_heap(spark) // _MIB,
+    }
+    print(result, flush=True)
+    for made in (raw, dataset):
+        shutil.rmtree(made)
+    return result
+
+
+class _Stages(SilentProgress):
+    """How long each stage took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._current: tuple[str, float] | None = None
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        self.finish()
+        self._current = name, time.perf_counter()
+
+    def finish(self) -> None:
+        if self._current is not None:
+            name, started = self._current
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 1)
+            self._current = None
+
+
+@contextmanager
+def _sampled(folder: Path, interval: float) -> Iterator[dict[str, int]]:
+    """The largest memory by kind of process, and the largest disk, in bytes; filled in while the block runs."""
+    largest: dict[str, int] = {}
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(interval):
+            for name, size in {**_memory(), **_disk(folder)}.items():
+                largest[name] = max(largest.get(name, 0), size)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield largest
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _memory() -> dict[str, int]:
+    me = psutil.Process()
+    sizes: dict[str, int] = {}
+    for process in [me, *me.children(recursive=True)]:
+        with suppress(psutil.Error):
+            kind = _kind(process, me)
+            sizes[kind] = sizes.get(kind, 0) + process.memory_full_info().uss
+    return sizes
+
+
+def _kind(process: psutil.Process, driver: psutil.Process) -> str:
+    if process == driver:
+        return "driver"
+    if process.name() == "java":
+        return "driver's JVM" if process.ppid() == driver.pid else "executors' JVM"
+    return "Python workers" if "spark_python_daemon" in " ".join(process.cmdline()) else "Ray"
+
+
+def _disk(folder: Path) -> dict[str, int]:
+    return {"unfinished dataset": _size(folder / "out"), "Spark's shuffles": _size(folder / "spark")}
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path, _, files in os.walk(folder):
+        for file in files:
+            with suppress(OSError):
+                total += (Path(path) / file).stat().st_size
+    return total
+
+
+def _driver_heap(spark: Any) -> int:
+    """What the driver's JVM still holds after a collection."""
+    runtime = spark.sparkContext._jvm.java.lang.Runtime.getRuntime()
+    runtime.gc()
+    return int(runtime.totalMemory() - runtime.freeMemory())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""How a model's scores and inputs were distributed at export, to compare with the traffic that it serves."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import PositiveInt, ValidationError
+
+from rayrec.common.errors import UserError
+from rayrec.common.files import write_json
+from rayrec.config import Config
+from rayrec.features.schema import Schema
+from rayrec.inference.predictor import Predictor
+from rayrec.ingest.dataset import Dataset
+
+REFERENCE_FILE = "reference_traffic.json"
+_ROWS = 20_000
+_SMALLEST_SHARE = 1e-4
+
+
+class ReferenceTraffic(Config):
+    """What the first rows of a split look like to the model."""
+
+    split: str
+    rows: PositiveInt
+    score_edges: tuple[float, ...]
+    """Where one bin of scores ends and the next begins: the deciles, equal ones once."""
+    score_shares: tuple[float, ...]
+    """Share of the rows in each of the len(score_edges) + 1 bins."""
+    unknown_share: dict[str, float]
+    """By categorical feature: share of its ids that are 0, missing or unknown."""
+
+    @classmethod
+    def measure(cls, dataset: Dataset, split: str, predictor: Predictor) -> "ReferenceTraffic":
+        """Score the first 20,000 rows of a split. Raises UserError where it has none."""
+        columns = pa.concat_batches(list(_head(dataset, split, [f.name for f in predictor.schema.features])))
+        scores = predictor.predict_encoded(columns)
+        edges: NDArray[np.float64] = np.unique(np.quantile(scores.astype(np.float64), np.arange(1, 10) / 10))
+        shares = score_counts(scores, edges) / len(scores)
+        zeros = unknown_counts(predictor.schema, columns)
+        unknown = {name: zero / ids if ids else 0.0 for name, (zero, ids) in zeros.items()}
+        return cls(
+            split=split,
+            rows=len(scores),
+            score_edges=tuple(edges.tolist()),
+            score_shares=tuple(shares.tolist()),
+            unknown_share=unknown,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the file into a model folder."""
+        write_json(folder / REFERENCE_FILE, self.model_dump(mode="json"))
+
+    @classmethod
+    def load(cls, folder: Path) -> "ReferenceTraffic | None":
+        """That of a model folder; None where it was exported without one. Raises UserError where it is damaged."""
+        path = folder / REFERENCE_FILE
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError:
+            raise UserError(f"{path}: damaged; export the model again") from None
+
+    def drift(self, counts: NDArray[np.float64]) -> float:
+        """Population stability index of the scores counted in each bin: sum of (a - e) ln(a / e) over their shares.
+
+        By the usual reading below 0.1 is no change, above 0.25 a large one.
+        """
+        expected = np.maximum(np.array(self.score_shares), _SMALLEST_SHARE)
+        actual = np.maximum(counts / counts.sum(), _SMALLEST_SHARE)
+        return float(((actual - expected) * np.log(actual / expected)).sum())
+
+
+def score_counts(scores: NDArray[np.float32], edges: NDArray[np.float64]) -> NDArray[np.int64]:
+    """How many scores are in each bin: (len(edges) + 1,), a score on an edge being in the bin above it."""
+    return np.bincount(np.searchsorted(edges, scores, side="right"), minlength=len(edges) + 1)
+
+
+def unknown_counts(schema: Schema, columns: pa.RecordBatch) -> dict[str, tuple[int, int]]:
+    """By categorical feature: ids that are 0, and all ids, of encoded rows."""
+    counts = {}
+    for feature in schema.categorical:
+        column = columns.column(feature.name)
+        ids = (column.flatten() if pa.types.is_list(column.type) else column).to_numpy()
+        counts[feature.name] = (len(ids) - int(np.count_nonzero(ids)), len(ids))
+    return counts
+
+
+def _head(dataset: Dataset, split: str, names: list[str]) -> Iterator[pa.RecordBatch]:
+    rows = 0
+    for part in dataset.split(split).parts:
+        with pq.ParquetFile(dataset.folder / part.path) as parquet:
+            for batch in parquet.iter_batches(batch_size=_ROWS, columns=names):
+                yield batch.slice(0, _ROWS - rows)
+                rows += batch.num_rows
+                if rows >= _ROWS:
+                    return

@@ -1,0 +1,94 @@
+"""The Prometheus metrics of a replica, through Ray, which exports them on each node's metrics port."""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from ray.util.metrics import Counter, Gauge, Histogram
+
+from rayrec.features.schema import Schema
+from rayrec.inference.reference_traffic import ReferenceTraffic, score_counts, unknown_counts
+
+_MODEL = ("model", "version")
+_SECONDS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0]
+_ROWS = [1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0]
+_ENOUGH, _WINDOW = 1_000, 50_000
+_FLUSH_SECONDS = 1.0
+
+
+class ServingMetrics:
+    """All metrics of a replica; names as Ray exports them begin with `ray_`."""
+
+    def __init__(self) -> None:
+        self.requests = Counter("rayrec_requests", "Answers by status.", (*_MODEL, "method", "status"))
+        self.seconds = Histogram(
+            "rayrec_request_seconds", "From the first byte in a replica to the answer.", _SECONDS, (*_MODEL, "method")
+        )
+        self.batch_rows = Histogram("rayrec_batch_rows", "Rows of one forward pass.", _ROWS, _MODEL)
+        self.batch_requests = Histogram("rayrec_batch_requests", "Requests of one forward pass.", _ROWS, _MODEL)
+        self.ids = Counter("rayrec_ids", "Ids looked up.", (*_MODEL, "feature"))
+        self.unknown_ids = Counter("rayrec_unknown_ids", "Of those, missing or unknown.", (*_MODEL, "feature"))
+        self.unknown_share = Gauge(
+            "rayrec_reference_unknown_share", "Share of unknown ids at export.", (*_MODEL, "feature")
+        )
+        self.drift = Gauge(
+            "rayrec_score_drift", "Population stability index of the scores against those at export.", _MODEL
+        )
+
+
+@dataclass
+class VersionStatistics:
+    """What the passes of one version see; lives in the scoring thread.
+
+    Telling Ray a counter a feature costs more than a small pass, so it is done at most once a second, by the next pass.
+    """
+
+    metrics: ServingMetrics
+    model: str
+    version: str
+    schema: Schema
+    reference: ReferenceTraffic | None
+    _ids: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _scores: NDArray[np.float64] | None = None
+    _flushed: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.reference is not None:
+            self._edges = np.array(self.reference.score_edges)
+            self._scores = np.zeros(len(self._edges) + 1)
+            for name, share in self.reference.unknown_share.items():
+                self.metrics.unknown_share.set(share, {**self._tags, "feature": name})
+
+    @property
+    def _tags(self) -> dict[str, str]:
+        return {"model": self.model, "version": self.version}
+
+    def observe(self, requests: int, encoded: pa.RecordBatch, scores: NDArray[np.float32]) -> None:
+        """One pass: how many requests it joined, its encoded rows and their scores."""
+        self.metrics.batch_requests.observe(requests, self._tags)
+        self.metrics.batch_rows.observe(len(scores), self._tags)
+        for name, (unknown, ids) in unknown_counts(self.schema, encoded).items():
+            before = self._ids.get(name, (0, 0))
+            self._ids[name] = (before[0] + unknown, before[1] + ids)
+        if self._scores is not None:
+            self._scores += score_counts(scores, self._edges)
+        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._flushed = time.monotonic()
+        for name, (unknown, ids) in self._ids.items():
+            tags = {**self._tags, "feature": name}
+            # Ray's counters take no zero.
+            if ids:
+                self.metrics.ids.inc(ids, tags)
+            if unknown:
+                self.metrics.unknown_ids.inc(unknown, tags)
+        self._ids.clear()
+        if self._scores is None or self.reference is None or self._scores.sum() < _ENOUGH:
+            return
+        self.metrics.drift.set(self.reference.drift(self._scores), self._tags)
+        if self._scores.sum() > _WINDOW:
+            self._scores /= 2  # the older a score, the less it counts

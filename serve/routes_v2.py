@@ -1,0 +1,63 @@
+"""The routes of the Open Inference Protocol, `/v2`."""
+
+from importlib.metadata import version as installed_version
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from serve.body import read_body
+from serve.gate import Limits, note_served_by
+from serve.open_inference import answer, metadata, parse_infer
+from serve.protocol import RequestError
+from serve.served_models import ServedModels
+
+_JSON_LENGTH = "Inference-Header-Content-Length"
+
+
+def routes(models: ServedModels, limits: Limits) -> APIRouter:
+    """The routes over `models`."""
+    router = APIRouter(prefix="/v2")
+
+    @router.get("")
+    async def server() -> dict[str, Any]:
+        return {"name": "rayrec", "version": installed_version("rayrec"), "extensions": ["binary_tensor_data"]}
+
+    @router.get("/health/live")
+    async def live() -> dict[str, bool]:
+        return {"live": True}
+
+    @router.get("/health/ready")
+    async def ready() -> dict[str, bool]:
+        return {"ready": True}
+
+    async def describe(name: str, version: str | None = None) -> dict[str, Any]:
+        model = models.model(name)
+        return metadata(name, sorted(model.versions, key=int), model.version(version).predictor)
+
+    async def model_ready(name: str, version: str | None = None) -> Response:
+        """A model is listed once a version of it answers; 404 is what tells that one does not."""
+        chosen = models.model(name).version(version)
+        return JSONResponse({"name": name, "version": chosen.version, "ready": True})
+
+    async def infer(name: str, request: Request, version: str | None = None) -> Response:
+        model = models.model(name)
+        chosen = model.version(version)
+        note_served_by(request.scope, name, chosen.version, "infer")
+        body = await read_body(request, limits.max_body_bytes)
+        asked = parse_infer(body, request.headers.get(_JSON_LENGTH), chosen.predictor, limits.max_rows)
+        scores = await model.score(chosen, asked.rows)
+        content, json_length = answer(name, chosen.version, asked, scores)
+        if json_length is None:
+            return Response(content, media_type="application/json")
+        return Response(content, media_type="application/octet-stream", headers={_JSON_LENGTH: str(json_length)})
+
+    async def needs_post() -> Response:
+        raise RequestError(405, "use POST", {"Allow": "POST"})
+
+    for prefix in ("/models/{name}", "/models/{name}/versions/{version}"):
+        router.add_api_route(prefix, describe, methods=["GET"])
+        router.add_api_route(f"{prefix}/ready", model_ready, methods=["GET"])
+        router.add_api_route(f"{prefix}/infer", infer, methods=["POST"])
+        router.add_api_route(f"{prefix}/infer", needs_post, methods=["GET"])
+    return router

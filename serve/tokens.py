@@ -1,0 +1,54 @@
+"""Who may ask: API tokens, from a file or the environment, never from a command line.
+
+Only their SHA-256 leaves the process that read them, so they are in no log and no state of Ray. Imports no Ray.
+"""
+
+import hashlib
+import hmac
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from rayrec.common.errors import ConfigError, UserError
+
+TOKENS_VARIABLE = "RAYREC_SERVE_TOKENS"
+_SHORTEST = 16
+
+
+def read_tokens(file: Path | None, environment: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """SHA-256 (hexadecimal) of the tokens in `file`, one a line, or else in the variable, separated by commas.
+
+    Empty where neither is given: then everybody may ask. Raises UserError where the file cannot be read or has none,
+    ConfigError where a token is short enough to be guessed.
+    """
+    if file is not None:
+        try:
+            found = file.read_text().split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{file}: cannot read tokens ({type(error).__name__}); write one a line") from None
+        if not found:
+            raise UserError(f"{file}: no token in it; write one a line")
+        source = str(file)
+    else:
+        found = [token.strip() for token in environment.get(TOKENS_VARIABLE, "").split(",") if token.strip()]
+        source = TOKENS_VARIABLE
+    if any(len(token) < _SHORTEST for token in found):
+        raise ConfigError(
+            f"{source}: a token of fewer than {_SHORTEST} characters; make one with `openssl rand -hex 24`"
+        )
+    return frozenset(_digest(token) for token in found)
+
+
+def is_allowed(authorization: str | None, tokens: frozenset[str]) -> bool:
+    """Whether the header `Authorization: Bearer TOKEN` has one of the tokens; always where there are none."""
+    if not tokens:
+        return True
+    scheme, _, token = (authorization or "").partition(" ")
+    digest = _digest(token.strip())
+    # Every one is compared, in constant time, so that the time tells nothing.
+    matches = [hmac.compare_digest(digest, known) for known in tokens]
+    return scheme.lower() == "bearer" and any(matches)
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()

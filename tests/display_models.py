@@ -1,0 +1,44 @@
+"""Model folders that rank ads, with statistics of a few documents, ads and users."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rayrec.features.schema import Feature, NumericFeature, Schema
+from rayrec.inference.ranker import Ranker, load_ranker
+from rayrec.sources.outbrain.features.definitions import Numeric
+from rayrec.sources.outbrain.features.raw import features_of
+from rayrec.sources.outbrain.statistics import Constants
+from tests.model_folders import write_display_model
+from tests.outbrain_statistics import Ad, Count, Document, Profile, make_constants, make_statistics
+
+CONTEXT = {
+    "uuid": "ann", "document_id": 3, "timestamp": 10**9, "platform": 2, "geo_location": "US>CA>807", "traffic_source": 1
+}  # fmt: skip
+ADS = [1, 2, 3, 999]
+
+
+def make_ranker(folder: Path, **constants: Any) -> Ranker:
+    settings = make_constants(**constants)
+    make_statistics(
+        folder / "statistics",
+        settings,
+        documents={n: Document(source=n % 3, topic={n % 4: 0.5, 9: 0.2}) for n in range(9)},
+        ads={n: Ad(n, n % 2, n % 3) for n in range(5)},
+        rates={"ad": {n: Count(20 + n, n) for n in range(5)}, "campaign": {1: Count(30, 9)}},
+        profiles={"ann": Profile(4, (2, 5), topic={1: 0.5, 2: 2.0})},
+        texts={"place": {"US>CA>807": 50}, "state": {"US>CA": 60}, "country": {"US": 70}},
+    )
+    write_display_model(folder / "model", display_schema(settings), folder / "statistics")
+    return load_ranker(folder / "model")
+
+
+def display_schema(constants: Constants) -> Schema:
+    """Of all features of a set, with small tables."""
+    features: tuple[Feature, ...] = tuple(
+        NumericFeature(name=d.name, transforms=d.before)
+        if isinstance(d, Numeric)
+        else replace(d, cardinality=min(d.cardinality, 500)).feature
+        for d in features_of(constants)
+    )
+    return Schema(label="clicked", group="display_id", candidate="candidate", features=features)

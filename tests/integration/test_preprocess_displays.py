@@ -1,0 +1,376 @@
+"""Outbrain's tables -> dataset folder: cell by cell as the pandas reference, in all forms; and what serves it."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cluster.spark_session import spark_session
+from jobs.predict import PredictRequest, run
+from rayrec.common.progress import SilentProgress
+from rayrec.config import Recipe, dump_recipe
+from rayrec.config.preprocess import SparkConfig
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature
+from rayrec.inference.ranker import CONTEXT, load_ranker
+from rayrec.ingest.dataset import Dataset
+from rayrec.preprocessing import hash_ranges, segments
+from rayrec.preprocessing.pipeline import preprocess
+from rayrec.sources.outbrain.generator import generate
+from rayrec.sources.outbrain.statistics import STATISTICS_FOLDER
+from tests import outbrain_reference as reference
+from tests.model_folders import write_display_model
+from tests.untidy_outbrain import make_untidy
+
+ROWS = 2_500
+FORMS = {
+    "full": ("full", False),
+    "full, original": ("full", True),
+    "lean": ("lean", False),
+    "lean, original": ("lean", True),
+}
+SPLITS = {"train": "train", "validation": "validation", "submission": "test"}
+"""Name in the dataset and in the reference."""
+SETTINGS = {"seed": 3, "split": {"held_out_share": 0.25}, "rates": {"folds": 3, "smoothing": 7.0}}
+REFERENCE_SETTINGS = {"seed": 3, "held_out_share": 0.25, "folds": 3, "smoothing": 7.0}
+
+
+@pytest.fixture(scope="module")
+def spark(ray_cluster: str) -> Iterator[Any]:
+    with spark_session(SparkConfig(executor_memory="1g"), "test-displays") as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("outbrain")
+    generate(folder / "generated", ROWS, seed=3)
+    make_untidy(folder / "generated", folder / "raw")
+    return folder / "raw"
+
+
+def recipe(feature_set: str, original: bool = False, **settings: Any) -> Recipe:
+    layout = {"rows_per_row_group": 128}
+    preprocess_ = {"feature_set": feature_set, "original": original, "layout": layout, **settings}
+    return Recipe.model_validate({"name": "test", "source": {"kind": "outbrain"}, "preprocess": preprocess_})
+
+
+@pytest.fixture(scope="module")
+def datasets(spark: Any, raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Dataset]:
+    """The dataset of a form, made when it is first asked for."""
+    folder = tmp_path_factory.mktemp("datasets")
+
+    @cache
+    def make(form: str) -> Dataset:
+        with pytest.MonkeyPatch.context() as patch:
+            if form == "full":  # cut into many tasks, whose number must not show
+                patch.setattr(hash_ranges, "ROWS_PER_RANGE", 900)
+                patch.setattr(segments, "SEGMENT_ROWS", 1_200)
+            preprocess(spark, recipe(*FORMS[form], **SETTINGS), {None: [str(raw)]}, folder / form)
+        return Dataset.open(folder / form)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def tables(raw: Path) -> reference.Tables:
+    """As the reference reads them, entities by the hash of their text, which is what orders them."""
+    tables = reference.read_tables(raw)
+    for row in tables["documents_entities"]:
+        row["entity_id"] = signed(hash_text(row["entity_id"]))
+    return tables
+
+
+# --- the hashes of docs/outbrain.md a second time
+
+
+def finalize(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
+    return z ^ (z >> 31)
+
+
+def hash_text(text: str) -> int:
+    data = text.encode()
+    hashed = finalize(len(data))
+    for start in range(0, len(data), 8):
+        hashed = finalize(hashed ^ int.from_bytes(data[start : start + 8], "little"))
+    return hashed
+
+
+def hash_value(value: int | str) -> int:
+    return hash_text(value) if isinstance(value, str) else finalize((value + 0x9E3779B97F4A7C15) % 2**64)
+
+
+def signed(word: int) -> int:
+    return word - 2**64 if word >= 2**63 else word
+
+
+def bucket(value: int | str | None, rows: int, missing: int | None) -> int:
+    """`missing`: what a missing value is taken for; None: nothing, and its id is 0."""
+    value = missing if value is None else value
+    return 0 if value is None else 1 + hash_value(value) % (rows - 1)
+
+
+def of_pandas(value: Any) -> Any:
+    """An id as it was before pandas made a float of it for the sake of missing ones."""
+    return None if pd.isna(value) else int(value) if isinstance(value, float) else value
+
+
+def encoded_by_hand(raw: pd.Series, feature: CategoricalFeature, original_full: bool) -> list[Any]:
+    if not feature.transforms:
+        return [of_pandas(value) or 0 for value in raw]
+    if isinstance(feature, MultiHotFeature):
+        return [[bucket(value, feature.cardinality, None) for value in values] for values in raw]
+    return [bucket(of_pandas(value), feature.cardinality, 0 if original_full else None) for value in raw]
+
+
+# --- the comparison
+
+
+def read_split(dataset: Dataset, split: str) -> pd.DataFrame:
+    parts = dataset.manifest.splits[split].parts
+    return pa.concat_tables([pq.read_table(dataset.folder / part.path) for part in parts]).to_pandas()
+
+
+def keyed(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `train` in an order that both sides can tell; rows of the original differ in the source of traffic."""
+    keys = ["display_id", "candidate", *(["traffic_source"] if "traffic_source" in frame else [])]
+    return frame.sort_values(keys, kind="stable").reset_index(drop=True)
+
+
+def check_against_reference(dataset: Dataset, expected: reference.Reference, original_full: bool) -> None:
+    for split, info in dataset.manifest.splits.items():
+        found, raw, numeric = read_split(dataset, split), *(f[SPLITS[split]] for f in (expected.raw, expected.numeric))
+        assert len(found) == info.rows == len(raw)
+        columns: dict[str, Any] = {
+            "display_id": raw.index.get_level_values(0),
+            "candidate": raw.index.get_level_values(1),
+            "clicked": raw["clicked"].astype(np.float32) if "clicked" in raw else np.zeros(len(raw), np.float32),
+        }
+        for feature in dataset.schema.features:
+            if isinstance(feature, NumericFeature):
+                columns[feature.name] = numeric[feature.name].to_numpy().astype(np.float32)
+            else:
+                columns[feature.name] = encoded_by_hand(raw[feature.name], feature, original_full)
+        by_hand = pd.DataFrame({n: pd.Series(list(v)) for n, v in columns.items()})
+        if split == "train":
+            assert found["display_id"].tolist() != sorted(found["display_id"])
+            found, by_hand = keyed(found), keyed(by_hand)
+        else:
+            by_hand = by_hand.sort_values("display_id", kind="stable").reset_index(drop=True)
+        for column in by_hand:
+            where = f"{split}, {column}"
+            if isinstance(by_hand[column].iloc[0], list):
+                assert [list(values) for values in found[column]] == by_hand[column].tolist(), where
+            else:
+                # The arithmetic is float64 on both sides; sums are added in another order.
+                np.testing.assert_allclose(found[column], by_hand[column], rtol=2e-6, atol=1e-6, err_msg=where)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_equals_the_reference_cell_by_cell(
+    form: str, datasets: Callable[[str], Dataset], tables: reference.Tables
+) -> None:
+    feature_set, original = FORMS[form]
+    dataset = datasets(form)
+    expected = reference.compute(tables, feature_set, original=original, **REFERENCE_SETTINGS)
+    assert set(dataset.manifest.splits) == set(SPLITS)
+    counts = {"full": (12 + 4, 3 + 3, 16 + 16), "lean": (13, 3, 13)}[feature_set]
+    kinds = [type(feature) for feature in dataset.schema.features]
+    assert tuple(kinds.count(kind) for kind in (CategoricalFeature, MultiHotFeature, NumericFeature)) == counts
+    constant = [n for n in expected.numeric["train"] if expected.numeric["train"][n].nunique() < 3]
+    assert not constant, "the tables are too small to tell"
+    check_against_reference(dataset, expected, form == "full, original")
+
+
+def test_one_row_a_click_and_whole_displays(datasets: Callable[[str], Dataset], raw: Path) -> None:
+    dataset = datasets("full")
+    clicks = pd.read_csv(raw / "clicks_train.csv")
+    rows = pd.concat([read_split(dataset, split) for split in ("train", "validation")])
+    pd.testing.assert_frame_equal(
+        rows[["display_id", "candidate"]].sort_values(["display_id", "candidate"]).reset_index(drop=True),
+        clicks[["display_id", "ad_id"]]
+        .sort_values(["display_id", "ad_id"])
+        .reset_index(drop=True)
+        .set_axis(["display_id", "candidate"], axis=1),
+    )
+    displays = {split: set(read_split(dataset, split)["display_id"]) for split in SPLITS}
+    assert not displays["train"] & displays["validation"]
+    types = pq.read_schema(dataset.folder / dataset.manifest.splits["train"].parts[0].path)
+    assert [types.field(n).type for n in ("clicked", "display_id", "candidate", "leak")] == [
+        pa.float32(), pa.int64(), pa.int64(), pa.float32()
+    ]  # fmt: skip
+    lists = {f.name for f in dataset.schema.categorical if isinstance(f, MultiHotFeature)}
+    for feature in dataset.schema.features:
+        kind = types.field(feature.name).type
+        kind = kind.value_type if feature.name in lists else kind
+        assert kind == (pa.float32() if isinstance(feature, NumericFeature) else pa.int32())
+    assert not list(dataset.folder.glob(".*")) and not list(dataset.folder.parent.glob(".*"))
+
+
+def test_the_leak_is_that_of_later_page_views(datasets: Callable[[str], Dataset], tables: reference.Tables) -> None:
+    last: dict[tuple[str, int], int] = {}
+    for view in tables["page_views"]:
+        key = (view["uuid"], view["document_id"])
+        last[key] = max(view["timestamp"], last.get(key, view["timestamp"]))
+    data = reference.Data(tables, reference.Settings(**REFERENCE_SETTINGS), needs_place=False)
+    expected = {}
+    for click in data.clicks:
+        time, viewed = click.event["timestamp"], last.get((click.event["uuid"], click.ad_document))
+        is_later = viewed is not None and time is not None and viewed >= time
+        expected[click.display, click.ad] = float(is_later and click.split == "validation")
+    dataset = datasets("full")
+    assert dataset.schema.leak == "leak" and datasets("lean").schema.leak is None
+    for split in SPLITS:
+        rows = read_split(dataset, split)
+        assert rows["leak"].tolist() == [
+            expected[key] for key in zip(rows["display_id"], rows["candidate"], strict=True)
+        ]
+    assert 0 < sum(expected.values()) < len(expected)
+
+
+# --- what serves it
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ranked_ads_score_as_offline(
+    form: str, datasets: Callable[[str], Dataset], tables: reference.Tables, tmp_path: Path
+) -> None:
+    """Rows of `validation`, which see the statistics of all of train, as the ranker does."""
+    feature_set, original = FORMS[form]
+    dataset = datasets(form)
+    write_display_model(tmp_path / "model", dataset.schema, dataset.folder / STATISTICS_FOLDER)
+    ranker = load_ranker(tmp_path / "model")
+    rows = dataset_batch(dataset, "validation")
+    offline = ranker.predictor.predict_encoded(rows)
+    assert len(set(offline.tolist())) > 0.5 * len(offline)
+
+    settings = reference.Settings(original=original, **REFERENCE_SETTINGS)
+    data = reference.Data(tables, settings, needs_place=form == "full, original")
+    clicks = reference._add_traffic(data) if feature_set == "full" else data.clicks
+    ordered = sorted((c for c in clicks if c.split == "validation"), key=lambda click: click.display)
+    assert [(c.display, c.ad) for c in ordered] == list(
+        zip(rows["display_id"].to_pylist(), rows["candidate"].to_pylist(), strict=True)
+    )
+    contexts = [{**{n: c.event[n] for n in CONTEXT if n in c.event}, "traffic_source": c.traffic} for c in ordered]
+    online = np.empty(len(ordered), np.float32)
+    for context in {repr(context): context for context in contexts}.values():
+        places = [place for place, other in enumerate(contexts) if other == context]
+        online[places] = ranker.scores(context, [ordered[place].ad for place in places])
+    np.testing.assert_allclose(online, offline, rtol=0, atol=1e-6)
+
+
+def test_scores_by_display_and_a_submission(datasets: Callable[[str], Dataset], tmp_path: Path) -> None:
+    dataset = datasets("lean")
+    write_display_model(tmp_path / "model", dataset.schema, dataset.folder / STATISTICS_FOLDER)
+    request = PredictRequest(
+        model=tmp_path / "model", input=str(dataset.folder), output=tmp_path / "scores", submission=True
+    )
+    assert run(request, SilentProgress()).rows == dataset.manifest.splits["submission"].rows
+    rows = dataset_batch(dataset, "submission")
+    scores = pq.read_table(tmp_path / "scores/scores").to_pandas()
+    assert list(scores) == ["row", "display_id", "ad_id", "label", "score"]
+    assert scores["display_id"].tolist() == rows["display_id"].to_pylist()
+    assert scores["ad_id"].tolist() == rows["candidate"].to_pylist()
+    expected = load_ranker(tmp_path / "model").predictor.predict_encoded(rows)
+    np.testing.assert_allclose(scores["score"], expected, rtol=0, atol=1e-6)
+    lines = (tmp_path / "scores/submission.csv").read_text().splitlines()
+    best = scores.sort_values(["display_id", "score"], ascending=[True, False], kind="stable").groupby("display_id")
+    assert lines == ["display_id,ad_id", *(f"{d},{' '.join(map(str, ads['ad_id']))}" for d, ads in best)]
+
+
+def dataset_batch(dataset: Dataset, split: str) -> pa.RecordBatch:
+    parts = [pq.read_table(dataset.folder / part.path) for part in dataset.manifest.splits[split].parts]
+    (batch,) = pa.concat_tables(parts).combine_chunks().to_batches()
+    return batch
+
+
+# --- a job that dies
+
+
+def test_a_killed_job_goes_on_from_its_last_finished_stage(
+    spark: Any, ray_cluster: str, raw: Path, datasets: Callable[[str], Dataset], tmp_path: Path
+) -> None:
+    """SIGKILL in the middle; what comes out in the end is what comes out at once, cut into other tasks."""
+    whole, settings = recipe("full", **SETTINGS), tmp_path / "recipe.yaml"
+    settings.write_text(dump_recipe(whole))
+    command = [
+        sys.executable,
+        "-m",
+        "jobs.preprocess",
+        "--recipe",
+        settings,
+        "--input",
+        raw,
+        "--output",
+        tmp_path / "out",
+    ]
+    environment = {**os.environ, "RAY_ADDRESS": ray_cluster, "PYTHONPATH": os.pathsep.join(sys.path)}
+    job = subprocess.Popen([str(part) for part in command], env=environment, stderr=subprocess.DEVNULL)
+    marks = {}
+    try:
+        deadline = time.monotonic() + 240
+        while "traffic" not in marks and job.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+            marks = {p.stem: p for p in tmp_path.glob(".out.unfinished-*/.scratch/*.json")}
+    finally:
+        job.kill()
+        job.wait()
+    done = {name: path.stat().st_mtime_ns for name, path in marks.items()}
+    assert {"tables", "clicks", "documents", "rates", "users", "views", "traffic"} <= set(done)
+    assert "features" not in done and not (tmp_path / "out").exists()
+
+    messages = Messages()
+    manifest = preprocess(spark, whole, {None: [str(raw)]}, tmp_path / "out", messages)
+    assert {text.partition(":")[0] for text in messages.texts if text.endswith("done before")} >= set(done)
+    assert not {"parse", "join clicks and events", "rates of clicks", "users"} & set(messages.stages)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "recipe.yaml"]
+    at_once = datasets("full")
+    assert manifest.splits == at_once.manifest.splits
+    assert Dataset.open(tmp_path / "out").schema == at_once.schema
+
+
+class Messages(SilentProgress):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.stages: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.texts.append(text)
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        self.stages.append(name)
+
+
+# --- real rows
+
+
+def test_real_rows(spark: Any, shared_data: Path, tmp_path: Path) -> None:
+    """The public sample has clicks joined with events; all that it says nothing of is missing."""
+    sample = pd.read_csv(shared_data / "outbrain-10k/sample_train_dat.csv", dtype=str, keep_default_na=False)
+    times = pd.to_datetime(sample["timestamp_view"]).astype("datetime64[ms]").astype("int64")
+    sample["timestamp"] = (times - reference.EPOCH).astype(str)
+    sample["platform"] = sample["platform"].str.removesuffix(".0")
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for name, columns in reference.COLUMNS.items():
+        if name == "clicks_test":
+            continue
+        is_there = set(columns) <= set(sample)
+        frame = sample[list(columns)] if is_there else pd.DataFrame(columns=columns)
+        frame.drop_duplicates("display_id" if name == "events" else None).to_csv(raw / f"{name}.csv", index=False)
+    preprocess(spark, recipe("lean"), {None: [str(raw)]}, tmp_path / "out")
+    dataset = Dataset.open(tmp_path / "out")
+    assert sum(split.rows for split in dataset.manifest.splits.values()) == len(sample) == 9_999
+    expected = reference.compute(reference.read_tables(raw), "lean")
+    check_against_reference(dataset, expected, original_full=False)

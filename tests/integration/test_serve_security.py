@@ -1,0 +1,112 @@
+"""A server with HTTPS and tokens; time limits; and an end that answers what was begun."""
+
+import datetime
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+import requests
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from jobs.serve import ServeRequest, serving
+from rayrec.common.progress import SilentProgress
+from rayrec.config import load_recipe
+from rayrec.config.recipe import dump_recipe
+from tests.model_folders import make_model_folder
+
+TOKEN = "0123456789abcdef"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """A self-signed certificate of 127.0.0.1 and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "rayrec test")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "certificate.pem").write_bytes(certificate.public_bytes(pem))
+    (folder / "key.pem").write_bytes(private)
+    return folder / "certificate.pem", folder / "key.pem"
+
+
+class Server:
+    def __init__(self, url: str, certificate: Path, stack: ExitStack) -> None:
+        self.url, self.certificate, self.stack = url, certificate, stack
+
+    def post(self, rows: int, headers: dict[str, str] | None = None) -> requests.Response:
+        address = f"{self.url}/v1/models/dlrm:predict"
+        body = {"instances": [{}] * rows}
+        return requests.post(address, json=body, headers=headers or HEADERS, verify=str(self.certificate), timeout=60)
+
+
+@pytest.fixture(scope="module")
+def server(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    base = tmp_path_factory.mktemp("secure")
+    make_model_folder(base / "dlrm")
+    recipe = load_recipe(
+        base / "dlrm/config.yaml",
+        ["serve.request_timeout_seconds=2", "serve.max_rows_per_request=3000000", "serve.max_body_mib=16"],
+    )
+    (base / "dlrm/config.yaml").write_text(dump_recipe(recipe))
+    (base / "tokens").write_text(TOKEN)
+    certificate, key = make_certificate(base)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    request = ServeRequest(
+        model=(base / "dlrm",), port=port, token_file=base / "tokens", tls_certificate=certificate, tls_key=key
+    )
+    with ExitStack() as stack:
+        yield Server(stack.enter_context(serving(request, SilentProgress())), certificate, stack)
+
+
+def test_https_and_tokens(server: Server) -> None:
+    assert server.url.startswith("https://")
+    assert server.post(1).status_code == 200
+    refused = server.post(1, {"Authorization": "Bearer wrong"})
+    assert (refused.status_code, list(refused.json())) == (401, ["error"])
+    with pytest.raises(requests.ConnectionError):
+        requests.get(f"http://{server.url.partition('//')[2]}/healthz", timeout=10)
+    answer = requests.get(f"{server.url}/healthz", verify=str(server.certificate), timeout=60)
+    assert answer.json() == {"status": "ok"}
+
+
+def test_limits(server: Server) -> None:
+    assert server.post(6_000_000).status_code == 413
+    late = server.post(3_000_000)
+    assert late.status_code == 504
+    assert late.json() == {"error": "not done within 2 s; send fewer rows, or try again"}
+    deadline = time.monotonic() + 30
+    while server.post(1).status_code != 200:
+        assert time.monotonic() < deadline, "the server does not recover"
+
+
+def test_what_was_begun_is_answered_at_the_end(server: Server) -> None:
+    """The last test of the server: it ends."""
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(server.post, 60_000) for _ in range(4)]
+        time.sleep(0.5)
+        assert not all(answer.done() for answer in asked)
+        server.stack.close()
+        assert {answer.result().status_code for answer in asked} == {200}
+    with pytest.raises(requests.ConnectionError):
+        server.post(1)

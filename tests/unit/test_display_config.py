@@ -1,0 +1,94 @@
+"""The settings of displays follow from the source; what means nothing for it is refused; which tables are read."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.config import DisplayPreprocessConfig, load_recipe
+from rayrec.config.preprocess import DisplaySplitConfig, RatesConfig
+from rayrec.preprocessing.displays.inputs import DisplayInputs
+from rayrec.sources.outbrain.layout import Table
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("source: {kind: outbrain}\n")
+    return path
+
+
+def test_the_source_decides_the_kind_of_preprocessing(recipe: Path) -> None:
+    assert load_recipe(recipe).preprocess == DisplayPreprocessConfig()
+    overrides = [
+        "preprocess.feature_set=lean",
+        "preprocess.original=true",
+        "preprocess.split={held_out_from_day: 3, held_out_share: 0.5}",
+        "preprocess.rates.smoothing=0",
+    ]
+    assert load_recipe(recipe, overrides).preprocess == DisplayPreprocessConfig(
+        feature_set="lean",
+        original=True,
+        split=DisplaySplitConfig(held_out_from_day=3, held_out_share=0.5),
+        rates=RatesConfig(smoothing=0.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("preprocess.frequency_limit=3", "unknown key 'preprocess.frequency_limit'; known keys: feature_set, kind,"),
+        ("preprocess.broadcast_limit=3", "unknown key 'preprocess.broadcast_limit'; known keys: feature_set, kind,"),
+        ("preprocess.feature_set=54", "preprocess.feature_set: Input should be 'full' or 'lean' (got 54)"),
+        ("preprocess.split={kind: hash}", "preprocess.split.kind: Input should be 'displays' (got 'hash')"),
+        ("preprocess.split.held_out_share=1", "preprocess.split.held_out_share: Input should be less than 1 (got 1)"),
+        ("preprocess.rates.folds=1", "preprocess.rates.folds: Input should be greater than or equal to 2 (got 1)"),
+        ("preprocess.rates.smothing=1", "unknown key 'preprocess.rates.smothing'; did you mean 'smoothing'?"),
+        ("preprocess.kind=rows", "preprocess.kind: 'rows' does not suit source.kind 'outbrain', whose is 'displays'"),
+    ],
+)
+def test_settings_of_other_sources_are_refused(override: str, message: str, recipe: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_recipe(recipe, [override])
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """All tables, of headers alone."""
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for table in Table:
+        header = ",".join(column.name for column in table.layout.columns)
+        (folder / f"{table.value}.csv").write_text(f"{header}\n")
+    return folder
+
+
+@pytest.mark.parametrize(("feature_set", "unread"), [("full", set[Table]()), ("lean", {Table.PAGE_VIEWS})])
+def test_tables_that_are_read(feature_set: Any, unread: set[Table], raw: Path) -> None:
+    config = DisplayPreprocessConfig(feature_set=feature_set)
+    assert set(DisplayInputs.resolve(config, {None: [str(raw)]}).tables) == set(Table) - unread
+    (raw / "clicks_test.csv").unlink()
+    inputs = DisplayInputs.resolve(config, {None: [str(raw)]})
+    assert set(inputs.tables) == set(Table) - unread - {Table.CLICKS_TEST}
+    assert len(inputs.files) == len(inputs.tables)
+
+
+@pytest.mark.parametrize(
+    ("feature_set", "absent", "needed"),
+    [("full", "page_views", True), ("lean", "page_views", False), ("lean", "events", True)],
+)
+def test_tables_that_are_missing(feature_set: Any, absent: str, needed: bool, raw: Path) -> None:
+    (raw / f"{absent}.csv").unlink()
+    config = DisplayPreprocessConfig(feature_set=feature_set)
+    if needed:
+        with pytest.raises(UserError, match=rf"no {absent}\.csv"):
+            DisplayInputs.resolve(config, {None: [str(raw)]})
+    else:
+        assert DisplayInputs.resolve(config, {None: [str(raw)]}).tables
+
+
+def test_splits_do_not_come_as_files(raw: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--input train=\.\.\.: preprocess\.split\.kind is 'displays', which deals"):
+        DisplayInputs.resolve(DisplayPreprocessConfig(), {"train": [str(raw)]})

@@ -1,0 +1,104 @@
+"""The OpenAPI document: valid, and each of its examples is a request that the model answers."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from rayrec.config import ServeConfig
+from serve.metrics import ServingMetrics
+from serve.openapi import document
+from serve.protocol import RequestError, parse_instances
+from serve.routes_v1 import VERBS
+from serve.served_models import ServedModel, ServedModels
+from serve.served_version import ServedVersion
+from tests.display_models import ADS, CONTEXT, make_ranker
+from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> ServedModels:
+    base = tmp_path_factory.mktemp("models")
+    make_model_folder(base / "dlrm", multi_hot=1)
+    make_recommender_folder(base / "neumf")
+    make_ranker(base / "displays")
+    folders = {"ads": base / "displays" / "model", "dlrm": base / "dlrm", "neumf": base / "neumf"}
+    models = ServedModels()
+    with ThreadPoolExecutor(1) as executor:
+        loaded = {
+            name: ServedVersion.load(name, "1", folder, executor, ServeConfig(), ServingMetrics())
+            for name, folder in folders.items()
+        }
+    models.current = {name: ServedModel(name, {"1": version}, {"1": 1.0}) for name, version in loaded.items()}
+    return models
+
+
+@pytest.fixture(scope="module")
+def described(models: ServedModels) -> dict[str, Any]:
+    return json.loads(json.dumps(document(models, 100, tuple(VERBS)), allow_nan=False))
+
+
+def test_what_it_describes(described: dict[str, Any]) -> None:
+    posts = {path for path, operations in described["paths"].items() if "post" in operations}
+    assert posts == {
+        "/v1/models/ads:predict",
+        "/v1/models/ads:rank",
+        "/v2/models/ads/infer",
+        "/v1/models/dlrm:predict",
+        "/v1/models/neumf:predict",
+        "/v1/models/neumf:recommend",
+        "/v2/models/dlrm/infer",
+        "/v2/models/neumf/infer",
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "is_valid"),
+    [
+        ({"context": CONTEXT, "ads": ADS}, True),
+        ({"ads": [1], "k": 3}, True),
+        ({"context": {**CONTEXT, "platform": None}, "ads": [1]}, True),
+        ({"ads": []}, False),
+        ({"ads": ["1"]}, False),
+        ({"context": {"uuid": 5}, "ads": [1]}, False),
+        ({"context": {"user": "ann"}, "ads": [1]}, False),
+        ({"context": CONTEXT}, False),
+    ],
+)
+def test_the_body_of_a_ranking(described: dict[str, Any], body: dict[str, Any], is_valid: bool) -> None:
+    content = described["paths"]["/v1/models/ads:rank"]["post"]["requestBody"]["content"]["application/json"]
+    assert Draft202012Validator(content["schema"]).is_valid(body) == is_valid
+
+
+def validator(described: dict[str, Any], name: str) -> Draft202012Validator:
+    return Draft202012Validator(described["components"]["schemas"][name])
+
+
+def test_rows_have_the_models_features(described: dict[str, Any], models: ServedModels) -> None:
+    version = models.model("dlrm").version()
+    row = described["components"]["schemas"]["dlrm.Row"]
+    Draft202012Validator.check_schema(row)
+    assert list(row["properties"]) == [feature.name for feature in version.predictor.schema.features]
+    assert row["properties"]["C2"]["examples"] == ["C2-0", "C2-1", "C2-2"]
+    assert row["properties"]["C2"]["description"].startswith("33 values are known")
+    assert row["properties"]["M1"]["type"] == ["array", "null"]
+    for example in row["examples"]:
+        assert version.predictor.predict([example]).shape == (1,)
+
+
+@pytest.mark.parametrize(
+    "row", [{"I1": "3"}, {"I1": True}, {"I1": 1e39}, {"C1": 5}, {"M1": "a"}, {"M1": [5]}, {"C11": "a"}, 3], ids=str
+)
+def test_the_schema_refuses_what_the_server_refuses(described: dict[str, Any], models: ServedModels, row: Any) -> None:
+    assert not validator(described, "dlrm.Row").is_valid(row)
+    with pytest.raises(RequestError):
+        parse_instances(json.dumps({"instances": [row]}).encode(), models.model("dlrm").version().predictor.raw_rows, 9)
+
+
+def test_the_schema_takes_what_the_server_takes(described: dict[str, Any], models: ServedModels) -> None:
+    raw_rows = models.model("dlrm").version().predictor.raw_rows
+    for row in make_raw_rows(models.model("dlrm").version().predictor.schema, 100):
+        assert validator(described, "dlrm.Row").is_valid(row)
+        parse_instances(json.dumps({"instances": [row]}).encode(), raw_rows, 9)

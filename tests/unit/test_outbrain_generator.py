@@ -1,0 +1,225 @@
+"""Generated Outbrain tables: their layout, how they hang together, the stated truth against one computed otherwise."""
+
+import json
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rayrec.common.errors import UserError
+from rayrec.sources.outbrain import generator as generator_module
+from rayrec.sources.outbrain.generator import OutbrainGenerator, generate
+from rayrec.sources.outbrain.layout import Table
+from rayrec.sources.outbrain.synthetic.preferences import FAMILIES
+from rayrec.sources.outbrain.synthetic.truth import TRUTH_FILE, GeneratedTruth
+from rayrec.sources.outbrain.synthetic.users import BLOCK_USERS
+from tests.outbrain_reference import read_tables
+
+ROWS = 10_000
+DAY = 86_400_000
+Frames = dict[str, pd.DataFrame]
+
+
+def frames_of(folder: Path) -> Frames:
+    return {name: pd.DataFrame(rows) for name, rows in read_tables(folder).items()}
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Frames, GeneratedTruth]:
+    folder = tmp_path_factory.mktemp("outbrain") / "data"
+    truth = generate(folder, ROWS, seed=1)
+    assert json.loads((folder / TRUTH_FILE).read_text()) == truth.model_dump(mode="json")
+    assert {path.name for path in folder.iterdir()} == {f"{table.value}.csv" for table in Table} | {TRUTH_FILE}
+    for table in Table:
+        header = (folder / f"{table.value}.csv").open().readline().rstrip("\n")
+        assert header == ",".join(table.layout.schema.names)
+    return frames_of(folder), truth
+
+
+def test_every_display_has_its_ads_and_one_click(generated: tuple[Frames, GeneratedTruth]) -> None:
+    tables, truth = generated
+    clicks, test, events = tables["clicks_train"], tables["clicks_test"], tables["events"]
+    assert len(clicks) == truth.rows == ROWS
+    assert (clicks.groupby("display_id")["clicked"].sum() == 1).all()
+    sizes = pd.concat([clicks, test]).groupby("display_id").size()
+    assert sizes.min() == 2 and sizes.max() == 12 and 4 < sizes.mean() < 6
+    assert not pd.concat([clicks, test]).duplicated(["display_id", "ad_id"]).any()
+    assert events["display_id"].tolist() == list(range(1, truth.displays + 1)) == sorted(sizes.index)
+    assert set(test["display_id"]).isdisjoint(clicks["display_id"])
+    assert 0.02 < len(test) / ROWS < 0.1
+    assert set(pd.concat([clicks, test])["ad_id"]) <= set(tables["promoted_content"]["ad_id"])
+
+
+def test_time_and_place(generated: tuple[Frames, GeneratedTruth]) -> None:
+    tables, _ = generated
+    events = tables["events"].set_index("display_id")
+    day = events["timestamp"] // DAY
+    assert set(day[tables["clicks_train"]["display_id"]]) == set(range(13))
+    assert set(day[tables["clicks_test"]["display_id"]]) >= {13, 14} and day.max() == 14
+    for table in (tables["events"], tables["page_views"]):
+        assert set(table["platform"].dropna()) == {1, 2, 3}
+        assert 0 < table["platform"].isna().mean() < 0.02 and 0 < table["geo_location"].isna().mean() < 0.02
+        assert table["geo_location"].dropna().str.fullmatch(r"[A-Z]{2}(>[A-Z0-9]{2}(>[0-9]{3})?)?").all()
+        assert table["uuid"].str.fullmatch("[0-9a-f]{14}").all()
+        assert table["timestamp"].between(0, 15 * DAY - 1).all()
+    assert set(tables["page_views"]["traffic_source"]) == {1, 2, 3}
+
+
+def test_documents(generated: tuple[Frames, GeneratedTruth]) -> None:
+    tables, truth = generated
+    meta = tables["documents_meta"]
+    assert meta["document_id"].tolist() == list(range(1, truth.documents + 1))
+    assert 0.01 < meta["source_id"].isna().mean() < 0.06 and 0.15 < meta["publish_time"].isna().mean() < 0.35
+    without = meta[meta["publisher_id"].isna() & meta["source_id"].notna()]
+    assert len(without) and without["source_id"].nunique() < 20
+    for aspect, value in (("categories", "category_id"), ("topics", "topic_id"), ("entities", "entity_id")):
+        table = tables[f"documents_{aspect}"]
+        assert not table.duplicated(["document_id", value]).any()
+        assert table["confidence_level"].between(0, 1, inclusive="neither").all()
+        assert 0.02 < 1 - table["document_id"].nunique() / len(meta) < 0.3
+        assert set(table["document_id"]) <= set(meta["document_id"])
+    assert tables["documents_entities"]["entity_id"].str.fullmatch("[0-9a-f]{32}").all()
+    ads = tables["promoted_content"]
+    assert ads["ad_id"].tolist() == list(range(1, truth.ads + 1)) and ads.notna().all(axis=None)
+    assert set(ads["document_id"]) <= set(meta["document_id"])
+    assert len(ads) > ads["campaign_id"].nunique() > ads["advertiser_id"].nunique()
+    assert (ads.groupby("campaign_id")["advertiser_id"].nunique() == 1).all()
+
+
+def test_popularity_has_a_long_tail(generated: tuple[Frames, GeneratedTruth]) -> None:
+    shown = generated[0]["clicks_train"]["ad_id"].value_counts()
+    assert shown.iloc[: len(shown) // 20].sum() > 0.15 * ROWS
+
+
+def test_users_view_what_they_are_shown(generated: tuple[Frames, GeneratedTruth]) -> None:
+    """Page views hang together with events: landings are among them, and topics of one user repeat."""
+    tables, truth = generated
+    views, events = tables["page_views"], tables["events"]
+    assert len(views) == truth.page_views and views["uuid"].nunique() > 0.9 * truth.users
+    keys = ["uuid", "document_id", "timestamp"]
+    assert 0.85 < events[keys].merge(views[keys].drop_duplicates(), on=keys).shape[0] / len(events) < 0.97
+    main = tables["documents_topics"].sort_values("confidence_level").drop_duplicates("document_id", keep="last")
+    topics = views.merge(main, on="document_id")[["uuid", "topic_id"]]
+    largest = topics.groupby("uuid")["topic_id"].agg(lambda of_user: of_user.value_counts().iloc[0] / len(of_user))
+    assert largest.median() > 0.25
+    # After a click some go on to the ad's document.
+    clicked = tables["clicks_train"].query("clicked == 1").merge(tables["promoted_content"], on="ad_id")
+    clicked = clicked.merge(events, on="display_id", suffixes=("", "_event"))
+    followed = clicked.merge(views, on=["uuid", "document_id"], suffixes=("", "_view"))
+    assert 0.2 < (followed["timestamp_view"] > followed["timestamp"]).sum() / len(clicked) < 0.6
+
+
+def test_truth(generated: tuple[Frames, GeneratedTruth]) -> None:
+    """MAP@12 against one computed display by display from the utilities that the generator drew."""
+    tables, truth = generated
+    clicks = tables["clicks_train"]
+    utilities: dict[int, np.ndarray] = {}
+    displays = 0
+    for block in OutbrainGenerator(seed=1).blocks():
+        drawn = block.displays
+        for i, ads in enumerate(drawn.ads):
+            utilities[displays + i + 1] = np.vstack([ads + 1, drawn.utility[:, i]])
+        displays += len(drawn.size)
+        if displays >= truth.displays:
+            break
+    found: dict[str, list[float]] = {name: [] for name in ("best", "expected", "random", "alone", *FAMILIES)}
+    for display, rows in clicks.groupby("display_id"):
+        ads, *families = utilities[display][:, : len(rows)]
+        assert rows["ad_id"].tolist() == ads.tolist()
+        values = np.array(families)
+        clicked = int(np.flatnonzero(rows["clicked"])[0])
+        scores = {"best": values.sum(axis=0), "alone": values[0]}
+        scores |= {family: np.delete(values, i, axis=0).sum(axis=0) for i, family in enumerate(FAMILIES)}
+        for name, score in scores.items():
+            places = np.flatnonzero(np.isclose(np.sort(-score), -score[clicked], rtol=0, atol=1e-12))
+            found[name].append(np.mean(1 / (1 + places)))
+        order = np.argsort(-scores["best"])
+        chances = np.exp(scores["best"]) / np.exp(scores["best"]).sum()
+        found["expected"].append(sum(chances[ad] / (1 + rank) for rank, ad in enumerate(order)))
+        found["random"].append(np.mean([1 / (1 + rank) for rank in range(len(rows))]))
+    means = {name: float(np.mean(values)) for name, values in found.items()}
+    said = truth.all
+    assert said.displays == len(found["best"])
+    assert (said.best, said.expected_best) == pytest.approx((means["best"], means["expected"]))
+    assert (said.random, said.quality_alone) == pytest.approx((means["random"], means["alone"]))
+    assert said.without == pytest.approx({family: means[family] for family in FAMILIES})
+    # Labels are drawn with the probabilities: 2,000 displays agree to a few standard errors of 0.007.
+    assert said.best == pytest.approx(said.expected_best, abs=0.03)
+    assert all(lost < said.best - 0.005 for lost in said.without.values())
+    assert said.random < 0.5 < said.quality_alone < said.best - 0.1
+    late = tables["events"].query(f"timestamp >= {11 * DAY}")["display_id"]
+    assert truth.held_out is not None
+    assert truth.held_out.displays == len(set(late) & set(clicks["display_id"]))
+
+
+def test_popularity_says_something_but_not_all(generated: tuple[Frames, GeneratedTruth]) -> None:
+    tables, truth = generated
+    clicks = tables["clicks_train"]
+    late = set(tables["events"].query(f"timestamp >= {11 * DAY}")["display_id"])
+    is_late = clicks["display_id"].isin(late)
+    counts = clicks[~is_late].groupby("ad_id")["clicked"].agg(["sum", "size"])
+    rate = (counts["sum"] + 4) / (counts["size"] + 20)
+    held_out = clicks[is_late].assign(rate=clicks["ad_id"].map(rate).fillna(0.2))
+    rank = held_out.groupby("display_id")["rate"].rank(ascending=False)
+    popularity = (1 / rank[held_out["clicked"] == 1]).mean()
+    assert truth.held_out is not None
+    assert truth.held_out.random + 0.03 < popularity < truth.held_out.best - 0.1
+
+
+def test_more_rows_begin_as_fewer_do(generated: tuple[Frames, GeneratedTruth], tmp_path: Path) -> None:
+    more = generated[0]
+    generate(tmp_path / "fewer", 4_000, seed=1, compress=True)
+    assert (tmp_path / "fewer" / "events.csv.gz").exists()
+    fewer = frames_of(tmp_path / "fewer")
+    assert len(fewer["clicks_train"]) == 4_000
+    # The last two displays are made to fit.
+    last = fewer["events"]["display_id"].iloc[-2]
+    for name, frame in fewer.items():
+        kept = frame[frame["display_id"] < last] if "display_id" in frame else frame
+        pd.testing.assert_frame_equal(more[name].iloc[: len(kept)], kept.reset_index(drop=True), check_dtype=False)
+    generate(tmp_path / "other", 1_000, seed=2)
+    assert not frames_of(tmp_path / "other")["clicks_train"].equals(more["clicks_train"][:1_000])
+
+
+def test_any_number_of_rows_is_whole_displays() -> None:
+    blocks = list(islice(OutbrainGenerator(seed=4).blocks(), 2))
+    of_first = int(blocks[0].displays.size[~blocks[0].displays.is_test].sum())
+    for rows in (*range(2, 200), *range(of_first - 20, of_first + 20)):
+        sizes: list[int] = []
+        for block in blocks:
+            shown = generator_module._cut(block.displays, rows - sum(sizes))
+            sizes += shown.size[~shown.is_test].tolist()
+            if sum(sizes) == rows:
+                break
+        assert sum(sizes) == rows
+        assert min(sizes) >= 2 and max(sizes) <= 12
+
+
+@pytest.mark.parametrize(("rows", "seed", "message"), [(1, 0, "rows: 1; give 2 or more"), (9, -1, "seed: -1")])
+def test_refused(rows: int, seed: int, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        generate(tmp_path / "data", rows, seed=seed)
+    assert not (tmp_path / "data").exists()
+
+
+def test_documents_and_ads_grow_slower_than_users() -> None:
+    world = OutbrainGenerator().world
+    few, many = (world.promoted_documents(blocks * BLOCK_USERS) for blocks in (100, 10_000))
+    assert 5 * few < many < 50 * few
+
+
+def test_memory_is_constant(tmp_path: Path) -> None:
+    program = (
+        "import resource, sys; from pathlib import Path; from rayrec.sources.outbrain.generator import generate\n"
+        "generate(Path(sys.argv[1]), int(sys.argv[2]))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    )
+    peaks = [
+        int(subprocess.check_output([sys.executable, "-c", program, tmp_path / str(rows), str(rows)]))
+        for rows in (10_000, 60_000)
+    ]
+    assert peaks[1] < peaks[0] + 30

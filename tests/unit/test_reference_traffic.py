@@ -1,0 +1,48 @@
+"""The distribution of scores at export, and how far another one is from it."""
+
+import numpy as np
+import pytest
+
+from rayrec.inference.reference_traffic import ReferenceTraffic, score_counts
+
+
+def reference(scores: np.ndarray) -> ReferenceTraffic:
+    edges = np.unique(np.quantile(scores, np.arange(1, 10) / 10))
+    shares = score_counts(scores, edges) / len(scores)
+    return ReferenceTraffic(
+        split="test", rows=len(scores), score_edges=edges.tolist(), score_shares=shares.tolist(), unknown_share={}
+    )
+
+
+def drift(of: ReferenceTraffic, scores: np.ndarray) -> float:
+    return of.drift(score_counts(scores, np.array(of.score_edges)).astype(float))
+
+
+RNG = np.random.default_rng(0)
+SCORES = RNG.beta(2, 8, 20_000)
+OTHERS = {
+    "the same": (SCORES, 0.0, 1e-9),
+    "another sample": (RNG.beta(2, 8, 20_000), 0.0, 0.01),
+    "a little higher": (RNG.beta(2.3, 8, 20_000), 0.01, 0.1),
+    "much higher": (RNG.beta(4, 8, 20_000), 0.25, 2.0),
+    "one value": (np.full(1_000, 0.9), 1.0, 10.0),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_drift(case: str) -> None:
+    scores, least, most = OTHERS[case]
+    assert least <= drift(reference(SCORES), scores) <= most + 1e-12
+
+
+def test_drift_is_the_formula() -> None:
+    """Two bins of shares 0.5 and 0.5 at export, 0.8 and 0.2 in service: 0.3 ln 1.6 - 0.3 ln 0.4."""
+    of = ReferenceTraffic(split="test", rows=2, score_edges=(0.5,), score_shares=(0.5, 0.5), unknown_share={})
+    assert of.drift(np.array([80.0, 20.0])) == pytest.approx(0.3 * np.log(1.6) - 0.3 * np.log(0.4))
+
+
+def test_equal_scores_are_one_bin() -> None:
+    of = reference(np.array([0.1] * 95 + [0.7] * 5))
+    assert len(of.score_shares) == len(of.score_edges) + 1
+    assert sum(of.score_shares) == pytest.approx(1.0)
+    assert drift(of, np.array([0.1] * 95 + [0.7] * 5)) == pytest.approx(0.0, abs=1e-9)
