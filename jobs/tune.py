@@ -98,7 +98,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
 
         outcomes = run_sweep(settings, concurrent=request.concurrent, resume=request.resume, progress=progress)
     progress.finish()
-    best = _best_recipe(settings, outcomes[0])
+    best = _best_recipe(settings, outcomes[0], len(outcomes))
     write_csv(request.output / TRIALS_FILE, outcomes, settings.metric)
     write_atomically(request.output / BEST_FILE, best)
     write_atomically(request.output / REPORT_FILE, report(settings, outcomes, best))
@@ -119,10 +119,10 @@ def train_trial(recipe: Recipe, dataset: "Dataset", output: Path, resume: bool) 
     return train_recipe(recipe, dataset, output, resume=resume, progress=SilentProgress())
 
 
-def _best_recipe(settings: SweepSettings, best: "TrialOutcome") -> str:
+def _best_recipe(settings: SweepSettings, best: "TrialOutcome", trials: int) -> str:
     recipe = trial_recipe(settings.space, settings.recipe, best.assignment)
     description = (
-        f"{recipe.name} with the values of trial {best.number} of a search over {settings.trials} trials: "
+        f"{recipe.name} with the values of trial {best.number} of a search over {trials} trials: "
         f"{settings.metric} {best.value:.4f} on split '{recipe.train.evaluation_split}'."
     )
     return dump_recipe(recipe.model_copy(update={"name": f"{recipe.name}-tuned", "description": description}))

@@ -14,6 +14,7 @@ from rayrec.training.checkpoint import folder_name
 from rayrec.training.history import read_history
 from rayrec.training.run_folder import CHECKPOINTS_FOLDER, HISTORY_FILE, RunFolder
 
+EXCHANGE_FOLDER = "exchange"
 _POINTER_FILE = "pointer.json"
 _KEPT = 4
 """Checkpoints of a trial that are kept for others: some have been chosen and not yet been fetched."""
@@ -43,7 +44,7 @@ def read_pointer(folder: Path) -> Pointer:
 
 def hand_over(run: Path, trial: Path, step: int, objectives: list[float]) -> Pointer:
     """Keep a run's checkpoint for others, whatever the run deletes; its trial's folder holds it."""
-    exchange = trial / "exchange"
+    exchange = trial / EXCHANGE_FOLDER
     kept = exchange / f"{run.name}-{folder_name(step)}"
     if not kept.exists():
         _link(run / CHECKPOINTS_FOLDER / folder_name(step), kept)

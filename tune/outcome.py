@@ -23,7 +23,7 @@ class TrialOutcome:
     message: str | None
     assignment: dict[str, Scalar]
     value: float | None
-    """The metric's best value; None where there was no evaluation."""
+    """The metric's best value; None where there was no evaluation, or where the training went wrong later."""
     curve: tuple[float, ...]
     """The metric at each evaluation."""
     seconds: float
@@ -61,7 +61,7 @@ def _read(settings: SweepSettings, folder: Path, record: TrialRecord, number: in
         state=record.state,
         message=record.message,
         assignment=record.assignment,
-        value=settings.best(curve) if curve else None,
+        value=settings.best(curve) if curve and record.state != "refused" else None,
         curve=curve,
         seconds=records[-1]["seconds"] if records else 0.0,
         folder=folder,

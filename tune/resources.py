@@ -1,6 +1,7 @@
 """How many trials run at once, so that none waits for what another holds."""
 
-from dataclasses import dataclass
+import os
+import socket
 from typing import TYPE_CHECKING
 
 from rayrec.common.errors import ConfigError
@@ -14,29 +15,18 @@ _ACTOR_BYTES = 2**29
 """Memory of the process that drives a trial."""
 
 
-@dataclass(frozen=True)
-class TrialPlaces:
-    """Room for trials on a cluster."""
+def concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
+    """How many of `trials` trials of `recipe` run at once, `wanted` if given, on the cluster of the Ray session.
 
-    concurrent: int
-    in_memory: bool
-    """Whether workers must read the data themselves, as no CPU is left for the tasks that would."""
-
-
-def trial_places(recipe: Recipe, trials: int, wanted: int | None) -> TrialPlaces:
-    """Places for `trials` trials of `recipe`, `wanted` at once, on the cluster of the running Ray session.
-
-    A trial holds a CPU (and a GPU, where it trains on GPUs) for each worker from its start to its end, all or none. Its
-    reading tasks need a CPU now and then, so one more is kept free for each trial: were all held, every trial would
-    wait for batches that no task can read. Where the cluster has only the workers' CPUs, one trial runs and reads by
-    itself.
+    A trial holds a CPU (and a GPU, where it trains on GPUs) for each worker from its start to its end, all or none, and
+    waits for nothing else: the process that drives it and its reading tasks ask for no CPU.
     Raises ConfigError where one trial does not fit, or not as many as wanted.
     """
     import ray
 
     available = ray.cluster_resources()
     cpus, gpus = int(available.get("CPU", 0)), int(available.get("GPU", 0))
-    workers, in_memory = recipe.train.workers, recipe.train.ingest.in_memory
+    workers = recipe.train.workers
     on_gpus = resolve_device(recipe.train.device, gpus=gpus) == "cuda"
     if workers > cpus or (on_gpus and workers > gpus):
         unit, there = ("GPU", gpus) if on_gpus and workers > gpus else ("CPU", cpus)
@@ -44,16 +34,15 @@ def trial_places(recipe: Recipe, trials: int, wanted: int | None) -> TrialPlaces
             f"train.workers: a trial of {workers} workers needs {workers} {unit}s, the cluster has {there}; "
             "lower --workers"
         )
-    in_memory = in_memory or workers == cpus
-    fitting = cpus // (workers if in_memory else workers + 1)
-    if on_gpus:
-        fitting = min(fitting, gpus // workers)
+    fitting = min(cpus, gpus) // workers if on_gpus else cpus // workers
     if wanted is not None and wanted > fitting:
         raise ConfigError(
             f"--concurrent {wanted}: {fitting} trials of {workers} workers fit the cluster's {cpus} CPUs"
             f"{f' and {gpus} GPUs' if on_gpus else ''}; lower it, or --workers"
         )
-    return TrialPlaces(min(trials, wanted or fitting), in_memory)
+    if not on_gpus:
+        fitting = max(1, _cores(cpus) // workers)
+    return min(trials, wanted or fitting)
 
 
 def trial_request() -> "PlacementGroupFactory":
@@ -61,3 +50,12 @@ def trial_request() -> "PlacementGroupFactory":
     from ray.tune import PlacementGroupFactory
 
     return PlacementGroupFactory([{"memory": _ACTOR_BYTES}])
+
+
+def _cores(cpus: int) -> int:
+    """CPUs that compute: a Ray session on this machine alone may declare more than the machine has."""
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    is_here = len(nodes) == 1 and nodes[0]["NodeManagerHostname"] == socket.gethostname()
+    return min(cpus, os.cpu_count() or 1) if is_here else cpus

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rayrec.common.errors import ConfigError
@@ -20,7 +21,7 @@ _CHANGES_UNDER_WAY = (
     "train.embedding_optimizer.lr", "train.dense_optimizer.lr", "train.wide_optimizer.lr", "train.schedule.",
     "train.wide_schedule.", "train.embedding_l2", "model.dropout",
 )  # fmt: skip
-_ASHA_REDUCTION = 3
+_MOST_POINTS = 10_000
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,19 @@ class Strategy:
     searcher: "Searcher | SearchAlgorithm"
     scheduler: "TrialScheduler | None"
     param_space: dict[str, Any]
+    trials: int
 
 
 def searchable_space(settings: SweepSettings) -> Space:
     """The part of the space that the search can vary. Raises ConfigError where there is none, or too few trials."""
     space = settings.space
     if settings.search == "grid":
-        points = sum(1 for _ in space.grid())
+        points = sum(1 for _ in islice(space.grid(), _MOST_POINTS))
         if points > settings.trials:
+            count = f"{points} points" if points < _MOST_POINTS else f"{_MOST_POINTS} points or more"
             raise ConfigError(
-                f"--trials {settings.trials}: the grid of {space.origin} has {points} points (choices, and the ends "
-                f"and the middle of ranges); give --trials {points}, or a smaller space"
+                f"--trials {settings.trials}: the grid of {space.origin} has {count} (choices, and the ends and the "
+                "middle of ranges); give as many --trials, or a smaller space"
             )
     if settings.search != "pbt":
         return space
@@ -64,7 +67,8 @@ def strategy(settings: SweepSettings, evaluations: int) -> Strategy:
     """
     if settings.search == "pbt":
         return _population_based(settings, evaluations)
-    return Strategy(_sampler(settings), _scheduler(settings, evaluations), {})
+    trials = sum(1 for _ in settings.space.grid()) if settings.search == "grid" else settings.trials
+    return Strategy(_sampler(settings), _scheduler(settings, evaluations), {}, trials)
 
 
 def _sampler(settings: SweepSettings) -> "Searcher":
@@ -87,7 +91,7 @@ def _sampler(settings: SweepSettings) -> "Searcher":
     return OptunaSearch(
         space=_Draw(settings.space),
         metric=OBJECTIVE,
-        mode=_mode(settings),
+        mode=settings.mode,
         points_to_evaluate=points or None,
         sampler=sampler,
     )
@@ -114,7 +118,7 @@ def _suggest(trial: "optuna.Trial", name: str, parameter: Parameter) -> Scalar:
 
 
 def _scheduler(settings: SweepSettings, evaluations: int) -> "TrialScheduler | None":
-    from ray.tune.schedulers import ASHAScheduler
+    from tune.asha import RememberingASHA
 
     if settings.scheduler == "none":
         return None
@@ -123,15 +127,7 @@ def _scheduler(settings: SweepSettings, evaluations: int) -> "TrialScheduler | N
             "--scheduler asha: a trial has one evaluation, so there is nothing to stop early; "
             "add --set train.evaluations_per_epoch=4"
         )
-    return ASHAScheduler(
-        time_attr=EVALUATION,
-        metric=OBJECTIVE,
-        mode=_mode(settings),
-        # One more than there are: whole trials end by themselves.
-        max_t=evaluations + 1,
-        grace_period=1,
-        reduction_factor=_ASHA_REDUCTION,
-    )
+    return RememberingASHA(settings, evaluations)
 
 
 def _population_based(settings: SweepSettings, evaluations: int) -> Strategy:
@@ -149,13 +145,13 @@ def _population_based(settings: SweepSettings, evaluations: int) -> Strategy:
     scheduler = PopulationBasedTraining(
         time_attr=EVALUATION,
         metric=OBJECTIVE,
-        mode=_mode(settings),
+        mode=settings.mode,
         perturbation_interval=1,
         hyperparam_mutations=domains,
         custom_explore_fn=partial(_within_bounds, settings.space),
     )
     searcher = BasicVariantGenerator(random_state=seed, points_to_evaluate=[default] if default is not None else None)
-    return Strategy(searcher, scheduler, domains)
+    return Strategy(searcher, scheduler, domains, settings.trials)
 
 
 def _domain(parameter: Parameter) -> Any:
@@ -178,7 +174,3 @@ def _within_bounds(space: Space, config: dict[str, Any]) -> dict[str, Any]:
             low, high = parameter.bounds
             bounded[name] = min(max(config[name], low), high)
     return bounded
-
-
-def _mode(settings: SweepSettings) -> str:
-    return "max" if settings.is_maximized else "min"

@@ -36,6 +36,10 @@ class SweepSettings:
         return higher_is_better(self.metric)
 
     @property
+    def mode(self) -> Literal["max", "min"]:
+        return "max" if self.is_maximized else "min"
+
+    @property
     def trials_folder(self) -> Path:
         return self.folder / "trials"
 

@@ -6,7 +6,8 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +21,17 @@ from rayrec.training.device import resolve_device
 from rayrec.training.preflight import evaluation_split, require_trainable
 from rayrec.training.run_folder import CHECKPOINTS_FOLDER
 from tune.check import check_space
+from tune.exchange import EXCHANGE_FOLDER
 from tune.outcome import TrialOutcome, read_outcomes
-from tune.resources import trial_places, trial_request
+from tune.resources import concurrent_trials, trial_request
 from tune.settings import SweepSettings
-from tune.trial_folder import TrialRecord
+from tune.trial_folder import ENDED_STATES, TrialRecord
 
 SWEEP_FILE = "sweep.json"
 _STATE_FOLDER = ".tune"
+_LEAST_PAUSE = 1.0
+"""Seconds between looks at the trials."""
+_PAUSE_SHARE = 20
 _RETRIES = 2
 """Times a trial is started again after it died; it continues from its latest checkpoint."""
 _ENVIRONMENT = {
@@ -63,15 +68,14 @@ def run_sweep(
     varied = searchable_space(settings)
     if left_out := set(settings.space.names) - set(varied.names):
         progress.message(f"kept as the recipe has them, as pbt cannot vary them: {', '.join(sorted(left_out))}")
-    settings = replace(settings, space=varied)
+    # Were reading tasks to wait for CPUs, trials whose workers hold them all would wait for each other.
+    recipe = settings.recipe.with_values({"train.ingest.task_cpus": 0})
+    settings = replace(settings, space=varied, recipe=recipe)
     _check(settings, dataset)
     base = settings.recipe.resolve()
-    places = trial_places(base, settings.trials, concurrent)
     chosen = strategy(settings, base.train.epochs * base.train.evaluations_per_epoch)
+    at_once = concurrent_trials(base, chosen.trials, concurrent)
     with _owned(settings, resume):
-        if places.in_memory and not base.train.ingest.in_memory:
-            progress.message("workers read the data into memory: the cluster has no CPU beside theirs")
-            settings = replace(settings, recipe=settings.recipe.with_values({"train.ingest.in_memory": True}))
         trainable = ray.tune.with_resources(ray.tune.with_parameters(Trial, settings=settings), trial_request())
         state = settings.folder / _STATE_FOLDER
         if resume and ray.tune.Tuner.can_restore(str(state)):
@@ -84,8 +88,8 @@ def run_sweep(
                 tune_config=ray.tune.TuneConfig(
                     search_alg=chosen.searcher,
                     scheduler=chosen.scheduler,
-                    num_samples=settings.trials,
-                    max_concurrent_trials=places.concurrent,
+                    num_samples=chosen.trials,
+                    max_concurrent_trials=at_once,
                     trial_dirname_creator=_trial_id,
                 ),
                 run_config=ray.tune.RunConfig(
@@ -97,7 +101,7 @@ def run_sweep(
                     verbose=0,
                 ),
             )
-        progress.stage(f"trials, {places.concurrent} at once", settings.trials)
+        progress.stage(f"trials, {at_once} at once", chosen.trials)
         with _Watcher(settings, progress):
             results = tuner.fit()
         known = {Path(result.path).name for result in results}
@@ -183,14 +187,18 @@ def _finished(settings: SweepSettings, known: set[str]) -> list[TrialOutcome]:
     if not outcomes or outcomes[0].value is None:
         reason = next((outcome.message for outcome in outcomes if outcome.message), "none was evaluated")
         raise UserError(f"{settings.folder}: none of {len(outcomes)} trials came to an evaluation: {reason}")
-    for outcome in outcomes[1:]:
-        for checkpoints in (outcome.folder / "exchange", *outcome.folder.glob(f"*/{CHECKPOINTS_FOLDER}")):
-            shutil.rmtree(checkpoints, ignore_errors=True)
+    _drop_checkpoints(outcomes[1:])
     return outcomes
 
 
+def _drop_checkpoints(outcomes: Sequence[TrialOutcome]) -> None:
+    for outcome in outcomes:
+        for checkpoints in (outcome.folder / EXCHANGE_FOLDER, *outcome.folder.glob(f"*/{CHECKPOINTS_FOLDER}")):
+            shutil.rmtree(checkpoints, ignore_errors=True)
+
+
 class _Watcher:
-    """Shows trials as they end: they write files, this only reads."""
+    """Shows trials as they end, and keeps the checkpoints of no more than the best of those that have ended."""
 
     def __init__(self, settings: SweepSettings, progress: Progress) -> None:
         self._settings, self._progress = settings, progress
@@ -206,16 +214,23 @@ class _Watcher:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._stop.wait(1.0):
-            self._show()
-        self._show()
+        pause = _LEAST_PAUSE
+        while not self._stop.wait(pause):
+            began = time.monotonic()
+            self._look()
+            # Many trials on slow storage take a while to look at.
+            pause = max(_LEAST_PAUSE, _PAUSE_SHARE * (time.monotonic() - began))
+        self._look()
 
-    def _show(self) -> None:
+    def _look(self) -> None:
         outcomes = read_outcomes(self._settings)
-        for outcome in outcomes:
-            if outcome.state != "running" and outcome.trial not in self._shown:
-                self._shown.add(outcome.trial)
-                self._progress.advance(1)
-                self._progress.message(outcome.line(self._settings.metric))
+        new = [outcome for outcome in outcomes if outcome.state != "running" and outcome.trial not in self._shown]
+        for outcome in new:
+            self._shown.add(outcome.trial)
+            self._progress.advance(1)
+            self._progress.message(outcome.line(self._settings.metric))
+        # Under population based training others may go on from them, and a failed trial may be tried again.
+        if new and self._settings.search != "pbt":
+            _drop_checkpoints([o for o in outcomes if o.state in ENDED_STATES][1:])
         if outcomes and outcomes[0].value is not None:
             self._progress.note(f"best {self._settings.metric} {outcomes[0].value:.4f}")

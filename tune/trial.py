@@ -84,7 +84,8 @@ class Trial(Trainable):
         if self._record.state == "failed":
             assert error is not None
             raise error
-        last = {OBJECTIVE: self._objective} if self._reported else {}
+        # Without a value the searcher learns that values like these come to nothing.
+        last = {OBJECTIVE: self._objective} if self._reported and error is None else {}
         return {"done": True, EVALUATION: len(self._reported), **last}
 
     @property
@@ -125,7 +126,7 @@ class _Training:
 
     def __init__(self, settings: SweepSettings, assignment: dict[str, Any], run: Path) -> None:
         self._settings, self._assignment, self._run_folder = settings, assignment, run
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._train, name="rayrec-trial", daemon=True)
         self._thread.start()
 
@@ -138,5 +139,5 @@ class _Training:
             recipe = trial_recipe(self._settings.space, self._settings.recipe, self._assignment)
             dataset = Dataset.open(self._settings.dataset)
             self._settings.train(recipe, dataset, self._run_folder, (self._run_folder / RUN_FILE).exists())
-        except Exception as error:
+        except BaseException as error:  # the thread must not end as if all were well
             self.error = error

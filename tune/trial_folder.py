@@ -13,6 +13,8 @@ from tune.space import Scalar
 TRIAL_FILE = "trial.json"
 State = Literal["running", "finished", "stopped", "refused", "failed"]
 """`stopped` by the scheduler; `refused`: what was drawn cannot be trained; `failed`: its processes died or raised."""
+ENDED_STATES = frozenset[State]({"finished", "stopped", "refused"})
+"""In which a trial has nothing more to do, whatever happens to the sweep."""
 
 
 @dataclass(frozen=True)
@@ -44,3 +46,9 @@ def evaluations(run: Path, metric: str) -> list[dict[str, Any]]:
     """The evaluations of a run during its training that gave `metric`, in order: step, epoch, seconds and metrics."""
     records = (record for record in read_history(run / HISTORY_FILE) if record["event"] == "evaluate")
     return [record for record in records if record.get(metric) is not None]
+
+
+def values_of(folder: Path, metric: str) -> list[float]:
+    """The metric at each evaluation of the trial in `folder`; none where there is no trial."""
+    record = TrialRecord.load(folder)
+    return [found[metric] for found in evaluations(folder / record.run, metric)] if record is not None else []

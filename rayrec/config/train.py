@@ -149,6 +149,9 @@ class IngestConfig(Config):
     prefetch_batches: PositiveInt = 4
     in_memory: bool = False
     """Read the split into memory once instead of streaming it each epoch; the batches are the same."""
+    task_cpus: Literal[0, 1] | None = None
+    """CPUs that a task which reads asks Ray for. By default 1 where the cluster has two beside each worker's, else 0: a
+    task that waits for a CPU which a worker holds would wait for ever."""
 
 
 class NegativesConfig(Config):

@@ -136,3 +136,17 @@ def test_outcomes_are_read_best_first(metric: str, expected: list[str], tmp_path
     by_trial = {outcome.trial: outcome for outcome in outcomes}
     assert by_trial["b"].curve == ((0.7,) if metric == "auc" else (0.5, 0.6))
     assert by_trial["c"].value is None
+
+
+def test_a_trial_that_went_wrong_later_is_never_the_best(tmp_path: Path) -> None:
+    """Its recipe could not be trained again."""
+    for state, auc in (("refused", 0.9), ("stopped", 0.6)):
+        folder = tmp_path / "trials" / state
+        (folder / "run").mkdir(parents=True)
+        (folder / "run" / "history.jsonl").write_text(
+            f'{{"event": "evaluate", "step": 5, "seconds": 1.0, "auc": {auc}}}\n'
+        )
+        TrialRecord(state, {"train.epochs": 1}, state=state).save(folder)
+    best, other = read_outcomes(_settings(tmp_path))
+    assert (best.state, best.value) == ("stopped", 0.6)
+    assert (other.value, other.curve) == (None, (0.9,))
