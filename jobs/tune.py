@@ -13,7 +13,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.files import write_atomically
 from rayrec.common.progress import Progress
 from rayrec.config import Recipe, RecipeContent, dump_recipe
-from tune.check import check_space, trial_recipe
+from tune.check import check_space, require_decisions, searchable_space, trial_recipe
 from tune.settings import Scheduler, Search, SweepSettings
 from tune.space import Space, load_space
 
@@ -50,11 +50,9 @@ class TuneRequest(TrainingRecipeRequest):
     """Continue the sweep in `output`."""
 
     def check(self) -> None:
-        if self.search == "pbt" and self.scheduler != "none":
-            raise ConfigError(
-                f"--scheduler {self.scheduler}: population based training is a scheduler itself; leave it out"
-            )
-        check_space(self.load_space(), self.trial_content())
+        recipe = self.trial_content()
+        require_decisions(self.search, self.scheduler, self.trials, recipe.resolve().train)
+        check_space(searchable_space(self.load_space(), self.search, self.trials), recipe)
 
     def load_space(self) -> Space:
         """Raises ConfigError where it is wrong, or sets what --set does."""
@@ -78,8 +76,10 @@ class TuneRequest(TrainingRecipeRequest):
 def run(request: TuneRequest, progress: Progress) -> Result:
     """Search; `metrics` are those of the best trial, `details.trials` all trials, the best first."""
     from cluster.ray_session import ray_session
+    from rayrec.ingest.dataset import Dataset
     from tune.outcome import table, write_csv
     from tune.report import report
+    from tune.sweep_folder import owned_folder
 
     recipe = request.trial_content()
     settings = SweepSettings(
@@ -93,7 +93,9 @@ def run(request: TuneRequest, progress: Progress) -> Result:
         scheduler=request.scheduler,
         train=train_trial,
     )
-    with ray_session():
+    # Before Ray starts: a mistake is answered at once.
+    Dataset.open(settings.dataset)
+    with owned_folder(settings, request.resume), ray_session():
         from tune.sweep import run_sweep
 
         outcomes = run_sweep(settings, concurrent=request.concurrent, resume=request.resume, progress=progress)

@@ -1,11 +1,9 @@
 """From a kind of search to Ray Tune's searcher, scheduler and space."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from rayrec.common.errors import ConfigError
 from tune.check import default_assignment
 from tune.settings import SweepSettings
 from tune.space import Parameter, Scalar, Space
@@ -15,13 +13,6 @@ if TYPE_CHECKING:
     import optuna
     from ray.tune.schedulers import TrialScheduler
     from ray.tune.search import SearchAlgorithm, Searcher
-
-# What a step reads anew from the recipe, so that it can change while a model is trained.
-_CHANGES_UNDER_WAY = (
-    "train.embedding_optimizer.lr", "train.dense_optimizer.lr", "train.wide_optimizer.lr", "train.schedule.",
-    "train.wide_schedule.", "train.embedding_l2", "model.dropout",
-)  # fmt: skip
-_MOST_POINTS = 10_000
 
 
 @dataclass(frozen=True)
@@ -34,39 +25,13 @@ class Strategy:
     trials: int
 
 
-def searchable_space(settings: SweepSettings) -> Space:
-    """The part of the space that the search can vary. Raises ConfigError where there is none, or too few trials."""
-    space = settings.space
-    if settings.search == "grid":
-        points = sum(1 for _ in islice(space.grid(), _MOST_POINTS))
-        if points > settings.trials:
-            count = f"{points} points" if points < _MOST_POINTS else f"{_MOST_POINTS} points or more"
-            raise ConfigError(
-                f"--trials {settings.trials}: the grid of {space.origin} has {count} (choices, and the ends and the "
-                "middle of ranges); give as many --trials, or a smaller space"
-            )
-    if settings.search != "pbt":
-        return space
-    movable = {
-        name: parameter
-        for name, parameter in space.parameters.items()
-        if all(key.startswith(_CHANGES_UNDER_WAY) for key in parameter.keys(name)) and not parameter.when
-    }
-    if not movable:
-        raise ConfigError(
-            f"{space.origin}: population based training changes models while they train, and none of these can be "
-            f"({', '.join(space.names)}); search learning rates, the schedule, dropout or embedding_l2"
-        )
-    return replace(space, parameters=movable)
-
-
 def strategy(settings: SweepSettings, evaluations: int) -> Strategy:
-    """The searcher and the scheduler; `evaluations` is how many a whole trial has. Raises ConfigError.
+    """The searcher and the scheduler; `evaluations` is how many a whole trial has.
 
     The first trial is the recipe as it stands, where the space contains it.
     """
     if settings.search == "pbt":
-        return _population_based(settings, evaluations)
+        return _population_based(settings)
     trials = sum(1 for _ in settings.space.grid()) if settings.search == "grid" else settings.trials
     return Strategy(_sampler(settings), _scheduler(settings, evaluations), {}, trials)
 
@@ -122,23 +87,13 @@ def _scheduler(settings: SweepSettings, evaluations: int) -> "TrialScheduler | N
 
     if settings.scheduler == "none":
         return None
-    if evaluations < 2:
-        raise ConfigError(
-            "--scheduler asha: a trial has one evaluation, so there is nothing to stop early; "
-            "add --set train.evaluations_per_epoch=4"
-        )
     return RememberingASHA(settings, evaluations)
 
 
-def _population_based(settings: SweepSettings, evaluations: int) -> Strategy:
+def _population_based(settings: SweepSettings) -> Strategy:
     from ray.tune.schedulers import PopulationBasedTraining
     from ray.tune.search.basic_variant import BasicVariantGenerator
 
-    if evaluations < 2 or settings.trials < 2:
-        raise ConfigError(
-            "--search pbt: needs at least two trials that exchange checkpoints at evaluations; give --trials 4 and "
-            "--set train.evaluations_per_epoch=4"
-        )
     seed = settings.recipe.resolve().train.seed
     domains = {name: _domain(parameter) for name, parameter in settings.space.parameters.items()}
     default = default_assignment(settings.space, settings.recipe)

@@ -1,33 +1,29 @@
 """A sweep on Ray Tune: started, or continued after whatever ended it."""
 
-import hashlib
 import json
 import logging
 import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import locked, require_absent, write_json
 from rayrec.common.progress import Progress
-from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+from rayrec.ingest.dataset import Dataset
 from rayrec.training.device import resolve_device
 from rayrec.training.preflight import evaluation_split, require_trainable
 from rayrec.training.run_folder import CHECKPOINTS_FOLDER
-from tune.check import check_space
+from tune.check import check_space, searchable_space
 from tune.exchange import EXCHANGE_FOLDER
 from tune.outcome import TrialOutcome, read_outcomes
 from tune.resources import concurrent_trials, trial_request
 from tune.settings import SweepSettings
 from tune.trial_folder import ENDED_STATES, TrialRecord
 
-SWEEP_FILE = "sweep.json"
 _STATE_FOLDER = ".tune"
 _LEAST_PAUSE = 1.0
 """Seconds between looks at the trials."""
@@ -51,8 +47,9 @@ _ENVIRONMENT = {
 def run_sweep(
     settings: SweepSettings, *, concurrent: int | None, resume: bool, progress: Progress
 ) -> list[TrialOutcome]:
-    """Run the trials, or with `resume` those that are not over; returns all, the best first. Needs a Ray session.
+    """Run the trials, or with `resume` those that are not over; returns all, the best first.
 
+    Needs a Ray session, and that the sweep's folder is this process's (`owned_folder`).
     `concurrent`: trials at once, by default as many as fit. Raises ConfigError before the first trial where the sweep
     cannot work, and UserError where no trial came to an evaluation.
     """
@@ -61,11 +58,11 @@ def run_sweep(
 
     # Of a sweep whose trials write their own files, it misses Tune's.
     logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)
-    from tune.search import searchable_space, strategy
+    from tune.search import strategy
     from tune.trial import Trial
 
     dataset = Dataset.open(settings.dataset)
-    varied = searchable_space(settings)
+    varied = searchable_space(settings.space, settings.search, settings.trials)
     if left_out := set(settings.space.names) - set(varied.names):
         progress.message(f"kept as the recipe has them, as pbt cannot vary them: {', '.join(sorted(left_out))}")
     # Were reading tasks to wait for CPUs, trials whose workers hold them all would wait for each other.
@@ -75,37 +72,36 @@ def run_sweep(
     base = settings.recipe.resolve()
     chosen = strategy(settings, base.train.epochs * base.train.evaluations_per_epoch)
     at_once = concurrent_trials(base, chosen.trials, concurrent)
-    with _owned(settings, resume):
-        trainable = ray.tune.with_resources(ray.tune.with_parameters(Trial, settings=settings), trial_request())
-        state = settings.folder / _STATE_FOLDER
-        if resume and ray.tune.Tuner.can_restore(str(state)):
-            tuner = ray.tune.Tuner.restore(str(state), trainable, resume_unfinished=True, resume_errored=True)
-        else:
-            shutil.rmtree(state, ignore_errors=True)
-            tuner = ray.tune.Tuner(
-                trainable,
-                param_space=chosen.param_space,
-                tune_config=ray.tune.TuneConfig(
-                    search_alg=chosen.searcher,
-                    scheduler=chosen.scheduler,
-                    num_samples=chosen.trials,
-                    max_concurrent_trials=at_once,
-                    trial_dirname_creator=_trial_id,
-                ),
-                run_config=ray.tune.RunConfig(
-                    name=_STATE_FOLDER,
-                    storage_path=str(settings.folder),
-                    # Runs keep their own; only population based training asks for more.
-                    checkpoint_config=ray.tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
-                    failure_config=ray.tune.FailureConfig(max_failures=_RETRIES),
-                    verbose=0,
-                ),
-            )
-        progress.stage(f"trials, {at_once} at once", chosen.trials)
-        with _Watcher(settings, progress):
-            results = tuner.fit()
-        known = {Path(result.path).name for result in results}
-        return _finished(settings, known)
+    trainable = ray.tune.with_resources(ray.tune.with_parameters(Trial, settings=settings), trial_request())
+    state = settings.folder / _STATE_FOLDER
+    if resume and _can_be_restored(state):
+        tuner = ray.tune.Tuner.restore(str(state), trainable, resume_unfinished=True, resume_errored=True)
+    else:
+        shutil.rmtree(state, ignore_errors=True)
+        tuner = ray.tune.Tuner(
+            trainable,
+            param_space=chosen.param_space,
+            tune_config=ray.tune.TuneConfig(
+                search_alg=chosen.searcher,
+                scheduler=chosen.scheduler,
+                num_samples=chosen.trials,
+                max_concurrent_trials=at_once,
+                trial_dirname_creator=_trial_id,
+            ),
+            run_config=ray.tune.RunConfig(
+                name=_STATE_FOLDER,
+                storage_path=str(settings.folder),
+                # Runs keep their own; only population based training asks for more.
+                checkpoint_config=ray.tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
+                failure_config=ray.tune.FailureConfig(max_failures=_RETRIES),
+                verbose=0,
+            ),
+        )
+    progress.stage(f"trials, {at_once} at once", chosen.trials)
+    with _Watcher(settings, progress):
+        results = tuner.fit()
+    known = {Path(result.path).name for result in results}
+    return _finished(settings, known)
 
 
 def _check(settings: SweepSettings, dataset: Dataset) -> None:
@@ -113,11 +109,6 @@ def _check(settings: SweepSettings, dataset: Dataset) -> None:
     import ray
 
     base = settings.recipe.resolve()
-    if base.train.evaluations_per_epoch == 0:
-        raise ConfigError(
-            "train.evaluations_per_epoch: trials are compared by evaluations, and there are 0; add "
-            "--set train.evaluations_per_epoch=1"
-        )
     split = evaluation_split(base, dataset)
     if split != base.train.evaluation_split:
         raise ConfigError(
@@ -128,46 +119,10 @@ def _check(settings: SweepSettings, dataset: Dataset) -> None:
     check_space(settings.space, settings.recipe, lambda recipe: require_trainable(recipe, dataset, device))
 
 
-@contextmanager
-def _owned(settings: SweepSettings, resume: bool) -> Iterator[None]:
-    """Begin the sweep's folder, or take over that of an earlier attempt, for this process alone.
-
-    Raises UserError where something else is in it, and ConfigError where the sweep in it is another one.
-    """
-    file = settings.folder / SWEEP_FILE
-    now = _description(settings)
-    if not resume:
-        require_absent(settings.folder)
-    elif not file.is_file():
-        raise UserError(f"{settings.folder}: no sweep to resume (no {SWEEP_FILE}); leave --resume out to begin one")
-    else:
-        before = json.loads(file.read_text())
-        for name, value in now.items():
-            if before[name] != value:
-                raise ConfigError(
-                    f"{settings.folder}: --resume with another {name} than the sweep was begun with; set it back, or "
-                    "begin a new sweep"
-                )
-    settings.folder.mkdir(parents=True, exist_ok=True)
-    with locked(settings.folder / ".lock", settings.folder):
-        write_json(file, now)
-        yield
-
-
-def _description(settings: SweepSettings) -> dict[str, Any]:
-    """What a resumed sweep must have in common with the one that was begun."""
-    manifest = (settings.dataset / MANIFEST_FILE).read_bytes()
-    return {
-        "recipe": settings.recipe.resolve().model_dump(mode="json"),
-        "space": {
-            name: p.model_dump(mode="json", exclude_defaults=True) for name, p in settings.space.parameters.items()
-        },
-        "dataset": hashlib.sha256(manifest).hexdigest(),
-        "metric": settings.metric,
-        "trials": settings.trials,
-        "search": settings.search,
-        "scheduler": settings.scheduler,
-    }
+def _can_be_restored(state: Path) -> bool:
+    """Whether Tune had noted a trial before it was killed: it cannot restore less."""
+    noted = sorted(state.glob("experiment_state-*.json"))
+    return bool(noted) and bool(json.loads(noted[-1].read_text())["trial_data"])
 
 
 def _trial_id(trial: Any) -> str:

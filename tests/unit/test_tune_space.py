@@ -152,6 +152,9 @@ def test_a_wrong_space_is_refused_before_the_first_trial(text: str, message: str
     assert message in str(raised.value)
 
 
+FOUR, ONE = ("train.evaluations_per_epoch=4",), ("train.epochs=1",)
+
+
 def _request(**fields: Any) -> TuneRequest:
     return TuneRequest(**{"recipe": DEBUG, "data": "d", "output": "o", "trials": 4, **fields})
 
@@ -165,7 +168,18 @@ def _request(**fields: Any) -> TuneRequest:
         ),
         ({"set": ("model={kind: dlrm}",)}, "searches model."),
         ({"metric": "hr@10"}, "train.checkpoint.keep_best: 'hr@10' is not measured"),
-        ({"search": "pbt", "scheduler": "asha"}, "population based training is a scheduler itself"),
+        ({"search": "pbt", "scheduler": "asha", "set": FOUR}, "population based training is a scheduler itself"),
+        ({"search": "pbt", "trials": 1, "set": FOUR}, "--search pbt: needs at least two trials"),
+        (
+            {"search": "pbt", "set": ONE},
+            "exchange checkpoints at evaluations; give --trials 4 and --set train.evaluations_per_e",
+        ),
+        (
+            {"scheduler": "asha", "set": ONE},
+            "--scheduler asha: a trial has one evaluation, so there is nothing to stop early; add",
+        ),
+        ({"set": ("train.evaluations_per_epoch=0",)}, "trials are compared by evaluations, and there are 0; add"),
+        ({"search": "grid"}, "--trials 4: the grid of tune/spaces/dlrm.yaml has 729 points"),
         ({"space": "dlrm"}, "--space dlrm: a search space is a file whose name ends in .yaml"),
         ({"space": "nowhere.yaml"}, "nowhere.yaml: no such file or directory; give a search space file"),
     ],
