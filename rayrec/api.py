@@ -130,6 +130,50 @@ def run(
     )
 
 
+def tune(
+    recipe: AnyPath,
+    data: AnyPath,
+    output: AnyPath,
+    trials: int,
+    *,
+    space: AnyPath | None = None,
+    search: str = "optuna",
+    scheduler: str = "none",
+    metric: str | None = None,
+    concurrent: int | None = None,
+    resume: bool = False,
+    workers: int | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    overrides: Overrides | None = None,
+    progress: bool = True,
+) -> "Result":
+    """Search for better values of a recipe's keys, into the folder `output`; `output/best.yaml` is the best recipe.
+
+    `space`: a YAML file, by default the one for the recipe's kind of model. `search` is `optuna`, `random`, `grid` or
+    `pbt`, `scheduler` is `none` or `asha`; `metric` is by default that of `train.checkpoint.keep_best`, else `auc`.
+    `concurrent`: trials at once, by default as many as fit; `resume` continues the sweep that is in `output`.
+    """
+    return _run(
+        "tune",
+        progress,
+        recipe=recipe,
+        data=data,
+        output=output,
+        trials=trials,
+        space=space,
+        search=search,
+        scheduler=scheduler,
+        metric=metric,
+        concurrent=concurrent,
+        resume=resume,
+        workers=workers,
+        device=device,
+        precision=precision,
+        set=_as_options(overrides),
+    )
+
+
 def evaluate(
     source: AnyPath,
     data: AnyPath,
