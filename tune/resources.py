@@ -2,17 +2,10 @@
 
 import os
 import socket
-from typing import TYPE_CHECKING
 
 from rayrec.common.errors import ConfigError
 from rayrec.config import Recipe
 from rayrec.training.device import resolve_device
-
-if TYPE_CHECKING:
-    from ray.tune import PlacementGroupFactory
-
-_ACTOR_BYTES = 2**29
-"""Memory of the process that drives a trial."""
 
 
 def concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
@@ -43,13 +36,6 @@ def concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
     if not on_gpus:
         fitting = max(1, _cores(cpus) // workers)
     return min(trials, wanted or fitting)
-
-
-def trial_request() -> "PlacementGroupFactory":
-    """What the process that drives a trial reserves: no CPU, as the workers it starts take theirs from the cluster."""
-    from ray.tune import PlacementGroupFactory
-
-    return PlacementGroupFactory([{"memory": _ACTOR_BYTES}])
 
 
 def _cores(cpus: int) -> int:

@@ -20,7 +20,7 @@ from rayrec.training.run_folder import CHECKPOINTS_FOLDER
 from tune.check import check_space, searchable_space
 from tune.exchange import EXCHANGE_FOLDER
 from tune.outcome import TrialOutcome, read_outcomes
-from tune.resources import concurrent_trials, trial_request
+from tune.resources import concurrent_trials
 from tune.settings import SweepSettings
 from tune.trial_folder import ENDED_STATES, TrialRecord
 
@@ -56,8 +56,8 @@ def run_sweep(
     os.environ.update(_ENVIRONMENT)
     import ray.tune
 
-    # Of a sweep whose trials write their own files, it misses Tune's.
-    logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)
+    # It shows a traceback for every process that dies; what became of a trial is said in a line at its end.
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     from tune.search import strategy
     from tune.trial import Trial
 
@@ -72,7 +72,7 @@ def run_sweep(
     base = settings.recipe.resolve()
     chosen = strategy(settings, base.train.epochs * base.train.evaluations_per_epoch)
     at_once = concurrent_trials(base, chosen.trials, concurrent)
-    trainable = ray.tune.with_resources(ray.tune.with_parameters(Trial, settings=settings), trial_request())
+    trainable = ray.tune.with_parameters(Trial, settings=settings)
     state = settings.folder / _STATE_FOLDER
     if resume and _can_be_restored(state):
         tuner = ray.tune.Tuner.restore(str(state), trainable, resume_unfinished=True, resume_errored=True)

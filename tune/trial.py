@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ray.tune import Trainable
+from ray.tune import PlacementGroupFactory, Trainable
 
 from rayrec.common.errors import UserError
 from rayrec.ingest.dataset import Dataset
@@ -21,6 +21,8 @@ OBJECTIVE = "objective"
 """What Tune compares: the metric's best value so far; under population based training its last one, as weights move."""
 EVALUATION = "evaluation"
 """How many evaluations there were; Tune's time."""
+_ACTOR_BYTES = 2**29
+"""Memory that the process of a trial reserves."""
 _POLL_SECONDS = 0.3
 
 
@@ -31,6 +33,11 @@ class Trial(Trainable):
     with this process, which owns them, and what they wrote stays whole. A trial that is started again continues from
     its latest checkpoint.
     """
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
+        """No CPU: the workers take theirs from the cluster."""
+        return PlacementGroupFactory([{"memory": _ACTOR_BYTES}])
 
     def setup(self, config: dict[str, Any], settings: SweepSettings) -> None:
         self._settings = settings

@@ -270,6 +270,9 @@ def plan(
     memory_per_worker: Annotated[
         str | None, typer.Option(help="Memory of one worker for tables.", show_default="80GB")
     ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="Estimate a step on a100, h100 or h200.", show_default="no estimate")
+    ] = None,
     set: SetOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
@@ -277,7 +280,7 @@ def plan(
     """Show how the tables would be sharded, without training."""
     run_job(
         "plan", json, debug, recipe=recipe, data=data, workers=workers, workers_per_node=workers_per_node,
-        memory_per_worker=memory_per_worker, set=set,
+        memory_per_worker=memory_per_worker, hardware=hardware, set=set,
     )  # fmt: skip
 
 

@@ -44,7 +44,8 @@ def stream_reads(
         task_cpus = 1 if cpus >= _CPUS_OF_A_RANK else 0
 
     tasks = _descriptors(plan, concurrency)
-    descriptors = ray.data.from_arrow(tasks)
+    # Not `from_arrow`, which asks a task, and so a CPU, what is in them.
+    descriptors = ray.data.from_blocks(tasks)
     # The dataset's own copy: other datasets of the process keep theirs.
     context = descriptors.context
     context.execution_options.preserve_order = True
