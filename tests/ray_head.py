@@ -55,6 +55,33 @@ def ray_head(environment: Mapping[str, str], num_cpus: int = 1) -> Iterator[RayH
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextmanager
+def ray_nodes(head: RayHead, environment: Mapping[str, str], count: int) -> Iterator[list[int]]:
+    """More nodes of one CPU on this machine for the time of the block; the process ids of their `ray start`."""
+    folder = Path(tempfile.mkdtemp(prefix="nodes-"))
+    nodes: list[tuple[subprocess.Popen[bytes], Path]] = []
+    try:
+        for index, agent in enumerate(_free_ports(count)):
+            command = [
+                str(Path(sys.executable).with_name("ray")), "start", f"--address={head.address}", "--block",
+                "--disable-usage-stats", "--num-cpus=1", "--object-store-memory=80000000",
+                f"--dashboard-agent-listen-port={agent}",
+            ]  # fmt: skip
+            log = folder / f"{index}.log"
+            with log.open("w") as out:
+                node = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=dict(environment))
+            nodes.append((node, log))
+        for node, log in nodes:
+            _wait_for(lambda: "Ray runtime started" in log.read_text() or None, node, log)  # noqa: B023 - at once
+        yield [node.pid for node, _ in nodes]
+    finally:
+        for node, _ in nodes:
+            node.terminate()
+        for node, _ in nodes:
+            node.wait(timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _wait_for(condition: Callable[[], T | None], head: "subprocess.Popen[bytes]", log: Path) -> T:
     """What `condition` gives once it gives something."""
     deadline = time.monotonic() + 120

@@ -1,6 +1,5 @@
 """A sweep on Ray Tune: started, or continued after whatever ended it."""
 
-import json
 import logging
 import os
 import shutil
@@ -23,8 +22,8 @@ from tune.outcome import TrialOutcome, read_outcomes
 from tune.resources import concurrent_trials
 from tune.settings import SweepSettings
 from tune.trial_folder import ENDED_STATES, TrialRecord
+from tune.tune_state import STATE_FOLDER, can_be_restored, forget, keep
 
-_STATE_FOLDER = ".tune"
 _LEAST_PAUSE = 1.0
 """Seconds between looks at the trials."""
 _PAUSE_SHARE = 20
@@ -73,11 +72,11 @@ def run_sweep(
     chosen = strategy(settings, base.train.epochs * base.train.evaluations_per_epoch)
     at_once = concurrent_trials(base, chosen.trials, concurrent)
     trainable = ray.tune.with_parameters(Trial, settings=settings)
-    state = settings.folder / _STATE_FOLDER
-    if resume and _can_be_restored(state):
-        tuner = ray.tune.Tuner.restore(str(state), trainable, resume_unfinished=True, resume_errored=True)
+    if resume and can_be_restored(settings.folder):
+        state = str(settings.folder / STATE_FOLDER)
+        tuner = ray.tune.Tuner.restore(state, trainable, resume_unfinished=True, resume_errored=True)
     else:
-        shutil.rmtree(state, ignore_errors=True)
+        forget(settings.folder)
         tuner = ray.tune.Tuner(
             trainable,
             param_space=chosen.param_space,
@@ -89,7 +88,7 @@ def run_sweep(
                 trial_dirname_creator=_trial_id,
             ),
             run_config=ray.tune.RunConfig(
-                name=_STATE_FOLDER,
+                name=STATE_FOLDER,
                 storage_path=str(settings.folder),
                 # Runs keep their own; only population based training asks for more.
                 checkpoint_config=ray.tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
@@ -117,12 +116,6 @@ def _check(settings: SweepSettings, dataset: Dataset) -> None:
         )
     device = resolve_device(base.train.device, gpus=ray.cluster_resources().get("GPU", 0))
     check_space(settings.space, settings.recipe, lambda recipe: require_trainable(recipe, dataset, device))
-
-
-def _can_be_restored(state: Path) -> bool:
-    """Whether Tune had noted a trial before it was killed: it cannot restore less."""
-    noted = sorted(state.glob("experiment_state-*.json"))
-    return bool(noted) and bool(json.loads(noted[-1].read_text())["trial_data"])
 
 
 def _trial_id(trial: Any) -> str:
@@ -153,7 +146,7 @@ def _drop_checkpoints(outcomes: Sequence[TrialOutcome]) -> None:
 
 
 class _Watcher:
-    """Shows trials as they end, and keeps the checkpoints of no more than the best of those that have ended."""
+    """Shows trials as they end; keeps a copy of Tune's notes, and of the ended trials the best one's checkpoints."""
 
     def __init__(self, settings: SweepSettings, progress: Progress) -> None:
         self._settings, self._progress = settings, progress
@@ -178,6 +171,7 @@ class _Watcher:
         self._look()
 
     def _look(self) -> None:
+        keep(self._settings.folder)
         outcomes = read_outcomes(self._settings)
         new = [outcome for outcome in outcomes if outcome.state != "running" and outcome.trial not in self._shown]
         for outcome in new:

@@ -5,7 +5,8 @@ import os
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 # Where a worker leaves the user's mistake that it met: Ray would restart the run for it as for a dead worker.
 _MISTAKE_FILE = ".mistake.json"
+_ADDRESS = "RAY_ADDRESS"
 
 Metrics = dict[str, dict[str, float | None]]
 
@@ -147,13 +149,36 @@ def _run_workers(
         ),
     )
     try:
-        trainer.fit()
+        with _address_told():
+            trainer.fit()
     finally:
         # Where no restart is left, Ray's error hides what the worker said.
         if mistake.exists():
             content = json.loads(mistake.read_text())
             mistake.unlink()
             raise (ConfigError if content["is_config"] else UserError)(content["message"]) from None
+
+
+@contextmanager
+def _address_told() -> Iterator[None]:
+    """Tell Ray Train's processes the address of their cluster.
+
+    Where this process is killed, another one of Ray Train's gives the workers' places back: it asks the dashboard,
+    which it finds by this variable alone on a machine with several Ray instances. Else the places are lost.
+    """
+    import ray
+    from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
+
+    ENV_VARS_TO_PROPAGATE.add(_ADDRESS)
+    before = os.environ.get(_ADDRESS)
+    os.environ[_ADDRESS] = ray.get_runtime_context().gcs_address
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ADDRESS]
+        else:
+            os.environ[_ADDRESS] = before
 
 
 def _train_on_worker(arguments: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from rayrec.training.checkpoint import folder_name
 from rayrec.training.driver import train
 from rayrec.training.history import read_history
 from tests.builders import make_dataset
+from tests.ray_head import ray_head, ray_nodes
 from tests.training_runs import Case, losses, recipe, run_cases, weights_of
 
 STEPS = 400
@@ -123,6 +124,34 @@ def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, tmp_path: Pat
         assert process.wait() == -signal.SIGKILL
     assert max(losses(run)) < STEPS
     subprocess.run([*command, "--resume"], env=environment, check=True, capture_output=True)
+    _assert_same(run, undisturbed)
+
+
+def test_a_killed_node_is_replaced(undisturbed: Path, dataset: Dataset, tmp_path: Path) -> None:
+    """Three nodes of one CPU: one that trains goes away, with all that runs on it, and the third takes its place."""
+    run, config, killed = tmp_path / "run", tmp_path / "recipe.yaml", list[int]()
+    config.write_text(dump_recipe(_recipe()))
+    command = [sys.executable, "-m", "jobs.train", "--recipe", config, "--data", dataset.folder, "--output", run]
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
+    own["RAY_AUTH_MODE"] = "disabled"
+
+    def kill_node() -> None:
+        for node in nodes:
+            family = [*psutil.Process(node).children(recursive=True), psutil.Process(node)]
+            names = " ".join(argument for member in family for argument in member.cmdline())
+            # Not the one that the command itself belongs to: that ends the command.
+            if "TrainWorker" in names and "TrainController" not in names:
+                for member in reversed(family):
+                    member.send_signal(signal.SIGKILL)
+                killed.append(node)
+                return
+
+    with ray_head(own, num_cpus=0) as head, ray_nodes(head, own, 3) as nodes, _when_at_step(run, 120, kill_node):
+        environment = {**own, "RAY_ADDRESS": head.address}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert killed
+    assert [r["step"] for r in read_history(run / "history.jsonl") if r["event"] == "epoch"][1] in {100, 150}
     _assert_same(run, undisturbed)
 
 

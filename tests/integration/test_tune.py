@@ -25,7 +25,7 @@ from tests.builders import make_dataset
 from tests.ray_head import ray_head
 from tests.training_runs import recipe
 
-TRIALS = 5
+TRIALS = 4
 EVALUATIONS = 4
 # The last rate makes the loss infinite.
 SPACE = """
@@ -65,6 +65,12 @@ def _over(sweep: Path) -> set[str]:
     return {trial for trial, record in _trials(sweep).items() if record["state"] != "running"}
 
 
+def _processes_of_trials(head: int) -> list[psutil.Process]:
+    """Of actors: Tune's subclass of `Trial` has this name."""
+    children = psutil.Process(head).children(recursive=True)
+    return [child for child in children if "".join(child.cmdline()).startswith("ray::_Inner")]
+
+
 def _wait(condition: Callable[[], bool], process: "subprocess.Popen[bytes]", log: Path, seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -87,9 +93,9 @@ def test_a_sweep_on_two_cpus_survives_kills(
         environment = {**own, "RAY_ADDRESS": head.address}
         driver = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
         _wait(lambda: any(sweep.glob("trials/*/run/checkpoints/step-*")), driver, log)
-        (hit,) = (p for p in psutil.Process(head.pid).children(recursive=True) if p.name().startswith("ray::Trial"))
+        (hit,) = _processes_of_trials(head.pid)
         hit.kill()
-        _wait(lambda: len(_over(sweep)) >= 2, driver, log)
+        _wait(lambda: bool(_over(sweep)), driver, log)
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()
         before = {trial: (sweep / "trials" / trial / "trial.json").stat().st_mtime_ns for trial in _over(sweep)}

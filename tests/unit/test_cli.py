@@ -39,6 +39,11 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
         ["r", "--data", "d", "--output", "o", "--trials", "8", "--search", "random", "--scheduler", "asha", "--resume"],
         {"trials": 8, "search": "random", "scheduler": "asha", "resume": True, "space": None, "concurrent": None},
     ),
+    (
+        "plan",
+        ["r", "--data", "d", "--workers", "8", "--workers-per-node", "4", "--hardware", "h200"],
+        {"recipe": "r", "data": Path("d"), "workers": 8, "workers_per_node": 4, "hardware": "h200"},
+    ),
     ("evaluate", ["m", "--data", "d", "--split", "train"], {"source": Path("m"), "data": Path("d"), "split": "train"}),
     ("predict", ["m", "--input", "i", "--output", "o", "--raw"], {"model": Path("m"), "input": "i", "raw": True}),
     ("export", ["r", "--output", "o"], {"run": Path("r"), "output": Path("o")}),
