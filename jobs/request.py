@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from rayrec.common.files import is_uri
 from rayrec.config import Config, Recipe, RecipeContent, read_recipe
@@ -61,8 +61,8 @@ class RecipeRequest(Request):
 class TrainingRecipeRequest(RecipeRequest):
     """A command whose recipe's `train` section has short options; they win over `set`."""
 
-    workers: PositiveInt | None = None
-    """Short for --set train.workers=N."""
+    workers: PositiveInt | Annotated[str, Field(pattern=r"^[1-9]\d*:[1-9]\d*$")] | None = None
+    """Short for --set train.workers=N; MIN:MAX trains elastically, with train.min_workers=MIN."""
     device: Literal["auto", "cpu", "cuda"] | None = None
     """Short for --set train.device=..."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None
@@ -70,8 +70,9 @@ class TrainingRecipeRequest(RecipeRequest):
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        given = {"workers": self.workers, "device": self.device, "precision": self.precision}
-        short = [f"train.{key}={value}" for key, value in given.items() if value is not None]
+        least, _, most = str(self.workers or "").rpartition(":")
+        given = {"workers": most, "min_workers": least, "device": self.device, "precision": self.precision}
+        short = [f"train.{key}={value}" for key, value in given.items() if value]
         return (*self.set, *short)
 
 

@@ -78,7 +78,7 @@ def train(
     data: AnyPath,
     output: AnyPath,
     *,
-    workers: int | None = None,
+    workers: int | str | None = None,
     device: str | None = None,
     precision: str | None = None,
     resume: bool = False,
@@ -87,8 +87,8 @@ def train(
 ) -> "Result":
     """Train on the dataset folder `data` into the run folder `output`; `result.metrics` has what it reached by split.
 
-    `workers`, `device` and `precision` win over the recipe's `train` section and `overrides`; `resume` continues the
-    run that is in `output`.
+    `workers`, `device` and `precision` win over the recipe's `train` section and `overrides`; `workers="1:4"` trains on
+    as many of them as there is room for. `resume` continues the run that is in `output`.
     """
     return _run(
         "train",
@@ -109,7 +109,7 @@ def run(
     input: str | Sequence[str],
     output: AnyPath,
     *,
-    workers: int | None = None,
+    workers: int | str | None = None,
     device: str | None = None,
     precision: str | None = None,
     overrides: Overrides | None = None,
@@ -142,7 +142,7 @@ def tune(
     metric: str | None = None,
     concurrent: int | None = None,
     resume: bool = False,
-    workers: int | None = None,
+    workers: int | str | None = None,
     device: str | None = None,
     precision: str | None = None,
     overrides: Overrides | None = None,

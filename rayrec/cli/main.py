@@ -20,6 +20,7 @@ from rayrec.cli.options import (
     RawInputOption,
     RecipeArgument,
     SetOption,
+    TrainingWorkersOption,
     WorkersOption,
 )
 from rayrec.cli.run_job import run_job
@@ -132,7 +133,7 @@ def train(
     recipe: RecipeArgument,
     data: DataOption,
     output: Annotated[Path, typer.Option(help="Run folder; must not exist, unless with --resume.")],
-    workers: WorkersOption = None,
+    workers: TrainingWorkersOption = None,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --output where it stopped.")] = False,
@@ -152,7 +153,7 @@ def run(
     recipe: RecipeArgument,
     input: RawInputOption,
     output: Annotated[Path, typer.Option(help="Folder of all stages; that of an earlier attempt is continued.")],
-    workers: WorkersOption = None,
+    workers: TrainingWorkersOption = None,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
     set: SetOption = None,
@@ -244,7 +245,7 @@ def tune(
         int | None, typer.Option(help="Trials at once.", show_default="as many as fit the cluster")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in --output.")] = False,
-    workers: WorkersOption = None,
+    workers: TrainingWorkersOption = None,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
     set: SetOption = None,
@@ -320,7 +321,7 @@ def benchmark(
     batch_size: Annotated[
         list[int] | None, typer.Option(help="Of inference; repeatable.", show_default="1 to 16384")
     ] = None,
-    workers: WorkersOption = None,
+    workers: TrainingWorkersOption = None,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
     set: SetOption = None,

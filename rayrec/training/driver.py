@@ -104,7 +104,8 @@ def _workers_device(recipe: Recipe) -> DeviceName:
     resources = ray.cluster_resources()
     device = resolve_device(recipe.train.device, gpus=resources.get("GPU", 0))
     unit = "GPU" if device == "cuda" else "CPU"
-    workers, available = recipe.train.workers, int(resources.get(unit, 0))
+    workers = recipe.train.min_workers or recipe.train.workers
+    available = int(resources.get(unit, 0))
     if workers > available:
         raise ConfigError(
             f"train.workers: {workers} workers need {workers} {unit}s, the cluster has {available}; lower --workers"
@@ -124,7 +125,7 @@ def _run_workers(
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    mistake = folder / _MISTAKE_FILE
+    mistake, least = folder / _MISTAKE_FILE, recipe.train.min_workers
     mistake.unlink(missing_ok=True)
     trainer = TorchTrainer(
         loop,
@@ -136,7 +137,7 @@ def _run_workers(
         },
         torch_config=TorchConfig(backend="nccl" if device == "cuda" else "gloo"),
         scaling_config=ScalingConfig(
-            num_workers=recipe.train.workers,
+            num_workers=recipe.train.workers if least is None else (least, recipe.train.workers),
             use_gpu=device == "cuda",
             resources_per_worker={"CPU": 1, "GPU": 1} if device == "cuda" else {"CPU": 1},
         ),

@@ -26,7 +26,7 @@ from tests.ray_head import ray_head
 from tests.training_runs import recipe
 
 TRIALS = 4
-EVALUATIONS = 4
+EVALUATIONS = 3
 # The last rate makes the loss infinite.
 SPACE = """
 train.dense_optimizer.lr: {choice: [0.1, 0.01, 1.0e-5, 1.0e+30]}
@@ -45,11 +45,11 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Streams through Ray Data, as a recipe does that says nothing else."""
     path = tmp_path_factory.mktemp("recipe") / "own.yaml"
     made = recipe(
-        workers=2,
-        epochs=2,
+        workers=1,
+        epochs=1,
         ingest={"in_memory": False, "read_streams": 4},
         dense_optimizer={"kind": "adam", "lr": 0.01},
-        evaluations_per_epoch=EVALUATIONS // 2,
+        evaluations_per_epoch=EVALUATIONS,
         log_every_steps=5,
     )
     path.write_text(dump_recipe(made))
@@ -82,7 +82,7 @@ def _wait(condition: Callable[[], bool], process: "subprocess.Popen[bytes]", log
 def test_a_sweep_on_two_cpus_survives_kills(
     dataset: Dataset, recipe_file: Path, ray_cluster: str, tmp_path: Path
 ) -> None:
-    """Two workers a trial leave no CPU for reading. A trial's process is killed, then the driver's group."""
+    """Two trials at once leave no CPU for reading. A trial's process is killed, then the driver's group."""
     space, sweep, log = tmp_path / "space.yaml", tmp_path / "sweep", tmp_path / "log"
     space.write_text(SPACE)
     command = [sys.executable, "-m", "jobs.tune", "--recipe", recipe_file, "--data", dataset.folder, "--output", sweep]
@@ -93,13 +93,12 @@ def test_a_sweep_on_two_cpus_survives_kills(
         environment = {**own, "RAY_ADDRESS": head.address}
         driver = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
         _wait(lambda: any(sweep.glob("trials/*/run/checkpoints/step-*")), driver, log)
-        (hit,) = _processes_of_trials(head.pid)
-        hit.kill()
+        _processes_of_trials(head.pid)[0].kill()
         _wait(lambda: bool(_over(sweep)), driver, log)
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()
         before = {trial: (sweep / "trials" / trial / "trial.json").stat().st_mtime_ns for trial in _over(sweep)}
-        assert len(before) < TRIALS, "it was killed in the middle"
+        assert len(before) < TRIALS, "it was killed too late"
         done = subprocess.run(
             [*command, "--resume"], env=environment, capture_output=True, text=True, timeout=600, check=False
         )
