@@ -1,10 +1,11 @@
 """What the requests of the commands share: how one is checked and made fit for another machine, recipes, options."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import AfterValidator
 
 from rayrec.common.files import is_uri
 from rayrec.config import Config, Recipe, RecipeContent, read_recipe
@@ -58,10 +59,16 @@ class RecipeRequest(Request):
         return super().with_absolute_paths().model_copy(update={"set": (*self.set, *overrides)})
 
 
+def _number_or_range(workers: int | str) -> int | str:
+    if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", str(workers)):
+        raise ValueError("write a number above 0, or MIN:MAX to train elastically")
+    return workers if ":" in str(workers) else int(workers)
+
+
 class TrainingRecipeRequest(RecipeRequest):
     """A command whose recipe's `train` section has short options; they win over `set`."""
 
-    workers: PositiveInt | Annotated[str, Field(pattern=r"^[1-9]\d*:[1-9]\d*$")] | None = None
+    workers: Annotated[int | str, AfterValidator(_number_or_range)] | None = None
     """Short for --set train.workers=N; MIN:MAX trains elastically, with train.min_workers=MIN."""
     device: Literal["auto", "cpu", "cuda"] | None = None
     """Short for --set train.device=..."""

@@ -42,7 +42,12 @@ USAGE = [
         2,
         "No such option: --wokers (Possible options: --workers); see `rayrec train --help`",
     ),
-    BadInput("no workers", f"{TRAIN} --workers 0", 2, "workers: Input should be greater than 0 (got 0)"),
+    BadInput(
+        "no workers",
+        f"{TRAIN} --workers 0",
+        2,
+        "workers: write a number above 0, or MIN:MAX to train elastically (got '0')",
+    ),
     BadInput(
         "unknown precision",
         f"{TRAIN} --precision fp8",
