@@ -26,6 +26,8 @@ from tune.trial_folder import TRIAL_FILE, TrialRecord
 
 RECIPE = "dlrm-criteo-debug"
 FIRST_SEED = 1_000
+NOTED_AFTER = 3
+"""Seconds in which Ray Tune notes that a trial is over."""
 
 
 def main() -> None:
@@ -93,6 +95,8 @@ def run_until_half_is_over(command: list[str], sweep: Path, trials: int, log: Pa
             if driver.poll() is not None:
                 raise RuntimeError(f"ended before half of its trials were over:\n{log.read_text()}")
             time.sleep(0.5)
+        time.sleep(NOTED_AFTER)
+        over = times(sweep)
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()
     return over

@@ -24,6 +24,8 @@ EVALUATION = "evaluation"
 _ACTOR_BYTES = 2**29
 """Memory that the process of a trial reserves."""
 _POLL_SECONDS = 0.3
+# Whoever stopped a trial may want it to go on.
+_OVER = ("finished", "refused")
 
 
 class Trial(Trainable):
@@ -44,10 +46,14 @@ class Trial(Trainable):
         self._assignment = {name: config[name] for name in settings.space.names if name in config}
         self._folder = settings.trials_folder / self.trial_id
         before = TrialRecord.load(self._folder)
-        self._record = TrialRecord(self.trial_id, self._assignment, started=time.time())
-        if before is not None:
-            self._record = replace(self._record, started=before.started, run=before.run)
-        self._record.save(self._folder)
+        if before is not None and before.state in _OVER and settings.search != "pbt":
+            # Tune was killed before it noted the end: it is told again, and nothing is trained again.
+            self._record = before
+        else:
+            self._record = TrialRecord(self.trial_id, self._assignment, started=time.time())
+            if before is not None:
+                self._record = replace(self._record, started=before.started, run=before.run)
+            self._record.save(self._folder)
         self._reported: list[float] = []
         self._training: _Training | None = None
 
@@ -57,10 +63,10 @@ class Trial(Trainable):
 
     def step(self) -> dict[str, Any]:
         """Wait for the next evaluation, or for the end."""
-        if self._training is None:
+        if self._training is None and self._record.state == "running":
             self._training = _Training(self._settings, self._assignment, self._run)
         while True:
-            is_over = self._training.is_over
+            is_over = self._training is None or self._training.is_over
             found = evaluations(self._run, self._settings.metric)
             # A worker that died takes evaluations back with it that no checkpoint has.
             del self._reported[len(found) :]
@@ -78,8 +84,14 @@ class Trial(Trainable):
         return {EVALUATION: len(self._reported), OBJECTIVE: self._objective, "step": record["step"]}
 
     def _end(self) -> dict[str, Any]:
-        assert self._training is not None
-        error = self._training.error
+        if self._training is not None:
+            self._note_end(self._training.error)
+        # Without a value the searcher learns that values like these come to nothing.
+        has_value = self._reported and self._record.state != "refused"
+        last = {OBJECTIVE: self._objective} if has_value else {}
+        return {"done": True, EVALUATION: len(self._reported), **last}
+
+    def _note_end(self, error: BaseException | None) -> None:
         if error is None:
             self._record = replace(self._record, state="finished")
         elif isinstance(error, UserError):
@@ -91,9 +103,6 @@ class Trial(Trainable):
         if self._record.state == "failed":
             assert error is not None
             raise error
-        # Without a value the searcher learns that values like these come to nothing.
-        last = {OBJECTIVE: self._objective} if self._reported and error is None else {}
-        return {"done": True, EVALUATION: len(self._reported), **last}
 
     @property
     def _objective(self) -> float:

@@ -27,6 +27,8 @@ from tests.training_runs import recipe
 
 TRIALS = 4
 EVALUATIONS = 3
+NOTED_AFTER = 3
+"""Seconds in which Tune notes that a trial is over."""
 # The last rate makes the loss infinite.
 SPACE = """
 train.dense_optimizer.lr: {choice: [0.1, 0.01, 1.0e-5, 1.0e+30]}
@@ -95,6 +97,7 @@ def test_a_sweep_on_two_cpus_survives_kills(
         _wait(lambda: any(sweep.glob("trials/*/run/checkpoints/step-*")), driver, log)
         _processes_of_trials(head.pid)[0].kill()
         _wait(lambda: bool(_over(sweep)), driver, log)
+        time.sleep(NOTED_AFTER)
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()
         before = {trial: (sweep / "trials" / trial / "trial.json").stat().st_mtime_ns for trial in _over(sweep)}
