@@ -95,14 +95,17 @@ def _population_based(settings: SweepSettings) -> Strategy:
     from ray.tune.search.basic_variant import BasicVariantGenerator
 
     seed = settings.recipe.resolve().train.seed
-    domains = {name: _domain(parameter) for name, parameter in settings.space.parameters.items()}
+    parameters = settings.space.parameters
+    domains = {name: _domain(parameter) for name, parameter in parameters.items()}
+    # Of a list Tune takes neighbours; a domain's values it would multiply.
+    choices = {name: list(parameter.labels) for name, parameter in parameters.items() if parameter.labels}
     default = default_assignment(settings.space, settings.recipe)
     scheduler = PopulationBasedTraining(
         time_attr=EVALUATION,
         metric=OBJECTIVE,
         mode=settings.mode,
         perturbation_interval=1,
-        hyperparam_mutations=domains,
+        hyperparam_mutations={**domains, **choices},
         custom_explore_fn=partial(_within_bounds, settings.space),
     )
     searcher = BasicVariantGenerator(random_state=seed, points_to_evaluate=[default] if default is not None else None)

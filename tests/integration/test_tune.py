@@ -154,6 +154,7 @@ def test_population_based_training_goes_on_from_the_better_checkpoint(
         assert len(evaluated) == EVALUATIONS
         assert run_folder.recipe.train.dense_optimizer.lr == record["assignment"]["train.dense_optimizer.lr"]
         assert record["assignment"].keys() == {"train.dense_optimizer.lr"}
+        assert record["assignment"]["train.dense_optimizer.lr"] in {0.01, 1e-9}
     best = yaml.safe_load((sweep / "best.yaml").read_text())
     assert best["train"]["dense_optimizer"]["lr"] == 0.01
     assert result.details["trials"][0]["auc"] == result.metrics["validation"]["auc"]
