@@ -62,10 +62,13 @@ def ray_nodes(head: RayHead, environment: Mapping[str, str], count: int) -> Iter
     nodes: list[tuple[subprocess.Popen[bytes], Path]] = []
     try:
         for index, agent in enumerate(_free_ports(count)):
+            # Nodes of one machine must not give their workers the same ports.
+            ports = 20_000 + 500 * index
             command = [
                 str(Path(sys.executable).with_name("ray")), "start", f"--address={head.address}", "--block",
                 "--disable-usage-stats", "--num-cpus=1", "--object-store-memory=80000000",
-                f"--dashboard-agent-listen-port={agent}",
+                f"--dashboard-agent-listen-port={agent}", f"--min-worker-port={ports}",
+                f"--max-worker-port={ports + 499}",
             ]  # fmt: skip
             log = folder / f"{index}.log"
             with log.open("w") as out:
