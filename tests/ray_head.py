@@ -1,5 +1,6 @@
 """A Ray cluster of its own, as `ray start --head` makes it in another shell."""
 
+import itertools
 import re
 import shutil
 import socket
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+_WORKER_PORTS = itertools.count(20_000, 500)
+"""Nodes of one machine must not give their workers the same ports."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,7 @@ def ray_nodes(head: RayHead, environment: Mapping[str, str], count: int) -> Iter
     nodes: list[tuple[subprocess.Popen[bytes], Path]] = []
     try:
         for index, agent in enumerate(_free_ports(count)):
-            # Nodes of one machine must not give their workers the same ports.
-            ports = 20_000 + 500 * index
+            ports = next(_WORKER_PORTS)
             command = [
                 str(Path(sys.executable).with_name("ray")), "start", f"--address={head.address}", "--block",
                 "--disable-usage-stats", "--num-cpus=1", "--object-store-memory=80000000",
