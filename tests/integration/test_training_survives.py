@@ -127,11 +127,17 @@ def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, tmp_path: Pat
     _assert_same(run, undisturbed)
 
 
-def test_a_killed_node_is_replaced(undisturbed: Path, dataset: Dataset, tmp_path: Path) -> None:
-    """Three nodes of one CPU: one that trains goes away, with all that runs on it, and the third takes its place."""
+@pytest.mark.parametrize(
+    ("count", "workers", "after"), [(3, "2", 2), (2, "1:2", 1)], ids=["another takes its place", "elastic"]
+)
+def test_a_killed_node_does_not_end_the_run(
+    count: int, workers: str, after: int, undisturbed: Path, dataset: Dataset, tmp_path: Path
+) -> None:
+    """Nodes of one CPU, on two of which training begins; one of these goes away with all that runs on it."""
     run, config, killed = tmp_path / "run", tmp_path / "recipe.yaml", list[int]()
     config.write_text(dump_recipe(_recipe()))
     command = [sys.executable, "-m", "jobs.train", "--recipe", config, "--data", dataset.folder, "--output", run]
+    command += ["--workers", workers]
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
     own["RAY_AUTH_MODE"] = "disabled"
 
@@ -146,13 +152,19 @@ def test_a_killed_node_is_replaced(undisturbed: Path, dataset: Dataset, tmp_path
                 killed.append(node)
                 return
 
-    with ray_head(own, num_cpus=0) as head, ray_nodes(head, own, 3) as nodes, _when_at_step(run, 120, kill_node):
+    with ray_head(own, num_cpus=0) as head, ray_nodes(head, own, count) as nodes, _when_at_step(run, 120, kill_node):
         environment = {**own, "RAY_ADDRESS": head.address}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert killed
-    assert [r["step"] for r in read_history(run / "history.jsonl") if r["event"] == "epoch"][1] in {100, 150}
-    _assert_same(run, undisturbed)
+    starts = [record for record in read_history(run / "history.jsonl") if record["event"] == "epoch"]
+    assert [start["workers"] for start in starts[:2]] == [2, after]
+    assert starts[1]["step"] in {100, 150}
+    if after == 2:
+        _assert_same(run, undisturbed)
+    else:
+        expected = losses(undisturbed)
+        assert losses(run) == pytest.approx(expected, rel=1e-4)
 
 
 def test_resume_of_another_run_is_refused(ray_cluster: str, undisturbed: Path, dataset: Dataset) -> None:
