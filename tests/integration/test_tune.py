@@ -67,6 +67,11 @@ def _over(sweep: Path) -> set[str]:
     return {trial for trial, record in _trials(sweep).items() if record["state"] != "running"}
 
 
+def _until(step: int, history: Path) -> list[dict[str, Any]]:
+    """What was trained up to a step, without the announcements of attempts."""
+    return [r for r in read_history(history) if r["step"] <= step and r["event"] != "epoch"]
+
+
 def _processes_of_trials(head: int) -> list[psutil.Process]:
     """Of actors: Tune's subclass of `Trial` has this name."""
     children = psutil.Process(head).children(recursive=True)
@@ -148,9 +153,8 @@ def test_population_based_training_goes_on_from_the_better_checkpoint(
         run_folder = RunFolder.open(sweep / "trials" / record["trial"] / record["run"])
         _, donor, step = record["run"].split("-")
         evaluated = [r["step"] for r in read_history(run_folder.history) if r["event"] == "evaluate"]
-        theirs = list(read_history(sweep / "trials" / donor / "run" / "history.jsonl"))
-        mine = list(read_history(run_folder.history))
-        assert [r for r in mine if r["step"] <= int(step)] == [r for r in theirs if r["step"] <= int(step)]
+        theirs = _until(int(step), sweep / "trials" / donor / "run" / "history.jsonl")
+        assert _until(int(step), run_folder.history) == theirs
         assert len(evaluated) == EVALUATIONS
         assert run_folder.recipe.train.dense_optimizer.lr == record["assignment"]["train.dense_optimizer.lr"]
         assert record["assignment"].keys() == {"train.dense_optimizer.lr"}
