@@ -62,7 +62,7 @@ def ray_head(environment: Mapping[str, str], num_cpus: int = 1) -> Iterator[RayH
 def ray_nodes(head: RayHead, environment: Mapping[str, str], count: int) -> Iterator[list[int]]:
     """More nodes of one CPU on this machine for the time of the block; the process ids of their `ray start`."""
     folder = Path(tempfile.mkdtemp(prefix="nodes-"))
-    nodes: list[tuple[subprocess.Popen[bytes], Path]] = []
+    nodes: list[subprocess.Popen[bytes]] = []
     try:
         for index, agent in enumerate(_free_ports(count)):
             ports = next(_WORKER_PORTS)
@@ -75,14 +75,14 @@ def ray_nodes(head: RayHead, environment: Mapping[str, str], count: int) -> Iter
             log = folder / f"{index}.log"
             with log.open("w") as out:
                 node = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=dict(environment))
-            nodes.append((node, log))
-        for node, log in nodes:
+            nodes.append(node)
+            # One after the other: two at once would choose the same names for their sockets.
             _wait_for(lambda: "Ray runtime started" in log.read_text() or None, node, log)  # noqa: B023 - at once
-        yield [node.pid for node, _ in nodes]
+        yield [node.pid for node in nodes]
     finally:
-        for node, _ in nodes:
+        for node in nodes:
             node.terminate()
-        for node, _ in nodes:
+        for node in nodes:
             node.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
 
