@@ -127,17 +127,12 @@ def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, tmp_path: Pat
     _assert_same(run, undisturbed)
 
 
-@pytest.mark.parametrize(
-    ("count", "workers", "after"), [(3, "2", 2), (2, "1:2", 1)], ids=["another takes its place", "elastic"]
-)
-def test_a_killed_node_does_not_end_the_run(
-    count: int, workers: str, after: int, undisturbed: Path, dataset: Dataset, tmp_path: Path
-) -> None:
-    """Nodes of one CPU, on two of which training begins; one of these goes away with all that runs on it."""
+def test_elastic_training_goes_on_without_a_killed_node(undisturbed: Path, dataset: Dataset, tmp_path: Path) -> None:
+    """Training begins on two nodes of one CPU; one of them goes away with all that runs on it."""
     run, config, killed = tmp_path / "run", tmp_path / "recipe.yaml", list[int]()
     config.write_text(dump_recipe(_recipe()))
     command = [sys.executable, "-m", "jobs.train", "--recipe", config, "--data", dataset.folder, "--output", run]
-    command += ["--workers", workers]
+    command += ["--workers", "1:2"]
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
     own["RAY_AUTH_MODE"] = "disabled"
 
@@ -152,19 +147,15 @@ def test_a_killed_node_does_not_end_the_run(
                 killed.append(node)
                 return
 
-    with ray_head(own, num_cpus=0) as head, ray_nodes(head, own, count) as nodes, _when_at_step(run, 120, kill_node):
+    with ray_head(own, num_cpus=0) as head, ray_nodes(head, own, 2) as nodes, _when_at_step(run, 120, kill_node):
         environment = {**own, "RAY_ADDRESS": head.address}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert killed
     starts = [record for record in read_history(run / "history.jsonl") if record["event"] == "epoch"]
-    assert [start["workers"] for start in starts[:2]] == [2, after]
+    assert [start["workers"] for start in starts[:2]] == [2, 1]
     assert starts[1]["step"] in {100, 150}
-    if after == 2:
-        _assert_same(run, undisturbed)
-    else:
-        expected = losses(undisturbed)
-        assert losses(run) == pytest.approx(expected, rel=1e-4)
+    assert losses(run) == pytest.approx(losses(undisturbed), rel=1e-4)
 
 
 def test_resume_of_another_run_is_refused(ray_cluster: str, undisturbed: Path, dataset: Dataset) -> None:
