@@ -65,6 +65,11 @@ _GMF: dict[str, Any] = {**_STEP, "model.parts": ["gmf"], "model.factors": 64}
 _LARGE: dict[str, Any] = {**_STEP, "model.factors": 64, "model.mlp": [128, 64, 32]}
 # Rows of the tables are held back in proportion to how often they occur, by the recipe's penalty.
 _MF: dict[str, Any] = {"model.parts": ["gmf"], "train.dense_optimizer.kind": "adam", "train.epochs": 12}
+_MLP: dict[str, Any] = {
+    "model.parts": ["mlp"],
+    "model.mlp": [128, 64, 32, 16],
+    "train.dense_optimizer.weight_decay": 0.3,
+}
 _EIGHT = {"train.negatives.per_positive": 8}
 
 _STEPS_OF_AN_EPOCH = 241
@@ -92,6 +97,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "mf, 128 factors, penalty 0.004, 20 epochs": {**_MF, **_decay_over(20)},
     "mf, 64 factors, penalty 0.003": {**_MF, **_decay_over(12), "model.factors": 64, "train.embedding_l2": 0.003},
     "gmf, 128 factors, penalty 0.004": {**_MF, **_decay_over(20), "model.gmf_output": "learned"},
+    "mlp, penalty 0.001": {**_MLP, "train.embedding_l2": 0.001},
+    "mlp, penalty 0.004": {**_MLP, "train.embedding_l2": 0.004},
     "neumf, 32 factors, decay 0.1": _DECAYED,
     "neumf, 32 factors": {**_STEP, _DECAY: 0.0},
     "neumf, 32 factors, decay 0.1, smaller batch": {

@@ -2,9 +2,11 @@
 
     python -m benchmarks.preprocess_displays --rows 100000 1000000 10000000 --output FILE
 
-Tables are generated; one Spark session on one machine preprocesses them all, after a small warm-up. Memory is what each
-kind of process has for itself (USS), pages of mapped statistics not counted; disk that of the unfinished dataset and of
-Spark's shuffles. Both are sampled every `--interval` seconds, and the largest counts.
+Tables are generated; one Spark session on one machine preprocesses them all, after a small warm-up. Memory is what
+each kind of process has for itself (USS), pages of mapped statistics not counted; disk that of the unfinished dataset
+and of Spark's shuffles. Both are sampled every `--interval` seconds, and the largest counts. CPU seconds are those of
+all these processes, which other work on the machine disturbs less than the time that passes. A size that is done is in
+FILE when the next one begins.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,18 +48,20 @@ def main() -> None:
         folder = Path(name)
         os.environ["SPARK_LOCAL_DIRS"] = str(folder / "spark")
         with ray_session(), spark_session(SparkConfig(), "benchmark") as spark:
-            sizes = [_WARM_UP_ROWS, *arguments.rows]
-            runs = [_measure(spark, folder, rows, arguments.feature_set, arguments.interval) for rows in sizes]
-    write_json(
-        arguments.output,
-        {
-            "feature_set": arguments.feature_set,
-            "machine": {"cores": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30)},
-            "runs": runs[1:],
-            "load_average_at_the_end": os.getloadavg()[0],
-        },
-    )
-    print(arguments.output.read_text())
+            runs = []
+            for rows in [_WARM_UP_ROWS, *arguments.rows]:
+                runs.append(_measure(spark, folder, rows, arguments.feature_set, arguments.interval))
+                write_json(
+                    arguments.output,
+                    {
+                        "feature_set": arguments.feature_set,
+                        "machine": {
+                            "cores": os.cpu_count(),
+                            "memory_gib": round(psutil.virtual_memory().total / 2**30),
+                        },
+                        "runs": runs[1:],
+                    },
+                )
 
 
 def _measure(
@@ -68,7 +73,7 @@ def _measure(
     recipe = Recipe.model_validate({"name": "benchmark", **settings})
     stages = _Stages()
     started = time.perf_counter()
-    with _sampled(folder, interval) as largest:
+    with _sampled(folder, interval) as sampled:
         manifest = preprocess(spark, recipe, {None: [str(raw)]}, dataset, stages)
     seconds = time.perf_counter() - started
     stages.finish()
@@ -78,9 +83,11 @@ def _measure(
         "raw_mib": _size(raw) // _MIB,
         "dataset_mib": _size(dataset) // _MIB,
         "seconds": round(seconds, 1),
+        "cpu_seconds": round(sum(sampled.cpu_seconds.values()), 1),
+        "load_average_at_the_end": os.getloadavg()[0],
         "rows_per_second": round(rows / seconds),
         "seconds_by_stage": stages.seconds,
-        "largest_mib": {name: size // _MIB for name, size in largest.items()},
+        "largest_mib": {name: size // _MIB for name, size in sampled.largest.items()},
         "driver_jvm_collected_mib": _driver_heap(spark) // _MIB,
     }
     print(result, flush=True)
@@ -107,32 +114,62 @@ class _Stages(SilentProgress):
             self._current = None
 
 
+@dataclass
+class _Sampled:
+    largest: dict[str, int] = field(default_factory=dict)
+    """Memory by kind of process, and disk, in bytes."""
+    cpu_seconds: dict[psutil.Process, float] = field(default_factory=dict)
+    """Of each process since the first sample, or since it began."""
+
+
 @contextmanager
-def _sampled(folder: Path, interval: float) -> Iterator[dict[str, int]]:
-    """The largest memory by kind of process, and the largest disk, in bytes; filled in while the block runs."""
-    largest: dict[str, int] = {}
+def _sampled(folder: Path, interval: float) -> Iterator[_Sampled]:
+    """Filled in while the block runs."""
+    sampled = _Sampled()
+    before = {process: _cpu_seconds(process) for process in _processes()}
     ended = threading.Event()
+
+    def sample() -> None:
+        processes = _processes()
+        for name, size in {**_memory(processes), **_disk(folder)}.items():
+            sampled.largest[name] = max(sampled.largest.get(name, 0), size)
+        for process in processes:
+            if spent := _cpu_seconds(process):
+                sampled.cpu_seconds[process] = spent - before.get(process, 0.0)
 
     def watch() -> None:
         while not ended.wait(interval):
-            for name, size in {**_memory(), **_disk(folder)}.items():
-                largest[name] = max(largest.get(name, 0), size)
+            sample()
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        yield largest
+        yield sampled
     finally:
         ended.set()
         watcher.join()
+        sample()
 
 
-def _memory() -> dict[str, int]:
+def _processes() -> list[psutil.Process]:
+    """This one and all that it started."""
     me = psutil.Process()
+    return [me, *me.children(recursive=True)]
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    """0 where the process has ended."""
+    with suppress(psutil.Error):
+        times = process.cpu_times()
+        return times.user + times.system
+    return 0.0
+
+
+def _memory(processes: list[psutil.Process]) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    for process in [me, *me.children(recursive=True)]:
+    for process in processes:
         with suppress(psutil.Error):
-            kind = _kind(process, me)
+            kind = _kind(process, processes[0])
             sizes[kind] = sizes.get(kind, 0) + process.memory_full_info().uss
     return sizes
 

@@ -1,0 +1,197 @@
+"""What Wide & Deep reaches on generated displays, between ranking by popularity and the best that can be reached.
+
+    python -m benchmarks.wide_deep_accuracy --rows 1000000 --folder FOLDER [--without FAMILY ...] [--seeds 1 2 3]
+
+The clicks of day 11 on are held out, for which the generator knows the best MAP@12. *Popularity* ranks the ads of a
+display by their rate of clicks in train, smoothed as the features are. A run without a family of features trains the
+same model on the dataset less their columns. FOLDER keeps the tables, the dataset and the runs; what it has is not done
+again. Results are added to benchmarks/results/wide_deep_accuracy.json.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+import torch.distributed as dist
+
+import rayrec
+from jobs.text_table import text_table
+from rayrec.common.files import write_json
+from rayrec.config import RankingConfig
+from rayrec.evaluation.ranking import RankingMetrics
+from rayrec.features.schema import SCHEMA_FILE, Schema
+from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+from rayrec.sources.outbrain.synthetic.truth import TRUTH_FILE, GeneratedTruth
+from rayrec.training.loop import train_worker
+from rayrec.training.place import Place
+from rayrec.training.run_folder import METRICS_FILE, RunFolder
+
+RESULTS = Path(__file__).parent / "results" / "wide_deep_accuracy.json"
+RECIPE = "wide-deep-outbrain-debug"
+_HERE = Place(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
+
+# The debug recipe for a million rows and all features.
+SETTINGS: dict[str, Any] = {
+    "preprocess.feature_set": "full",
+    "preprocess.split.held_out_share": 0.0,
+    "model.embedding_dim": 16,
+    "model.mlp": [256, 128, 64],
+    "train.workers": 1,
+    "train.global_batch_size": 4096,
+    "train.epochs": 4,
+    "train.embedding_optimizer.lr": 0.02,
+    "train.dense_optimizer": {"kind": "adam", "lr": 0.001},
+    "train.ingest.in_memory": True,
+    "train.log_every_steps": 50,
+    "train.checkpoint.keep_best": None,
+}
+
+# Features of the `full` set by what they know; each run leaves out one family.
+_USER = ("user_views", "user_has_already_viewed_doc", "user_doc_ad_sim_")
+_LANDING_SIMILARITY = ("doc_event_doc_ad_sim_",)
+_CONTEXT = (
+    "event_hour", "event_platform", "event_weekend", "event_geo_location", "event_country", "event_country_state",
+    "traffic_source", "doc_event_hour",
+)  # fmt: skip
+_RATES = ("pop_", "ad_views", "doc_views")
+_AD = ("ad_id", "doc_id", "doc_ad_", "ad_advertiser")
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "user": _USER,
+    "similarity of landing page and ad": _LANDING_SIMILARITY,
+    "context": _CONTEXT,
+    "rates of clicks": _RATES,
+    "ids of the ad": _AD,
+    "ids of the ad and rates of clicks": (*_AD, *_RATES),
+}
+
+
+def measure(folder: Path, rows: int, without: Sequence[str | None], seeds: Sequence[int]) -> None:
+    """Popularity, then a run for each family that is left out (None: none) and seed."""
+    raw, output = folder / "raw", folder / "dataset"
+    if not (raw / TRUTH_FILE).exists():
+        rayrec.generate("outbrain", rows, raw)
+    if not (output / MANIFEST_FILE).exists():
+        rayrec.preprocess(RECIPE, str(raw), output, overrides=SETTINGS)
+    dataset = Dataset.open(output)
+    truth = GeneratedTruth.model_validate_json((raw / TRUTH_FILE).read_text()).held_out
+    assert truth is not None, "too few rows reach day 11"
+    popularity = _popularity(dataset)
+    known = {"rows": rows, "best": truth.best, "popularity": popularity, "random": truth.random}
+    for family in without:
+        for seed in seeds:
+            if _is_done(rows, family, seed):
+                continue
+            started = time.perf_counter()
+            found = _train(dataset if family is None else _less(dataset, FAMILIES[family]), folder, family, seed)
+            _add({
+                "without": family,
+                "seed": seed,
+                **known,
+                "map@12": found,
+                "share_of_the_way": (found - popularity) / (truth.best - popularity),
+                "seconds": time.perf_counter() - started,
+                "overrides": SETTINGS,
+            })  # fmt: skip
+
+
+def _popularity(dataset: Dataset) -> float:
+    """MAP@12 of ranking by the ads' smoothed rates of clicks in train, through rayrec's own evaluation."""
+    smoothing = rayrec.load_recipe(RECIPE).preprocess.rates.smoothing
+    train, held_out = (_columns(dataset, split) for split in ("train", "validation"))
+    ads = int(max(train["ad"].max(), held_out["ad"].max())) + 1
+    views = torch.bincount(train["ad"], minlength=ads)
+    clicks = torch.bincount(train["ad"], weights=train["label"].double(), minlength=ads)
+    rates = (clicks + smoothing * train["label"].double().mean()) / (views + smoothing)
+    metrics = RankingMetrics(RankingConfig(k=(12,), metrics=("map",)))
+    ones = torch.ones(len(held_out["ad"]))
+    metrics.update(rates[held_out["ad"]].float(), held_out["label"].float(), held_out["display"], ones)
+    return float(metrics.compute()["map@12"])
+
+
+def _columns(dataset: Dataset, split: str) -> dict[str, torch.Tensor]:
+    schema = dataset.schema
+    assert schema.candidate is not None and schema.group is not None
+    names = {"ad": schema.candidate, "display": schema.group, "label": schema.label}
+    files = [dataset.folder / part.path for part in dataset.manifest.splits[split].parts]
+    table = pq.read_table(files, columns=list(names.values()))
+    return {name: torch.from_numpy(table[column].to_numpy().copy()) for name, column in names.items()}
+
+
+def _less(dataset: Dataset, prefixes: tuple[str, ...]) -> Dataset:
+    """The dataset without the features whose name begins so; its files keep the columns, which nothing reads."""
+    kept = tuple(f for f in dataset.schema.features if not f.name.startswith(prefixes))
+    schema = Schema.model_validate({**dataset.schema.model_dump(), "features": [f.model_dump() for f in kept]})
+    folder = dataset.folder.with_name(f"less-{'-'.join(p.strip('_') for p in prefixes)}")
+    folder.mkdir(exist_ok=True)
+    for path in dataset.folder.iterdir():
+        if path.name != SCHEMA_FILE and not (folder / path.name).exists():
+            (folder / path.name).symlink_to(path)
+    schema.save(folder)
+    return Dataset.open(folder)
+
+
+def _train(dataset: Dataset, folder: Path, family: str | None, seed: int) -> float:
+    """Train in this process, as one worker of Ray Train does; MAP@12 after its last epoch."""
+    recipe = rayrec.load_recipe(RECIPE, {**SETTINGS, "train.seed": seed})
+    path = folder / f"run-{'all' if family is None else family.replace(' ', '-')}-{seed}"
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    run = RunFolder.open(path) if path.exists() else RunFolder.create(path, recipe, dataset)
+    train_worker(recipe, dataset, run, _HERE)
+    metrics: dict[str, Any] = json.loads((run.path / METRICS_FILE).read_text())["validation"]
+    return float(metrics["map@12"])
+
+
+def _read() -> list[dict[str, Any]]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+
+
+def _is_done(rows: int, family: str | None, seed: int) -> bool:
+    return any((r["rows"], r["without"], r["seed"]) == (rows, family, seed) for r in _read())
+
+
+def _add(row: dict[str, Any]) -> None:
+    write_json(RESULTS, [*_read(), row])
+    print({name: row[name] for name in ("without", "seed", "map@12", "share_of_the_way")}, flush=True)
+
+
+def summary() -> str:
+    """Mean and deviation over the seeds, by what was left out."""
+    groups: dict[tuple[int, str | None], list[dict[str, Any]]] = {}
+    for row in _read():
+        groups.setdefault((row["rows"], row["without"]), []).append(row)
+    table = []
+    for (rows, family), found in groups.items():
+        values = [row["map@12"] for row in found]
+        table.append({
+            "rows": rows,
+            "without": family or "-",
+            "seeds": len(values),
+            "map@12": f"{statistics.mean(values):.4f}",
+            "deviation": f"{statistics.stdev(values):.4f}" if len(values) > 1 else "-",
+            "of the way": f"{statistics.mean(row['share_of_the_way'] for row in found):.3f}",
+            "popularity": f"{found[0]['popularity']:.4f}",
+            "best": f"{found[0]['best']:.4f}",
+        })  # fmt: skip
+    return text_table(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--without", nargs="*", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    arguments = parser.parse_args()
+    measure(arguments.folder, arguments.rows, [None, *arguments.without], arguments.seeds)
+    print(summary())
+
+
+if __name__ == "__main__":
+    main()
