@@ -23,7 +23,7 @@ class TrialOutcome:
     message: str | None
     assignment: dict[str, Scalar]
     value: float | None
-    """The metric's best value; None where there was no evaluation, or where the training went wrong later."""
+    """The metric's best value under the assignment; None where there was no evaluation, or the training went wrong."""
     curve: tuple[float, ...]
     """The metric at each evaluation."""
     seconds: float
@@ -55,13 +55,14 @@ def _read(settings: SweepSettings, folder: Path, record: TrialRecord, number: in
     run = folder / record.run
     records = evaluations(run, settings.metric)
     curve = tuple(r[settings.metric] for r in records)
+    own = [r[settings.metric] for r in records if r["step"] > record.first_step]
     return TrialOutcome(
         trial=record.trial,
         number=number,
         state=record.state,
         message=record.message,
         assignment=record.assignment,
-        value=settings.best(curve) if curve and record.state != "refused" else None,
+        value=settings.best(own) if own and record.state != "refused" else None,
         curve=curve,
         seconds=records[-1]["seconds"] if records else 0.0,
         folder=folder,

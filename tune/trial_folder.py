@@ -31,6 +31,11 @@ class TrialRecord:
     run: str = "run"
     """Name of the run folder; another one each time that it went on from another trial's checkpoint."""
 
+    @property
+    def first_step(self) -> int:
+        """The step from which on it trained with its values: that of another trial's checkpoint, or 0."""
+        return int(self.run.rpartition("-")[2]) if self.run != "run" else 0
+
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / TRIAL_FILE, asdict(self))

@@ -138,6 +138,18 @@ def test_outcomes_are_read_best_first(metric: str, expected: list[str], tmp_path
     assert by_trial["c"].value is None
 
 
+@pytest.mark.parametrize(("run", "value"), [("run", 0.9), ("run-b-5", 0.8), ("run-b-9", None)])
+def test_what_another_trial_reached_does_not_count(run: str, value: float | None, tmp_path: Path) -> None:
+    """Under population based training a run goes on from the donor's history with other values."""
+    folder = tmp_path / "trials" / "a"
+    (folder / run).mkdir(parents=True)
+    lines = (f'{{"event": "evaluate", "step": {s}, "seconds": 1.0, "auc": {auc}}}\n' for s, auc in ((5, 0.9), (9, 0.8)))
+    (folder / run / "history.jsonl").write_text("".join(lines))
+    TrialRecord("a", {"train.epochs": 1}, state="finished", run=run).save(folder)
+    (outcome,) = read_outcomes(_settings(tmp_path))
+    assert (outcome.value, outcome.curve) == (value, (0.9, 0.8))
+
+
 def test_a_trial_that_went_wrong_later_is_never_the_best(tmp_path: Path) -> None:
     """Its recipe could not be trained again."""
     for state, auc in (("refused", 0.9), ("stopped", 0.6)):
