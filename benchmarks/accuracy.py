@@ -64,7 +64,7 @@ def measure_real(data: Path, seeds: Sequence[int]) -> list[dict[str, Any]]:
             for seed in seeds:
                 run = Path(folder) / f"{model}-{seed}"
                 recipe = rayrec.load_recipe(f"{model}-criteo-small", {"train.seed": seed})
-                values.append(_train(recipe, dataset, run)["auc"])
+                values.append(train_in_this_process(recipe, dataset, run)["auc"])
             table.append({
                 "recipe": f"{model}-criteo-small",
                 "mean_auc": statistics.mean(values),
@@ -86,7 +86,9 @@ def measure_generated(rows: int, seed: int) -> list[dict[str, Any]]:
         for model in MODELS:
             run = Path(folder) / model
             started = time.perf_counter()
-            auc = _train(rayrec.load_recipe(f"{model}-criteo-debug", GENERATED[model]), dataset, run)["auc"]
+            auc = train_in_this_process(rayrec.load_recipe(f"{model}-criteo-debug", GENERATED[model]), dataset, run)[
+                "auc"
+            ]
             table.append({
                 "recipe": f"{model}-criteo-debug",
                 "rows": rows,
@@ -99,7 +101,7 @@ def measure_generated(rows: int, seed: int) -> list[dict[str, Any]]:
     return table
 
 
-def _train(recipe: Recipe, data: Path, output: Path) -> dict[str, float]:
+def train_in_this_process(recipe: Recipe, data: Path, output: Path) -> dict[str, float]:
     """Train in this process, as one worker of Ray Train does; metrics of the test split."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

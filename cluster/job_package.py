@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = ("rayrec", "jobs", "serve", "cluster", "cuda_ops")
+PACKAGES = ("rayrec", "jobs", "tune", "serve", "cluster", "cuda_ops")
 _SUFFIXES = {".py", ".yaml", ".typed"}
 FILES_FOLDER = "files"
 

@@ -58,6 +58,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
     train = recipe.train.model_validate({
         **recipe.train.model_dump(),
         "workers": workers,
+        "min_workers": None if request.workers else recipe.train.min_workers,
         "device": request.device or recipe.train.device,
         # For the planner alone: ranks may hold unequal shares of a batch.
         "global_batch_size": -(-recipe.evaluate.global_batch_size // workers) * workers,

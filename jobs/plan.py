@@ -1,6 +1,10 @@
-"""Show a sharding plan without training: `python -m jobs.plan --recipe NAME --data FOLDER --workers N`."""
+"""Show a sharding plan and what a step should cost, without training.
+
+`python -m jobs.plan --recipe NAME --data FOLDER --workers N [--hardware h200]`
+"""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import PositiveInt
 
@@ -9,6 +13,12 @@ from jobs.request import RecipeRequest
 from jobs.result import Result
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
+from rayrec.training.hardware import AcceleratorName
+
+if TYPE_CHECKING:
+    from rayrec.config import TrainConfig
+    from rayrec.models.common.ranking import RankingModel
+    from rayrec.training.sharding import TablePlan
 
 
 class PlanRequest(RecipeRequest):
@@ -22,10 +32,12 @@ class PlanRequest(RecipeRequest):
     """Workers on one machine; by default all of them."""
     memory_per_worker: str = "80GB"
     """Memory of one worker, such as 80GB or 64GiB."""
+    hardware: AcceleratorName | None = None
+    """Estimate a training step on workers of this kind: a100, h100 or h200."""
 
 
 def run(request: PlanRequest, progress: Progress) -> Result:
-    """Plan; `details` holds what training writes to plan.json."""
+    """Plan; `details` holds what training writes to plan.json, and with `hardware` an `estimate`."""
     from rayrec.common.units import parse_bytes
     from rayrec.ingest.dataset import Dataset
 
@@ -39,22 +51,41 @@ def run(request: PlanRequest, progress: Progress) -> Result:
     from rayrec.models.registry import build_model
     from rayrec.training.sharding import plan_tables
 
+    model = build_model(recipe.model, dataset.schema, device="meta")
     plan = plan_tables(
-        build_model(recipe.model, dataset.schema, device="meta").tables,
+        model.tables,
         recipe.train,
         world_size=request.workers,
         local_world_size=local,
         memory_per_worker=memory,
         batch_size=max(1, recipe.train.global_batch_size // request.workers),
     )
-    return Result(command="plan", details=plan.as_json())
+    details = plan.as_json()
+    if request.hardware is not None:
+        details["estimate"] = _estimate(request.hardware, recipe.train, model, plan, local)
+    return Result(command="plan", details=details)
+
+
+def _estimate(
+    hardware: AcceleratorName, train: "TrainConfig", model: "RankingModel", plan: "TablePlan", workers_per_node: int
+) -> dict[str, object]:
+    from rayrec.training.cost import estimate_step
+    from rayrec.training.hardware import ACCELERATORS
+
+    precision = "bf16" if train.precision == "auto" else train.precision
+    batch = train.global_batch_size
+    estimate = estimate_step(
+        ACCELERATORS[hardware], precision, model=model, plan=plan, batch=batch, workers_per_node=workers_per_node
+    )
+    return {"hardware": hardware, "precision": precision, "global_batch_size": batch, **estimate.as_json()}
 
 
 def describe(result: Result) -> str:
-    """The plan as a table: sharding, ranks and bytes of each embedding table; then bytes by rank."""
-    from jobs.plan_table import plan_table
+    """The plan as a table: sharding, ranks and bytes of each embedding table; then bytes by rank; then the estimate."""
+    from jobs.plan_table import estimate_table, plan_table
 
-    return plan_table(result.details)
+    estimate = result.details.get("estimate")
+    return plan_table(result.details) + (f"\n\n{estimate_table(estimate)}" if estimate is not None else "")
 
 
 JOB = Job("plan", PlanRequest, run, describe)

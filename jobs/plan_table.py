@@ -27,6 +27,20 @@ def plan_table(plan: Mapping[str, Any]) -> str:
     return f"{text_table(rows)}\n\n{text_table(ranks)}"
 
 
+def estimate_table(estimate: Mapping[str, Any]) -> str:
+    """What a step should cost: samples/s, milliseconds, bytes sent and memory of the busiest rank."""
+    milliseconds = ", ".join(f"{name} {1000 * seconds:.2f}" for name, seconds in estimate["seconds"].items())
+    sent = ", ".join(f"{name} {format_bytes(size)}" for name, size in estimate["sent_bytes"].items())
+    return (
+        f"estimate for {estimate['hardware']}, {estimate['precision']}, batches of {estimate['global_batch_size']:,} "
+        f"(docs/scaling.md says how good it is):\n"
+        f"  {estimate['samples_per_second']:,.0f} samples/s\n"
+        f"  milliseconds a step: {milliseconds}\n"
+        f"  sent by the busiest rank in a step: {sent}\n"
+        f"  memory of the fullest rank: {format_bytes(max(estimate['memory_by_rank']))}"
+    )
+
+
 def _ranges(ranks: list[int]) -> str:
     """[0, 1, 2, 5] -> '0-2,5'."""
     runs: list[list[int]] = []

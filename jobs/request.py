@@ -1,13 +1,14 @@
 """What the requests of the commands share: how one is checked and made fit for another machine, recipes, options."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import PositiveInt
+from pydantic import AfterValidator
 
 from rayrec.common.files import is_uri
-from rayrec.config import Config, Recipe, load_recipe
+from rayrec.config import Config, Recipe, RecipeContent, read_recipe
 
 
 class Request(Config):
@@ -28,7 +29,7 @@ class Request(Config):
 class RecipeRequest(Request):
     """A command that takes a recipe."""
 
-    small_files = ("recipe",)
+    small_files: ClassVar[tuple[str, ...]] = ("recipe",)
 
     recipe: str
     """Name of a shipped recipe, or path of a YAML file."""
@@ -37,7 +38,16 @@ class RecipeRequest(Request):
 
     def load_recipe(self) -> Recipe:
         """The recipe with overrides applied. Raises ConfigError."""
-        return load_recipe(self.recipe, self.set)
+        return self.read_recipe().resolve()
+
+    def read_recipe(self) -> RecipeContent:
+        """The same before it is resolved. Raises ConfigError."""
+        return read_recipe(self.recipe, self.overrides)
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """All overrides, each `section.key=value`."""
+        return self.set
 
     def check(self) -> None:
         self.load_recipe()
@@ -49,20 +59,28 @@ class RecipeRequest(Request):
         return super().with_absolute_paths().model_copy(update={"set": (*self.set, *overrides)})
 
 
+def _number_or_range(workers: int | str) -> int | str:
+    if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", str(workers)):
+        raise ValueError("write a number above 0, or MIN:MAX to train elastically")
+    return workers if ":" in str(workers) else int(workers)
+
+
 class TrainingRecipeRequest(RecipeRequest):
     """A command whose recipe's `train` section has short options; they win over `set`."""
 
-    workers: PositiveInt | None = None
-    """Short for --set train.workers=N."""
+    workers: Annotated[int | str, AfterValidator(_number_or_range)] | None = None
+    """Short for --set train.workers=N; MIN:MAX trains elastically, with train.min_workers=MIN."""
     device: Literal["auto", "cpu", "cuda"] | None = None
     """Short for --set train.device=..."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None
     """Short for --set train.precision=..."""
 
-    def load_recipe(self) -> Recipe:
-        given = {"workers": self.workers, "device": self.device, "precision": self.precision}
-        short = [f"train.{key}={value}" for key, value in given.items() if value is not None]
-        return load_recipe(self.recipe, (*self.set, *short))
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        least, _, most = str(self.workers or "").rpartition(":")
+        given = {"workers": most, "min_workers": least, "device": self.device, "precision": self.precision}
+        short = [f"train.{key}={value}" for key, value in given.items() if value]
+        return (*self.set, *short)
 
 
 def absolute_path(text: str) -> str:

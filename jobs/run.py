@@ -4,7 +4,6 @@ Stages write folders that are whole or absent (dataset, evaluation, model) or th
 after any end goes on with the first unfinished one.
 """
 
-import fcntl
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +14,14 @@ from jobs.preprocess import PreprocessRequest
 from jobs.request import TrainingRecipeRequest
 from jobs.result import Result
 from jobs.stages import UNFINISHED_MODEL, stages_of
-from rayrec.common.errors import UserError
-from rayrec.common.files import require_absent, write_json
+from rayrec.common.files import locked, require_absent, write_json
 from rayrec.common.progress import Progress
 
 PIPELINE_FILE = "pipeline.json"
-_REMAINS = (".*.unfinished-*", ".rayrec-evaluate-*", UNFINISHED_MODEL)
-"""What stages that were killed leave beside the folders that they write."""
+_LOCK_FILE = ".lock"
+_REMAINS = (".run.unfinished-*", ".evaluation.unfinished-*", ".rayrec-evaluate-*", f"*{UNFINISHED_MODEL}*")
+"""What stages that were killed leave beside the folders that they write, and do not continue."""
+_REMAINS_OF_DATASET = ".dataset.unfinished-*"
 
 
 class RunRequest(PreprocessRequest, TrainingRecipeRequest):
@@ -73,18 +73,22 @@ def _owned(request: RunRequest) -> Iterator[None]:
     if not marker.exists():
         require_absent(request.output)
         write_json(marker, {"recipe": request.recipe, "set": request.set, "input": request.input})
-    with marker.open("r+") as lock:
-        try:
-            # The lock ends with the process, however that ends.
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{request.output}: another `rayrec run` is at work in it; wait for it or stop it"
-            ) from None
-        for pattern in _REMAINS:
-            for remains in request.output.glob(pattern):
-                shutil.rmtree(remains, ignore_errors=True)
+    with locked(request.output / _LOCK_FILE, request.output):
+        _tidy(request.output)
         yield
+        _tidy(request.output)
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what no stage continues."""
+    # A killed preprocessing goes on from what it left.
+    finished = (_REMAINS_OF_DATASET,) if (folder / "dataset").exists() else ()
+    for pattern in (*_REMAINS, *finished):
+        for remains in folder.glob(pattern):
+            if remains.is_dir():
+                shutil.rmtree(remains, ignore_errors=True)
+            else:
+                remains.unlink(missing_ok=True)
 
 
 JOB = Job("run", RunRequest, run)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 UNFINISHED_MODEL = ".export"
 # Where and how often, not what: another value needs nothing to be made again.
 _OF_NO_CONSEQUENCE = frozenset({
-    "preprocess.spark", "train.workers", "train.device", "train.max_failures", "train.log_every_steps",
-    "train.tracking",
+    "preprocess.spark", "train.workers", "train.min_workers", "train.device", "train.max_failures",
+    "train.log_every_steps", "train.tracking",
 })  # fmt: skip
 
 
@@ -183,7 +183,7 @@ class _Evaluate(_OfRun):
                 source=self._run.path,
                 data=dataset.folder,
                 split=split,
-                workers=self._request.workers,
+                workers=workers if isinstance(workers := self._request.workers, int) else None,
                 device=self._request.device,
             )
             made = run(request, progress)

@@ -17,6 +17,7 @@ from jobs.result import Result
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.common.units import parse_bytes
+from rayrec.config.yaml_file import is_yaml_file
 
 if TYPE_CHECKING:
     from cluster.job_client import EntrypointResources, JobClient, JobState
@@ -134,7 +135,7 @@ def _pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
 
 
 def _is_file(value: Any) -> bool:
-    return isinstance(value, str) and Path(value).suffix in {".yaml", ".yml"}
+    return isinstance(value, str) and is_yaml_file(value)
 
 
 def _require_success(state: "JobState", address: str) -> None:

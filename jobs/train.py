@@ -11,7 +11,10 @@ from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
 
 if TYPE_CHECKING:
+    from rayrec.config import Recipe
     from rayrec.config.train import EarlyStopConfig
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.training.driver import Metrics
     from rayrec.training.run_folder import RunFolder
 
 
@@ -40,16 +43,10 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from cluster.ray_session import ray_session
     from rayrec.training.checkpoint import Checkpoints
-    from rayrec.training.driver import train
 
-    checkpoints = Checkpoints(RunFolder(request.output.absolute()).checkpoints, recipe.train.checkpoint)
-    # A run that has a checkpoint goes on from it, whether the other runs are still there or not.
-    weights = None if checkpoints.latest() is not None else initial_weights(recipe, dataset)
     with ray_session():
-        metrics = train(
-            recipe, dataset, request.output, resume=request.resume, initial_weights=weights, progress=progress
-        )
-    reached = checkpoints.latest()
+        metrics = train_recipe(recipe, dataset, request.output, resume=request.resume, progress=progress)
+    reached = Checkpoints(RunFolder(request.output.absolute()).checkpoints, recipe.train.checkpoint).latest()
     assert reached is not None
     return Result(
         command="train",
@@ -62,6 +59,18 @@ def run(request: TrainRequest, progress: Progress) -> Result:
             **_time_to_target(recipe.train.early_stop, RunFolder.open(request.output)),
         },
     )
+
+
+def train_recipe(recipe: "Recipe", dataset: "Dataset", output: Path, *, resume: bool, progress: Progress) -> "Metrics":
+    """Train a validated recipe into the run folder `output`; the metrics by held-out split. Needs a Ray session."""
+    from rayrec.training.checkpoint import Checkpoints
+    from rayrec.training.driver import train
+    from rayrec.training.run_folder import RunFolder
+
+    checkpoints = Checkpoints(RunFolder(output.absolute()).checkpoints, recipe.train.checkpoint)
+    # A run that has a checkpoint goes on from it, whether the other runs are still there or not.
+    weights = None if checkpoints.latest() is not None else initial_weights(recipe, dataset)
+    return train(recipe, dataset, output, resume=resume, initial_weights=weights, progress=progress)
 
 
 def _time_to_target(stop: "EarlyStopConfig | None", run: "RunFolder") -> dict[str, Any]:

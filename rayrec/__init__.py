@@ -1,7 +1,7 @@
 """rayrec: from raw click logs to a served ranking model, on one machine or a cluster.
 
 The functions of `rayrec.api` are attributes of this package: `rayrec.preprocess`, `rayrec.train`, `rayrec.evaluate`,
-`rayrec.run` (all of these), `rayrec.predict`, `rayrec.recommend`, `rayrec.export`, `rayrec.generate`,
+`rayrec.run` (all of these), `rayrec.tune`, `rayrec.predict`, `rayrec.recommend`, `rayrec.export`, `rayrec.generate`,
 `rayrec.load_model`, `rayrec.load_recommender`, `rayrec.load_ranker`, `rayrec.load_recipe`.
 """
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         recommend,
         run,
         train,
+        tune,
     )
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "recommend",
     "run",
     "train",
+    "tune",
 ]
 
 

@@ -78,7 +78,7 @@ def train(
     data: AnyPath,
     output: AnyPath,
     *,
-    workers: int | None = None,
+    workers: int | str | None = None,
     device: str | None = None,
     precision: str | None = None,
     resume: bool = False,
@@ -87,8 +87,8 @@ def train(
 ) -> "Result":
     """Train on the dataset folder `data` into the run folder `output`; `result.metrics` has what it reached by split.
 
-    `workers`, `device` and `precision` win over the recipe's `train` section and `overrides`; `resume` continues the
-    run that is in `output`.
+    `workers`, `device` and `precision` win over the recipe's `train` section and `overrides`; `workers="1:4"` trains on
+    as many of them as there is room for. `resume` continues the run that is in `output`.
     """
     return _run(
         "train",
@@ -109,7 +109,7 @@ def run(
     input: str | Sequence[str],
     output: AnyPath,
     *,
-    workers: int | None = None,
+    workers: int | str | None = None,
     device: str | None = None,
     precision: str | None = None,
     overrides: Overrides | None = None,
@@ -123,6 +123,50 @@ def run(
         recipe=recipe,
         input=inputs,
         output=output,
+        workers=workers,
+        device=device,
+        precision=precision,
+        set=_as_options(overrides),
+    )
+
+
+def tune(
+    recipe: AnyPath,
+    data: AnyPath,
+    output: AnyPath,
+    trials: int,
+    *,
+    space: AnyPath | None = None,
+    search: str = "optuna",
+    scheduler: str = "none",
+    metric: str | None = None,
+    concurrent: int | None = None,
+    resume: bool = False,
+    workers: int | str | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    overrides: Overrides | None = None,
+    progress: bool = True,
+) -> "Result":
+    """Search for better values of a recipe's keys, into the folder `output`; `output/best.yaml` is the best recipe.
+
+    `space`: a YAML file, by default the one for the recipe's kind of model. `search` is `optuna`, `random`, `grid` or
+    `pbt`, `scheduler` is `none` or `asha`; `metric` is by default that of `train.checkpoint.keep_best`, else `auc`.
+    `concurrent`: trials at once, by default as many as fit; `resume` continues the sweep that is in `output`.
+    """
+    return _run(
+        "tune",
+        progress,
+        recipe=recipe,
+        data=data,
+        output=output,
+        trials=trials,
+        space=space,
+        search=search,
+        scheduler=scheduler,
+        metric=metric,
+        concurrent=concurrent,
+        resume=resume,
         workers=workers,
         device=device,
         precision=precision,

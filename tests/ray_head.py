@@ -1,27 +1,35 @@
 """A Ray cluster of its own, as `ray start --head` makes it in another shell."""
 
+import itertools
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+_WORKER_PORTS = itertools.count(20_000, 500)
+"""Nodes of one machine must not give their workers the same ports."""
 
 
 @dataclass(frozen=True)
 class RayHead:
-    """Where a head node answers."""
+    """Where a head node is found."""
 
-    url: str
-    """Of its dashboard, for jobs and Serve's declarative interface."""
     address: str
-    """For drivers (RAY_ADDRESS)."""
+    """What RAY_ADDRESS is set to."""
+    dashboard: str
+    """URL."""
+    pid: int
+    """Of `ray start`, whose children Ray's own processes are."""
 
 
 @contextmanager
@@ -40,26 +48,61 @@ def ray_head(environment: Mapping[str, str], num_cpus: int = 1) -> Iterator[RayH
         head = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=dict(environment))
     try:
         url = f"http://127.0.0.1:{dashboard}"
-        _wait_for_answer(url, head, log)
-        yield RayHead(url, f"127.0.0.1:{gcs}")
+        # Not 127.0.0.1: nodes go by the address that the head has found for itself.
+        address = _wait_for(lambda: re.search(rf"--address='([\d.]+:{gcs})'", log.read_text()), head, log)
+        _wait_for(lambda: _answers(f"{url}/api/gcs_healthz"), head, log)
+        yield RayHead(address[1], url, head.pid)
     finally:
         head.terminate()
         head.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _wait_for_answer(url: str, head: "subprocess.Popen[bytes]", log: Path) -> None:
+@contextmanager
+def ray_nodes(head: RayHead, environment: Mapping[str, str], count: int) -> Iterator[list[int]]:
+    """More nodes of one CPU on this machine for the time of the block; the process ids of their `ray start`."""
+    folder = Path(tempfile.mkdtemp(prefix="nodes-"))
+    nodes: list[subprocess.Popen[bytes]] = []
+    try:
+        for index, agent in enumerate(free_ports(count)):
+            ports = next(_WORKER_PORTS)
+            command = [
+                str(Path(sys.executable).with_name("ray")), "start", f"--address={head.address}", "--block",
+                "--disable-usage-stats", "--num-cpus=1", "--object-store-memory=80000000",
+                f"--dashboard-agent-listen-port={agent}", f"--min-worker-port={ports}",
+                f"--max-worker-port={ports + 499}",
+            ]  # fmt: skip
+            log = folder / f"{index}.log"
+            with log.open("w") as out:
+                node = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=dict(environment))
+            nodes.append(node)
+            # One after the other: two at once would choose the same names for their sockets.
+            _wait_for(lambda: "Ray runtime started" in log.read_text() or None, node, log)  # noqa: B023 - at once
+        yield [node.pid for node in nodes]
+    finally:
+        for node in nodes:
+            node.terminate()
+        for node in nodes:
+            node.wait(timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_for(condition: Callable[[], T | None], head: "subprocess.Popen[bytes]", log: Path) -> T:
+    """What `condition` gives once it gives something."""
     deadline = time.monotonic() + 120
-    while True:
-        try:
-            urllib.request.urlopen(f"{url}/api/gcs_healthz", timeout=5).close()
-            return
-        except urllib.error.HTTPError:
-            return
-        except OSError:
-            assert head.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.5)
+    while (found := condition()) is None:
+        assert head.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.5)
+    return found
+
+
+def _answers(url: str) -> bool | None:
+    try:
+        urllib.request.urlopen(url, timeout=5).close()
+    except OSError:
+        return None
+    return True
 
 
 def free_ports(count: int) -> list[int]:

@@ -20,6 +20,7 @@ from rayrec.cli.options import (
     RawInputOption,
     RecipeArgument,
     SetOption,
+    TrainingWorkersOption,
     WorkersOption,
 )
 from rayrec.cli.run_job import run_job
@@ -132,7 +133,7 @@ def train(
     recipe: RecipeArgument,
     data: DataOption,
     output: Annotated[Path, typer.Option(help="Run folder; must not exist, unless with --resume.")],
-    workers: WorkersOption = None,
+    workers: TrainingWorkersOption = None,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --output where it stopped.")] = False,
@@ -152,7 +153,7 @@ def run(
     recipe: RecipeArgument,
     input: RawInputOption,
     output: Annotated[Path, typer.Option(help="Folder of all stages; that of an earlier attempt is continued.")],
-    workers: WorkersOption = None,
+    workers: TrainingWorkersOption = None,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
     set: SetOption = None,
@@ -230,6 +231,39 @@ def export(
 
 
 @app.command()
+def tune(
+    recipe: RecipeArgument,
+    data: DataOption,
+    output: Annotated[Path, typer.Option(help="Folder of the sweep; must not exist, unless with --resume.")],
+    trials: Annotated[int, typer.Option(help="Trials to run.")],
+    space: Annotated[
+        str | None, typer.Option(help="Search space, a YAML file.", show_default="that of the kind of model")
+    ] = None,
+    search: Annotated[str | None, typer.Option(help="optuna, random, grid or pbt.", show_default="optuna")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="none or asha.", show_default="none")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="What is searched for.", show_default="train.checkpoint.keep_best")
+    ] = None,
+    concurrent: Annotated[
+        int | None, typer.Option(help="Trials at once.", show_default="as many as fit the cluster")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in --output.")] = False,
+    workers: TrainingWorkersOption = None,
+    device: DeviceOption = None,
+    precision: PrecisionOption = None,
+    set: SetOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Search for better values of a recipe's keys, with Ray Tune."""
+    run_job(
+        "tune", json, debug, recipe=recipe, data=data, output=output, trials=trials, space=space, search=search,
+        scheduler=scheduler, metric=metric, concurrent=concurrent, resume=resume, workers=workers, device=device,
+        precision=precision, set=set,
+    )  # fmt: skip
+
+
+@app.command()
 def plan(
     recipe: RecipeArgument,
     data: DataOption,
@@ -240,6 +274,9 @@ def plan(
     memory_per_worker: Annotated[
         str | None, typer.Option(help="Memory of one worker for tables.", show_default="80GB")
     ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="Estimate a step on a100, h100 or h200.", show_default="no estimate")
+    ] = None,
     set: SetOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
@@ -247,7 +284,7 @@ def plan(
     """Show how the tables would be sharded, without training."""
     run_job(
         "plan", json, debug, recipe=recipe, data=data, workers=workers, workers_per_node=workers_per_node,
-        memory_per_worker=memory_per_worker, set=set,
+        memory_per_worker=memory_per_worker, hardware=hardware, set=set,
     )  # fmt: skip
 
 
@@ -288,7 +325,7 @@ def benchmark(
     batch_size: Annotated[
         list[int] | None, typer.Option(help="Of inference; repeatable.", show_default="1 to 16384")
     ] = None,
-    workers: WorkersOption = None,
+    workers: TrainingWorkersOption = None,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
     set: SetOption = None,

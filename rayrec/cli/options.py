@@ -18,6 +18,10 @@ NewOutputOption = Annotated[Path, typer.Option(help="Folder to write; must not e
 WorkersOption = Annotated[
     int | None, typer.Option(help="Worker processes (train.workers).", show_default="the recipe's")
 ]
+TrainingWorkersOption = Annotated[
+    str | None,
+    typer.Option(help="Worker processes (train.workers); MIN:MAX trains elastically.", show_default="the recipe's"),
+]
 DeviceOption = Annotated[
     str | None, typer.Option(help="auto, cpu or cuda (train.device).", show_default="the recipe's")
 ]

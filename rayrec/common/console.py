@@ -28,7 +28,7 @@ def log_to_stderr(debug: bool = False) -> None:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    for name in ("rayrec", "jobs", "cluster", "serve"):
+    for name in ("rayrec", "jobs", "tune", "cluster", "serve"):
         logging.getLogger(name).setLevel(logging.DEBUG if debug else logging.INFO)
 
 

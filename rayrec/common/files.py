@@ -91,7 +91,7 @@ def resumable_folder(path: Path, fingerprint: str) -> Iterator[Path]:
     require_absent(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.parent / f".{path.name}.unfinished-{fingerprint}"
-    with _locked(unfinished.with_name(f"{unfinished.name}.lock"), path):
+    with locked(unfinished.with_name(f"{unfinished.name}.lock"), path):
         unfinished.mkdir(exist_ok=True)
         try:
             yield unfinished
@@ -106,7 +106,7 @@ def resumable_folder(path: Path, fingerprint: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(lock: Path, output: Path) -> Iterator[None]:
+def locked(lock: Path, output: Path) -> Iterator[None]:
     """Hold a lock file, which ends with the process if not before. Raises UserError where another process holds it."""
     while True:
         descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o644)

@@ -4,9 +4,11 @@ Precedence: the models' defaults, then the recipe's file, then `section.key=valu
 """
 
 import contextlib
+import copy
 import difflib
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +25,7 @@ from rayrec.config.preprocess import DisplayPreprocessConfig, InteractionPreproc
 from rayrec.config.serve import ServeConfig
 from rayrec.config.source import DISPLAY_SOURCES, INTERACTION_SOURCES, CriteoSourceConfig, SourceConfig
 from rayrec.config.train import TrainConfig
+from rayrec.config.yaml_file import is_yaml_file, parse_mapping, read_text
 
 _TAGS = ("kind", "op")
 """Keys that tell apart the members of a union."""
@@ -106,23 +109,40 @@ def load_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> Recipe:
 
     Raises ConfigError naming the recipe, the key and the nearest known name.
     """
+    return read_recipe(recipe, overrides).resolve()
+
+
+@dataclass(frozen=True)
+class RecipeContent:
+    """What a recipe says, before defaults are filled in and anything but its form is checked."""
+
+    origin: str
+    """The recipe's name or file."""
+    content: dict[str, Any]
+
+    def with_values(self, values: Mapping[str, Any]) -> "RecipeContent":
+        """The same with `values` by dotted key in place of its own. Raises ConfigError."""
+        content = copy.deepcopy(self.content)
+        for key, value in values.items():
+            _put(content, key, value, f"{self.origin}: {key}")
+        return RecipeContent(self.origin, content)
+
+    def resolve(self) -> Recipe:
+        """The recipe. Raises ConfigError naming it and the key."""
+        try:
+            return Recipe.model_validate(self.content)
+        except ValidationError as error:
+            raise ConfigError(f"{self.origin}: {describe_validation_error(error, Recipe)}") from None
+
+
+def read_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> RecipeContent:
+    """As `load_recipe`, but not resolved yet."""
     origin, text = _read(recipe)
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "not YAML"
-        raise ConfigError(f"{origin}{where}: {problem}; fix the YAML") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{origin}: a recipe is a mapping of sections (model:, train:, ...)")
+    content = parse_mapping(origin, text, "a recipe is a mapping of sections (model:, train:, ...)")
     for override in overrides:
         _apply_override(content, override)
     content.setdefault("name", Path(origin).stem)
-    try:
-        return Recipe.model_validate(content)
-    except ValidationError as error:
-        raise ConfigError(f"{origin}: {describe_validation_error(error, Recipe)}") from None
+    return RecipeContent(origin, content)
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -148,18 +168,12 @@ def describe_validation_error(error: ValidationError, root: type[BaseModel]) -> 
         return "damaged, not whole JSON; make it again"
     message = first["msg"].removeprefix("Value error, ")
     shown = "" if isinstance(first["input"], (dict, BaseModel)) else f" (got {first['input']!r})"
-    return f"{location or 'recipe'}: {message}{shown}{more}"
+    return f"{location}: {message}{shown}{more}" if location else f"{message}{shown}{more}"
 
 
 def _read(recipe: str | Path) -> tuple[str, str]:
-    path = Path(recipe)
-    if path.suffix in {".yaml", ".yml"}:
-        try:
-            return str(path), path.read_text()
-        except OSError as error:
-            raise ConfigError(f"{path}: {(error.strerror or 'cannot be read').lower()}; give a recipe file") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"{path}: not UTF-8 text; give a YAML recipe") from None
+    if is_yaml_file(recipe):
+        return str(recipe), read_text(Path(recipe), "recipe")
     shipped = shipped_recipes()
     if str(recipe) not in shipped:
         nearest = difflib.get_close_matches(str(recipe), shipped, n=1)
@@ -180,6 +194,11 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
         # YAML 1.1 reads 1e-3 as a string; a person who types it means the number.
         with contextlib.suppress(ValueError):
             value = float(value)
+    _put(content, key, value, f"--set {override}")
+
+
+def _put(content: dict[str, Any], key: str, value: Any, origin: str) -> None:
+    """Set a dotted key; sections that are not there yet are made."""
     *sections, last = key.split(".")
     node = content
     for section in sections:
@@ -187,7 +206,7 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
         if child is None:
             child = node[section] = {}
         if not isinstance(child, dict):
-            raise ConfigError(f"--set {override}: '{section}' is a value, not a section")
+            raise ConfigError(f"{origin}: '{section}' is a value, not a section")
         node = child
     node[last] = value
 

@@ -149,6 +149,9 @@ class IngestConfig(Config):
     prefetch_batches: PositiveInt = 4
     in_memory: bool = False
     """Read the split into memory once instead of streaming it each epoch; the batches are the same."""
+    task_cpus: Literal[0, 1] | None = None
+    """CPUs that a task which reads asks Ray for. By default 1 where the cluster has two beside each worker's, else 0: a
+    task that waits for a CPU which a worker holds would wait for ever."""
 
 
 class NegativesConfig(Config):
@@ -198,6 +201,9 @@ class TrainConfig(Config):
     """Stop after this many steps, whatever the number of epochs."""
     seed: int = 12345
     workers: PositiveInt = 1
+    min_workers: PositiveInt | None = None
+    """Train elastically: begin with as many workers as there is room for, from this number to `workers`, and go on from
+    the last checkpoint with fewer where some are lost, with more where there is room again."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     embedding_optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
@@ -247,6 +253,8 @@ class TrainConfig(Config):
             raise ValueError(
                 f"global_batch_size ({self.global_batch_size}) must be a multiple of workers ({self.workers})"
             )
+        if self.min_workers is not None and self.min_workers > self.workers:
+            raise ValueError(f"min_workers ({self.min_workers}) must not be more than workers ({self.workers})")
         if self.early_stop is not None and self.evaluations_per_epoch == 0:
             raise ValueError("early_stop needs evaluations_per_epoch of at least 1")
         kinds = {self.sharding.default, *self.sharding.tables.values()}

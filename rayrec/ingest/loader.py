@@ -70,7 +70,7 @@ def open_batches(
         )
     if store is None and config.in_memory:
         store = InMemorySplit.read(dataset, split)
-    return BatchLoader(dataset, plan, store, torch.device(device), config.prefetch_batches)
+    return BatchLoader(dataset, plan, store, torch.device(device), config)
 
 
 class BatchLoader:
@@ -83,15 +83,23 @@ class BatchLoader:
     """
 
     def __init__(
-        self, dataset: Dataset, plan: BatchPlan, store: InMemorySplit | None, device: torch.device, prefetch: int
+        self,
+        dataset: Dataset,
+        plan: BatchPlan,
+        store: InMemorySplit | None,
+        device: torch.device,
+        config: IngestConfig,
     ) -> None:
         self._dataset = dataset
         self._plan = plan
         self._store = store
+        self._task_cpus = config.task_cpus
         # A thread has a current device of its own, so "the current one" is settled here, on the caller's.
         unsettled = device.type == "cuda" and device.index is None
         self._device = torch.device("cuda", torch.cuda.current_device()) if unsettled else device
-        self._ready: queue.Queue[tuple[Batch, torch.Event | None] | BaseException | None] = queue.Queue(prefetch)
+        self._ready: queue.Queue[tuple[Batch, torch.Event | None] | BaseException | None] = queue.Queue(
+            config.prefetch_batches
+        )
         self._exhausted = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="rayrec-ingest", daemon=True)
@@ -175,7 +183,7 @@ class BatchLoader:
     def _reads(self) -> Generator[PackedRows]:
         if self._store is not None:
             return self._store.reads(self._plan)
-        return stream_reads(self._dataset, self._plan)
+        return stream_reads(self._dataset, self._plan, task_cpus=self._task_cpus)
 
     def _put(self, item: tuple[Batch, torch.Event | None] | BaseException | None) -> bool:
         """Wait for room; False where the consumer has left."""

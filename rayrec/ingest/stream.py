@@ -16,12 +16,18 @@ _ROWS_PER_TASK = 131_072
 _MOST_TASKS = 8
 _BLOCK_BYTES = 2**22
 _BLOCKS_AHEAD = 4
+# A rank's own, and one for each stream that it may have open: training's stays open while another is evaluated on, and
+# its tasks keep their CPUs when nobody takes what they have read.
+_CPUS_OF_A_RANK = 3
 
 
-def stream_reads(dataset: Dataset, plan: BatchPlan, *, executions: int | None = None) -> Generator[PackedRows]:
+def stream_reads(
+    dataset: Dataset, plan: BatchPlan, *, executions: int | None = None, task_cpus: int | None = None
+) -> Generator[PackedRows]:
     """The plan's reads, in its order. Needs a Ray session; closing the iterator ends the execution.
 
-    `executions`: how many share the cluster at this time, by default one a rank of the plan.
+    `executions`: how many share the cluster at this time, by default one a rank of the plan. `task_cpus`: see
+    `IngestConfig`.
 
     Memory is bounded whatever the number of reads: Ray Data pauses tasks whose output nobody takes.
     """
@@ -34,9 +40,12 @@ def stream_reads(dataset: Dataset, plan: BatchPlan, *, executions: int | None = 
     reader = _PlannedReader(packer, plan.shuffle == "rows", plan.seed, plan.epoch)
     cpus = int(ray.cluster_resources().get("CPU", 1)) // executions
     concurrency = max(1, min(_MOST_TASKS, cpus // 2))
+    if task_cpus is None:
+        task_cpus = 1 if cpus >= _CPUS_OF_A_RANK else 0
 
     tasks = _descriptors(plan, concurrency)
-    descriptors = ray.data.from_arrow(tasks)
+    # Not `from_arrow`, which asks a task, and so a CPU, what is in them.
+    descriptors = ray.data.from_blocks(tasks)
     # The dataset's own copy: other datasets of the process keep theirs.
     context = descriptors.context
     context.execution_options.preserve_order = True
@@ -52,6 +61,7 @@ def stream_reads(dataset: Dataset, plan: BatchPlan, *, executions: int | None = 
         batch_size=None,
         batch_format="pyarrow",
         zero_copy_batch=True,
+        num_cpus=task_cpus,
         compute=TaskPoolStrategy(size=min(concurrency, len(tasks))),
     )
     blocks = iter(data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=_BLOCKS_AHEAD))

@@ -5,7 +5,8 @@ import os
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 # Where a worker leaves the user's mistake that it met: Ray would restart the run for it as for a dead worker.
 _MISTAKE_FILE = ".mistake.json"
+_ADDRESS = "RAY_ADDRESS"
 
 Metrics = dict[str, dict[str, float | None]]
 
@@ -102,7 +104,8 @@ def _workers_device(recipe: Recipe) -> DeviceName:
     resources = ray.cluster_resources()
     device = resolve_device(recipe.train.device, gpus=resources.get("GPU", 0))
     unit = "GPU" if device == "cuda" else "CPU"
-    workers, available = recipe.train.workers, int(resources.get(unit, 0))
+    workers = recipe.train.min_workers or recipe.train.workers
+    available = int(resources.get(unit, 0))
     if workers > available:
         raise ConfigError(
             f"train.workers: {workers} workers need {workers} {unit}s, the cluster has {available}; lower --workers"
@@ -122,7 +125,7 @@ def _run_workers(
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    mistake = folder / _MISTAKE_FILE
+    mistake, least = folder / _MISTAKE_FILE, recipe.train.min_workers
     mistake.unlink(missing_ok=True)
     trainer = TorchTrainer(
         loop,
@@ -134,7 +137,7 @@ def _run_workers(
         },
         torch_config=TorchConfig(backend="nccl" if device == "cuda" else "gloo"),
         scaling_config=ScalingConfig(
-            num_workers=recipe.train.workers,
+            num_workers=recipe.train.workers if least is None else (least, recipe.train.workers),
             use_gpu=device == "cuda",
             resources_per_worker={"CPU": 1, "GPU": 1} if device == "cuda" else {"CPU": 1},
         ),
@@ -147,13 +150,36 @@ def _run_workers(
         ),
     )
     try:
-        trainer.fit()
+        with _address_told():
+            trainer.fit()
     finally:
         # Where no restart is left, Ray's error hides what the worker said.
         if mistake.exists():
             content = json.loads(mistake.read_text())
             mistake.unlink()
             raise (ConfigError if content["is_config"] else UserError)(content["message"]) from None
+
+
+@contextmanager
+def _address_told() -> Iterator[None]:
+    """Tell Ray Train's processes the address of their cluster.
+
+    Where this process is killed, another one of Ray Train's gives the workers' places back: it asks the dashboard,
+    which it finds by this variable alone on a machine with several Ray instances. Else the places are lost.
+    """
+    import ray
+    from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
+
+    ENV_VARS_TO_PROPAGATE.add(_ADDRESS)
+    before = os.environ.get(_ADDRESS)
+    os.environ[_ADDRESS] = ray.get_runtime_context().gcs_address
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ADDRESS]
+        else:
+            os.environ[_ADDRESS] = before
 
 
 def _train_on_worker(arguments: dict[str, Any]) -> None:

@@ -54,14 +54,12 @@ def plan_for(recipe: Recipe, dataset: Dataset, place: Place) -> TablePlan:
     if sharding.memory_per_worker is not None:
         memory = parse_bytes(sharding.memory_per_worker)
     else:
-        shared = [place.memory_per_worker()]
-        dist.broadcast_object_list(shared, src=0)
-        memory = shared[0]
+        memory = min(_of_all_ranks(place.memory_per_worker()))
     return plan_tables(
         build_model(recipe.model, dataset.schema, device="meta").tables,
         recipe.train,
         world_size=place.world_size,
-        local_world_size=place.local_world_size,
+        local_world_size=_workers_of_a_node(place),
         memory_per_worker=memory,
         batch_size=recipe.train.global_batch_size // place.world_size,
     )
@@ -72,7 +70,19 @@ def build_parallel_model(
 ) -> ParallelModel:
     """A recipe's model with its initial values, spread over the workers by `plan` (by default that of `plan_for`)."""
     plan = plan or plan_for(recipe, dataset, place)
-    return ParallelModel(recipe.model, dataset.schema, recipe.train, plan, place.device, place.local_world_size)
+    return ParallelModel(recipe.model, dataset.schema, recipe.train, plan, place.device, _workers_of_a_node(place))
+
+
+def _workers_of_a_node(place: Place) -> int:
+    """As TorchRec wants it, the same on every rank: 1 where nodes have different numbers of workers. A collective."""
+    sizes = set(_of_all_ranks(place.local_world_size))
+    return sizes.pop() if len(sizes) == 1 else 1
+
+
+def _of_all_ranks(value: int) -> list[int]:
+    values = [0] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 @dataclass

@@ -25,9 +25,13 @@ CHECKPOINT_INDEX_FILE = "index.json"
 
 # Fields of train that a resumed run may change: they decide neither the model nor its batches.
 RESUMABLE_CHANGES = frozenset({
-    "workers", "device", "precision", "epochs", "max_steps", "gradient_accumulation", "sharding", "checkpoint",
-    "evaluation_split", "evaluations_per_epoch", "early_stop", "compile", "max_failures", "log_every_steps", "tracking",
+    "workers", "min_workers", "device", "precision", "epochs", "max_steps", "gradient_accumulation", "sharding",
+    "checkpoint", "evaluation_split", "evaluations_per_epoch", "early_stop", "compile", "max_failures",
+    "log_every_steps", "tracking",
 })  # fmt: skip
+
+# Of train.ingest likewise.
+_HOW_IT_IS_READ = {"in_memory": False, "prefetch_batches": 1, "task_cpus": None}
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class RunFolder:
         for field in type(now.train).model_fields:
             old, new = getattr(before.train, field), getattr(now.train, field)
             if field == "ingest":
-                old, new = (v.model_copy(update={"in_memory": False, "prefetch_batches": 1}) for v in (old, new))
+                old, new = (v.model_copy(update=_HOW_IT_IS_READ) for v in (old, new))
             if field not in RESUMABLE_CHANGES and old != new:
                 raise ConfigError(
                     f"{folder.path}: --resume with train.{field} changed from {old!r} to {new!r}; "

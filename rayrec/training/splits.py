@@ -88,6 +88,7 @@ class SplitReader:
                 self.place.device,
                 in_memory=self.config.in_memory,
                 world_size=self.place.world_size,
+                task_cpus=self.config.task_cpus,
             )
             self._sampled[split] = SampledSplit.of(positives, self.dataset.schema, config)
         return self._sampled[split]

@@ -13,6 +13,7 @@ from tests.end_to_end.conftest import REPOSITORY
 
 DOCUMENT = REPOSITORY / "docs" / "errors.md"
 TRAIN = "train dlrm-criteo-debug --data dataset --output run"
+TUNE = "tune dlrm-criteo-debug --data dataset --trials 4 --output"
 PREPROCESS = "preprocess dlrm-criteo-debug --output out --input"
 
 
@@ -41,7 +42,12 @@ USAGE = [
         2,
         "No such option: --wokers (Possible options: --workers); see `rayrec train --help`",
     ),
-    BadInput("no workers", f"{TRAIN} --workers 0", 2, "workers: Input should be greater than 0 (got 0)"),
+    BadInput(
+        "no workers",
+        f"{TRAIN} --workers 0",
+        2,
+        "workers: write a number above 0, or MIN:MAX to train elastically (got '0')",
+    ),
     BadInput(
         "unknown precision",
         f"{TRAIN} --precision fp8",
@@ -137,6 +143,32 @@ CONFIG = [
         "(got 'many')",
     ),
     BadInput(
+        "search space missing",
+        f"{TUNE} run --space nowhere.yaml",
+        2,
+        "nowhere.yaml: no such file or directory; give a search space file",
+    ),
+    BadInput(
+        "search over what is the same for all trials",
+        f"{TUNE} run --space space.yaml",
+        2,
+        "space.yaml: train.workers: cannot be searched: it is the same for all trials; use --set",
+    ),
+    BadInput(
+        "override of what is searched",
+        f"{TUNE} run --set train.dense_optimizer.lr=0.1",
+        2,
+        "--set train.dense_optimizer.lr=0.1: tune/spaces/dlrm.yaml searches train.dense_optimizer.lr; leave one of "
+        "them out",
+    ),
+    BadInput(
+        "grid of more points than trials",
+        f"{TUNE} run --search grid",
+        2,
+        "--trials 4: the grid of tune/spaces/dlrm.yaml has 729 points (choices, and the ends and the middle of "
+        "ranges); give as many --trials, or a smaller space",
+    ),
+    BadInput(
         "batch that the workers cannot share",
         f"{TRAIN} --workers 3",
         2,
@@ -187,6 +219,12 @@ FILES = [
         "train dlrm-criteo-debug --data dataset --output full",
         1,
         "full: already exists; give another --output, or remove it first",
+    ),
+    BadInput(
+        "no search to resume",
+        f"{TUNE} run --resume",
+        1,
+        "run: no sweep to resume (no sweep.json); leave --resume out to begin one",
     ),
     BadInput(
         "nothing to resume",
@@ -325,6 +363,7 @@ def prepare(folder: Path) -> None:
     (folder / "unfinished").mkdir()
     (folder / "broken.yaml").write_text("model:\n  kind: dlrm\n bottom_mlp: [1]\n")
     (folder / "typo.yaml").write_text("train:\n  ephocs: 3\n")
+    (folder / "space.yaml").write_text("train.workers: {choice: [1, 2]}\n")
     (folder / "widths.yaml").write_text("model: {kind: dlrm, embedding_dim: 64, bottom_mlp: [512, 128]}\n")
     make_dataset(folder / "dataset", {"train": 64, "test": 16})
     make_dataset(folder / "damaged", {"train": 64})

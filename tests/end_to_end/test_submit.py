@@ -152,20 +152,14 @@ def test_a_cluster_with_tokens_refuses_who_has_none(tmp_path: Path) -> None:
     with ray_head({**plain, **token}) as head:
         for variables, code, line in cases:
             output = tmp_path / "raw"
-            command = [
-                PROGRAM,
-                "submit",
-                "generate",
-                "criteo",
-                "--rows",
-                "100",
-                "--output",
-                output,
-                "--address",
-                head.url,
-            ]
+            command = ["submit", "generate", "criteo", "--rows", "100", "--output", output, "--address", head.dashboard]
             done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=120, env={**plain, **variables}
+                [PROGRAM, *command],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=120,
+                env={**plain, **variables},
             )
             assert (done.returncode, output.exists()) == (code, code == 0), done.stderr
             assert line in done.stderr.splitlines()[-1]

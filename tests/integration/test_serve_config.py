@@ -82,7 +82,7 @@ def test_serve_deploy_and_serve_run(tmp_path: Path) -> None:
 
     url = f"http://127.0.0.1:{port}"
     with ray_head(environment, num_cpus=4) as head:
-        ray_serve("deploy", str(tmp_path / "config.yaml"), "--address", head.url)
+        ray_serve("deploy", str(tmp_path / "config.yaml"), "--address", head.dashboard)
         wait_for(lambda: answers(url, "other", {}))
         for name in ("ctr", "other"):
             told = requests.post(f"{url}/v1/models/{name}:predict", json={"instances": rows}, timeout=60).json()

@@ -20,6 +20,7 @@ from rayrec.training.checkpoint import folder_name
 from rayrec.training.driver import train
 from rayrec.training.history import read_history
 from tests.builders import make_dataset
+from tests.ray_head import ray_head, ray_nodes
 from tests.training_runs import Case, losses, recipe, run_cases, weights_of
 
 STEPS = 400
@@ -124,6 +125,37 @@ def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, tmp_path: Pat
     assert max(losses(run)) < STEPS
     subprocess.run([*command, "--resume"], env=environment, check=True, capture_output=True)
     _assert_same(run, undisturbed)
+
+
+def test_elastic_training_goes_on_without_a_killed_node(undisturbed: Path, dataset: Dataset, tmp_path: Path) -> None:
+    """Training begins on two nodes of one CPU; one of them goes away with all that runs on it."""
+    run, config, killed = tmp_path / "run", tmp_path / "recipe.yaml", list[int]()
+    config.write_text(dump_recipe(_recipe()))
+    command = [sys.executable, "-m", "jobs.train", "--recipe", config, "--data", dataset.folder, "--output", run]
+    command += ["--workers", "1:2"]
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
+    own["RAY_AUTH_MODE"] = "disabled"
+
+    def kill_node() -> None:
+        for node in nodes:
+            family = [*psutil.Process(node).children(recursive=True), psutil.Process(node)]
+            names = " ".join(argument for member in family for argument in member.cmdline())
+            # Not the one that the command itself belongs to: that ends the command.
+            if "TrainWorker" in names and "TrainController" not in names:
+                for member in reversed(family):
+                    member.send_signal(signal.SIGKILL)
+                killed.append(node)
+                return
+
+    with ray_head(own, num_cpus=0) as head, ray_nodes(head, own, 2) as nodes, _when_at_step(run, 120, kill_node):
+        environment = {**own, "RAY_ADDRESS": head.address}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert killed
+    starts = [record for record in read_history(run / "history.jsonl") if record["event"] == "epoch"]
+    assert [start["workers"] for start in starts[:2]] == [2, 1]
+    assert starts[1]["step"] in {100, 150}
+    assert losses(run) == pytest.approx(losses(undisturbed), rel=1e-4)
 
 
 def test_resume_of_another_run_is_refused(ray_cluster: str, undisturbed: Path, dataset: Dataset) -> None:

@@ -34,6 +34,16 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
         ["r", "--input", "a", "--output", "o", "--workers", "2", "--set", "preprocess.seed=1"],
         {"recipe": "r", "input": ("a",), "output": Path("o"), "workers": 2, "set": ("preprocess.seed=1",)},
     ),
+    (
+        "tune",
+        ["r", "--data", "d", "--output", "o", "--trials", "8", "--search", "random", "--scheduler", "asha", "--resume"],
+        {"trials": 8, "search": "random", "scheduler": "asha", "resume": True, "space": None, "concurrent": None},
+    ),
+    (
+        "plan",
+        ["r", "--data", "d", "--workers", "8", "--workers-per-node", "4", "--hardware", "h200"],
+        {"recipe": "r", "data": Path("d"), "workers": 8, "workers_per_node": 4, "hardware": "h200"},
+    ),
     ("evaluate", ["m", "--data", "d", "--split", "train"], {"source": Path("m"), "data": Path("d"), "split": "train"}),
     ("predict", ["m", "--input", "i", "--output", "o", "--raw"], {"model": Path("m"), "input": "i", "raw": True}),
     ("export", ["r", "--output", "o"], {"run": Path("r"), "output": Path("o")}),
@@ -140,7 +150,7 @@ def test_every_command_has_help(monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
         ("import rayrec.cli.main", {"pydantic", "yaml", "rich", "numpy", "torch", "ray", "pyspark"}),
         ("import rayrec; rayrec.load_recipe('dlrm-criteo')", {"numpy", "torch", "torchrec", "ray", "pyspark"}),
         (
-            "import jobs.train, jobs.preprocess, jobs.predict, jobs.serve, jobs.demo, jobs.doctor",
+            "import jobs.train, jobs.preprocess, jobs.predict, jobs.serve, jobs.demo, jobs.doctor, jobs.run, jobs.tune",
             {"torch", "torchrec", "ray", "pyspark", "raydp"},
         ),
     ],

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from jobs.entry_point import build_request
+from jobs.train import TrainRequest
 from rayrec.common.errors import ConfigError
 from rayrec.config import DCNv2Config, DLRMConfig, dump_recipe, load_recipe, shipped_recipes
 from rayrec.config.train import EarlyStopConfig
@@ -30,6 +32,24 @@ def test_shipped_recipes_load_and_come_back_equal(name: str, tmp_path: Path) -> 
     assert loaded.name == name
     (tmp_path / "resolved.yaml").write_text(dump_recipe(loaded))
     assert load_recipe(tmp_path / "resolved.yaml") == loaded
+
+
+@pytest.mark.parametrize(("workers", "least", "most"), [("1:4", 1, 4), (4, None, 4), ("2", None, 2)])
+def test_workers_are_a_number_or_a_range(workers: str | int, least: int | None, most: int) -> None:
+    request = build_request(TrainRequest, {"recipe": "dlrm-criteo", "data": "d", "output": "o", "workers": workers})
+    train = request.load_recipe().train
+    assert (train.min_workers, train.workers) == (least, most)
+
+
+@pytest.mark.parametrize(
+    ("workers", "message"),
+    [("4:2", r"min_workers \(4\) must not be more than workers \(2\)"), ("0:2", "workers: "), ("many", "workers: ")],
+)
+def test_a_wrong_range_of_workers_is_refused(workers: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_request(
+            TrainRequest, {"recipe": "dlrm-criteo", "data": "d", "output": "o", "workers": workers}
+        ).load_recipe()
 
 
 def test_override_wins_over_file_and_file_over_default(recipe: Path) -> None:

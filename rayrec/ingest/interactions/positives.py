@@ -28,15 +28,22 @@ class Positives:
 
     @classmethod
     def read(
-        cls, dataset: Dataset, split: str, device: torch.device, *, in_memory: bool = False, world_size: int = 1
+        cls,
+        dataset: Dataset,
+        split: str,
+        device: torch.device,
+        *,
+        in_memory: bool = False,
+        world_size: int = 1,
+        task_cpus: int | None = None,
     ) -> "Positives":
         """Fill from Parquet, through Ray Data (needs a Ray session) or, for `in_memory`, in this process.
 
-        `world_size`: workers that do the same at this time; each holds every row. Host memory is that of a few row
-        groups, the tensors aside where the device is the CPU.
+        `world_size`: workers that do the same at this time; each holds every row. `task_cpus`: see `IngestConfig`. Host
+        memory is that of a few row groups, the tensors aside where the device is the CPU.
         """
         packer = RowPacker(dataset.folder, dataset.schema)
-        reads = _read_here(dataset, split, packer) if in_memory else _stream(dataset, split, world_size)
+        reads = _read_here(dataset, split, packer) if in_memory else _stream(dataset, split, world_size, task_cpus)
         columns = interaction_columns(dataset.schema)
         user, item = (_one_hot_index(dataset.schema, name) for name in (columns.user, columns.item))
         id_type = torch.int32 if packer.id_type == np.int32 else torch.int64
@@ -64,12 +71,12 @@ def _read_here(dataset: Dataset, split: str, packer: RowPacker) -> Iterator[Pack
         yield packer.read(units.files[file], int(group), threads=True)
 
 
-def _stream(dataset: Dataset, split: str, world_size: int) -> Iterator[PackedRows]:
+def _stream(dataset: Dataset, split: str, world_size: int, task_cpus: int | None) -> Iterator[PackedRows]:
     units = Units.of(dataset.split(split).parts)
     # One batch of all rows, in one lane: the row groups whole and in order.
     rows = dataset.split(split).rows
     plan = BatchPlan(units=units, global_batch_size=rows, read_streams=1, shuffle="none")
-    return stream_reads(dataset, plan, executions=world_size)
+    return stream_reads(dataset, plan, executions=world_size, task_cpus=task_cpus)
 
 
 def _one_hot_index(schema: Schema, name: str) -> int:

@@ -1,0 +1,117 @@
+"""A search over a debug recipe, its driver killed half-way: is what it finds better by more than another seed changes?
+
+    python -m benchmarks.tune_gain --output benchmarks/results/tune_gain.json [--rows 60000] [--trials 16] [--seeds 5]
+
+Runs `rayrec tune` (Optuna, ASHA) on generated rows with SIGKILL for its process group, Ray included, once half of the
+trials are over, then again with --resume. The default recipe and the best one are trained with the same seeds, none of
+them the search's, and measured on the test split, which the search never reads.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import rayrec
+from benchmarks.accuracy import train_in_this_process
+from rayrec.common.files import write_json
+from tune.trial_folder import TRIAL_FILE, TrialRecord
+
+RECIPE = "dlrm-criteo-debug"
+FIRST_SEED = 1_000
+NOTED_AFTER = 3
+"""Seconds in which Ray Tune notes that a trial is over."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=60_000)
+    parser.add_argument("--trials", type=int, default=16)
+    parser.add_argument("--seeds", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="rayrec-tune-") as temporary:
+        report = measure(Path(temporary), options.rows, options.trials, options.seeds)
+    write_json(options.output, report)
+    print(json.dumps({name: value for name, value in report.items() if name != "trials"}, indent=2))
+    sys.exit(0 if report["worst_tuned_seed_beats_best_default_seed"] and report["untouched_by_the_kill"] else 1)
+
+
+def measure(folder: Path, rows: int, trials: int, seeds: int) -> dict[str, Any]:
+    raw, data, sweep = folder / "raw", folder / "dataset", folder / "sweep"
+    reachable = rayrec.generate("criteo", rows, raw).details["truth"]["best_auc"]
+    rayrec.preprocess(RECIPE, str(raw / "criteo.tsv"), data)
+    command = [
+        *(sys.executable, "-m", "jobs.tune", "--recipe", RECIPE, "--data", str(data), "--output", str(sweep)),
+        *("--trials", str(trials), "--scheduler", "asha", "--workers", "1", "--json"),
+        *("--set", "train.evaluations_per_epoch=4", "--set", "train.ingest.in_memory=true"),
+    ]
+    started = time.perf_counter()
+    before = run_until_half_is_over(command, sweep, trials, folder / "log")
+    killed_after = time.perf_counter() - started
+    print(f"killed after {killed_after:.0f} s with {len(before)} trials over", file=sys.stderr, flush=True)
+    started = time.perf_counter()
+    resumed = subprocess.run([*command, "--resume"], env=environment(), stdout=subprocess.PIPE, check=True)
+    result = json.loads(resumed.stdout)
+    aucs = {
+        name: [
+            train_in_this_process(
+                rayrec.load_recipe(recipe, {"train.seed": seed, "train.workers": 1, "train.ingest.in_memory": True}),
+                data,
+                folder / f"{name}-{seed}",
+            )["auc"]
+            for seed in range(FIRST_SEED, FIRST_SEED + seeds)
+        ]
+        for name, recipe in {"default": RECIPE, "tuned": str(sweep / "best.yaml")}.items()
+    }
+    return {
+        "recipe": RECIPE,
+        "rows": rows,
+        "reachable_auc": reachable,
+        "killed_after_seconds": round(killed_after, 1),
+        "over_at_the_kill": len(before),
+        "untouched_by_the_kill": all(times(sweep)[trial] == moment for trial, moment in before.items()),
+        "seconds_after_the_kill": round(time.perf_counter() - started, 1),
+        "test_auc_by_seed": aucs,
+        "mean_test_auc": {name: statistics.mean(values) for name, values in aucs.items()},
+        "deviation": {name: statistics.stdev(values) for name, values in aucs.items()},
+        "worst_tuned_seed_beats_best_default_seed": min(aucs["tuned"]) > max(aucs["default"]),
+        "trials": result["details"]["trials"],
+    }
+
+
+def run_until_half_is_over(command: list[str], sweep: Path, trials: int, log: Path) -> dict[str, int]:
+    """Start the sweep and kill it; when the records of the trials that were over were written, by trial."""
+    with log.open("wb") as out:
+        driver = subprocess.Popen(command, env=environment(), stdout=out, stderr=out, start_new_session=True)
+        while len(over := times(sweep)) < trials // 2:
+            if driver.poll() is not None:
+                raise RuntimeError(f"ended before half of its trials were over:\n{log.read_text()}")
+            time.sleep(0.5)
+        time.sleep(NOTED_AFTER)
+        over = times(sweep)
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+    return over
+
+
+def times(sweep: Path) -> dict[str, int]:
+    """When each trial that is over was, in nanoseconds, by trial."""
+    folders = [path for path in sweep.glob("trials/*") if (path / TRIAL_FILE).exists()]
+    over = [path for path in folders if (record := TrialRecord.load(path)) is not None and record.state != "running"]
+    return {path.name: (path / TRIAL_FILE).stat().st_mtime_ns for path in over}
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Search over a recipe's keys: `python -m jobs.tune --recipe NAME --data FOLDER --output FOLDER --trials N`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import PositiveInt
+
+from jobs.entry_point import Job, main
+from jobs.request import TrainingRecipeRequest
+from jobs.result import Result
+from jobs.text_table import text_table
+from rayrec.common.errors import ConfigError
+from rayrec.common.files import write_atomically
+from rayrec.common.progress import Progress
+from rayrec.config import Recipe, RecipeContent, dump_recipe
+from tune.check import check_space, require_decisions, searchable_space, trial_recipe
+from tune.settings import Scheduler, Search, SweepSettings
+from tune.space import Space, load_space
+
+if TYPE_CHECKING:
+    from rayrec.ingest.dataset import Dataset
+    from tune.outcome import TrialOutcome
+
+TRIALS_FILE, BEST_FILE, REPORT_FILE = "trials.csv", "best.yaml", "report.html"
+_SHOWN_TRIALS = 20
+
+
+class TuneRequest(TrainingRecipeRequest):
+    """Search for better values of a recipe's keys."""
+
+    small_files: ClassVar[tuple[str, ...]] = ("recipe", "space")
+
+    data: Path
+    """Dataset folder, the output of `preprocess`; all trials read it."""
+    output: Path
+    """Folder to write."""
+    trials: PositiveInt
+    """Trials to run."""
+    space: str | None = None
+    """Search space, a YAML file; by default the one shipped for the recipe's kind of model."""
+    search: Search = "optuna"
+    """`optuna` (TPE), `random`, `grid`, or `pbt`: population based training."""
+    scheduler: Scheduler = "none"
+    """`asha` stops trials early that are behind the others."""
+    metric: str | None = None
+    """What is searched for; by default that of train.checkpoint.keep_best, else auc."""
+    concurrent: PositiveInt | None = None
+    """Trials at once; by default as many as fit the cluster."""
+    resume: bool = False
+    """Continue the sweep in `output`."""
+
+    def check(self) -> None:
+        recipe = self.trial_content()
+        require_decisions(self.search, self.scheduler, self.trials, recipe.resolve().train)
+        check_space(searchable_space(self.load_space(), self.search, self.trials), recipe)
+
+    def load_space(self) -> Space:
+        """Raises ConfigError where it is wrong, or sets what --set does."""
+        space = load_space(self.space, self.load_recipe().model.kind)
+        for override in self.overrides:
+            key = override.partition("=")[0]
+            for searched in sorted(space.keys):
+                if f"{searched}.".startswith(f"{key}.") or f"{key}.".startswith(f"{searched}."):
+                    raise ConfigError(f"--set {override}: {space.origin} searches {searched}; leave one of them out")
+        return space
+
+    def trial_content(self) -> RecipeContent:
+        """The recipe as trials begin with it: they keep the checkpoint with the best value of the metric."""
+        content = self.read_recipe()
+        return content.with_values({"train.checkpoint.keep_best": self.chosen_metric(content.resolve())})
+
+    def chosen_metric(self, recipe: Recipe) -> str:
+        return self.metric or recipe.train.checkpoint.keep_best or "auc"
+
+
+def run(request: TuneRequest, progress: Progress) -> Result:
+    """Search; `metrics` are those of the best trial, `details.trials` all trials, the best first."""
+    from cluster.ray_session import ray_session
+    from rayrec.ingest.dataset import Dataset
+    from tune.outcome import table, write_csv
+    from tune.report import report
+    from tune.sweep_folder import owned_folder
+
+    recipe = request.trial_content()
+    settings = SweepSettings(
+        recipe=recipe,
+        space=request.load_space(),
+        dataset=request.data.absolute(),
+        folder=request.output.absolute(),
+        metric=request.chosen_metric(recipe.resolve()),
+        trials=request.trials,
+        search=request.search,
+        scheduler=request.scheduler,
+        train=train_trial,
+    )
+    # Before Ray starts: a mistake is answered at once.
+    Dataset.open(settings.dataset)
+    with owned_folder(settings, request.resume), ray_session():
+        from tune.sweep import run_sweep
+
+        outcomes = run_sweep(settings, concurrent=request.concurrent, resume=request.resume, progress=progress)
+    progress.finish()
+    best = _best_recipe(settings, outcomes[0], len(outcomes))
+    write_csv(request.output / TRIALS_FILE, outcomes, settings.metric)
+    write_atomically(request.output / BEST_FILE, best)
+    write_atomically(request.output / REPORT_FILE, report(settings, outcomes, best))
+    split = recipe.resolve().train.evaluation_split
+    return Result(
+        command="tune",
+        output=request.output,
+        metrics={split: {settings.metric: outcomes[0].value}},
+        details={"best": str(request.output / BEST_FILE), "trials": table(outcomes, settings.metric)},
+    )
+
+
+def train_trial(recipe: Recipe, dataset: "Dataset", output: Path, resume: bool) -> object:
+    """What a trial runs: what `rayrec train` does with a validated recipe, in the Ray session that there is."""
+    from jobs.train import train_recipe
+    from rayrec.common.progress import SilentProgress
+
+    return train_recipe(recipe, dataset, output, resume=resume, progress=SilentProgress())
+
+
+def _best_recipe(settings: SweepSettings, best: "TrialOutcome", trials: int) -> str:
+    recipe = trial_recipe(settings.space, settings.recipe, best.assignment)
+    description = (
+        f"{recipe.name} with the values of trial {best.number} of a search over {trials} trials: "
+        f"{settings.metric} {best.value:.4f} on split '{recipe.train.evaluation_split}'."
+    )
+    return dump_recipe(recipe.model_copy(update={"name": f"{recipe.name}-tuned", "description": description}))
+
+
+def describe(result: Result) -> str:
+    """The best trials as a table, and where the best recipe is."""
+    trials: list[dict[str, Any]] = result.details["trials"]
+    more = f"\n... {len(trials) - _SHOWN_TRIALS} more in {TRIALS_FILE}" if len(trials) > _SHOWN_TRIALS else ""
+    return (
+        f"{text_table(trials[:_SHOWN_TRIALS])}{more}\n\n"
+        f"tune: {result.status} in {result.seconds:.1f} s, {len(trials)} trials -> {result.output}\n"
+        f"  rayrec train {result.details['best']} --data ... --output ..."
+    )
+
+
+JOB = Job("tune", TuneRequest, run, describe)
+
+if __name__ == "__main__":
+    raise SystemExit(main(JOB))

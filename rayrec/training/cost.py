@@ -1,0 +1,229 @@
+"""What a training step moves and computes, counted; and how long it should take, by a model with four constants.
+
+Counted from the sharding plan and the network: bytes of the all-to-alls and the all-reduce, memory, operations.
+Estimated: seconds = fixed + operations / (share of the peak) + memory traffic / (share of the bandwidth) + bytes sent /
+(share of the links), nothing overlapping. `python -m benchmarks.scaling` shows how far off published figures it is.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from rayrec.models.common.ranking import RankingModel
+from rayrec.training.hardware import Accelerator, ArithmeticName
+from rayrec.training.sharding import TablePlan
+
+_ID_BYTES, _LENGTH_BYTES, _FLOAT_BYTES = 4, 4, 4
+_TABLE_PASSES = 4
+"""Of a looked-up row over memory in a step: read; its gradient written and read; the new row written."""
+_ACTIVATION_PASSES = 4
+"""Of an activation that the backward pass needs: written and read, its gradient written and read."""
+_COPIES_OF_WEIGHTS = 4
+"""Of the dense network: the weights, their gradient, two moments."""
+
+# Chosen by hand, in round numbers, so that NVIDIA's published figures of DLRM (TensorFlow 2, DeepLearningExamples) on 1
+# and 8 A100s come out; the others that it published were not used (benchmarks/scaling.py, docs/scaling.md).
+ARITHMETIC_SHARE = 0.50
+MEMORY_SHARE = 0.50
+LINK_SHARE = 0.70
+FIXED_SECONDS = 2.0e-3
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that one rank sends in a step; the most of any rank."""
+
+    ids: int
+    """Ids and lengths, to the shards that hold their rows."""
+    pooled: int
+    """Pooled embeddings, to the ranks that have the rows of the batch."""
+    gradients: int
+    """Their gradients, back."""
+    all_reduce: int
+    """Gradients of the dense network and of data-parallel tables, by a ring: each rank sends them about twice."""
+
+    @property
+    def total(self) -> int:
+        return self.ids + self.pooled + self.gradients + self.all_reduce
+
+
+@dataclass(frozen=True)
+class DenseCost:
+    """The dense network's."""
+
+    parameters: int
+    operations: float
+    """Of one sample, forward and backward; a multiplication and an addition are two."""
+    activations: float
+    """Elements of one sample that the backward pass needs."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step by what they are spent on."""
+
+    fixed: float
+    arithmetic: float
+    memory: float
+    communication: float
+
+    @property
+    def total(self) -> float:
+        return self.fixed + self.arithmetic + self.memory + self.communication
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """Of a training step."""
+
+    batch: int
+    """Rows of the global batch."""
+    time: StepTime
+    sent: Traffic
+    memory_by_rank: list[int]
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.batch / self.time.total
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "samples_per_second": self.samples_per_second,
+            "seconds": asdict(self.time),
+            "sent_bytes": asdict(self.sent),
+            "memory_by_rank": self.memory_by_rank,
+        }
+
+
+def estimate_step(
+    accelerator: Accelerator,
+    precision: ArithmeticName,
+    *,
+    model: RankingModel,
+    plan: TablePlan,
+    batch: int,
+    workers_per_node: int,
+) -> StepEstimate:
+    """The estimate for a step of a global `batch` of `model` (on the meta device, say), sharded by `plan`."""
+    schema = model.schema
+    dense = dense_cost(model.dense_network, len(schema.numeric), sum(table.dim for table in model.tables))
+    # As if every list were full.
+    ids = {table.name: float(schema.hotness.get(table.feature, 1)) for table in model.tables}
+    time = step_time(
+        accelerator,
+        precision,
+        plan=plan,
+        batch=batch,
+        ids_per_row=ids,
+        dense=dense,
+        workers_per_node=workers_per_node,
+    )
+    sent = step_traffic(plan, batch, ids, dense.parameters)
+    return StepEstimate(batch, time, sent, memory_by_rank(plan, batch, dense))
+
+
+def dense_cost(network: nn.Module, numeric: int, width: int) -> DenseCost:
+    """Count what a dense network does with a few samples of zeros; it may be on the meta device.
+
+    `numeric` features and pooled embeddings of `width` columns in all go in.
+    """
+    samples = 8
+    network = copy.deepcopy(network).to_empty(device="cpu")
+    weights = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
+    saved: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes() // tensor.element_size()
+        return tensor
+
+    dense = torch.zeros(samples, numeric)
+    pooled = torch.zeros(samples, width, requires_grad=True)
+    counter = FlopCounterMode(display=False)
+    with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        network(dense, pooled).sum().backward()
+    return DenseCost(
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
+        operations=counter.get_total_flops() / samples,
+        activations=sum(saved.values()) / samples,
+    )
+
+
+def step_traffic(plan: TablePlan, batch: int, ids_per_row: Mapping[str, float], dense_parameters: int) -> Traffic:
+    """Bytes that the busiest rank sends for a global `batch` of rows; `ids_per_row` by table, 1 where it has none."""
+    ranks = plan.world_size
+    away = (ranks - 1) / ranks
+    rows = _rows_by_table(plan)
+    # A rank sends the ids of its rows to all shards; of a table split by rows each id goes to one shard.
+    sent_ids = sum(
+        (ids_per_row.get(s.table, 1.0) * _ID_BYTES * s.rows / rows[s.table] + _LENGTH_BYTES) * batch / ranks * away
+        for s in plan.shards
+        if s.sharding != "data_parallel"
+    )
+    sent_pooled = [0.0] * ranks
+    replicated = 0
+    for shard in plan.shards:
+        if shard.sharding == "data_parallel":
+            replicated += shard.rows * shard.columns if shard.rank == 0 else 0
+        else:
+            # Of a table split by rows every shard sends what it has of every sum.
+            sent_pooled[shard.rank] += batch * shard.columns * _FLOAT_BYTES * away
+    return Traffic(
+        ids=round(sent_ids),
+        pooled=round(max(sent_pooled)),
+        # What a rank received it sends back as gradients: all columns of its own rows; by rows, to every shard.
+        gradients=round(sum(sent_pooled) / ranks),
+        all_reduce=round(2 * away * _FLOAT_BYTES * (dense_parameters + replicated)),
+    )
+
+
+def step_time(
+    accelerator: Accelerator,
+    precision: ArithmeticName,
+    *,
+    plan: TablePlan,
+    batch: int,
+    ids_per_row: Mapping[str, float],
+    dense: DenseCost,
+    workers_per_node: int,
+) -> StepTime:
+    """The estimate for a step of a global `batch`, on machines of `workers_per_node` accelerators."""
+    ranks = plan.world_size
+    element = 2 if precision in {"bf16", "fp16"} else 4
+    local_rows = batch / ranks
+    rows = _rows_by_table(plan)
+    activations = dense.activations * local_rows * element * _ACTIVATION_PASSES
+    table_bytes = [0.0] * ranks
+    for shard in plan.shards:
+        looked_up = local_rows if shard.sharding == "data_parallel" else batch * shard.rows / rows[shard.table]
+        looked_up *= ids_per_row.get(shard.table, 1.0)
+        table_bytes[shard.rank] += looked_up * shard.columns * _FLOAT_BYTES * _TABLE_PASSES
+    # Of what a rank sends to all others, the part for other machines takes the network.
+    outside = (ranks - min(ranks, workers_per_node)) / max(1, ranks - 1)
+    seconds_by_byte = outside / accelerator.network + (1 - outside) / accelerator.link
+    sent = step_traffic(plan, batch, ids_per_row, dense.parameters).total
+    return StepTime(
+        fixed=FIXED_SECONDS,
+        arithmetic=dense.operations * local_rows / (ARITHMETIC_SHARE * accelerator.arithmetic[precision]),
+        memory=(activations + max(table_bytes)) / (MEMORY_SHARE * accelerator.memory_bandwidth),
+        communication=sent * seconds_by_byte / LINK_SHARE if ranks > 1 else 0.0,
+    )
+
+
+def memory_by_rank(plan: TablePlan, batch: int, dense: DenseCost) -> list[int]:
+    """Bytes on each rank: tables with optimizer state, the dense network with its optimizer's, activations in fp32."""
+    activations = 2 * _FLOAT_BYTES * dense.activations * batch / plan.world_size
+    everywhere = _COPIES_OF_WEIGHTS * _FLOAT_BYTES * dense.parameters + activations
+    return [round(tables + everywhere) for tables in plan.bytes_by_rank()]
+
+
+def _rows_by_table(plan: TablePlan) -> dict[str, int]:
+    rows: dict[str, int] = {}
+    for shard in plan.shards:
+        rows[shard.table] = max(rows.get(shard.table, 0), shard.row + shard.rows)
+    return rows

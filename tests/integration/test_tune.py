@@ -1,0 +1,164 @@
+"""Sweeps on real Ray: on two CPUs, killed and resumed, with trials that cannot be trained; exchange of checkpoints."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from jobs.train import train_recipe
+from jobs.tune import TuneRequest, run
+from rayrec.common.progress import SilentProgress
+from rayrec.config import dump_recipe, load_recipe
+from rayrec.ingest.dataset import Dataset
+from rayrec.training.history import read_history
+from rayrec.training.run_folder import RunFolder
+from tests.builders import make_dataset
+from tests.ray_head import ray_head
+from tests.training_runs import recipe
+
+TRIALS = 4
+EVALUATIONS = 3
+NOTED_AFTER = 3
+"""Seconds in which Tune notes that a trial is over."""
+# The last rate makes the loss infinite.
+SPACE = """
+train.dense_optimizer.lr: {choice: [0.1, 0.01, 1.0e-5, 1.0e+30]}
+train.embedding_optimizer.lr: {loguniform: [0.05, 1.0]}
+"""
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("tune") / "data"
+    return make_dataset(folder, {"train": 6_000, "validation": 800, "test": 100}, numeric=3, categorical=4, seed=3)
+
+
+@pytest.fixture(scope="module")
+def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Streams through Ray Data, as a recipe does that says nothing else."""
+    path = tmp_path_factory.mktemp("recipe") / "own.yaml"
+    made = recipe(
+        workers=1,
+        epochs=1,
+        ingest={"in_memory": False, "read_streams": 4},
+        dense_optimizer={"kind": "adam", "lr": 0.01},
+        evaluations_per_epoch=EVALUATIONS,
+        log_every_steps=5,
+    )
+    path.write_text(dump_recipe(made))
+    return path
+
+
+def _trials(sweep: Path) -> dict[str, dict[str, Any]]:
+    """trial.json by trial."""
+    return {path.parent.name: json.loads(path.read_text()) for path in sweep.glob("trials/*/trial.json")}
+
+
+def _over(sweep: Path) -> set[str]:
+    return {trial for trial, record in _trials(sweep).items() if record["state"] != "running"}
+
+
+def _until(step: int, history: Path) -> list[dict[str, Any]]:
+    """What was trained up to a step, without the announcements of attempts."""
+    return [r for r in read_history(history) if r["step"] <= step and r["event"] != "epoch"]
+
+
+def _processes_of_trials(head: int) -> list[psutil.Process]:
+    """Of actors: Tune's subclass of `Trial` has this name."""
+    children = psutil.Process(head).children(recursive=True)
+    return [child for child in children if "".join(child.cmdline()).startswith("ray::_Inner")]
+
+
+def _wait(condition: Callable[[], bool], process: "subprocess.Popen[bytes]", log: Path, seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.2)
+
+
+def test_a_sweep_on_two_cpus_survives_kills(
+    dataset: Dataset, recipe_file: Path, ray_cluster: str, tmp_path: Path
+) -> None:
+    """Two trials at once leave no CPU for reading. A trial's process is killed, then the driver's group."""
+    space, sweep, log = tmp_path / "space.yaml", tmp_path / "sweep", tmp_path / "log"
+    space.write_text(SPACE)
+    command = [sys.executable, "-m", "jobs.tune", "--recipe", recipe_file, "--data", dataset.folder, "--output", sweep]
+    command += ["--trials", str(TRIALS), "--scheduler", "asha", "--space", space, "--json"]
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    own["RAY_AUTH_MODE"] = "disabled"
+    with ray_head(own, num_cpus=2) as head, log.open("wb") as out:
+        environment = {**own, "RAY_ADDRESS": head.address}
+        driver = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
+        _wait(lambda: any(sweep.glob("trials/*/run/checkpoints/step-*")), driver, log)
+        _processes_of_trials(head.pid)[0].kill()
+        _wait(lambda: bool(_over(sweep)), driver, log)
+        time.sleep(NOTED_AFTER)
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+        before = {trial: (sweep / "trials" / trial / "trial.json").stat().st_mtime_ns for trial in _over(sweep)}
+        assert len(before) < TRIALS, "it was killed too late"
+        done = subprocess.run(
+            [*command, "--resume"], env=environment, capture_output=True, text=True, timeout=600, check=False
+        )
+    assert done.returncode == 0, log.read_text() + done.stderr
+    trials = _trials(sweep)
+    assert len(trials) == TRIALS, done.stderr
+    after = {trial: (sweep / "trials" / trial / "trial.json").stat().st_mtime_ns for trial in before}
+    assert after == before, "what was over stays as it was"
+    assert {record["state"] for record in trials.values()} <= {"finished", "stopped", "refused"}, done.stderr
+    for trial, record in trials.items():
+        diverges = record["assignment"]["train.dense_optimizer.lr"] == 1e30
+        assert (record["state"] == "refused") == diverges
+        evaluations = [
+            r for r in read_history(sweep / "trials" / trial / "run" / "history.jsonl") if r["event"] == "evaluate"
+        ]
+        assert len(evaluations) == EVALUATIONS if record["state"] == "finished" else len(evaluations) <= EVALUATIONS
+    result = json.loads(done.stdout)
+    best = result["metrics"]["validation"]["auc"]
+    assert best == max(row["auc"] for row in result["details"]["trials"] if row["auc"] is not None)
+    kept = list(sweep.glob("trials/*/run/checkpoints"))
+    assert len(kept) == 1, "the best trial's checkpoints alone"
+    # The best recipe, trained elsewhere, is the best trial.
+    tuned = load_recipe(sweep / "best.yaml")
+    metrics = train_recipe(tuned, dataset, tmp_path / "run", resume=False, progress=SilentProgress())
+    assert metrics["validation"]["auc"] == best
+    assert (sweep / "report.html").stat().st_size > 5_000
+    assert (sweep / "trials.csv").read_text().count("\n") == 1 + TRIALS
+
+
+def test_population_based_training_goes_on_from_the_better_checkpoint(
+    dataset: Dataset, recipe_file: Path, ray_cluster: str, tmp_path: Path
+) -> None:
+    space, sweep = tmp_path / "space.yaml", tmp_path / "sweep"
+    # One of the two learns nothing at its rates.
+    space.write_text("train.dense_optimizer.lr: {choice: [0.01, 1.0e-9]}\nmodel.top_mlp: {choice: [[16], [32]]}\n")
+    request = TuneRequest(
+        recipe=str(recipe_file), data=dataset.folder, output=sweep, trials=2, space=str(space), search="pbt",
+        set=("train.embedding_optimizer.lr=1.0e-9", "train.seed=2"),
+    )  # fmt: skip
+    result = run(request, SilentProgress())
+    moved = [record for record in _trials(sweep).values() if record["run"] != "run"]
+    assert moved, "no trial went on from another one's checkpoint"
+    for record in moved:
+        run_folder = RunFolder.open(sweep / "trials" / record["trial"] / record["run"])
+        _, donor, step = record["run"].split("-")
+        evaluated = [r["step"] for r in read_history(run_folder.history) if r["event"] == "evaluate"]
+        theirs = _until(int(step), sweep / "trials" / donor / "run" / "history.jsonl")
+        assert _until(int(step), run_folder.history) == theirs
+        assert len(evaluated) == EVALUATIONS
+        assert run_folder.recipe.train.dense_optimizer.lr == record["assignment"]["train.dense_optimizer.lr"]
+        assert record["assignment"].keys() == {"train.dense_optimizer.lr"}
+        assert record["assignment"]["train.dense_optimizer.lr"] in {0.01, 1e-9}
+    best = yaml.safe_load((sweep / "best.yaml").read_text())
+    assert best["train"]["dense_optimizer"]["lr"] == 0.01
+    assert result.details["trials"][0]["auc"] == result.metrics["validation"]["auc"]

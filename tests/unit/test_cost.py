@@ -1,0 +1,92 @@
+"""What a training step costs: counted bytes and operations by hand, estimates beside published figures."""
+
+import pytest
+
+from benchmarks.scaling import PUBLISHED, check_published
+from rayrec.config import DLRMConfig
+from rayrec.models.registry import build_model
+from rayrec.training.cost import DenseCost, dense_cost, estimate_step, memory_by_rank, step_time, step_traffic
+from rayrec.training.hardware import ACCELERATORS, ArithmeticName
+from rayrec.training.sharding import ShardPlacement, TablePlan
+from tests.builders import make_schema
+
+BATCH = 100
+DENSE = DenseCost(parameters=50, operations=1_000.0, activations=30.0)
+
+
+def _shard(table: str, sharding: str, rank: int, row: int, rows: int, columns: int) -> ShardPlacement:
+    return ShardPlacement(
+        table=table, sharding=sharding, kernel="fused", rank=rank, row=row, rows=rows, column=0, columns=columns,
+        bytes=4 * rows * columns,
+    )  # fmt: skip
+
+
+# On two ranks: one table whole, one split by rows, one copied.
+PLAN = TablePlan(
+    world_size=2,
+    shards=(
+        _shard("whole", "table_wise", 0, 0, 1_000, 8),
+        _shard("split", "row_wise", 0, 0, 600, 4),
+        _shard("split", "row_wise", 1, 600, 400, 4),
+        _shard("copied", "data_parallel", 0, 0, 10, 4),
+        _shard("copied", "data_parallel", 1, 0, 10, 4),
+    ),
+)
+
+
+def test_bytes_are_counted_from_the_plan() -> None:
+    sent = step_traffic(PLAN, BATCH, {"whole": 3.0}, DENSE.parameters)
+    # A rank has 50 rows, and half of what it sends stays with it. Ids are 4 bytes, and so is each list's length.
+    assert sent.ids == 25 * ((3 * 4 + 4) + (0.6 * 4 + 4) + (0.4 * 4 + 4))
+    # Rank 0 holds both tables: 8 and 4 columns of all rows, half of them the other rank's.
+    assert sent.pooled == BATCH // 2 * (8 + 4) * 4
+    assert sent.gradients == BATCH // 2 * (8 + 4 + 4) * 4 // 2
+    assert sent.all_reduce == 2 * 0.5 * 4 * (DENSE.parameters + 10 * 4)
+    assert sent.total == sent.ids + sent.pooled + sent.gradients + sent.all_reduce
+    alone = TablePlan(world_size=1, shards=(_shard("whole", "table_wise", 0, 0, 1_000, 8),))
+    assert step_traffic(alone, BATCH, {}, DENSE.parameters).total == 0
+
+
+def test_memory_is_tables_network_and_activations() -> None:
+    tables = PLAN.bytes_by_rank()
+    assert memory_by_rank(PLAN, BATCH, DENSE) == [size + 4 * 4 * 50 + 2 * 4 * 30 * 50 for size in tables]
+
+
+def test_operations_and_activations_are_those_of_the_network() -> None:
+    """Forward, gradient of the weights, gradient of the input: three products a layer, two for the first."""
+    config = DLRMConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(32,), interaction="cat")
+    model = build_model(config, make_schema(numeric=3, categorical=4), "meta")
+    width = sum(table.dim for table in model.tables)
+    cost = dense_cost(model.dense_network, 3, width)
+    first, others = 3 * 16, 16 * 8 + (8 + width) * 32 + 32 * 1
+    assert cost.operations == 2 * (2 * first + 3 * others)
+    assert cost.parameters == sum(p.numel() for p in model.dense_network.parameters())
+    # At least the input of each layer: the raw features, two of the bottom MLP, the concatenation, the top's.
+    assert 3 + 16 + 8 + width + 32 <= cost.activations <= 3 * (3 + 16 + 8 + width + 32)
+
+
+def _seconds(precision: ArithmeticName, workers_per_node: int) -> float:
+    return step_time(
+        ACCELERATORS["h100"], precision, plan=PLAN, batch=BATCH * 1000, ids_per_row={}, dense=DENSE,
+        workers_per_node=workers_per_node,
+    ).total  # fmt: skip
+
+
+def test_half_precision_and_one_machine_are_faster() -> None:
+    assert _seconds("bf16", 2) < _seconds("tf32", 2) < _seconds("fp32", 2) < _seconds("fp32", 1)
+
+
+def test_a_whole_model_is_estimated() -> None:
+    model = build_model(DLRMConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(32,)), make_schema(), "meta")
+    shards = tuple(_shard(t.name, "table_wise", i % 2, 0, t.rows, t.columns) for i, t in enumerate(model.tables))
+    estimate = estimate_step(
+        ACCELERATORS["h200"], "bf16", model=model, plan=TablePlan(2, shards), batch=BATCH, workers_per_node=2
+    )
+    assert estimate.samples_per_second == BATCH / estimate.time.total
+    assert len(estimate.memory_by_rank) == 2
+    assert set(estimate.as_json()) == {"samples_per_second", "seconds", "sent_bytes", "memory_by_rank"}
+
+
+@pytest.mark.parametrize("row", [PUBLISHED[1], PUBLISHED[7]], ids=["a constant was chosen by it", "held out"])
+def test_published_figures_are_met_within_a_quarter(row: tuple[str, int, str, ArithmeticName, float, bool]) -> None:
+    assert abs(check_published(*row)["error"]) < 0.25

@@ -1,0 +1,141 @@
+"""What cannot be searched is found before the first trial starts."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from rayrec.common.errors import ConfigError
+from rayrec.config import Recipe, RecipeContent, TrainConfig
+from tune.settings import Scheduler, Search
+from tune.space import Assignment, Parameter, Scalar, Space
+
+_MOST_COMBINATIONS = 400
+_MOST_POINTS = 10_000
+# What a step reads anew from the recipe, so that it can change while a model is trained.
+_CHANGES_UNDER_WAY = (
+    "train.embedding_optimizer.lr", "train.dense_optimizer.lr", "train.wide_optimizer.lr", "train.schedule.",
+    "train.wide_schedule.", "train.embedding_l2", "model.dropout",
+)  # fmt: skip
+
+
+def searchable_space(space: Space, search: Search, trials: int) -> Space:
+    """The part of a space that a search can vary. Raises ConfigError where there is none, or too few trials."""
+    if search == "grid":
+        points = sum(1 for _ in itertools.islice(space.grid(), _MOST_POINTS))
+        if points > trials:
+            count = f"{points} points" if points < _MOST_POINTS else f"{_MOST_POINTS} points or more"
+            raise ConfigError(
+                f"--trials {trials}: the grid of {space.origin} has {count} (choices, and the ends and the middle of "
+                "ranges); give as many --trials, or a smaller space"
+            )
+    if search != "pbt":
+        return space
+    movable = {
+        name: parameter
+        for name, parameter in space.parameters.items()
+        if all(key.startswith(_CHANGES_UNDER_WAY) for key in parameter.keys(name)) and not parameter.when
+    }
+    if not movable:
+        raise ConfigError(
+            f"{space.origin}: population based training changes models while they train, and none of these can be "
+            f"({', '.join(space.names)}); search learning rates, the schedule, dropout or embedding_l2"
+        )
+    return replace(space, parameters=movable)
+
+
+def require_decisions(search: Search, scheduler: Scheduler, trials: int, train: TrainConfig) -> None:
+    """Raise ConfigError where trials have too few evaluations to be compared by, or too few others to compare with."""
+    if train.evaluations_per_epoch == 0:
+        raise ConfigError(
+            "train.evaluations_per_epoch: trials are compared by evaluations, and there are 0; add "
+            "--set train.evaluations_per_epoch=1"
+        )
+    evaluations = train.epochs * train.evaluations_per_epoch
+    if scheduler == "asha" and evaluations < 2:
+        raise ConfigError(
+            "--scheduler asha: a trial has one evaluation, so there is nothing to stop early; "
+            "add --set train.evaluations_per_epoch=4"
+        )
+    if search == "pbt" and scheduler != "none":
+        raise ConfigError(f"--scheduler {scheduler}: population based training is a scheduler itself; leave it out")
+    if search == "pbt" and (evaluations < 2 or trials < 2):
+        raise ConfigError(
+            "--search pbt: needs at least two trials that exchange checkpoints at evaluations; give --trials 4 and "
+            "--set train.evaluations_per_epoch=4"
+        )
+
+
+def check_space(space: Space, recipe: RecipeContent, also: Callable[[Recipe], None] = lambda recipe: None) -> None:
+    """Raise ConfigError on the first combination of values that makes no recipe, or that `also` refuses, naming it.
+
+    All combinations of choices and ends of ranges are tried where they are few; else some of them, each value at least
+    once.
+    """
+    for assignment in combinations(space):
+        resolved = trial_recipe(space, recipe, assignment)
+        try:
+            also(resolved)
+        except ConfigError as error:
+            raise _with_values(space, assignment, error) from None
+
+
+def trial_recipe(space: Space, recipe: RecipeContent, assignment: Assignment) -> Recipe:
+    """The recipe with a trial's values. Raises ConfigError naming the space and the values."""
+    try:
+        return recipe.with_values(space.overrides(assignment)).resolve()
+    except ConfigError as error:
+        raise _with_values(space, assignment, error) from None
+
+
+def _with_values(space: Space, assignment: Assignment, error: ConfigError) -> ConfigError:
+    values = ", ".join(f"{name}={value}" for name, value in assignment.items())
+    return ConfigError(f"{space.origin}: with {values}: {error}")
+
+
+def default_assignment(space: Space, recipe: RecipeContent) -> dict[str, Scalar] | None:
+    """The assignment that is the recipe as it stands; None where the space does not contain it."""
+    resolved = recipe.resolve().model_dump(mode="json")
+
+    def pick(name: str, parameter: Parameter) -> Scalar:
+        bounds = parameter.bounds
+        if bounds is not None:
+            value = _value(resolved, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not bounds[0] <= value <= bounds[1]:
+                raise LookupError
+            return value
+        for label in parameter.labels:
+            if all(_value(resolved, key) == value for key, value in parameter.overrides(name, label).items()):
+                return label
+        raise LookupError
+
+    try:
+        return space.draw(pick)
+    except LookupError:
+        return None
+
+
+def combinations(space: Space) -> Iterator[dict[str, Scalar]]:
+    """Assignments that between them have every choice and every end of a range."""
+    count = 1
+    for parameter in space.parameters.values():
+        count *= len(parameter.representatives())
+    if count <= _MOST_COMBINATIONS:
+        yield from space.grid()
+        return
+    chance = random.Random(0)
+    longest = max(len(parameter.representatives()) for parameter in space.parameters.values())
+    for index in itertools.islice(itertools.count(), max(_MOST_COMBINATIONS, longest)):
+        if index < longest:
+            yield space.draw(lambda name, p: p.representatives()[index % len(p.representatives())])  # noqa: B023
+        else:
+            yield space.draw(lambda name, p: chance.choice(p.representatives()))
+
+
+def _value(content: Any, key: str) -> Any:
+    for part in key.split("."):
+        if not isinstance(content, dict) or part not in content:
+            raise LookupError
+        content = content[part]
+    return content

@@ -1,0 +1,79 @@
+"""How a trial goes on from another one's checkpoint, in population based training."""
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+
+from rayrec.common.files import write_json
+from rayrec.config import Recipe
+from rayrec.ingest.dataset import Dataset
+from rayrec.training.checkpoint import folder_name
+from rayrec.training.history import read_history
+from rayrec.training.run_folder import CHECKPOINTS_FOLDER, HISTORY_FILE, RunFolder
+
+EXCHANGE_FOLDER = "exchange"
+_POINTER_FILE = "pointer.json"
+_KEPT = 4
+"""Checkpoints of a trial that are kept for others: some have been chosen and not yet been fetched."""
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """What Tune holds as a trial's checkpoint: where it is. Tables are not copied through Tune."""
+
+    trial: str
+    run: str
+    step: int
+    objectives: list[float]
+    """Of the evaluations up to it."""
+    folder: str
+    """The checkpoint."""
+    history: str
+
+
+def write_pointer(folder: Path, pointer: Pointer) -> None:
+    write_json(folder / _POINTER_FILE, asdict(pointer))
+
+
+def read_pointer(folder: Path) -> Pointer:
+    return Pointer(**json.loads((folder / _POINTER_FILE).read_text()))
+
+
+def hand_over(run: Path, trial: Path, step: int, objectives: list[float]) -> Pointer:
+    """Keep a run's checkpoint for others, whatever the run deletes; its trial's folder holds it."""
+    exchange = trial / EXCHANGE_FOLDER
+    kept = exchange / f"{run.name}-{folder_name(step)}"
+    if not kept.exists():
+        _link(run / CHECKPOINTS_FOLDER / folder_name(step), kept)
+    for old in sorted(exchange.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-_KEPT]:
+        shutil.rmtree(old)
+    return Pointer(trial.name, run.name, step, objectives, str(kept), str(run / HISTORY_FILE))
+
+
+def begin_from(pointer: Pointer, run: Path, recipe: Recipe, dataset: Dataset) -> None:
+    """Make a run folder whose latest checkpoint and history are those of the pointer; `recipe` goes on from there."""
+    unfinished = Path(mkdtemp(dir=run.parent, prefix=f".{run.name}.unfinished-"))
+    RunFolder.create(unfinished, recipe, dataset)
+    _link(Path(pointer.folder), unfinished / CHECKPOINTS_FOLDER / folder_name(pointer.step))
+    records = [record for record in read_history(Path(pointer.history)) if record["step"] <= pointer.step]
+    (unfinished / HISTORY_FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
+    unfinished.rename(run)
+
+
+def _link(source: Path, target: Path) -> None:
+    """The files of a checkpoint under another name; a checkpoint's files never change."""
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(source, unfinished, copy_function=_link_file)
+    unfinished.rename(target)
+
+
+def _link_file(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, target)

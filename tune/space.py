@@ -1,0 +1,216 @@
+"""A search space: which keys of a recipe are searched, and over what. One YAML file, such as those in `tune/spaces/`.
+
+    train.dense_optimizer.lr: {loguniform: [1.0e-4, 0.1]}
+    train.schedule.warmup_steps: {integer: [0, 200]}
+    train.dense_optimizer.kind: {choice: [adam, sgd]}
+    train.dense_optimizer.momentum: {uniform: [0, 0.95], when: {train.dense_optimizer.kind: sgd}}
+    size:                                      # named choices set several keys at once
+      choice:
+        small: {model.embedding_dim: 8, model.bottom_mlp: [32, 8]}
+        large: {model.embedding_dim: 16, model.bottom_mlp: [64, 16]}
+
+A trial has a value for every parameter whose `when` holds: an assignment, by the parameter's name. Values are numbers,
+booleans and strings: a choice of something else (a list, a mapping) is called by its JSON.
+"""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from rayrec.common.errors import ConfigError
+from rayrec.config import Config
+from rayrec.config.recipe import describe_validation_error
+from rayrec.config.yaml_file import is_yaml_file, parse_mapping, read_text
+
+Scalar = bool | int | float | str
+Assignment = Mapping[str, Scalar]
+"""Value of each parameter that a trial has, by the parameter's name."""
+Searched = tuple[str, ...]
+
+_SECTIONS = ("model", "train")
+# What sets how many trials run at once, or where they compare.
+_FIXED = {"train.workers", "train.device", "train.evaluation_split", "train.evaluations_per_epoch"}
+
+
+class Parameter(Config):
+    """One searched parameter; exactly one of its kinds is given."""
+
+    choice: Annotated[tuple[Any, ...], Field(min_length=1)] | dict[str, dict[str, Any]] | None = None
+    """Values to choose from, or named ones that each set several keys."""
+    uniform: tuple[float, float] | None = None
+    loguniform: tuple[float, float] | None = None
+    integer: tuple[int, int] | None = None
+    """Both ends are in the range."""
+    when: dict[str, Scalar | tuple[Scalar, ...]] = {}
+    """Only where each of these parameters, which come before, has the value or one of the values."""
+
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> "Parameter":
+        kinds = {name: getattr(self, name) for name in ("choice", "uniform", "loguniform", "integer")}
+        given = [name for name, value in kinds.items() if value is not None]
+        if len(given) != 1:
+            raise ValueError(f"give one of {', '.join(kinds)}; there are {', '.join(given) or 'none'}")
+        bounds = self.bounds
+        if bounds is not None and not bounds[0] < bounds[1]:
+            raise ValueError(f"{given[0]}: the first value must be less than the second")
+        if self.loguniform is not None and self.loguniform[0] <= 0:
+            raise ValueError("loguniform: values must be above 0")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Both ends of a range; None of a choice."""
+        return self.uniform or self.loguniform or self.integer
+
+    @property
+    def labels(self) -> tuple[Scalar, ...]:
+        """The values of a choice as assignments have them; of a range none."""
+        return tuple(self._choices())
+
+    def _choices(self) -> dict[Scalar, Any]:
+        """What each value of a choice stands for."""
+        if isinstance(self.choice, dict):
+            return {name: values for name, values in self.choice.items()}  # noqa: C416 - keys of a wider type
+        return {v if isinstance(v, bool | int | float | str) else json.dumps(v): v for v in self.choice or ()}
+
+    def overrides(self, name: str, value: Scalar) -> dict[str, Any]:
+        """Values by key of a recipe."""
+        if self.choice is None:
+            return {name: value}
+        meaning = self._choices()[value]
+        return dict(meaning) if isinstance(self.choice, dict) else {name: meaning}
+
+    def keys(self, name: str) -> set[str]:
+        """The keys of a recipe that it sets."""
+        return {key for label in self.labels for key in self.overrides(name, label)} or {name}
+
+    def representatives(self) -> tuple[Scalar, ...]:
+        """All values of a choice; the ends and the middle of a range."""
+        if self.integer is not None:
+            low, high = self.integer
+            return tuple(dict.fromkeys((low, (low + high) // 2, high)))
+        if self.loguniform is not None:
+            low_, high_ = self.loguniform
+            return (low_, (low_ * high_) ** 0.5, high_)
+        if self.uniform is not None:
+            return (self.uniform[0], sum(self.uniform) / 2, self.uniform[1])
+        return self.labels
+
+
+@dataclass(frozen=True)
+class Space:
+    """The parameters of a search, in the order in which values are drawn."""
+
+    origin: str
+    parameters: dict[str, Parameter]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.parameters)
+
+    @property
+    def keys(self) -> set[str]:
+        """All keys of a recipe that are searched."""
+        return {key for name, parameter in self.parameters.items() for key in parameter.keys(name)}
+
+    def draw(self, pick: Callable[[str, Parameter], Scalar]) -> dict[str, Scalar]:
+        """An assignment whose values `pick` chooses, parameter by parameter; only for those whose `when` holds."""
+        drawn: dict[str, Scalar] = {}
+        for name, parameter in self.parameters.items():
+            if _holds(parameter.when, drawn):
+                drawn[name] = pick(name, parameter)
+        return drawn
+
+    def overrides(self, assignment: Assignment) -> dict[str, Any]:
+        """Values by key of a recipe."""
+        return {
+            key: value
+            for name, chosen in assignment.items()
+            for key, value in self.parameters[name].overrides(name, chosen).items()
+        }
+
+    def grid(self) -> Iterator[dict[str, Scalar]]:
+        """Every assignment of the parameters' representatives once."""
+        seen = set()
+        for values in itertools.product(*(p.representatives() for p in self.parameters.values())):
+            point = dict(zip(self.parameters, values, strict=True))
+            assignment = self.draw(lambda name, parameter: point[name])  # noqa: B023 - called at once
+            if (key := tuple(assignment.items())) not in seen:
+                seen.add(key)
+                yield assignment
+
+
+def shipped_spaces() -> dict[str, str]:
+    """Kind of model -> YAML text of its space."""
+    folder = resources.files("tune.spaces")
+    return {f.name.removesuffix(".yaml"): f.read_text() for f in folder.iterdir() if f.name.endswith(".yaml")}
+
+
+def load_space(space: str | None, model_kind: str) -> Space:
+    """The space in a YAML file, or the one that is shipped for a kind of model.
+
+    Raises ConfigError naming the file and the parameter.
+    """
+    if space is not None and not is_yaml_file(space):
+        raise ConfigError(f"--space {space}: a search space is a file whose name ends in .yaml")
+    if space is None:
+        shipped = shipped_spaces()
+        if model_kind not in shipped:
+            raise ConfigError(f"no search space is shipped for models of kind '{model_kind}'; give --space FILE")
+        origin, text = f"tune/spaces/{model_kind}.yaml", shipped[model_kind]
+    else:
+        origin, text = space, read_text(Path(space), "search space")
+    return parse_space(origin, text)
+
+
+def parse_space(origin: str, text: str) -> Space:
+    """The space in a YAML text. Raises ConfigError."""
+    content = parse_mapping(
+        origin, text, "a search space is a mapping of keys of a recipe (train.dense_optimizer.lr: ...)"
+    )
+    if not content:
+        raise ConfigError(f"{origin}: empty; there is nothing to search")
+    parameters: dict[str, Parameter] = {}
+    for name, value in content.items():
+        try:
+            parameters[str(name)] = parameter = Parameter.model_validate(value)
+        except ValidationError as error:
+            raise ConfigError(f"{origin}: {name}: {describe_validation_error(error, Parameter)}") from None
+        _check_conditions(origin, str(name), parameter, parameters)
+        _check_keys(origin, str(name), parameter)
+    return Space(origin, parameters)
+
+
+def _holds(when: Mapping[str, Scalar | tuple[Scalar, ...]], drawn: Assignment) -> bool:
+    return all(name in drawn and drawn[name] in _as_tuple(values) for name, values in when.items())
+
+
+def _as_tuple(values: Scalar | tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+    return values if isinstance(values, tuple) else (values,)
+
+
+def _check_conditions(origin: str, name: str, parameter: Parameter, before: Mapping[str, Parameter]) -> None:
+    for other, values in parameter.when.items():
+        if other not in before or other == name:
+            raise ConfigError(f"{origin}: {name}: when: '{other}' is no parameter that comes before it")
+        unknown = [v for v in _as_tuple(values) if before[other].choice is None or v not in before[other].labels]
+        if unknown:
+            raise ConfigError(f"{origin}: {name}: when: '{other}' never is {unknown[0]!r}; name one of its choices")
+
+
+def _check_keys(origin: str, name: str, parameter: Parameter) -> None:
+    for key in sorted(parameter.keys(name)):
+        if key.partition(".")[0] not in _SECTIONS:
+            raise ConfigError(
+                f"{origin}: {key}: cannot be searched: trials share one dataset, so only keys of "
+                f"{' and '.join(_SECTIONS)} can; a name for choices that set several keys needs "
+                "`choice: {name: {key: value}}`"
+            )
+        if key in _FIXED:
+            raise ConfigError(f"{origin}: {key}: cannot be searched: it is the same for all trials; use --set")
