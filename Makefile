@@ -1,5 +1,5 @@
 # Needs Python 3.11, pip and make; everything else is brought into .venv (Java and uv too).
-#   make demo | test | lint | bench | gpu-check     EXTRA=gpu: the CUDA builds instead of the CPU ones
+#   make demo | test | test-minutes | lint | bench | gpu-check     EXTRA=gpu: the CUDA builds instead of the CPU ones
 
 PYTHON ?= python3
 EXTRA ?= cpu
@@ -21,7 +21,7 @@ SOURCE_gpu :=
 # One stamp for each state of the lock: a changed lock, extra or project file installs again, nothing else does.
 STAMP := $(VENV)/.installed-$(EXTRA)-$(shell cat $(LOCK) pyproject.toml 2>/dev/null | cksum | cut -d ' ' -f 1)
 
-.PHONY: setup lock demo test lint format bench gpu-check clean
+.PHONY: setup lock demo test test-minutes lint format bench gpu-check clean
 
 setup: $(STAMP)
 
@@ -48,7 +48,11 @@ demo: setup
 	$(BIN)/rayrec demo
 
 test: setup
-	$(BIN)/python -m pytest --durations=10 tests/unit tests/integration tests/end_to_end
+	$(BIN)/python -m pytest --durations=10 -m "not minutes" tests/unit tests/integration tests/end_to_end
+
+# Tests that take minutes each: a search and a cluster that lose processes and nodes.
+test-minutes: setup
+	$(BIN)/python -m pytest --durations=10 -m minutes tests/integration
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,11 +1,13 @@
 """What Wide & Deep reaches on generated displays, between ranking by popularity and the best that can be reached.
 
-    python -m benchmarks.wide_deep_accuracy --rows 1000000 --folder FOLDER [--without FAMILY ...] [--seeds 1 2 3]
+    python -m benchmarks.wide_deep_accuracy --rows 1000000 --folder FOLDER --without
+    python -m benchmarks.wide_deep_accuracy --rows 1000000 --folder FOLDER --embedding-dim 32
 
 The clicks of day 11 on are held out, for which the generator knows the best MAP@12. *Popularity* ranks the ads of a
-display by their rate of clicks in train, smoothed as the features are. A run without a family of features trains the
-same model on the dataset less their columns. FOLDER keeps the tables, the dataset and the runs; what it has is not done
-again. Results are added to benchmarks/results/wide_deep_accuracy.json.
+display by their rate of clicks in train, smoothed as the features are. A run without a family of features (by default
+one for each) trains the same model on the dataset less their columns; narrower tables make these runs shorter. FOLDER
+keeps the tables, the dataset and the runs. Results are added to benchmarks/results/wide_deep_accuracy.json, and what is
+there is not done again.
 """
 
 import argparse
@@ -40,15 +42,19 @@ _HERE = Place(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu
 SETTINGS: dict[str, Any] = {
     "preprocess.feature_set": "full",
     "preprocess.split.held_out_share": 0.0,
-    "model.embedding_dim": 16,
-    "model.mlp": [256, 128, 64],
+    "model.mlp": [512, 256],
+    "model.dropout": 0.2,
     "train.workers": 1,
     "train.global_batch_size": 4096,
     "train.epochs": 4,
     "train.embedding_optimizer.lr": 0.02,
     "train.dense_optimizer": {"kind": "adam", "lr": 0.001},
+    # To 0 at the end of four epochs.
+    "train.schedule": {"warmup_steps": 50, "decay_start": 150, "decay_steps": 690, "decay_power": 1.0},
+    "train.wide_schedule": {"decay_start": 150, "decay_steps": 690, "decay_power": 1.0},
     "train.ingest.in_memory": True,
     "train.log_every_steps": 50,
+    "train.evaluations_per_epoch": 0,
     "train.checkpoint.keep_best": None,
 }
 
@@ -71,8 +77,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 
 
-def measure(folder: Path, rows: int, without: Sequence[str | None], seeds: Sequence[int]) -> None:
-    """Popularity, then a run for each family that is left out (None: none) and seed."""
+def measure(folder: Path, rows: int, width: int, without: Sequence[str | None], seeds: Sequence[int]) -> None:
+    """Popularity, then a run for each family that is left out (None: none) and seed; `width` is that of the tables."""
     raw, output = folder / "raw", folder / "dataset"
     if not (raw / TRUTH_FILE).exists():
         rayrec.generate("outbrain", rows, raw)
@@ -82,13 +88,15 @@ def measure(folder: Path, rows: int, without: Sequence[str | None], seeds: Seque
     truth = GeneratedTruth.model_validate_json((raw / TRUTH_FILE).read_text()).held_out
     assert truth is not None, "too few rows reach day 11"
     popularity = _popularity(dataset)
-    known = {"rows": rows, "best": truth.best, "popularity": popularity, "random": truth.random}
+    known = {"rows": rows, "embedding_dim": width, "best": truth.best, "popularity": popularity, "random": truth.random}
     for family in without:
         for seed in seeds:
-            if _is_done(rows, family, seed):
+            if _is_done(rows, width, family, seed):
                 continue
             started = time.perf_counter()
-            found = _train(dataset if family is None else _less(dataset, FAMILIES[family]), folder, family, seed)
+            seen = dataset if family is None else _less(dataset, FAMILIES[family])
+            name = f"run-{width}-{'all' if family is None else family.replace(' ', '-')}-{seed}"
+            found = _train(seen, folder / name, {**SETTINGS, "model.embedding_dim": width, "train.seed": seed})
             _add({
                 "without": family,
                 "seed": seed,
@@ -136,10 +144,9 @@ def _less(dataset: Dataset, prefixes: tuple[str, ...]) -> Dataset:
     return Dataset.open(folder)
 
 
-def _train(dataset: Dataset, folder: Path, family: str | None, seed: int) -> float:
-    """Train in this process, as one worker of Ray Train does; MAP@12 after its last epoch."""
-    recipe = rayrec.load_recipe(RECIPE, {**SETTINGS, "train.seed": seed})
-    path = folder / f"run-{'all' if family is None else family.replace(' ', '-')}-{seed}"
+def _train(dataset: Dataset, path: Path, overrides: dict[str, Any]) -> float:
+    """Train in this process, as one worker of Ray Train does; MAP@12 after the last epoch."""
+    recipe = rayrec.load_recipe(RECIPE, overrides)
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     run = RunFolder.open(path) if path.exists() else RunFolder.create(path, recipe, dataset)
@@ -152,8 +159,9 @@ def _read() -> list[dict[str, Any]]:
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else []
 
 
-def _is_done(rows: int, family: str | None, seed: int) -> bool:
-    return any((r["rows"], r["without"], r["seed"]) == (rows, family, seed) for r in _read())
+def _is_done(rows: int, width: int, family: str | None, seed: int) -> bool:
+    keys = ("rows", "embedding_dim", "without", "seed")
+    return any(tuple(row[key] for key in keys) == (rows, width, family, seed) for row in _read())
 
 
 def _add(row: dict[str, Any]) -> None:
@@ -163,14 +171,15 @@ def _add(row: dict[str, Any]) -> None:
 
 def summary() -> str:
     """Mean and deviation over the seeds, by what was left out."""
-    groups: dict[tuple[int, str | None], list[dict[str, Any]]] = {}
+    groups: dict[tuple[int, int, str | None], list[dict[str, Any]]] = {}
     for row in _read():
-        groups.setdefault((row["rows"], row["without"]), []).append(row)
+        groups.setdefault((row["rows"], row["embedding_dim"], row["without"]), []).append(row)
     table = []
-    for (rows, family), found in groups.items():
+    for (rows, width, family), found in groups.items():
         values = [row["map@12"] for row in found]
         table.append({
             "rows": rows,
+            "embedding_dim": width,
             "without": family or "-",
             "seeds": len(values),
             "map@12": f"{statistics.mean(values):.4f}",
@@ -186,10 +195,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--embedding-dim", type=int, default=128)
     parser.add_argument("--without", nargs="*", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     arguments = parser.parse_args()
-    measure(arguments.folder, arguments.rows, [None, *arguments.without], arguments.seeds)
+    measure(arguments.folder, arguments.rows, arguments.embedding_dim, [None, *arguments.without], arguments.seeds)
     print(summary())
 
 

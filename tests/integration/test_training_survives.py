@@ -127,6 +127,7 @@ def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, tmp_path: Pat
     _assert_same(run, undisturbed)
 
 
+@pytest.mark.minutes
 def test_elastic_training_goes_on_without_a_killed_node(undisturbed: Path, dataset: Dataset, tmp_path: Path) -> None:
     """Training begins on two nodes of one CPU; one of them goes away with all that runs on it."""
     run, config, killed = tmp_path / "run", tmp_path / "recipe.yaml", list[int]()

@@ -86,6 +86,7 @@ def _wait(condition: Callable[[], bool], process: "subprocess.Popen[bytes]", log
         time.sleep(0.2)
 
 
+@pytest.mark.minutes
 def test_a_sweep_on_two_cpus_survives_kills(
     dataset: Dataset, recipe_file: Path, ray_cluster: str, tmp_path: Path
 ) -> None:
