@@ -21,10 +21,10 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.load import free_port
 from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
+from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config import DLRMConfig, Recipe
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import subprocess
 import tempfile
 import time
@@ -126,11 +125,3 @@ def percentiles(samples: Sequence[Sample], status: int = 200) -> dict[str, float
     """Of the latency in milliseconds of the requests that were answered so."""
     times = [1e3 * sample.seconds for sample in samples if sample.status == status]
     return {f"p{q}": round(float(np.percentile(times, q)), 2) for q in (50, 95, 99)} if times else {}
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -24,9 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.load import free_port, wrk
+from benchmarks.load import wrk
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
+from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config import DLRMConfig
 from rayrec.inference.predictor import Predictor, load_model

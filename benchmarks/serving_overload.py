@@ -24,9 +24,10 @@ from typing import Any
 
 import psutil
 
-from benchmarks.load import Sample, at_rate, free_port, percentiles, summary
+from benchmarks.load import Sample, at_rate, percentiles, summary
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
+from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config import DLRMConfig, load_recipe
 from rayrec.config.recipe import dump_recipe

@@ -17,9 +17,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import free_port, wrk
+from benchmarks.load import wrk
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
+from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config import DLRMConfig, load_recipe
 from rayrec.config.recipe import dump_recipe

@@ -6,11 +6,12 @@ server of its own, and HAProxy tells requests between them.
 
 import os
 import shlex
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from rayrec.common.ports import free_ports
 
 SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
 # The name of a socket has at most 107 bytes: below the folder comes the node's id (56), then its name.
@@ -60,7 +61,7 @@ def _find_haproxy() -> str | None:
 
 
 def _environment(folder: Path, haproxy: str) -> dict[str, str]:
-    metrics, statistics = _free_ports(2)
+    metrics, statistics = free_ports(2)
     program = folder / "haproxy"
     program.write_text(_PROGRAM.format(metrics=metrics, statistics=statistics, haproxy=shlex.quote(haproxy)))
     program.chmod(0o700)
@@ -86,13 +87,3 @@ def _environment(folder: Path, haproxy: str) -> dict[str, str]:
         # How long a replica that is to end still takes requests: until HAProxy has left it out.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     }
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports

@@ -3,7 +3,6 @@
 import itertools
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from rayrec.common.ports import free_ports
 
 T = TypeVar("T")
 _WORKER_PORTS = itertools.count(20_000, 500)
@@ -103,14 +104,3 @@ def _answers(url: str) -> bool | None:
     except OSError:
         return None
     return True
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports

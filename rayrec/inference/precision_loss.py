@@ -1,11 +1,8 @@
 """What a model's scores lose when its tables are stored in a smaller precision, measured at export."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
@@ -13,10 +10,10 @@ from rayrec.config.evaluate import EvaluateConfig
 from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.first_rows import first_rows
 
 MOST_ROWS = 1_000_000
 """Of the split that are scored: both precisions score the same rows, so that their difference is far more exact."""
-_BATCH_ROWS = 16_384
 
 
 class LabelledScores:
@@ -29,7 +26,7 @@ class LabelledScores:
         names = [feature.name for feature in predictor.schema.features]
         metrics = BinaryMetrics.from_config(EvaluateConfig())
         parts: list[NDArray[np.float32]] = []
-        for rows in _head(dataset, split, [*names, label]):
+        for rows in first_rows(dataset, split, [*names, label], MOST_ROWS):
             scores = predictor.predict_encoded(rows.select(names))
             # A probability that float32 rounds to 0 or 1 has no finite logit.
             logits = torch.logit(torch.from_numpy(scores.astype(np.float64)), eps=1e-9)
@@ -58,14 +55,3 @@ def compare(before: LabelledScores, after: LabelledScores) -> dict[str, Any]:
         "mean_score_difference": float(difference.mean()),
         "max_score_difference": float(difference.max()),
     }
-
-
-def _head(dataset: Dataset, split: str, names: list[str]) -> Iterator[pa.RecordBatch]:
-    rows = 0
-    for part in dataset.split(split).parts:
-        with pq.ParquetFile(dataset.folder / part.path) as parquet:
-            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=names):
-                yield batch.slice(0, MOST_ROWS - rows)
-                rows += batch.num_rows
-                if rows >= MOST_ROWS:
-                    return

@@ -1,11 +1,9 @@
 """How a model's scores and inputs were distributed at export, to compare with the traffic that it serves."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import PositiveInt, ValidationError
 
@@ -15,6 +13,7 @@ from rayrec.config import Config
 from rayrec.features.schema import Schema
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.first_rows import first_rows
 
 REFERENCE_FILE = "reference_traffic.json"
 _ROWS = 20_000
@@ -36,7 +35,8 @@ class ReferenceTraffic(Config):
     @classmethod
     def measure(cls, dataset: Dataset, split: str, predictor: Predictor) -> "ReferenceTraffic":
         """Score the first 20,000 rows of a split. Raises UserError where it has none."""
-        columns = pa.concat_batches(list(_head(dataset, split, [f.name for f in predictor.schema.features])))
+        names = [feature.name for feature in predictor.schema.features]
+        columns = pa.concat_batches(list(first_rows(dataset, split, names, _ROWS)))
         scores = predictor.predict_encoded(columns)
         edges: NDArray[np.float64] = np.unique(np.quantile(scores.astype(np.float64), np.arange(1, 10) / 10))
         shares = score_counts(scores, edges) / len(scores)
@@ -88,14 +88,3 @@ def unknown_counts(schema: Schema, columns: pa.RecordBatch) -> dict[str, tuple[i
         ids = (column.flatten() if pa.types.is_list(column.type) else column).to_numpy()
         counts[feature.name] = (len(ids) - int(np.count_nonzero(ids)), len(ids))
     return counts
-
-
-def _head(dataset: Dataset, split: str, names: list[str]) -> Iterator[pa.RecordBatch]:
-    rows = 0
-    for part in dataset.split(split).parts:
-        with pq.ParquetFile(dataset.folder / part.path) as parquet:
-            for batch in parquet.iter_batches(batch_size=_ROWS, columns=names):
-                yield batch.slice(0, _ROWS - rows)
-                rows += batch.num_rows
-                if rows >= _ROWS:
-                    return

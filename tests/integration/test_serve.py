@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from tritonclient.utils import InferenceServerException
 import serve
 from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
+from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.ranker import load_ranker
@@ -44,22 +44,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {**{name: base / name for name in ("dlrm", "dcnv2", "neumf")}, "ads": base / "displays" / "model"}
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="module")
 def grpc_port() -> int:
-    return _free_port()
+    return free_port()
 
 
 @pytest.fixture(scope="module")
 def url(ray_cluster: str, folders: dict[str, Path], grpc_port: int) -> Iterator[str]:
     named = tuple(Path(f"{name}={folder}") for name, folder in folders.items())
-    request = ServeRequest(model=named, host="0.0.0.0", port=_free_port(), grpc_port=grpc_port)
+    request = ServeRequest(model=named, host="0.0.0.0", port=free_port(), grpc_port=grpc_port)
     with serving(request, SilentProgress()) as address:
         yield address
 
@@ -343,7 +336,7 @@ def test_a_port_in_use(url: str, folders: dict[str, Path]) -> None:
 
 
 def test_no_model(ray_cluster: str, tmp_path: Path) -> None:
-    request = ServeRequest(model=(tmp_path / "none",), port=_free_port())
+    request = ServeRequest(model=(tmp_path / "none",), port=free_port())
     with (
         pytest.raises(UserError, match="neither a model folder nor a folder of model folders"),
         serving(request, SilentProgress()),

@@ -16,10 +16,11 @@ import yaml
 from tritonclient.utils import InferenceServerException
 
 import serve
+from rayrec.common.ports import free_ports
 from rayrec.inference.predictor import load_model
 from tests.conftest import REPOSITORY
 from tests.model_folders import make_model_folder, make_raw_rows
-from tests.ray_head import free_ports, ray_head
+from tests.ray_head import ray_head
 
 PROGRAM = Path(sys.executable).with_name("serve")
 CONFIG = Path(serve.__file__).parent / "config.yaml"

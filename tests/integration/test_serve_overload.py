@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import requests
 
-from benchmarks.load import at_rate, free_port, percentiles
+from benchmarks.load import at_rate, percentiles
 from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
+from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config import load_recipe
 from rayrec.config.recipe import dump_recipe

@@ -2,7 +2,6 @@
 
 import datetime
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from jobs.serve import ServeRequest, serving
+from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config import load_recipe
 from rayrec.config.recipe import dump_recipe
@@ -74,13 +74,6 @@ def server(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     request = ServeRequest(model=(base / "dlrm",), port=free_port(), token_file=base / "tokens")
     with ExitStack() as stack:
         yield Server(stack.enter_context(serving(request, SilentProgress())), stack)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_tokens(server: Server) -> None:

@@ -1,7 +1,6 @@
 """Versions change under load: every request is answered, by the version that should."""
 
 import shutil
-import socket
 import threading
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ import requests
 
 from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
+from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config import load_recipe
 from rayrec.config.recipe import dump_recipe
@@ -70,13 +70,6 @@ def damage(folder: Path) -> None:
     """A tolerance that no score can meet."""
     examples = folder / "examples.json"
     examples.write_text(examples.read_text().replace('"tolerance": 1e-05', '"tolerance": -1'))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_a_server_of_a_model_that_fails_its_self_check_does_not_start(ray_cluster: str, tmp_path: Path) -> None:
