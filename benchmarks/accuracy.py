@@ -7,7 +7,6 @@ Results go to benchmarks/results/accuracy_<part>.json.
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -15,17 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 import rayrec
+from benchmarks.in_process import metrics, train
 from jobs.text_table import text_table
 from rayrec.common.files import write_json
-from rayrec.config import Recipe
 from rayrec.ingest.dataset import Dataset
-from rayrec.training.loop import train_worker
-from rayrec.training.place import Place
-from rayrec.training.run_folder import METRICS_FILE, RunFolder
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = ("dlrm", "dcnv2")
@@ -64,7 +57,7 @@ def measure_real(data: Path, seeds: Sequence[int]) -> list[dict[str, Any]]:
             for seed in seeds:
                 run = Path(folder) / f"{model}-{seed}"
                 recipe = rayrec.load_recipe(f"{model}-criteo-small", {"train.seed": seed})
-                values.append(train_in_this_process(recipe, dataset, run)["auc"])
+                values.append(metrics(train(recipe, Dataset.open(dataset), run), "test")["auc"])
             table.append({
                 "recipe": f"{model}-criteo-small",
                 "mean_auc": statistics.mean(values),
@@ -86,9 +79,8 @@ def measure_generated(rows: int, seed: int) -> list[dict[str, Any]]:
         for model in MODELS:
             run = Path(folder) / model
             started = time.perf_counter()
-            auc = train_in_this_process(rayrec.load_recipe(f"{model}-criteo-debug", GENERATED[model]), dataset, run)[
-                "auc"
-            ]
+            recipe = rayrec.load_recipe(f"{model}-criteo-debug", GENERATED[model])
+            auc = metrics(train(recipe, Dataset.open(dataset), run), "test")["auc"]
             table.append({
                 "recipe": f"{model}-criteo-debug",
                 "rows": rows,
@@ -99,17 +91,6 @@ def measure_generated(rows: int, seed: int) -> list[dict[str, Any]]:
                 "train_seconds": time.perf_counter() - started,
             })  # fmt: skip
     return table
-
-
-def train_in_this_process(recipe: Recipe, data: Path, output: Path) -> dict[str, float]:
-    """Train in this process, as one worker of Ray Train does; metrics of the test split."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    dataset = Dataset.open(data)
-    run = RunFolder.create(output, recipe, dataset)
-    train_worker(recipe, dataset, run, Place(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu")))
-    metrics: dict[str, float] = json.loads((run.path / METRICS_FILE).read_text())["test"]
-    return metrics
 
 
 def main() -> None:

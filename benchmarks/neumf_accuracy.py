@@ -11,7 +11,6 @@ Runs are added to benchmarks/results/neumf_accuracy.json; a configuration and se
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -20,25 +19,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 
 import rayrec
-from jobs.initial_weights import initial_weights
+from benchmarks.in_process import metrics, train
+from benchmarks.result_rows import ResultRows
 from jobs.text_table import text_table
-from rayrec.common.files import write_json
 from rayrec.config import RankingConfig
 from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions.positives import Positives
 from rayrec.ingest.loader import open_batches
 from rayrec.training.history import read_history
-from rayrec.training.loop import train_worker
-from rayrec.training.place import Place
-from rayrec.training.run_folder import METRICS_FILE, RunFolder
+from rayrec.training.run_folder import RunFolder
 
-RESULTS = Path(__file__).parent / "results" / "neumf_accuracy.json"
+ROWS = ResultRows(
+    Path(__file__).parent / "results" / "neumf_accuracy.json",
+    keys=("split", "configuration", "seed"),
+    printed=("split", "configuration", "hr@10", "ndcg@10"),
+)
 RECIPE = "neumf-ml-1m"
-_HERE = Place(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
 
 _DECAY = "train.embedding_optimizer.weight_decay"
 # Every table decays alike, by AdamW.
@@ -138,8 +137,8 @@ def validate(data: Path, names: Sequence[str], seeds: Sequence[int]) -> None:
         dataset = _preprocess(data, Path(folder) / "dataset", validation=True)
         for name in names:
             for seed in seeds:
-                if not _is_done("validation", name, seed):
-                    _add(_run(dataset, Path(folder), name, seed, split="validation"))
+                if not ROWS.has(split="validation", configuration=name, seed=seed):
+                    ROWS.add(_run(dataset, Path(folder), name, seed, split="validation"))
 
 
 def test(data: Path, name: str, seeds: Sequence[int]) -> None:
@@ -147,10 +146,10 @@ def test(data: Path, name: str, seeds: Sequence[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         dataset = _preprocess(data, Path(folder) / "dataset", validation=False)
         for ties in ("pessimistic", "optimistic"):
-            _add({"split": "test", "configuration": f"item popularity, {ties} ties", **_popularity(dataset, ties)})
+            ROWS.add({"split": "test", "configuration": f"item popularity, {ties} ties", **_popularity(dataset, ties)})
         for seed in seeds:
-            if not _is_done("test", name, seed):
-                _add(_run(dataset, Path(folder), name, seed, split="test"))
+            if not ROWS.has(split="test", configuration=name, seed=seed):
+                ROWS.add(_run(dataset, Path(folder), name, seed, split="test"))
 
 
 def _preprocess(data: Path, output: Path, *, validation: bool) -> Dataset:
@@ -167,13 +166,13 @@ def _run(
     started = time.perf_counter()
     run = _train(dataset, folder, name, seed, split)
     evaluations = [record for record in read_history(run.history) if record["event"] == "evaluate"]
-    metrics = json.loads((run.path / METRICS_FILE).read_text())[split]
+    found = metrics(run, split)
     return {
         "split": split,
         "configuration": name,
         "seed": seed,
-        "hr@10": metrics["hr@10"],
-        "ndcg@10": metrics["ndcg@10"],
+        "hr@10": found["hr@10"],
+        "ndcg@10": found["ndcg@10"],
         "hr_by_epoch": [record["hr@10"] for record in evaluations],
         "seconds": time.perf_counter() - started,
         "overrides": CONFIGURATIONS[name],
@@ -191,14 +190,7 @@ def _train(dataset: Dataset, folder: Path, name: str, seed: int, split: str) -> 
         runs = {part: str(_train(dataset, folder, of, seed, split).path) for part, of in parts.items()}
         overrides["train.initial_weights"] = {**runs, "alpha": overrides.pop("alpha")}
     path = folder / f"{split}-{name}-{seed}".replace(" ", "-").replace(",", "")
-    recipe = rayrec.load_recipe(RECIPE, overrides)
-    if path.exists():
-        return RunFolder.open(path)
-    run = RunFolder.create(path, recipe, dataset)
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    train_worker(recipe, dataset, run, _HERE, initial_weights(recipe, dataset))
-    return run
+    return train(rayrec.load_recipe(RECIPE, overrides), dataset, path)
 
 
 def _popularity(dataset: Dataset, ties: Literal["pessimistic", "optimistic"]) -> dict[str, Any]:
@@ -208,37 +200,22 @@ def _popularity(dataset: Dataset, ties: Literal["pessimistic", "optimistic"]) ->
     positives = Positives.read(dataset, "train", torch.device("cpu"), in_memory=True)
     counts = torch.bincount(positives.items.long(), minlength=int(positives.items.max()) + 1).float()
     config = rayrec.load_recipe(RECIPE)
-    metrics = RankingMetrics(RankingConfig(k=(10,), metrics=("hr", "ndcg"), ties=ties))
+    ranking = RankingMetrics(RankingConfig(k=(10,), metrics=("hr", "ndcg"), ties=ties))
     with open_batches(
         dataset, "test", config.train.ingest, global_batch_size=65_536, drop_last=False, shuffle="none", contiguous=True
     ) as batches:
         for batch in batches:
             item = batch.sparse[columns.item].values().long()
             assert batch.group is not None
-            metrics.update(counts[item], batch.label, batch.group, batch.weight)
-    found = metrics.compute()
+            ranking.update(counts[item], batch.label, batch.group, batch.weight)
+    found = ranking.compute()
     return {"hr@10": found["hr@10"], "ndcg@10": found["ndcg@10"]}
-
-
-def _read() -> list[dict[str, Any]]:
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-
-
-def _is_done(split: str, name: str, seed: int) -> bool:
-    return any((r["split"], r["configuration"], r.get("seed")) == (split, name, seed) for r in _read())
-
-
-def _add(row: dict[str, Any]) -> None:
-    key = (row["split"], row["configuration"], row.get("seed"))
-    others = [r for r in _read() if (r["split"], r["configuration"], r.get("seed")) != key]
-    write_json(RESULTS, [*others, row])
-    print({name: row[name] for name in ("split", "configuration", "hr@10", "ndcg@10")}, flush=True)
 
 
 def summary() -> str:
     """Mean and deviation over the seeds of each configuration."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in _read():
+    for row in ROWS.read():
         groups.setdefault((row["split"], row["configuration"]), []).append(row)
     table = []
     for (split, name), rows in groups.items():

@@ -13,7 +13,6 @@ import argparse
 import os
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ from typing import Any, Literal
 
 import psutil
 
+from benchmarks.repeated import repeated
 from cluster.ray_session import ray_session
 from cluster.spark_session import spark_session
 from rayrec.common.files import write_json
@@ -127,7 +127,6 @@ def _sampled(folder: Path, interval: float) -> Iterator[_Sampled]:
     """Filled in while the block runs."""
     sampled = _Sampled()
     before = {process: _cpu_seconds(process) for process in _processes()}
-    ended = threading.Event()
 
     def sample() -> None:
         processes = _processes()
@@ -137,18 +136,8 @@ def _sampled(folder: Path, interval: float) -> Iterator[_Sampled]:
             if spent := _cpu_seconds(process):
                 sampled.cpu_seconds[process] = spent - before.get(process, 0.0)
 
-    def watch() -> None:
-        while not ended.wait(interval):
-            sample()
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
+    with repeated(sample, interval):
         yield sampled
-    finally:
-        ended.set()
-        watcher.join()
-        sample()
 
 
 def _processes() -> list[psutil.Process]:

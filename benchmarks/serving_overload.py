@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 
 from benchmarks.load import Sample, at_rate, percentiles, summary
+from benchmarks.repeated import repeated
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
 from rayrec.common.ports import free_port
@@ -78,7 +79,7 @@ def overload(address: str, seconds: float) -> dict[str, Any]:
     light = capacity / 5
     before = at_rate(address, _BODY, light, 10)
     memory: list[dict[str, float]] = []
-    with _watching(memory):
+    with repeated(lambda: memory.append(resident_mib()), 1.0):
         during = at_rate(address, _BODY, _TIMES * capacity, seconds)
     after = at_rate(address, _BODY, light, _AFTER_SECONDS)
     # What else the machine does may have changed meanwhile.
@@ -177,28 +178,14 @@ def replicas() -> list[psutil.Process]:
     return [process for process in psutil.Process().children(recursive=True) if "ServeReplica" in _title(process)]
 
 
-@contextmanager
-def _watching(memory: list[dict[str, float]]) -> Iterator[None]:
-    """Add the resident memory of Serve's processes in MiB, every second."""
-    stop = threading.Event()
-
-    def watch() -> None:
-        while not stop.is_set():
-            seen: dict[str, float] = {}
-            for process in psutil.Process().children(recursive=True):
-                name = next((kind for kind in _KINDS if kind in _title(process)), None)
-                if name is not None:
-                    seen[name] = round(process.memory_info().rss / 2**20)
-            memory.append(seen)
-            stop.wait(1.0)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+def resident_mib() -> dict[str, float]:
+    """Memory of Serve's processes by kind; of several of a kind, the last one's."""
+    seen: dict[str, float] = {}
+    for process in psutil.Process().children(recursive=True):
+        name = next((kind for kind in _KINDS if kind in _title(process)), None)
+        if name is not None:
+            seen[name] = round(process.memory_info().rss / 2**20)
+    return seen
 
 
 _KINDS = ("ServeReplica", "HAProxyManager", "ProxyActor", "ServeController", "haproxy")

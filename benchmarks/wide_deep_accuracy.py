@@ -11,7 +11,6 @@ there is not done again.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -20,23 +19,23 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import torch
-import torch.distributed as dist
 
 import rayrec
+from benchmarks.in_process import metrics, train
+from benchmarks.result_rows import ResultRows
 from jobs.text_table import text_table
-from rayrec.common.files import write_json
 from rayrec.config import RankingConfig
 from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.features.schema import SCHEMA_FILE, Schema
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
 from rayrec.sources.outbrain.synthetic.truth import TRUTH_FILE, GeneratedTruth
-from rayrec.training.loop import train_worker
-from rayrec.training.place import Place
-from rayrec.training.run_folder import METRICS_FILE, RunFolder
 
-RESULTS = Path(__file__).parent / "results" / "wide_deep_accuracy.json"
+ROWS = ResultRows(
+    Path(__file__).parent / "results" / "wide_deep_accuracy.json",
+    keys=("rows", "embedding_dim", "without", "seed"),
+    printed=("without", "seed", "map@12", "share_of_the_way"),
+)
 RECIPE = "wide-deep-outbrain-debug"
-_HERE = Place(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
 
 # The debug recipe for a million rows and all features.
 SETTINGS: dict[str, Any] = {
@@ -91,13 +90,14 @@ def measure(folder: Path, rows: int, width: int, without: Sequence[str | None], 
     known = {"rows": rows, "embedding_dim": width, "best": truth.best, "popularity": popularity, "random": truth.random}
     for family in without:
         for seed in seeds:
-            if _is_done(rows, width, family, seed):
+            if ROWS.has(rows=rows, embedding_dim=width, without=family, seed=seed):
                 continue
             started = time.perf_counter()
             seen = dataset if family is None else _less(dataset, FAMILIES[family])
             name = f"run-{width}-{'all' if family is None else family.replace(' ', '-')}-{seed}"
-            found = _train(seen, folder / name, {**SETTINGS, "model.embedding_dim": width, "train.seed": seed})
-            _add({
+            recipe = rayrec.load_recipe(RECIPE, {**SETTINGS, "model.embedding_dim": width, "train.seed": seed})
+            found = metrics(train(recipe, seen, folder / name), "validation")["map@12"]
+            ROWS.add({
                 "without": family,
                 "seed": seed,
                 **known,
@@ -111,15 +111,15 @@ def measure(folder: Path, rows: int, width: int, without: Sequence[str | None], 
 def _popularity(dataset: Dataset) -> float:
     """MAP@12 of ranking by the ads' smoothed rates of clicks in train, through rayrec's own evaluation."""
     smoothing = rayrec.load_recipe(RECIPE).preprocess.rates.smoothing
-    train, held_out = (_columns(dataset, split) for split in ("train", "validation"))
-    ads = int(max(train["ad"].max(), held_out["ad"].max())) + 1
-    views = torch.bincount(train["ad"], minlength=ads)
-    clicks = torch.bincount(train["ad"], weights=train["label"].double(), minlength=ads)
-    rates = (clicks + smoothing * train["label"].double().mean()) / (views + smoothing)
-    metrics = RankingMetrics(RankingConfig(k=(12,), metrics=("map",)))
+    of_train, held_out = (_columns(dataset, split) for split in ("train", "validation"))
+    ads = int(max(of_train["ad"].max(), held_out["ad"].max())) + 1
+    views = torch.bincount(of_train["ad"], minlength=ads)
+    clicks = torch.bincount(of_train["ad"], weights=of_train["label"].double(), minlength=ads)
+    rates = (clicks + smoothing * of_train["label"].double().mean()) / (views + smoothing)
+    ranking = RankingMetrics(RankingConfig(k=(12,), metrics=("map",)))
     ones = torch.ones(len(held_out["ad"]))
-    metrics.update(rates[held_out["ad"]].float(), held_out["label"].float(), held_out["display"], ones)
-    return float(metrics.compute()["map@12"])
+    ranking.update(rates[held_out["ad"]].float(), held_out["label"].float(), held_out["display"], ones)
+    return float(ranking.compute()["map@12"])
 
 
 def _columns(dataset: Dataset, split: str) -> dict[str, torch.Tensor]:
@@ -144,35 +144,10 @@ def _less(dataset: Dataset, prefixes: tuple[str, ...]) -> Dataset:
     return Dataset.open(folder)
 
 
-def _train(dataset: Dataset, path: Path, overrides: dict[str, Any]) -> float:
-    """Train in this process, as one worker of Ray Train does; MAP@12 after the last epoch."""
-    recipe = rayrec.load_recipe(RECIPE, overrides)
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    run = RunFolder.open(path) if path.exists() else RunFolder.create(path, recipe, dataset)
-    train_worker(recipe, dataset, run, _HERE)
-    metrics: dict[str, Any] = json.loads((run.path / METRICS_FILE).read_text())["validation"]
-    return float(metrics["map@12"])
-
-
-def _read() -> list[dict[str, Any]]:
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-
-
-def _is_done(rows: int, width: int, family: str | None, seed: int) -> bool:
-    keys = ("rows", "embedding_dim", "without", "seed")
-    return any(tuple(row[key] for key in keys) == (rows, width, family, seed) for row in _read())
-
-
-def _add(row: dict[str, Any]) -> None:
-    write_json(RESULTS, [*_read(), row])
-    print({name: row[name] for name in ("without", "seed", "map@12", "share_of_the_way")}, flush=True)
-
-
 def summary() -> str:
     """Mean and deviation over the seeds, by what was left out."""
     groups: dict[tuple[int, int, str | None], list[dict[str, Any]]] = {}
-    for row in _read():
+    for row in ROWS.read():
         groups.setdefault((row["rows"], row["embedding_dim"], row["without"]), []).append(row)
     table = []
     for (rows, width, family), found in groups.items():
