@@ -172,6 +172,19 @@ class NegativesConfig(Config):
         return positives * (1 + self.per_positive)
 
 
+class RecencyConfig(Config):
+    """Draw a user's late positives more often than early ones, as what comes next resembles what came last.
+
+    The positive that has k later ones of its user weighs floor + 2^(-k / half_life), so that long histories weigh less
+    in all. An epoch has as many samples as without.
+    """
+
+    half_life: PositiveFloat
+    """Interactions of the user after which the weight that exceeds `floor` has halved."""
+    floor: NonNegativeFloat = 0.1
+    """Weight of the oldest."""
+
+
 class MLflowConfig(Config):
     tracking_uri: str
     experiment: str = "rayrec"
@@ -227,6 +240,8 @@ class TrainConfig(Config):
     ingest: IngestConfig = IngestConfig()
     negatives: NegativesConfig | None = None
     """For datasets of interactions; unset, the rows of `train` are the samples."""
+    recency: RecencyConfig | None = None
+    """With `negatives`: how often each positive comes in an epoch; unset, all come once."""
     evaluation_split: str = "validation"
     """Split of the evaluations during training; `test` where the dataset has no such split."""
     evaluations_per_epoch: NonNegativeInt = 1
@@ -257,6 +272,8 @@ class TrainConfig(Config):
             raise ValueError(f"min_workers ({self.min_workers}) must not be more than workers ({self.workers})")
         if self.early_stop is not None and self.evaluations_per_epoch == 0:
             raise ValueError("early_stop needs evaluations_per_epoch of at least 1")
+        if self.recency is not None and self.negatives is None:
+            raise ValueError("recency: only drawn samples can be weighed by it; set train.negatives, or unset it")
         kinds = {self.sharding.default, *self.sharding.tables.values()}
         if self.embedding_optimizer.kind == "adam" and "data_parallel" in kinds and not self.has_dense_adam_tables:
             raise ValueError(

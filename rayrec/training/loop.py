@@ -109,7 +109,7 @@ class _Training:
         rows = dataset.split("train").rows
         self._model = build_parallel_model(recipe, dataset, place, self._plan)
         self._step = TrainStep(self._model, self._config, self._precision, self._config.steps_per_epoch(rows))
-        self._splits = SplitReader(dataset, self._config.ingest, place, self._config.negatives)
+        self._splits = SplitReader(dataset, self._config.ingest, place, self._config.negatives, self._config.recency)
         self._evaluation_split = evaluation_split(recipe, dataset)
         self._checkpoints = Checkpoints(run.checkpoints, self._config.checkpoint)
         self._history = History(run.history)

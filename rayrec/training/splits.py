@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rayrec.config.train import IngestConfig, NegativesConfig
+from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
 from rayrec.ingest.all_candidates import AllCandidates
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.epoch_loader import EpochLoader
@@ -26,6 +26,8 @@ class SplitReader:
     place: Place
     negatives: NegativesConfig | None = None
     """What `train` is completed with; None gives its rows as they are, as every other split's."""
+    recency: RecencyConfig | None = None
+    """With `negatives`: how often the rows of `train` come."""
     _stores: dict[str, InMemorySplit] = field(default_factory=dict)
     _candidates: dict[str, AllCandidates] = field(default_factory=dict)
     _sampled: dict[str, SampledSplit] = field(default_factory=dict)
@@ -90,5 +92,5 @@ class SplitReader:
                 world_size=self.place.world_size,
                 task_cpus=self.config.task_cpus,
             )
-            self._sampled[split] = SampledSplit.of(positives, self.dataset.schema, config)
+            self._sampled[split] = SampledSplit.of(positives, self.dataset.schema, config, self.recency)
         return self._sampled[split]

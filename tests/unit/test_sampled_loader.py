@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.config.train import IngestConfig, NegativesConfig
+from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.interactions import loader as loader_module
 from rayrec.training.place import Place
@@ -38,9 +38,9 @@ def dataset(tmp_path):
     return write_dataset(tmp_path / "data", SCHEMA, {"train": table}, rows_per_part=40, rows_per_row_group=7)
 
 
-def batches_of(dataset, *, rank=0, world_size=1, negatives=NEGATIVES, drop_last=False, **order):
+def batches_of(dataset, *, rank=0, world_size=1, negatives=NEGATIVES, recency=None, drop_last=False, **order):
     place = Place(rank=rank, world_size=world_size, local_world_size=world_size, device=torch.device("cpu"))
-    reader = SplitReader(dataset, IngestConfig(in_memory=True), place, negatives)
+    reader = SplitReader(dataset, IngestConfig(in_memory=True), place, negatives, recency)
     loader = reader.open("train", global_batch_size=32, drop_last=drop_last, **order)
     with loader:
         batches = list(loader)
@@ -78,16 +78,20 @@ def test_an_epoch_is_every_positive_and_its_negatives(dataset):
     assert loader.rows_dropped == 0 and loader.wait_seconds > 0
 
 
+@pytest.mark.parametrize("recency", [None, RecencyConfig(half_life=3)])
 @pytest.mark.parametrize("world_size", [2, 3, 5])
-def test_global_batches_do_not_depend_on_workers_chunks_or_start(dataset, world_size, monkeypatch):
-    expected = rows(batches_of(dataset, seed=4)[0])
+def test_global_batches_do_not_depend_on_workers_chunks_or_start(dataset, world_size, recency, monkeypatch):
+    expected = rows(batches_of(dataset, seed=4, recency=recency)[0])
     monkeypatch.setattr(loader_module, "_AHEAD", {"cpu": 40})
     monkeypatch.setattr(loader_module, "_BLOCK_ON_CPU", 7)
-    ranks = [batches_of(dataset, rank=r, world_size=world_size, seed=4, start_batch=3)[0] for r in range(world_size)]
+    ranks = [
+        batches_of(dataset, rank=r, world_size=world_size, seed=4, start_batch=3, recency=recency)[0]
+        for r in range(world_size)
+    ]
     assert len({tuple(batch.size for batch in batches) for batches in ranks}) == 1
     merged = [list(itertools.chain(*parts)) for parts in zip(*(rows(batches) for batches in ranks), strict=True)]
     assert merged == expected[3:]
-    assert rows(batches_of(dataset, seed=5)[0]) != expected
+    assert rows(batches_of(dataset, seed=5, recency=recency)[0]) != expected
 
 
 def test_the_last_partial_batch_can_be_left_out(dataset):

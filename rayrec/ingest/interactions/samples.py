@@ -1,4 +1,4 @@
-"""The training samples of a split: each positive with its negatives, a new draw every epoch."""
+"""The training samples of a split: positives with their negatives, a new draw every epoch."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,16 +6,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rayrec.config.train import NegativesConfig
+from rayrec.config.train import NegativesConfig, RecencyConfig
 from rayrec.features.schema import Schema
 from rayrec.ingest.interactions.item_distribution import ItemDistribution
 from rayrec.ingest.interactions.negatives import ExactNegatives, Negatives, UncheckedNegatives
 from rayrec.ingest.interactions.permutation import Permutation
 from rayrec.ingest.interactions.positives import Positives, interaction_columns
 from rayrec.ingest.interactions.random_bits import derive_key, random_bits
+from rayrec.ingest.interactions.recency import RecencyDraws
 
 # Word of the key of each use of the seed, so that no two uses draw the same numbers.
-_ORDER, _NEGATIVES = 1, 2
+_ORDER, _NEGATIVES, _POSITIVES = 1, 2, 3
 
 
 class Samples(NamedTuple):
@@ -36,10 +37,14 @@ class SampledSplit:
     positives: Positives
     negatives: Negatives
     per_positive: int
+    recency: RecencyDraws | None = None
+    """None: each positive once an epoch."""
 
     @classmethod
-    def of(cls, positives: Positives, schema: Schema, config: NegativesConfig) -> "SampledSplit":
-        """Raises UserError where there is no item to draw."""
+    def of(
+        cls, positives: Positives, schema: Schema, config: NegativesConfig, recency: RecencyConfig | None = None
+    ) -> "SampledSplit":
+        """Raises UserError where there is no item to draw, or the positives are in no order of time."""
         columns = interaction_columns(schema)
         cardinality = {f.name: f.cardinality for f in schema.categorical}
         distribution = (
@@ -52,7 +57,8 @@ class SampledSplit:
             if config.check == "exact"
             else UncheckedNegatives(distribution)
         )
-        return cls(positives, negatives, config.per_positive)
+        draws = RecencyDraws.of(positives.users, recency) if recency is not None else None
+        return cls(positives, negatives, config.per_positive, draws)
 
     def __len__(self) -> int:
         """Samples of an epoch."""
@@ -62,7 +68,7 @@ class SampledSplit:
         """An epoch, as a function of the seed and its number alone."""
         device = self.positives.users.device
         order = Permutation(len(self), derive_key(seed, _ORDER, epoch), device)
-        return SampledEpoch(self, order, derive_key(seed, _NEGATIVES, epoch))
+        return SampledEpoch(self, order, derive_key(seed, _NEGATIVES, epoch), derive_key(seed, _POSITIVES, epoch))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,15 +78,17 @@ class SampledEpoch:
     split: SampledSplit
     order: Permutation
     negatives_key: int
+    positives_key: int
 
     def at(self, places: Tensor) -> Samples:
         """The samples at `places` (1-d int64, 0 ... samples of the epoch - 1); waits for no device."""
         group = 1 + self.split.per_positive
         positives, negatives = self.split.positives, self.split.negatives
-        # Sample s is of positive s // group: the positive itself where it is the first of them, else a negative.
+        # Sample s is of slot s // group: the positive itself where it is the first of them, else a negative.
         sample = self.order(places)
-        positive = torch.div(sample, group, rounding_mode="floor")
-        is_positive = sample == positive * group
+        slot = torch.div(sample, group, rounding_mode="floor")
+        is_positive = sample == slot * group
+        positive = self.split.recency(slot, self.positives_key) if self.split.recency is not None else slot
         users = positives.users.index_select(0, positive)
         drawn = negatives.draw(random_bits(self.negatives_key, sample), users)
         items = torch.where(is_positive, positives.items.index_select(0, positive), drawn)
