@@ -26,6 +26,7 @@ from rayrec.common.files import write_json
 from rayrec.config import CriteoSourceConfig, PreprocessConfig
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import Schema
+from rayrec.features.transforms import Vocabulary
 from rayrec.features.vocabulary import write_vocabulary
 from rayrec.ingest.reader import RowPacker
 from rayrec.preprocessing.example_job import dataset_schema
@@ -69,21 +70,21 @@ def _encoded_rows(folder: Path, rows: int) -> tuple[Schema, pa.Table]:
     """Generated rows as a dataset holds them."""
     columns = text_source(CriteoSourceConfig()).columns
     raw = pa.Table.from_batches(chunk.rows for chunk in CriteoGenerator(seed=0).chunks(rows))
-    sizes = {name: _fit(folder, raw[name], name) for name in columns.categorical}
-    schema = dataset_schema(columns, PreprocessConfig(frequency_limit=_FREQUENCY_LIMIT), sizes)
+    vocabularies = {name: _fit(folder, raw[name], name) for name in columns.categorical}
+    schema = dataset_schema(columns, PreprocessConfig(frequency_limit=_FREQUENCY_LIMIT), vocabularies)
     encoder = FeatureEncoder(schema, folder)
     encoded = pa.Table.from_batches([encoder.encode(batch) for batch in raw.to_batches()])
     label = raw[columns.label].cast(pa.float32())
     return schema, encoded.add_column(0, pa.field(columns.label, pa.float32(), False), label).combine_chunks()
 
 
-def _fit(folder: Path, values: pa.ChunkedArray, name: str) -> int:
+def _fit(folder: Path, values: pa.ChunkedArray, name: str) -> Vocabulary:
     counted = pa.Table.from_struct_array(values.drop_null().value_counts())
     listed = counted.filter(pc.greater_equal(counted["counts"], _FREQUENCY_LIMIT))
     ranked = listed.sort_by([("counts", "descending"), ("values", "ascending")])
     path = folder / vocabulary_file(name, len(ranked))
     write_vocabulary(path, ranked["values"].to_pylist(), ranked["counts"].to_pylist())
-    return len(ranked)
+    return Vocabulary(file=vocabulary_file(name, len(ranked)), size=len(ranked))
 
 
 def _measure(

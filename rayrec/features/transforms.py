@@ -59,6 +59,8 @@ class Vocabulary(Config):
     `count` (int64), in order of id."""
     size: int = Field(ge=0)
     """Number of listed values; ids run to `size`."""
+    fingerprint: str | None = None
+    """Of which values have which ids: `rayrec.features.vocabulary.fingerprint` in hexadecimal; None: unknown."""
 
 
 class HashIds(Config):

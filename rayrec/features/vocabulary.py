@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.common.splitmix import mix
 from rayrec.features.string_hash import hash_string, hash_strings
 
 VOCABULARY_SCHEMA = pa.schema(
@@ -116,6 +117,17 @@ class VocabularyLookup:
             # Left over: values whose hash is that of another value; the next entry may be theirs.
             pending, entry = pending[~equal], entry[~equal] + 1
         return ids
+
+
+def fingerprint(values: pa.Array, first_id: int) -> int:
+    """A 64-bit word of the values (string) of ids `first_id`, `first_id` + 1, ...
+
+    The words of a vocabulary's parts add up, modulo 2^64, to that of the whole, however it is cut.
+    """
+    hashes = hash_strings(values.cast(pa.large_string()))
+    # Mixed together, as two values that changed places would leave the sum of separate hashes as it was.
+    ids = np.arange(first_id, first_id + len(values), dtype=np.uint64)
+    return int(mix(hashes ^ mix(ids)).sum(dtype=np.uint64))
 
 
 def write_vocabulary(path: Path, values: Sequence[str], counts: Sequence[int]) -> None:

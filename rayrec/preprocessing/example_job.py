@@ -18,7 +18,7 @@ from rayrec.preprocessing.order import BlockwisePermutation
 from rayrec.preprocessing.order import Permutation as TotalPermutation
 from rayrec.preprocessing.segments import Piece
 from rayrec.preprocessing.splits import hashed_splits, rows_by_day, split_rows
-from rayrec.preprocessing.vocabularies import fit_vocabularies, vocabulary_file
+from rayrec.preprocessing.vocabularies import fit_vocabularies
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset, segments_by_split
 from rayrec.sources.files import InputFile
 from rayrec.sources.registry import RawColumns, TextReader, text_source
@@ -54,9 +54,9 @@ class ExampleJob:
         fitted_on = [s for split, of_split in segments.items() if split == "train" or config.vocabulary_from == "all"
                      for s in of_split]  # fmt: skip
         limits = {name: config.frequency_limit_of(name) for name in self._source.columns.categorical}
-        sizes = fit_vocabularies(spark, fitted_on, limits, folder, workspace.scratch, progress)
-        schema = dataset_schema(self._source.columns, config, sizes)
-        long = {n: folder / vocabulary_file(n, size) for n, size in sizes.items() if size > config.broadcast_limit}
+        vocabularies = fit_vocabularies(spark, fitted_on, limits, folder, workspace.scratch, progress)
+        schema = dataset_schema(self._source.columns, config, vocabularies)
+        long = {name: folder / v.file for name, v in vocabularies.items() if v.size > config.broadcast_limit}
         every_segment = [segment for of_split in segments.values() for segment in of_split]
         joined = join_long_vocabularies(spark, every_segment, long, config.broadcast_limit, workspace.scratch, progress)
 
@@ -84,16 +84,15 @@ class ExampleJob:
                 return BlockwisePermutation(rows_by_day(pieces["train"], extracted, self._inputs.days), config.seed)
 
 
-def dataset_schema(columns: RawColumns, config: PreprocessConfig, sizes: Mapping[str, int]) -> Schema:
-    """The schema of the dataset: the transforms that `config` asks for, with vocabularies of `sizes` values."""
+def dataset_schema(columns: RawColumns, config: PreprocessConfig, vocabularies: Mapping[str, Vocabulary]) -> Schema:
+    """The schema of the dataset: the transforms that `config` asks for, with the vocabularies of the features."""
     numeric = (Log(), Fill()) if config.numeric_log else (Fill(),)
     features: list[NumericFeature | CategoricalFeature] = [
         NumericFeature(name=name, transforms=numeric) for name in columns.numeric
     ]
     for name in columns.categorical:
-        size = sizes[name]
-        transforms: tuple[Vocabulary | HashIds, ...] = (Vocabulary(file=vocabulary_file(name, size), size=size),)
-        cardinality = size + 1
+        transforms: tuple[Vocabulary | HashIds, ...] = (vocabularies[name],)
+        cardinality = vocabularies[name].size + 1
         if config.max_table_size is not None and cardinality > config.max_table_size:
             transforms += (HashIds(buckets=config.max_table_size),)
             cardinality = config.max_table_size

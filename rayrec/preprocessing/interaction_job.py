@@ -22,7 +22,7 @@ from rayrec.preprocessing.long_vocabularies import join_long_vocabularies
 from rayrec.preprocessing.negatives import NegativeSampler
 from rayrec.preprocessing.ranking_lists import GivenLists, HeldOut, OrderedRows, Rows, write_rows
 from rayrec.preprocessing.segments import Piece, Segment, make_segments
-from rayrec.preprocessing.vocabularies import fit_vocabularies, vocabulary_file
+from rayrec.preprocessing.vocabularies import fit_vocabularies
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset, segments_by_split
 from rayrec.sources.files import InputFile
 from rayrec.sources.movielens.layout import ITEM, LABEL, USER
@@ -63,13 +63,14 @@ class InteractionJob:
 
         segments = segments_by_split({_HISTORIES: histories, **given})
         limits = {USER: 1, ITEM: 1}
-        sizes = fit_vocabularies(
+        vocabularies = fit_vocabularies(
             workspace.spark, segments[_HISTORIES], limits, workspace.folder, workspace.scratch, progress
         )
-        schema = interactions_schema(sizes)
+        schema = interactions_schema(vocabularies)
         split_field, label_field = pa.field(SPLIT, pa.int8(), False), pa.field(LABEL, pa.float32(), False)
         encoder = self._encoder(workspace, schema, segments, split_field)
-        drawn = write_rows(workspace, segments[_HISTORIES], encoder, Rows(schema), self._held_out(sizes[ITEM]))
+        held_out = self._held_out(vocabularies[ITEM].size)
+        drawn = write_rows(workspace, segments[_HISTORIES], encoder, Rows(schema), held_out)
         for split, written in drawn.items():
             if written.short_lists:
                 progress.message(
@@ -128,14 +129,10 @@ class InteractionJob:
         }
 
 
-def interactions_schema(sizes: Mapping[str, int]) -> Schema:
-    """The schema of a dataset of interactions: vocabularies of `sizes` users and items."""
+def interactions_schema(vocabularies: Mapping[str, Vocabulary]) -> Schema:
+    """The schema of a dataset of interactions, given the vocabularies of user and item."""
     features = tuple(
-        CategoricalFeature(
-            name=name,
-            transforms=(Vocabulary(file=vocabulary_file(name, sizes[name]), size=sizes[name]),),
-            cardinality=sizes[name] + 1,
-        )
+        CategoricalFeature(name=name, transforms=(vocabularies[name],), cardinality=vocabularies[name].size + 1)
         for name in (USER, ITEM)
     )
     interactions = InteractionColumns(user=USER, item=ITEM)

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.common.progress import Progress
-from rayrec.features.vocabulary import VOCABULARY_SCHEMA
+from rayrec.features.transforms import Vocabulary
+from rayrec.features.vocabulary import VOCABULARY_SCHEMA, fingerprint
 from rayrec.ingest.dataset import VOCABULARY_FOLDER
 from rayrec.preprocessing.parquet_files import new_parquet
 from rayrec.preprocessing.runs import runs
@@ -50,8 +51,8 @@ def fit_vocabularies(
     output: Path,
     scratch: Path,
     progress: Progress,
-) -> dict[str, int]:
-    """Write the vocabularies of the features in `limits` under `output`; returns their sizes.
+) -> dict[str, Vocabulary]:
+    """Write the vocabularies of the features in `limits` under `output`.
 
     `limits`: the least count at which a value is listed. Ids go from 1 by descending count, ties by ascending value
     (the order of the UTF-8 bytes), so they depend on the rows alone.
@@ -84,9 +85,12 @@ def fit_vocabularies(
         parts[feature].append((partition, rows))
     sizes = {name: sum(rows for _, rows in parts[index]) for index, name in enumerate(features)}
     progress.stage("number values", sum(sizes.values()))
-    _number(spark, features, parts, sizes, output, scratch / "ranked")
+    fingerprints = _number(spark, features, parts, sizes, output, scratch / "ranked")
     progress.advance(sum(sizes.values()))
-    return sizes
+    return {
+        name: Vocabulary(file=vocabulary_file(name, size), size=size, fingerprint=f"{fingerprints[name]:016x}")
+        for name, size in sizes.items()
+    }
 
 
 def _count_values(segment: Segment, features: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -135,31 +139,38 @@ def _number(
     sizes: Mapping[str, int],
     output: Path,
     ranked: Path,
-) -> None:
-    """Write the ranked files again with ids: into one file a feature, or a file a part for long vocabularies."""
+) -> dict[str, int]:
+    """Write the ranked files again with ids: into one file a feature, or a file a part for long vocabularies.
+
+    Returns the features' fingerprints.
+    """
     files: list[_Numbering] = []
     for number, name in enumerate(features):
         path = output / vocabulary_file(name, sizes[name])
         sources = [_rank_path(ranked, number, partition) for partition, _ in parts[number]]
         if path.suffix:
-            files.append(_Numbering(path, sources, first_id=1, values=sizes[name]))
+            files.append(_Numbering(name, path, sources, first_id=1, values=sizes[name]))
             continue
         first_id = 1
         for index, (source, (_, rows)) in enumerate(zip(sources, parts[number], strict=True)):
-            files.append(_Numbering(path / f"part-{index:05d}.parquet", [source], first_id, rows))
+            files.append(_Numbering(name, path / f"part-{index:05d}.parquet", [source], first_id, rows))
             first_id += rows
 
-    def run(group: Sequence[_Numbering]) -> None:
-        for file in group:
-            _write_ids(file)
+    def run(group: Sequence[_Numbering]) -> list[tuple[str, int]]:
+        return [(file.feature, _write_ids(file)) for file in group]
 
-    run_tasks(spark, _together(files), run)
+    words = dict.fromkeys(features, 0)
+    for done in run_tasks(spark, _together(files), run):
+        for feature, word in done:
+            words[feature] = (words[feature] + word) % 2**64
+    return words
 
 
 @dataclass(frozen=True)
 class _Numbering:
     """A vocabulary file to write: the values of `sources`, in order, with ids from `first_id`."""
 
+    feature: str
     path: Path
     sources: Sequence[Path]
     first_id: int
@@ -176,8 +187,9 @@ def _together(files: Sequence[_Numbering]) -> list[list[_Numbering]]:
     return groups
 
 
-def _write_ids(file: _Numbering) -> None:
-    next_id = file.first_id
+def _write_ids(file: _Numbering) -> int:
+    """Returns the fingerprint of the file's values."""
+    next_id, word = file.first_id, 0
     with new_parquet(file.path, VOCABULARY_SCHEMA) as writer:
         for source in file.sources:
             with pq.ParquetFile(source) as ranked:
@@ -185,4 +197,6 @@ def _write_ids(file: _Numbering) -> None:
                     ids = pa.array(np.arange(next_id, next_id + batch.num_rows))
                     columns = [batch["value"], ids, batch["count"]]
                     writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=VOCABULARY_SCHEMA))
+                    word = (word + fingerprint(batch["value"], next_id)) % 2**64
                     next_id += batch.num_rows
+    return word

@@ -17,6 +17,7 @@ from cluster.spark_session import spark_session
 from rayrec.common.errors import UserError
 from rayrec.config import Recipe
 from rayrec.config.preprocess import SparkConfig
+from rayrec.features.vocabulary import fingerprint
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import segments, workspace
 from rayrec.preprocessing.parquet_files import new_parquet
@@ -132,6 +133,9 @@ def test_real_rows_equal_pandas_cell_by_cell(case: str, run: Run, real: Inputs) 
         assert types == [pa.float32()] * 14 + [pa.int32()] * 26
     sizes = {f.name: f.cardinality for f in dataset.schema.categorical}
     assert all(found[name].max() < sizes[name] for name in CATEGORICAL)
+    for feature in dataset.schema.categorical:
+        listed = list(vocabulary_by_pandas(base[feature.name], arguments["limit"](feature.name)))
+        assert feature.transforms[0].fingerprint == f"{fingerprint(pa.array(listed, pa.string()), 1):016x}"
     assert dataset.manifest.rejected == {}
     assert not list(dataset.folder.glob(".*"))
 

@@ -52,6 +52,13 @@ def test_a_dataset_must_be_encoded_as_the_model_reads_it() -> None:
         "data: has no feature 'ad'": (price, topics),
         "data: feature 'ad' was encoded otherwise": (price, ad.model_copy(update={"cardinality": 6}), topics),
         "data: feature 'price' was encoded otherwise": (NumericFeature(name="price"), ad, topics),
+        "data: feature 'ad' was encoded otherwise .*vocabulary": (
+            price,
+            ad.model_copy(
+                update={"transforms": (Vocabulary(file="vocabulary/ad", size=9, fingerprint="1"), HashIds(buckets=5))}
+            ),
+            topics,
+        ),
         "data: has its features in another order": (price, topics, ad),
         "data: has a feature 'hour', unlike the model": (price, NumericFeature(name="hour"), ad, topics),
     }

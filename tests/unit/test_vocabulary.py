@@ -18,6 +18,7 @@ from rayrec.features.vocabulary import (
     SCALAR_LOOKUPS,
     VOCABULARY_SCHEMA,
     VocabularyLookup,
+    fingerprint,
     write_vocabulary,
 )
 
@@ -111,6 +112,18 @@ def test_file_or_folder_of_parts_whole_or_head(tmp_path: Path, parts: int, max_v
     assert len(lookup) == head
     expected = [i + 1 if i < head else 0 for i in range(len(values))]
     assert lookup.ids(pa.array(values)).tolist() == expected
+
+
+def test_fingerprint_of_parts_adds_up_and_knows_values_and_ids() -> None:
+    values = [f"v{i}" for i in range(100)]
+    whole = fingerprint(pa.array(values), 1)
+    for cut in (1, 37, 99):
+        parts = fingerprint(pa.array(values[:cut]), 1) + fingerprint(pa.array(values[cut:]), cut + 1)
+        assert parts % 2**64 == whole
+    swapped = [values[1], values[0], *values[2:]]
+    others = [fingerprint(pa.array(v), 1) for v in (swapped, values[:-1], [*values[:-1], "other"], [*values, ""])]
+    assert len({whole, fingerprint(pa.array(values), 2), *others}) == 6
+    assert fingerprint(pa.array([], pa.string()), 1) == 0
 
 
 def _wrong_ids(path: Path) -> None:
