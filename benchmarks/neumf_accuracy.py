@@ -80,6 +80,11 @@ def _decay_over(epochs: int) -> dict[str, Any]:
     return {"train.epochs": epochs, "train.schedule.decay_steps": epochs * _STEPS_OF_AN_EPOCH - 200}
 
 
+def _recency(half_life: int) -> dict[str, Any]:
+    """What a user chooses next resembles what they chose last."""
+    return {"train.recency.half_life": half_life}
+
+
 # The recipe with these keys replaced; `gmf` and `mlp` name the configurations that a pre-trained one begins from.
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "the recipe": {},
@@ -94,6 +99,10 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     },
     "mf, 128 factors, penalty 0.004": {**_MF, **_decay_over(12)},
     "mf, 128 factors, penalty 0.004, 20 epochs": {**_MF, **_decay_over(20)},
+    "mf, 128 factors, penalty 0.004, half-life 20": {**_MF, **_decay_over(8), **_recency(20)},
+    "mf, 128 factors, penalty 0.004, half-life 8": {**_MF, **_decay_over(8), **_recency(8)},
+    "mf, 128 factors, penalty 0.004, half-life 4": {**_MF, **_decay_over(8), **_recency(4)},
+    "the recipe, half-life 8": {**_decay_over(8), **_recency(8)},
     "mf, 64 factors, penalty 0.003": {**_MF, **_decay_over(12), "model.factors": 64, "train.embedding_l2": 0.003},
     "gmf, 128 factors, penalty 0.004": {**_MF, **_decay_over(20), "model.gmf_output": "learned"},
     "mlp, penalty 0.001": {**_MLP, "train.embedding_l2": 0.001},
