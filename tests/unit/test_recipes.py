@@ -20,7 +20,7 @@ FREQUENCY_LIMIT_15 = (
 )  # fmt: skip
 """Published table sizes of Criteo Terabyte."""
 
-NAMES |= {"neumf-ml-20m", "neumf-ml-1m", "neumf-ml-1m-debug"}
+NAMES |= {"neumf-ml-20m", "neumf-ml-1m", "neumf-ml-1m-debug", "mf-ml-1m"}
 NAMES |= {f"wide-deep-outbrain{variant}" for variant in ("", "-lean", "-debug")}
 MOVIELENS_20M = Schema(
     label="label",
