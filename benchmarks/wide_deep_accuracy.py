@@ -37,20 +37,16 @@ ROWS = ResultRows(
 )
 RECIPE = "wide-deep-outbrain-debug"
 
-# The debug recipe for a million rows and all features.
+# The debug recipe for a million rows and more, and all features.
 SETTINGS: dict[str, Any] = {
     "preprocess.feature_set": "full",
     "preprocess.split.held_out_share": 0.0,
     "model.mlp": [512, 256],
-    "model.dropout": 0.3,
+    "model.dropout": 0.4,
     "train.workers": 1,
     "train.global_batch_size": 4096,
-    "train.epochs": 3,
     "train.embedding_optimizer.lr": 0.02,
     "train.dense_optimizer": {"kind": "adam", "lr": 0.001},
-    # To 0 at the end of three epochs.
-    "train.schedule": {"warmup_steps": 50, "decay_start": 150, "decay_steps": 480, "decay_power": 1.0},
-    "train.wide_schedule": {"decay_start": 150, "decay_steps": 480, "decay_power": 1.0},
     "train.ingest.in_memory": True,
     "train.log_every_steps": 50,
     "train.evaluations_per_epoch": 0,
@@ -76,7 +72,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 
 
-def measure(folder: Path, rows: int, width: int, without: Sequence[str | None], seeds: Sequence[int]) -> None:
+def measure(
+    folder: Path, rows: int, epochs: int, width: int, without: Sequence[str | None], seeds: Sequence[int]
+) -> None:
     """Popularity, then a run for each family that is left out (None: none) and seed; `width` is that of the tables."""
     raw, output = folder / "raw", folder / "dataset"
     if not (raw / TRUTH_FILE).exists():
@@ -87,6 +85,7 @@ def measure(folder: Path, rows: int, width: int, without: Sequence[str | None], 
     truth = GeneratedTruth.model_validate_json((raw / TRUTH_FILE).read_text()).held_out
     assert truth is not None, "too few rows reach day 11"
     popularity = _popularity(dataset)
+    settings = {**SETTINGS, "model.embedding_dim": width, **_schedule(dataset.split("train").rows, epochs)}
     known = {"rows": rows, "embedding_dim": width, "best": truth.best, "popularity": popularity, "random": truth.random}
     for family in without:
         for seed in seeds:
@@ -95,7 +94,7 @@ def measure(folder: Path, rows: int, width: int, without: Sequence[str | None], 
             started = time.perf_counter()
             seen = dataset if family is None else _less(dataset, FAMILIES[family])
             name = f"run-{width}-{'all' if family is None else family.replace(' ', '-')}-{seed}"
-            recipe = rayrec.load_recipe(RECIPE, {**SETTINGS, "model.embedding_dim": width, "train.seed": seed})
+            recipe = rayrec.load_recipe(RECIPE, {**settings, "train.seed": seed})
             found = metrics(train(recipe, seen, folder / name), "validation")["map@12"]
             ROWS.add({
                 "without": family,
@@ -104,8 +103,19 @@ def measure(folder: Path, rows: int, width: int, without: Sequence[str | None], 
                 "map@12": found,
                 "share_of_the_way": (found - popularity) / (truth.best - popularity),
                 "seconds": time.perf_counter() - started,
-                "overrides": SETTINGS,
+                "overrides": settings,
             })  # fmt: skip
+
+
+def _schedule(rows: int, epochs: int) -> dict[str, Any]:
+    """Constant for a quarter of the steps, then falling to 0 at the last one."""
+    steps = epochs * (rows // int(SETTINGS["train.global_batch_size"]))
+    falling = {"decay_start": steps // 4, "decay_steps": steps - steps // 4, "decay_power": 1.0}
+    return {
+        "train.epochs": epochs,
+        "train.schedule": {"warmup_steps": 50, **falling},
+        "train.wide_schedule": falling,
+    }
 
 
 def _popularity(dataset: Dataset) -> float:
@@ -170,11 +180,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--embedding-dim", type=int, default=128)
     parser.add_argument("--without", nargs="*", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     arguments = parser.parse_args()
-    measure(arguments.folder, arguments.rows, arguments.embedding_dim, [None, *arguments.without], arguments.seeds)
+    measure(
+        arguments.folder,
+        arguments.rows,
+        arguments.epochs,
+        arguments.embedding_dim,
+        [None, *arguments.without],
+        arguments.seeds,
+    )
     print(summary())
 
 
