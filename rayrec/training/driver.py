@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.errors import ConfigError, SmallClusterError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config import Recipe
 from rayrec.config.metric import is_ranking_metric
@@ -98,7 +98,7 @@ def fill_from_checkpoint(checkpoint: Path, model: "ParallelModel") -> None:
 
 
 def _workers_device(recipe: Recipe) -> DeviceName:
-    """What the recipe's workers compute on. Raises ConfigError where the cluster has too few of it."""
+    """What the recipe's workers compute on. Raises SmallClusterError where the cluster has too few."""
     import ray
 
     resources = ray.cluster_resources()
@@ -107,7 +107,7 @@ def _workers_device(recipe: Recipe) -> DeviceName:
     workers = recipe.train.min_workers or recipe.train.workers
     available = int(resources.get(unit, 0))
     if workers > available:
-        raise ConfigError(
+        raise SmallClusterError(
             f"train.workers: {workers} workers need {workers} {unit}s, the cluster has {available}; lower --workers"
         )
     return device
