@@ -1,11 +1,11 @@
 """Elastic training on a cluster that loses a node and gets one: is the result that of an undisturbed run?
 
-    python -m benchmarks.elastic --output benchmarks/results/elastic.json [--rows 100000] [--epochs 16]
+    python -m benchmarks.elastic --output benchmarks/results/elastic.json [--rows 100000] [--epochs 12]
 
 Ray nodes of one CPU on this machine. `rayrec train --workers 1:2` begins on two of them; one is killed with all that
-runs on it, so training goes on with one worker; another one joins, and training takes it at Ray Train's next look (once
-a minute). The undisturbed run has two workers from its start to its end, and its rows in memory, which is faster and
-changes nothing else; both log the mean loss of every ten steps.
+runs on it, so training goes on with one worker; another one joins, and training takes it at Ray Train's next look. The
+undisturbed run has two workers from its start to its end, and its rows in memory, which is faster and changes nothing
+else; both log the mean loss of every ten steps.
 """
 
 import argparse
@@ -27,8 +27,10 @@ from rayrec.training.history import read_history
 from tests.ray_head import kill_node, ray_head, ray_nodes
 
 RECIPE = "dlrm-criteo-debug"
-EPOCHS = 16
+EPOCHS = 12
 """Enough that training still goes on when the node that joins is looked for."""
+INTERVAL = 10
+"""Seconds between looks for it."""
 
 
 def main() -> None:
@@ -60,7 +62,7 @@ def measure(folder: Path, rows: int, epochs: int) -> dict[str, Any]:
             raise RuntimeError("undisturbed training failed")
         clock.note("undisturbed")
         process = train(folder, elastic.name, "1:2", epochs, environment)
-        wait_for_workers(elastic, [2], process, steps=20)
+        wait_for_workers(elastic, [2], process, steps=80)
         clock.note("until training on two nodes")
         kill_node(nodes[-1])
         wait_for_workers(elastic, [2, 1], process, steps=10)
@@ -141,7 +143,7 @@ def train(
     folder: Path, name: str, workers: str, epochs: int, environment: dict[str, str], *more: str
 ) -> "subprocess.Popen[bytes]":
     values = [
-        *(f"train.epochs={epochs}", "train.checkpoint.every_steps=50"),
+        *(f"train.epochs={epochs}", "train.checkpoint.every_steps=50", f"train.elastic_interval_seconds={INTERVAL}"),
         # Many epochs: slow enough not to overfit at once.
         *("train.dense_optimizer.lr=0.0002", "train.embedding_optimizer.lr=0.005", *more),
     ]

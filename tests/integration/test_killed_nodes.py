@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 import requests
 
 import rayrec
-from benchmarks.load import Sample, at_rate
+from benchmarks.load import Sample, at_rate, summary
 from cluster.java import provide_java
 from rayrec.common.ports import free_port
 from rayrec.config import dump_recipe, load_recipe
@@ -159,7 +158,7 @@ def test_serving(environment: dict[str, str], tmp_path: Path) -> None:
         load = threading.Thread(target=lambda: samples.extend(at_rate(url, b"{}", RATE, SECONDS)))
         load.start()
         time.sleep(5)
-        killed = nodes.pop(_kill_one_with("ServeReplica", nodes))
+        nodes.pop(_kill_one_with("ServeReplica", nodes))
         killed_at = time.monotonic()
         _until(lambda: _places(nodes) == 2, process, log)
         back_after = time.monotonic() - killed_at
@@ -168,13 +167,11 @@ def test_serving(environment: dict[str, str], tmp_path: Path) -> None:
         answers = [requests.post(url, json={"instances": rows}, timeout=60) for _ in range(20)]
         process.terminate()
         assert process.wait(120) == 0, log.read_text()
-    assert killed not in nodes
-    statuses = Counter(sample.status for sample in samples)
-    failed = [sample for sample in samples if sample.status != 200]
-    slowest = max(sample.seconds for sample in samples)
-    print(
-        f"replica back after {back_after:.1f} s; {dict(statuses)}, failed {[f.began for f in failed]}; {slowest=:.1f}"
-    )
+    print(f"back after {back_after:.1f} s: {summary(samples)}")
+    assert {sample.status for sample in samples} <= {200, 500, 503}
+    # Serve asks another replica where one does not take a request; one that it was scoring may be lost.
+    assert sum(sample.status != 200 for sample in samples) <= 0.01 * len(samples)
+    assert max(sample.seconds for sample in samples) < 30
     for answer in answers:
         np.testing.assert_allclose(answer.json()["predictions"], predictor.predict(rows), rtol=0, atol=1e-6)
 
