@@ -94,23 +94,26 @@ def _contents(dataset: Path) -> dict[str, bytes]:
 
 
 def test_sweep(environment: dict[str, str], tmp_path: Path) -> None:
-    """A grid of four trials, two at once; the node that trains one of them is killed when it has a checkpoint."""
-    data = make_dataset(tmp_path / "data", {"train": 6_000, "validation": 800, "test": 100}, numeric=3, categorical=4)
+    """A grid of three trials, two at once; when one has a checkpoint, a node that trains is killed."""
+    rows, batch, epochs, values = 12_800, 64, 2, [0.1, 0.01, 0.001]
+    data = make_dataset(tmp_path / "data", {"train": rows, "validation": 800, "test": 100}, numeric=3, categorical=4)
     space, config = tmp_path / "space.yaml", tmp_path / "own.yaml"
-    space.write_text("train.dense_optimizer.lr: {choice: [0.1, 0.01, 0.001, 1.0e-4]}\n")
+    space.write_text(f"train.dense_optimizer.lr: {{choice: {values}}}\n")
     made = recipe(
-        epochs=3,
-        ingest={"in_memory": False, "read_streams": 4},
+        global_batch_size=batch,
+        epochs=epochs,
         dense_optimizer={"kind": "adam", "lr": 0.01},
         evaluations_per_epoch=1,
         checkpoint={"every_steps": 20, "every_minutes": None},
+        log_every_steps=5,
     )
     config.write_text(dump_recipe(made))
 
     def command(output: str) -> list[str]:
         return [
-            *(sys.executable, "-m", "jobs.tune", "--recipe", str(config), "--data", str(data.folder), "--trials", "4"),
-            *("--search", "grid", "--space", str(space), "--output", str(tmp_path / output)),
+            *(sys.executable, "-m", "jobs.tune", "--recipe", str(config), "--data", str(data.folder)),
+            *("--search", "grid", "--trials", str(len(values)), "--space", str(space)),
+            *("--output", str(tmp_path / output)),
         ]
 
     log = tmp_path / "log"
@@ -122,22 +125,29 @@ def test_sweep(environment: dict[str, str], tmp_path: Path) -> None:
         assert process.wait(400) == 0, log.read_text()
         with ray_nodes(head, environment, 1):
             subprocess.run(command("undisturbed"), env=attached, check=True, capture_output=True)
-    disturbed, undisturbed = (_trials(tmp_path / name) for name in ("disturbed", "undisturbed"))
-    assert disturbed == undisturbed
-    assert {len(trained) for trained in disturbed.values()} == {3 * (6_000 // 64) + 3}
+    disturbed, undisturbed = (_histories(tmp_path / name) for name in ("disturbed", "undisturbed"))
+    assert disturbed.keys() == undisturbed.keys() == set(values)
+    begun = {value: sum(r["event"] == "epoch" for r in records) for value, records in disturbed.items()}
+    assert max(begun.values()) > epochs, "nothing was lost"
+    for value, records in disturbed.items():
+        assert _learned(records) == _learned(undisturbed[value])
+        assert _learned(records)[-1][0] == epochs * rows // batch
 
 
-def _trials(sweep: Path) -> dict[float, list[tuple[Any, ...]]]:
-    """By the value tried: every loss and every AUC, with its step."""
+def _histories(sweep: Path) -> dict[float, list[dict[str, Any]]]:
+    """What each trial, all of which are finished, wrote as it trained; by the value that it tried."""
     found = {}
     for path in sweep.glob("trials/*/trial.json"):
         record = json.loads(path.read_text())
         assert record["state"] == "finished", record
-        history = read_history(path.parent / record["run"] / "history.jsonl")
-        found[record["assignment"]["train.dense_optimizer.lr"]] = [
-            (r["step"], r["event"], r.get("loss"), r.get("auc")) for r in history if r["event"] != "epoch"
-        ]
+        history = list(read_history(path.parent / record["run"] / "history.jsonl"))
+        found[record["assignment"]["train.dense_optimizer.lr"]] = history
     return found
+
+
+def _learned(history: list[dict[str, Any]]) -> list[tuple[int, float | None, float | None]]:
+    """Step, loss and AUC of every record but the announcements of attempts."""
+    return [(r["step"], r.get("loss"), r.get("auc")) for r in history if r["event"] != "epoch"]
 
 
 def test_serving(environment: dict[str, str], tmp_path: Path) -> None:
