@@ -83,6 +83,7 @@ def test_preprocessing(environment: dict[str, str], tmp_path: Path) -> None:
             _until(lambda: any(tmp_path.glob(f".{output}.unfinished-*/{sign}")), process, log)  # noqa: B023
             # A worker of Ray in Java is an executor.
             nodes.pop(_kill_one_with("DefaultWorker", nodes))
+            assert not (tmp_path / output).exists(), "it was killed too late"
             assert process.wait(300) == 0, log.read_text()
             assert _contents(tmp_path / output) == _contents(tmp_path / "undisturbed")
 
