@@ -73,6 +73,8 @@ def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkS
                 "spark.sql.shuffle.partitions": str(config.shuffle_partitions or 4 * parallelism),
                 "spark.default.parallelism": str(parallelism),
                 "spark.ray.raydp_spark_master.actor.resource.CPU": "0",
+                # It owns the executors: on the head, so that losing another node loses that node's executor alone.
+                "spark.ray.raydp_spark_master.actor.resource.node:__internal_head__": "0.001",
             },
         )
     try:

@@ -63,6 +63,11 @@ class ServeRequest(Request):
         scheme = "http" if self.tls_certificate is None else "https"
         return f"{scheme}://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
+    @property
+    def is_local(self) -> bool:
+        """Whether only clients on the server's machine reach it."""
+        return self.host in {"127.0.0.1", "::1", "localhost"}
+
     def check(self) -> None:
         self.folders()
         if (self.tls_certificate is None) != (self.tls_key is None):
@@ -129,7 +134,7 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
         url = request.url
         progress.finish()
         tokens = bool(read_tokens(request.token_file))
-        if not tokens and request.host not in {"127.0.0.1", "::1", "localhost"}:
+        if not tokens and not request.is_local:
             progress.message(f"whoever reaches {request.host}:{request.port} may ask; --token-file admits only some")
         name, folder = next(iter(models.items()))
         progress.message(f"serving {', '.join(models)} at {url}; try\n  {example(url, name, folder, tokens)}")
@@ -151,6 +156,8 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         ray_serve.start(
+            # On every node with a replica, each would listen for clients on its own machine, which knows of none.
+            proxy_location="HeadOnly" if request.is_local else "EveryNode",
             http_options=HTTPOptions(
                 host=request.host,
                 port=request.port,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 UNFINISHED_MODEL = ".export"
 # Where and how often, not what: another value needs nothing to be made again.
 _OF_NO_CONSEQUENCE = frozenset({
-    "preprocess.spark", "train.workers", "train.min_workers", "train.device", "train.max_failures",
-    "train.log_every_steps", "train.tracking",
+    "preprocess.spark", "train.workers", "train.min_workers", "train.elastic_interval_seconds", "train.device",
+    "train.max_failures", "train.log_every_steps", "train.tracking",
 })  # fmt: skip
 
 

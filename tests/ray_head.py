@@ -9,10 +9,12 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+import psutil
 
 from rayrec.common.ports import free_ports
 
@@ -73,12 +75,8 @@ def ray_nodes(head: RayHead, environment: Mapping[str, str], count: int) -> Iter
                 f"--dashboard-agent-listen-port={agent}", f"--min-worker-port={ports}",
                 f"--max-worker-port={ports + 499}",
             ]  # fmt: skip
-            log = folder / f"{index}.log"
-            with log.open("w") as out:
-                node = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=dict(environment))
-            nodes.append(node)
             # One after the other: two at once would choose the same names for their sockets.
-            _wait_for(lambda: "Ray runtime started" in log.read_text() or None, node, log)  # noqa: B023 - at once
+            nodes.append(_start_node(command, environment, folder / f"{index}.log"))
         yield [node.pid for node in nodes]
     finally:
         for node in nodes:
@@ -86,6 +84,44 @@ def ray_nodes(head: RayHead, environment: Mapping[str, str], count: int) -> Iter
         for node in nodes:
             node.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_node(
+    command: list[str], environment: Mapping[str, str], log: Path, tries: int = 2
+) -> "subprocess.Popen[bytes]":
+    """Start a node; a second time where a busy machine is slower than Ray's fixed half minute."""
+    with log.open("w") as out:
+        node = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=dict(environment))
+    try:
+        _wait_for(lambda: "Ray runtime started" in log.read_text() or None, node, log)
+    except AssertionError:
+        node.kill()
+        if tries == 1 or "timed out during startup" not in log.read_text():
+            raise
+        return _start_node(command, environment, log, tries - 1)
+    return node
+
+
+def runs_on(node: int, title: str) -> bool:
+    """Whether a process on the node has `title` in its command line."""
+    for process in _processes_of(node):
+        with suppress(psutil.NoSuchProcess):
+            if title in " ".join(process.cmdline()):
+                return True
+    return False
+
+
+def kill_node(node: int) -> None:
+    """SIGKILL for a node and all that runs on it, as if its machine were gone."""
+    # The node first: it must not tell the cluster of the deaths of its processes.
+    for process in _processes_of(node):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _processes_of(node: int) -> list[psutil.Process]:
+    """A node's `ray start`, its raylet and all that runs on the node."""
+    return [psutil.Process(node), *psutil.Process(node).children(recursive=True)]
 
 
 def _wait_for(condition: Callable[[], T | None], head: "subprocess.Popen[bytes]", log: Path) -> T:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.tune import PlacementGroupFactory, Trainable
 
-from rayrec.common.errors import UserError
+from rayrec.common.errors import SmallClusterError, UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.training.checkpoint import checkpoint_steps
 from rayrec.training.run_folder import CHECKPOINTS_FOLDER, RUN_FILE
@@ -94,7 +94,7 @@ class Trial(Trainable):
     def _note_end(self, error: BaseException | None) -> None:
         if error is None:
             self._record = replace(self._record, state="finished")
-        elif isinstance(error, UserError):
+        elif isinstance(error, UserError) and not isinstance(error, SmallClusterError):
             # Values that cannot be trained are a result of the search; trying them again would end the same.
             self._record = replace(self._record, state="refused", message=str(error))
         else:

@@ -9,5 +9,9 @@ class ConfigError(UserError):
     """Wrong usage or configuration, found before any work was done; exit code 2."""
 
 
+class SmallClusterError(ConfigError):
+    """The cluster has not the CPUs or GPUs, now: with more nodes the same would work."""
+
+
 class DiskFullError(UserError):
     """No space is left on a disk: work that is half done can go on once there is."""

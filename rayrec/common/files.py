@@ -15,6 +15,7 @@ from uuid import uuid4
 from rayrec.common.errors import DiskFullError, UserError
 
 _URI = re.compile(r"^[a-z][a-z0-9+.-]*://")
+_UNFINISHED_FILE = re.compile(r"\..+\.[0-9a-f]{32}")
 
 
 def is_uri(path: str) -> bool:
@@ -59,6 +60,13 @@ def new_file(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_unfinished_files(folder: Path) -> None:
+    """Remove, from `folder` and all below, what writers of a `new_file` left that were killed; nobody may write now."""
+    for path in folder.rglob(".*"):
+        if _UNFINISHED_FILE.fullmatch(path.name) and path.is_file():
+            path.unlink()
 
 
 @contextmanager

@@ -217,6 +217,9 @@ class TrainConfig(Config):
     min_workers: PositiveInt | None = None
     """Train elastically: begin with as many workers as there is room for, from this number to `workers`, and go on from
     the last checkpoint with fewer where some are lost, with more where there is room again."""
+    elastic_interval_seconds: PositiveFloat = 60.0
+    """How often elastic training looks for room for more workers; taking them repeats the steps since the last
+    checkpoint."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     embedding_optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()

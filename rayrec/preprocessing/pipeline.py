@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rayrec.common.errors import DiskFullError, UserError
-from rayrec.common.files import new_folder, require_absent, resumable_folder
+from rayrec.common.files import new_folder, remove_unfinished_files, require_absent, resumable_folder
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config import Recipe
 from rayrec.config.preprocess import DisplayPreprocessConfig, InteractionPreprocessConfig, PreprocessConfig
@@ -73,6 +73,7 @@ class Preprocessing:
             scratch.mkdir(exist_ok=True)
             written = self._job.write(Workspace(spark, folder, scratch, progress))
             shutil.rmtree(scratch)
+            remove_unfinished_files(folder)
             written.schema.save(folder)
             manifest = Manifest(
                 splits=written.splits, rejected=written.rejected, sources=self._sources, config=self._resolved

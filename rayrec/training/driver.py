@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.errors import ConfigError, SmallClusterError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config import Recipe
 from rayrec.config.metric import is_ranking_metric
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 # Where a worker leaves the user's mistake that it met: Ray would restart the run for it as for a dead worker.
 _MISTAKE_FILE = ".mistake.json"
-_ADDRESS = "RAY_ADDRESS"
+_ELASTIC_PLACING_SECONDS = 15
+"""For which elastic training waits for the places of its workers. Just after a node was lost Ray Train may still count
+on it; what is there is had at once."""
 
 Metrics = dict[str, dict[str, float | None]]
 
@@ -98,7 +100,7 @@ def fill_from_checkpoint(checkpoint: Path, model: "ParallelModel") -> None:
 
 
 def _workers_device(recipe: Recipe) -> DeviceName:
-    """What the recipe's workers compute on. Raises ConfigError where the cluster has too few of it."""
+    """What the recipe's workers compute on. Raises SmallClusterError where the cluster has too few."""
     import ray
 
     resources = ray.cluster_resources()
@@ -107,7 +109,7 @@ def _workers_device(recipe: Recipe) -> DeviceName:
     workers = recipe.train.min_workers or recipe.train.workers
     available = int(resources.get(unit, 0))
     if workers > available:
-        raise ConfigError(
+        raise SmallClusterError(
             f"train.workers: {workers} workers need {workers} {unit}s, the cluster has {available}; lower --workers"
         )
     return device
@@ -138,6 +140,7 @@ def _run_workers(
         torch_config=TorchConfig(backend="nccl" if device == "cuda" else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=recipe.train.workers if least is None else (least, recipe.train.workers),
+            elastic_resize_monitor_interval_s=recipe.train.elastic_interval_seconds,
             use_gpu=device == "cuda",
             resources_per_worker={"CPU": 1, "GPU": 1} if device == "cuda" else {"CPU": 1},
         ),
@@ -150,7 +153,7 @@ def _run_workers(
         ),
     )
     try:
-        with _address_told():
+        with _variables_told(is_elastic=least is not None):
             trainer.fit()
     finally:
         # Where no restart is left, Ray's error hides what the worker said.
@@ -161,25 +164,29 @@ def _run_workers(
 
 
 @contextmanager
-def _address_told() -> Iterator[None]:
-    """Tell Ray Train's processes the address of their cluster.
+def _variables_told(is_elastic: bool) -> Iterator[None]:
+    """Set what Ray Train's processes are to find in their environment, for the block.
 
-    Where this process is killed, another one of Ray Train's gives the workers' places back: it asks the dashboard,
-    which it finds by this variable alone on a machine with several Ray instances. Else the places are lost.
+    The address of their cluster: where this process is killed, another one of Ray Train's gives the workers' places
+    back: it asks the dashboard, which it finds by this variable alone on a machine with several Ray instances. Else the
+    places are lost.
     """
     import ray
-    from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
+    from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE, WORKER_GROUP_START_TIMEOUT_S_ENV_VAR
 
-    ENV_VARS_TO_PROPAGATE.add(_ADDRESS)
-    before = os.environ.get(_ADDRESS)
-    os.environ[_ADDRESS] = ray.get_runtime_context().gcs_address
+    address = "RAY_ADDRESS"
+    ENV_VARS_TO_PROPAGATE.add(address)
+    told = {address: ray.get_runtime_context().gcs_address}
+    if is_elastic and WORKER_GROUP_START_TIMEOUT_S_ENV_VAR not in os.environ:
+        told[WORKER_GROUP_START_TIMEOUT_S_ENV_VAR] = str(_ELASTIC_PLACING_SECONDS)
+    before = {name: os.environ[name] for name in told if name in os.environ}
+    os.environ.update(told)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_ADDRESS]
-        else:
-            os.environ[_ADDRESS] = before
+        for name in told:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _train_on_worker(arguments: dict[str, Any]) -> None:

@@ -25,9 +25,9 @@ CHECKPOINT_INDEX_FILE = "index.json"
 
 # Fields of train that a resumed run may change: they decide neither the model nor its batches.
 RESUMABLE_CHANGES = frozenset({
-    "workers", "min_workers", "device", "precision", "epochs", "max_steps", "gradient_accumulation", "sharding",
-    "checkpoint", "evaluation_split", "evaluations_per_epoch", "early_stop", "compile", "max_failures",
-    "log_every_steps", "tracking",
+    "workers", "min_workers", "elastic_interval_seconds", "device", "precision", "epochs", "max_steps",
+    "gradient_accumulation", "sharding", "checkpoint", "evaluation_split", "evaluations_per_epoch", "early_stop",
+    "compile", "max_failures", "log_every_steps", "tracking",
 })  # fmt: skip
 
 # Of train.ingest likewise.

@@ -20,7 +20,7 @@ from rayrec.training.checkpoint import folder_name
 from rayrec.training.driver import train
 from rayrec.training.history import read_history
 from tests.builders import make_dataset
-from tests.ray_head import ray_head, ray_nodes
+from tests.ray_head import kill_node, ray_head, ray_nodes, runs_on
 from tests.training_runs import Case, losses, recipe, run_cases, weights_of
 
 STEPS = 400
@@ -137,18 +137,12 @@ def test_elastic_training_goes_on_without_a_killed_node(undisturbed: Path, datas
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
     own["RAY_AUTH_MODE"] = "disabled"
 
-    def kill_node() -> None:
-        for node in nodes:
-            family = [*psutil.Process(node).children(recursive=True), psutil.Process(node)]
-            names = " ".join(argument for member in family for argument in member.cmdline())
-            # Not the one that the command itself belongs to: that ends the command.
-            if "TrainWorker" in names and "TrainController" not in names:
-                for member in reversed(family):
-                    member.send_signal(signal.SIGKILL)
-                killed.append(node)
-                return
+    def kill() -> None:
+        # The command itself belongs to the head.
+        killed.extend(node for node in nodes if runs_on(node, "TrainWorker"))
+        kill_node(killed[-1])
 
-    with ray_head(own, num_cpus=0) as head, ray_nodes(head, own, 2) as nodes, _when_at_step(run, 120, kill_node):
+    with ray_head(own, num_cpus=0) as head, ray_nodes(head, own, 2) as nodes, _when_at_step(run, 120, kill):
         environment = {**own, "RAY_ADDRESS": head.address}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr

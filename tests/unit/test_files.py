@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import new_folder, require_absent, write_atomically, write_json
+from rayrec.common.files import (
+    new_file,
+    new_folder,
+    remove_unfinished_files,
+    require_absent,
+    write_atomically,
+    write_json,
+)
 
 
 @pytest.mark.parametrize("content", ["text\n", b"\x00bytes"])
@@ -36,6 +43,20 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 def test_json_has_no_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "a.json", {"auc": float("nan")})
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    kept = [tmp_path / ".hidden" / "a.parquet", tmp_path / "train" / ".notes.txt", tmp_path / f"x.{'a' * 32}"]
+    for path in kept:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("1")
+    with new_file(tmp_path / "train" / "part.parquet") as temporary:
+        temporary.write_text("torn")
+        remove_unfinished_files(tmp_path)
+        assert not temporary.exists()
+        temporary.write_text("whole")
+    assert (tmp_path / "train" / "part.parquet").read_text() == "whole"
+    assert all(path.exists() for path in kept)
 
 
 def test_new_folder_appears_when_it_is_whole(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rayrec.common.errors import UserError
+from rayrec.common.errors import SmallClusterError, UserError
 from rayrec.common.files import write_json
 from rayrec.config import Recipe, dump_recipe, read_recipe
 from rayrec.ingest.dataset import Dataset
@@ -44,6 +44,10 @@ def _diverges(recipe: Recipe, dataset: Dataset, run: Path, resume: bool) -> None
 
 def _dies(recipe: Recipe, dataset: Dataset, run: Path, resume: bool) -> None:
     raise OSError("no space left")
+
+
+def _finds_too_few_nodes(recipe: Recipe, dataset: Dataset, run: Path, resume: bool) -> None:
+    raise SmallClusterError("train.workers: 2 workers need 2 CPUs, the cluster has 1")
 
 
 def _never(recipe: Recipe, dataset: Dataset, run: Path, resume: bool) -> None:
@@ -97,9 +101,15 @@ def test_values_that_cannot_be_trained_end_without_an_objective(tmp_path: Path, 
     assert (_record(tmp_path).state, _record(tmp_path).message) == ("refused", "the loss is not finite")
 
 
-def test_a_failure_is_raised_so_that_tune_tries_again(tmp_path: Path, dataset: Path) -> None:
-    with pytest.raises(OSError, match="no space left"):
-        _steps(_trial(tmp_path, dataset, _dies))
+@pytest.mark.parametrize(
+    ("train", "message"), [(_dies, "no space left"), (_finds_too_few_nodes, "2 workers need 2 CPUs")]
+)
+def test_a_failure_is_raised_so_that_tune_tries_again(
+    train: TrainFunction, message: str, tmp_path: Path, dataset: Path
+) -> None:
+    """A cluster that lost nodes says nothing about the values."""
+    with pytest.raises((OSError, SmallClusterError), match=message):
+        _steps(_trial(tmp_path, dataset, train))
     assert _record(tmp_path).state == "failed"
     again = _trial(tmp_path, dataset, _trains)
     assert _record(tmp_path).state == "running"

@@ -1,0 +1,192 @@
+"""Clusters of Ray nodes on this machine, one of which is killed with all that runs on it: preprocessing, a sweep and
+serving end as if nothing had happened. Training: test_training_survives.py."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+
+import rayrec
+from benchmarks.load import Sample, at_rate, summary
+from cluster.java import provide_java
+from rayrec.common.ports import free_port
+from rayrec.config import dump_recipe, load_recipe
+from rayrec.inference.predictor import load_model
+from rayrec.training.history import read_history
+from tests.builders import make_dataset
+from tests.model_folders import make_model_folder, make_raw_rows
+from tests.ray_head import kill_node, ray_head, ray_nodes, runs_on
+from tests.training_runs import recipe
+
+pytestmark = pytest.mark.minutes
+RATE, SECONDS = 20, 40
+"""Of the requests: how many a second, and for how long."""
+# The heads have no CPUs: the commands belong to them, what they start runs on the nodes.
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    """Of a Ray that is not that of other tests."""
+    provide_java()
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
+    return {**own, "RAY_AUTH_MODE": "disabled"}
+
+
+def _until(condition: Callable[[], Any], process: "subprocess.Popen[bytes]", log: Path, seconds: float = 200) -> Any:
+    """What `condition` gives once that is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+    return found
+
+
+def _kill_one_with(title: str, nodes: Sequence[int]) -> int:
+    """Kill a node that runs such a process; returns its place in `nodes`."""
+    place = next(i for i, node in enumerate(nodes) if runs_on(node, title))
+    kill_node(nodes[place])
+    return place
+
+
+def test_preprocessing(environment: dict[str, str], tmp_path: Path) -> None:
+    """A node with a Spark executor is killed while rows are parsed; in another run, when a shuffle is half read."""
+    rayrec.generate("criteo", 60_000, tmp_path / "raw")
+
+    def command(output: str) -> list[str]:
+        return [
+            *(sys.executable, "-m", "jobs.preprocess", "--recipe", "dlrm-criteo-debug"),
+            *("--input", str(tmp_path / "raw" / "criteo.tsv"), "--output", str(tmp_path / output)),
+            *("--set", "preprocess.spark.executor_memory=1g"),
+        ]
+
+    with ExitStack() as stack:
+        head = stack.enter_context(ray_head(environment, num_cpus=0))
+        attached = {**environment, "RAY_ADDRESS": head.address}
+        nodes = stack.enter_context(ray_nodes(head, environment, 2))
+        subprocess.run(command("undisturbed"), env=attached, check=True, capture_output=True)
+        for output, sign in {"parsing": ".scratch/rows/*.parquet", "writing": "train/*.parquet"}.items():
+            nodes += stack.enter_context(ray_nodes(head, environment, 2 - len(nodes)))
+            log = tmp_path / f"{output}.log"
+            with log.open("wb") as out:
+                process = subprocess.Popen(command(output), env=attached, stdout=out, stderr=out)
+            _until(lambda: any(tmp_path.glob(f".{output}.unfinished-*/{sign}")), process, log)  # noqa: B023
+            # A worker of Ray in Java is an executor.
+            nodes.pop(_kill_one_with("DefaultWorker", nodes))
+            assert not (tmp_path / output).exists(), "it was killed too late"
+            assert process.wait(300) == 0, log.read_text()
+            assert _contents(tmp_path / output) == _contents(tmp_path / "undisturbed")
+
+
+def _contents(dataset: Path) -> dict[str, bytes]:
+    """Every file of a dataset but the result of the command, by its path."""
+    files = [path for path in dataset.rglob("*") if path.is_file() and path.name != "result.json"]
+    return {str(path.relative_to(dataset)): path.read_bytes() for path in files}
+
+
+def test_sweep(environment: dict[str, str], tmp_path: Path) -> None:
+    """A grid of three trials, two at once; when one has a checkpoint, a node that trains is killed."""
+    rows, batch, epochs, values = 12_800, 64, 2, [0.1, 0.01, 0.001]
+    data = make_dataset(tmp_path / "data", {"train": rows, "validation": 800, "test": 100}, numeric=3, categorical=4)
+    space, config = tmp_path / "space.yaml", tmp_path / "own.yaml"
+    space.write_text(f"train.dense_optimizer.lr: {{choice: {values}}}\n")
+    made = recipe(
+        global_batch_size=batch,
+        epochs=epochs,
+        dense_optimizer={"kind": "adam", "lr": 0.01},
+        evaluations_per_epoch=1,
+        checkpoint={"every_steps": 20, "every_minutes": None},
+        log_every_steps=5,
+    )
+    config.write_text(dump_recipe(made))
+
+    def command(output: str) -> list[str]:
+        return [
+            *(sys.executable, "-m", "jobs.tune", "--recipe", str(config), "--data", str(data.folder)),
+            *("--search", "grid", "--trials", str(len(values)), "--space", str(space)),
+            *("--output", str(tmp_path / output)),
+        ]
+
+    log = tmp_path / "log"
+    with ray_head(environment, num_cpus=0) as head, ray_nodes(head, environment, 2) as nodes, log.open("wb") as out:
+        attached = {**environment, "RAY_ADDRESS": head.address}
+        process = subprocess.Popen(command("disturbed"), env=attached, stdout=out, stderr=out)
+        _until(lambda: any(tmp_path.glob("disturbed/trials/*/run/checkpoints/step-*")), process, log)
+        _kill_one_with("TrainWorker", nodes)
+        assert process.wait(400) == 0, log.read_text()
+        with ray_nodes(head, environment, 1):
+            subprocess.run(command("undisturbed"), env=attached, check=True, capture_output=True)
+    disturbed, undisturbed = (_histories(tmp_path / name) for name in ("disturbed", "undisturbed"))
+    assert disturbed.keys() == undisturbed.keys() == set(values)
+    begun = {value: sum(r["event"] == "epoch" for r in records) for value, records in disturbed.items()}
+    assert max(begun.values()) > epochs, "nothing was lost"
+    for value, records in disturbed.items():
+        assert _learned(records) == _learned(undisturbed[value])
+        assert _learned(records)[-1][0] == epochs * rows // batch
+
+
+def _histories(sweep: Path) -> dict[float, list[dict[str, Any]]]:
+    """What each trial, all of which are finished, wrote as it trained; by the value that it tried."""
+    found = {}
+    for path in sweep.glob("trials/*/trial.json"):
+        record = json.loads(path.read_text())
+        assert record["state"] == "finished", record
+        history = list(read_history(path.parent / record["run"] / "history.jsonl"))
+        found[record["assignment"]["train.dense_optimizer.lr"]] = history
+    return found
+
+
+def _learned(history: list[dict[str, Any]]) -> list[tuple[int, float | None, float | None]]:
+    """Step, loss and AUC of every record but the announcements of attempts."""
+    return [(r["step"], r.get("loss"), r.get("auc")) for r in history if r["event"] != "epoch"]
+
+
+def test_serving(environment: dict[str, str], tmp_path: Path) -> None:
+    """Two replicas on three nodes, one of which is killed with its replica while requests come."""
+    folder, log, port = tmp_path / "dlrm", tmp_path / "log", free_port()
+    make_model_folder(folder)
+    (folder / "config.yaml").write_text(dump_recipe(load_recipe(folder / "config.yaml", ["serve.replicas=2"])))
+    command = [sys.executable, "-m", "jobs.serve", "--model", str(folder), "--port", str(port)]
+    predictor = load_model(folder)
+    rows = make_raw_rows(predictor.schema, 50)
+    url = f"http://127.0.0.1:{port}/v1/models/dlrm:predict"
+    samples: list[Sample] = []
+    with ray_head(environment, num_cpus=0) as head, ray_nodes(head, environment, 3) as nodes, log.open("wb") as out:
+        attached = {**environment, "RAY_ADDRESS": head.address}
+        process = subprocess.Popen(command, env=attached, stdout=out, stderr=out)
+        _until(lambda: b"try\n" in log.read_bytes(), process, log)
+        _until(lambda: _places(nodes) == 2, process, log)
+        load = threading.Thread(target=lambda: samples.extend(at_rate(url, b"{}", RATE, SECONDS)))
+        load.start()
+        time.sleep(5)
+        nodes.pop(_kill_one_with("ServeReplica", nodes))
+        killed_at = time.monotonic()
+        _until(lambda: _places(nodes) == 2, process, log)
+        back_after = time.monotonic() - killed_at
+        load.join(SECONDS + 60)
+        assert not load.is_alive(), "requests hang"
+        answers = [requests.post(url, json={"instances": rows}, timeout=60) for _ in range(20)]
+        process.terminate()
+        assert process.wait(120) == 0, log.read_text()
+    print(f"back after {back_after:.1f} s: {summary(samples)}")
+    assert {sample.status for sample in samples} <= {200, 500, 503}
+    # Serve asks another replica where one does not take a request; one that it was scoring may be lost.
+    assert sum(sample.status != 200 for sample in samples) <= 0.01 * len(samples)
+    assert max(sample.seconds for sample in samples) < 30
+    for answer in answers:
+        np.testing.assert_allclose(answer.json()["predictions"], predictor.predict(rows), rtol=0, atol=1e-6)
+
+
+def _places(nodes: Sequence[int]) -> int:
+    """How many of the nodes have a replica."""
+    return sum(runs_on(node, "ServeReplica") for node in nodes)
