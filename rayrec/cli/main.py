@@ -11,6 +11,7 @@ import typer
 
 from rayrec.cli.cluster import jobs, submit
 from rayrec.cli.options import (
+    FOLDER,
     DataOption,
     DebugOption,
     DeviceOption,
@@ -132,7 +133,7 @@ def preprocess(
 def train(
     recipe: RecipeArgument,
     data: DataOption,
-    output: Annotated[Path, typer.Option(help="Run folder; must not exist, unless with --resume.")],
+    output: Annotated[str, typer.Option(help="Run folder; must not exist, unless with --resume.", metavar=FOLDER)],
     workers: TrainingWorkersOption = None,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
@@ -152,7 +153,9 @@ def train(
 def run(
     recipe: RecipeArgument,
     input: RawInputOption,
-    output: Annotated[Path, typer.Option(help="Folder of all stages; that of an earlier attempt is continued.")],
+    output: Annotated[
+        str, typer.Option(help="Folder of all stages; that of an earlier attempt is continued.", metavar=FOLDER)
+    ],
     workers: TrainingWorkersOption = None,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
@@ -169,7 +172,7 @@ def run(
 
 @app.command()
 def evaluate(
-    source: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="Run folder or model folder.")],
+    source: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="Run folder or model folder, or its URI.")],
     data: DataOption,
     split: Annotated[str | None, typer.Option(help="Split of the dataset.", show_default="test")] = None,
     checkpoint: Annotated[
@@ -189,11 +192,11 @@ def evaluate(
 
 @app.command()
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="Run folder or model folder.")],
+    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="Run folder or model folder, or its URI.")],
     output: NewOutputOption,
     input: Annotated[
         str | None,
-        typer.Option(help="Dataset folder; with --raw, raw rows (file, folder, glob or URI).", show_default=False),
+        typer.Option(help="Dataset folder or URI; with --raw, raw rows (also a file or glob).", show_default=False),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="The input is raw rows, not a dataset folder.")] = False,
     split: Annotated[
@@ -217,7 +220,7 @@ def predict(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    run: Annotated[str, typer.Argument(help="Run folder, or its URI.")],
     output: NewOutputOption,
     checkpoint: Annotated[str | None, typer.Option(help="best, latest, or a step.", show_default="best")] = None,
     tables: Annotated[
@@ -234,7 +237,9 @@ def export(
 def tune(
     recipe: RecipeArgument,
     data: DataOption,
-    output: Annotated[Path, typer.Option(help="Folder of the sweep; must not exist, unless with --resume.")],
+    output: Annotated[
+        str, typer.Option(help="Folder of the sweep; must not exist, unless with --resume.", metavar=FOLDER)
+    ],
     trials: Annotated[int, typer.Option(help="Trials to run.")],
     space: Annotated[
         str | None, typer.Option(help="Search space, a YAML file.", show_default="that of the kind of model")
@@ -291,7 +296,8 @@ def plan(
 @app.command()
 def serve(
     model: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Folders of models, versions or runs; or NAME=FOLDER.")
+        list[str],
+        typer.Argument(metavar="MODEL...", help="Folders (or URIs) of models, versions, runs; or NAME=FOLDER."),
     ],
     port: Annotated[int | None, typer.Option(help="HTTP port.", show_default="8000")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
@@ -318,7 +324,9 @@ def serve(
 def benchmark(
     what: Annotated[str, typer.Argument(help="train, inference, ingest or preprocess.")],
     recipe: RecipeArgument,
-    data: Annotated[Path | None, typer.Option(help="Dataset folder.", show_default="made from generated rows")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Dataset folder.", metavar=FOLDER, show_default="made from generated rows")
+    ] = None,
     rows: Annotated[int | None, typer.Option(help="Rows to generate.", show_default="200000")] = None,
     warmup_steps: Annotated[int | None, typer.Option(help="Steps that are not counted.", show_default="20")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps that are.", show_default="100")] = None,

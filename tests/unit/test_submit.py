@@ -47,7 +47,7 @@ SENT: list[tuple[Request, dict[str, Any]]] = [
         {"set": ("train.initial_weights={gmf: gmf, mlp: /there/mlp}", "train.initial_weights.gmf=/here/gmf")},
     ),
     (PredictRequest(model=Path("m"), input="rows.tsv", output=Path("o")), {"input": "/here/rows.tsv"}),
-    (ServeRequest(model=(Path("m"), Path("b=../n"))), {"model": (Path("m=/here/m"), Path("b=/here/../n"))}),
+    (ServeRequest(model=(Path("m"), Path("b=../n"))), {"model": ("m=/here/m", "b=/here/../n")}),
     (EvaluateRequest(source=Path("run"), data=Path("d")), {"source": Path("/here/run"), "data": Path("/here/d")}),
     (BenchmarkRequest(what="train", recipe=DEBUG), {"data": None}),
 ]
