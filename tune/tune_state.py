@@ -9,9 +9,10 @@ import shutil
 from pathlib import Path
 
 STATE_FOLDER = ".tune"
-_KEPT_FOLDER = ".tune-kept"
-# The last two are pickles, whatever they are called.
-_FILES = ("experiment_state-*.json", "searcher-state-*.pkl", "search_gen_state-*.json")
+_KEPT_FOLDER = "tune-state"
+"""Not hidden, as it is what another machine goes on from, where the sweep is one of a URI."""
+# All but the first are pickles, whatever they are called.
+_FILES = ("experiment_state-*.json", "searcher-state-*.pkl", "search_gen_state-*.json", "tuner.pkl")
 _END_OF_PICKLE = b"."
 
 
@@ -34,9 +35,8 @@ def can_be_restored(sweep: Path) -> bool:
 def keep(sweep: Path) -> None:
     """Copy the notes, unless one is being written just now."""
     state, kept = sweep / STATE_FOLDER, sweep / _KEPT_FOLDER
-    unfinished = kept.with_name(f"{_KEPT_FOLDER}.unfinished")
+    unfinished = kept.with_name(f".{_KEPT_FOLDER}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
     _copy(state, unfinished)
     if _is_whole(unfinished):
         shutil.rmtree(kept, ignore_errors=True)
@@ -54,6 +54,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _copy(source: Path, target: Path) -> None:
+    target.mkdir(exist_ok=True)
     for path in _files(source):
         shutil.copyfile(path, target / path.name)
 

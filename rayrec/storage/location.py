@@ -38,8 +38,8 @@ def local_path(given: str | Path) -> Path:
         return Path(unquote(parts.path))
     if parts.password is not None:
         raise ConfigError(
-            f"{parts.scheme}://...@{parts.hostname}: a URI with a password would be written beside the results; set "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what else the file system reads, in the environment"
+            "a URI with a password would be written beside the results; set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or what else the file system reads, in the environment"
         )
     segments = [segment for segment in parts.path.split("/") if segment]
     if not parts.netloc or any(segment.startswith(".") for segment in segments):
@@ -115,7 +115,12 @@ def _decode(name: str) -> str:
 
 
 def _as_local(given: object) -> object:
-    return str(local_path(given)) if isinstance(given, str | Path) else given
+    if not isinstance(given, str | Path):
+        return given
+    try:
+        return str(local_path(given))
+    except ConfigError as error:  # pydantic's message shows what was given too
+        raise ValueError(str(error).removeprefix(f"{given}: ")) from None
 
 
 def _refuse_uri(given: object) -> object:

@@ -13,18 +13,21 @@ from pyarrow import fs
 from rayrec.common.errors import UserError
 
 _BLOCK_BYTES = 2**23
-_RETRY_SECONDS = 10
+_RETRY_SECONDS = 5
 _OBJECT_STORES = {"s3", "gcs", "abfs"}
 """In which a folder is but the beginning of names, and nothing is there of a new one."""
 _PROBE = ".rayrec-probe"
 _REASONS = {
     "no such bucket; make it, or correct the URI": ("NO_SUCH_BUCKET", "bucket does not exist"),
-    "access denied; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or what else the store asks for) to an account "
-    "that may": ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "INVALID_CLIENT_TOKEN",
-                 "INVALID_SIGNATURE", "HTTP response code 403", "HTTP response code 401", "UNAUTHENTICATED",
-                 "PERMISSION_DENIED", "OAuth2 access token"),
+    "access denied; check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+    "GOOGLE_APPLICATION_CREDENTIALS) and what they allow": (
+        "ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "INVALID_CLIENT_TOKEN", "INVALID_SIGNATURE",
+        "SIGNATURE_DOES_NOT_MATCH", "HTTP response code 401", "HTTP response code 403", "UNAUTHENTICATED",
+        "PERMISSION_DENIED", "OAuth2 access token",
+    ),
     "no answer; check AWS_ENDPOINT_URL (or the URI's endpoint_override) and the network": (
-        "NETWORK_CONNECTION", "curlCode", "CURL error"),
+        "NETWORK_CONNECTION", "curlCode", "CURL error",
+    ),
 }  # fmt: skip
 """What is wrong and what to do about it, by what the errors of AWS's and Google's libraries hold."""
 

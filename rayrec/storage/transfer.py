@@ -17,7 +17,6 @@ from rayrec.storage.outputs import in_order_of_removal, outputs, says_what_is_wh
 from rayrec.storage.remote import Remote, RemoteFile
 
 _AT_ONCE = 8
-_MIB = 2**20
 T = TypeVar("T")
 
 
@@ -107,12 +106,16 @@ class _Counted:
     def __init__(self, progress: Progress, title: str, size: int) -> None:
         self._progress, self._done, self._lock = progress, 0, threading.Lock()
         if size:
-            progress.stage(f"{title}, MiB", -(-size // _MIB))
+            progress.stage(f"{title}, MiB", _mib(size))
 
     def add(self, size: int) -> None:
         with self._lock:
             before, self._done = self._done, self._done + size
-            self._progress.advance(self._done // _MIB - before // _MIB)
+            self._progress.advance(_mib(self._done) - _mib(before))
+
+
+def _mib(size: int) -> int:
+    return -(-size // 2**20)
 
 
 def _each(work: Callable[[str], T], names: Iterable[str]) -> list[T]:

@@ -11,6 +11,7 @@ import pytest
 from jobs.entry_point import Job, build_request
 from jobs.request import TrainingRecipeRequest
 from rayrec.cli import main as cli
+from rayrec.storage.location import local_path
 
 # Command, arguments, and the fields of the request that they make.
 COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
