@@ -42,7 +42,7 @@ def local_path(given: str | Path) -> Path:
             "AWS_SECRET_ACCESS_KEY, or what else the file system reads, in the environment"
         )
     segments = [segment for segment in parts.path.split("/") if segment]
-    if not parts.netloc or any(segment.startswith(".") for segment in segments):
+    if not parts.netloc or parts.fragment or any(segment.startswith(".") for segment in segments):
         raise ConfigError(f"{text}: names no folder; write it as {parts.scheme}://BUCKET/FOLDER, without names in dots")
     name = _encode(_joined(parts, segments))
     if len(name) > _LONGEST_NAME:

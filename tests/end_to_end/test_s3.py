@@ -1,5 +1,6 @@
 """The whole way by URIs, on moto's S3 server: what the local way gives, also after the machine was lost."""
 
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ import rayrec
 from rayrec.common.errors import UserError
 from rayrec.storage.location import local_path
 from rayrec.storage.staged import fetch
+from tests.builders import make_dataset
 from tests.end_to_end.conftest import (
     PROGRAM,
     RECIPE,
@@ -124,6 +126,40 @@ def test_the_whole_way(
     with served(ray_cluster, f"s3://bucket/model?endpoint_override={endpoint}&scheme=http") as address:
         answer = post(f"{address}/model:predict", {"instances": rows})
     np.testing.assert_allclose(np.array(answer["predictions"], np.float32), direct, atol=1e-6, rtol=0)
+
+
+@pytest.mark.minutes
+def test_a_sweep_goes_on_on_another_machine(
+    bucket: fs.SubTreeFileSystem, new_machine: Callable[[str], None], ray_cluster: str, tmp_path: Path
+) -> None:
+    made = make_dataset(tmp_path / "data", {"train": 6_000, "validation": 800, "test": 100}, numeric=13, categorical=26)
+    for path in made.folder.rglob("*.*"):
+        with bucket.open_output_stream(f"data/{path.relative_to(made.folder)}") as sink:
+            sink.write(path.read_bytes())
+
+    def finished() -> dict[str, str]:
+        """trial.json of those that are over, by path."""
+        found = bucket.get_file_info(fs.FileSelector("sweep/trials", allow_not_found=True, recursive=True))
+        texts = {info.path: text(info.path) for info in found if info.base_name == "trial.json"}
+        return {path: content for path, content in texts.items() if json.loads(content)["state"] == "finished"}
+
+    def text(path: str) -> str:
+        with bucket.open_input_file(path) as file:
+            return file.read().decode()
+
+    new_machine("one")
+    command = ["tune", RECIPE, "--data", "s3://bucket/data", "--output", "s3://bucket/sweep", "--trials", "3",
+               "--search", "random", "--workers", "1", "--concurrent", "1"]  # fmt: skip
+    killed_when(lambda: bool(finished()) and has(bucket, "sweep/tune-state/tuner.pkl"), ray_cluster, command)
+    before = finished()
+    assert len(before) < 3, "it was killed too late"
+    shutil.rmtree(tmp_path / "one")
+
+    new_machine("two")
+    done = run_rayrec(ray_cluster, *command, "--resume")
+    assert done.code == 0, done.err
+    assert before.items() <= finished().items()
+    assert len(text("sweep/trials.csv").splitlines()) == 4
 
 
 UNUSABLE: dict[str, tuple[str, str]] = {

@@ -18,6 +18,7 @@ from rayrec.storage.location import local_path, location, resolve, shown, stagin
 from rayrec.storage.outputs import is_output
 from rayrec.storage.staged import fetch, mirrored
 from rayrec.storage.transfer import Upload
+from serve.staged_models import StagedModels
 
 URI = "s3://bucket/exp/run"
 
@@ -94,6 +95,7 @@ def test_other_paths_are_left_as_they_are(tmp_path: Path) -> None:
 
 BAD_URIS: dict[str, tuple[str, str]] = {
     "no folder": ("s3:///run", "names no folder"),
+    "fragment": ("s3://bucket/run#1", "names no folder"),
     "hidden": ("s3://bucket/.run", "without names in dots"),
     "leaves the bucket": ("s3://bucket/../other", "without names in dots"),
     "password": ("s3://user:secret@bucket/run", "a URI with a password"),
@@ -404,3 +406,18 @@ def test_one_process_writes_and_readers_see_what_it_wrote(bucket: Path) -> None:
 
     mirror(work)
     assert tree(bucket / "exp" / "run") == {"a": "1"}
+
+
+def test_a_server_looks_for_new_versions_now_and_then(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = local_path("s3://bucket/models")
+    served = StagedModels([models, bucket])
+    write(bucket / "models", {"1/schema.json": "{}"})
+    served.refresh()
+    write(bucket / "models", {"2/schema.json": "{}"})
+    shutil.rmtree(bucket / "models" / "1")
+    served.refresh()
+    assert [path.name for path in models.iterdir()] == ["1"]
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 31)
+    served.refresh()
+    assert [path.name for path in models.iterdir()] == ["2"]
