@@ -150,7 +150,7 @@ def test_a_sweep_goes_on_on_another_machine(
     new_machine("one")
     command = ["tune", RECIPE, "--data", "s3://bucket/data", "--output", "s3://bucket/sweep", "--trials", "3",
                "--search", "random", "--workers", "1", "--concurrent", "1"]  # fmt: skip
-    killed_when(lambda: bool(finished()) and has(bucket, "sweep/tune-state/tuner.pkl"), ray_cluster, command)
+    killed_when(lambda: bool(finished()) and has(bucket, "sweep/tune-state.zip"), ray_cluster, command)
     before = finished()
     assert len(before) < 3, "it was killed too late"
     shutil.rmtree(tmp_path / "one")

@@ -1,6 +1,7 @@
 """Tune's notes after a kill: whole, torn, or not begun."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -32,6 +33,18 @@ def test_torn_notes_are_replaced_by_the_kept_ones(torn: str, tmp_path: Path) -> 
     _note(tmp_path, SECOND, trials=3)
     (path,) = (tmp_path / STATE_FOLDER).glob(f"{torn}-{SECOND}.*")
     path.write_bytes(path.read_bytes()[:1])
+    keep(tmp_path)
+    assert can_be_restored(tmp_path)
+    assert _trials(tmp_path) == 2
+
+
+def test_notes_of_two_moments_are_replaced_and_never_kept(tmp_path: Path) -> None:
+    """Each file is whole; Tune was killed, or is, between two of them."""
+    _note(tmp_path, FIRST, trials=2)
+    keep(tmp_path)
+    _note(tmp_path, FIRST, trials=3)
+    for path in (tmp_path / STATE_FOLDER).glob("search*"):
+        os.utime(path, ns=(0, path.stat().st_mtime_ns - 2 * 10**9))
     keep(tmp_path)
     assert can_be_restored(tmp_path)
     assert _trials(tmp_path) == 2
