@@ -4,7 +4,6 @@ Nothing heavy is imported before a command is known, so that `rayrec --help` ans
 """
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -73,7 +72,7 @@ def _root(
 def demo(
     model: Annotated[str | None, typer.Argument(help="dlrm, dcnv2, neumf or wide_deep.", show_default="dlrm")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for all that the demo makes.", show_default="demo")
+        str | None, typer.Option(help="Folder for all that the demo makes.", metavar="FOLDER", show_default="demo")
     ] = None,
     rows: Annotated[int | None, typer.Option(help="Rows to generate.", show_default="100000")] = None,
     json: JsonOption = False,
@@ -303,13 +302,19 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="gRPC port; needs --host 0.0.0.0.", show_default="none")] = None,
     log_folder: Annotated[
-        Path | None, typer.Option(help="Folder for logs of JSON lines.", show_default="Ray Serve's logs")
+        str | None,
+        typer.Option(help="Folder for logs of JSON lines.", metavar="FOLDER", show_default="Ray Serve's logs"),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="Tokens, one a line.", show_default="those of RAYREC_SERVE_TOKENS, if any")
+        str | None,
+        typer.Option(help="Tokens, one a line.", metavar="FILE", show_default="those of RAYREC_SERVE_TOKENS, if any"),
     ] = None,
-    tls_certificate: Annotated[Path | None, typer.Option(help="PEM file, for HTTPS.", show_default=False)] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.", show_default=False)] = None,
+    tls_certificate: Annotated[
+        str | None, typer.Option(help="PEM file, for HTTPS.", metavar="FILE", show_default=False)
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option(help="PEM file of its key.", metavar="FILE", show_default=False)
+    ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:

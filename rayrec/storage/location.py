@@ -124,7 +124,7 @@ def _as_local(given: object) -> object:
 
 
 def _refuse_uri(given: object) -> object:
-    if is_uri(str(given)):
+    if is_uri(str(given)) or _COLLAPSED.match(str(given)):
         raise ConfigError("takes a path of this machine, not a URI")
     return given
 
