@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from rayrec.common.errors import UserError
@@ -56,7 +56,7 @@ def mirrored(path: Path, *, continues: bool, progress: Progress) -> Iterator[Non
                 yield
         except BaseException:
             try:
-                folder.finish(upload, SilentProgress())
+                folder.finish(upload, progress)
             except UserError as error:
                 logger.warning("%s; what was written is in %s", error, path)
             raise
@@ -87,7 +87,9 @@ class _StagedFolder:
     @contextmanager
     def owned(self) -> Iterator[None]:
         """Be the one process of this machine that writes the folder. Raises UserError where another one is."""
-        with locked(self._writer, self._uri):
+        with ExitStack() as stack:
+            with self._locked():  # in which others look whether somebody is
+                stack.enter_context(locked(self._writer, self._uri))
             yield
 
     def begin(self, continues: bool, progress: Progress) -> Upload:
@@ -112,7 +114,7 @@ class _StagedFolder:
         if not any(upload.pass_once(progress) for _ in range(_MOST_TRIES)):
             raise UserError(f"{self._uri}: files of {self._path} changed while they were sent")
         progress.finish()
-        self._unsent.unlink()
+        self._unsent.unlink(missing_ok=True)
 
     def _upload(self, remote: Remote, journal: Journal) -> Upload:
         return Upload(remote, self._path, journal, f"send to {self._uri}")
