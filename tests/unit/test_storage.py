@@ -368,7 +368,7 @@ def test_another_machine_goes_on_with_what_arrived(bucket: Path, store: Store, m
     seen: list[str] = []
 
     def go_on(run: Path) -> None:
-        seen.extend(sorted(path.name for path in (run / "checkpoints").glob("step-*")))
+        seen.extend(sorted(path.parent.name for path in run.glob("checkpoints/step-*/progress.json")))
         checkpoint(run, 3)
 
     mirror(go_on, continues=True)
