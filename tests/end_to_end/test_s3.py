@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,6 @@ from rayrec.storage.location import local_path
 from rayrec.storage.staged import fetch
 from tests.builders import make_dataset
 from tests.end_to_end.conftest import (
-    PROGRAM,
     RECIPE,
     Pipeline,
     environment,
@@ -59,10 +59,19 @@ def has(bucket: fs.FileSystem, path: str) -> bool:
     return bucket.get_file_info(path).type == fs.FileType.File
 
 
+# The program, which sends twice a second: training is over in seconds here, and the kill has to fall into it.
+IMPATIENT = """
+from rayrec.cli.main import main
+from rayrec.storage import staged
+staged._PASS_SECONDS = 0.5
+main()
+"""
+
+
 def killed_when(has_happened: Callable[[], bool], ray: str, arguments: list[str]) -> str:
     """Run a command and kill its process group as soon as something has happened; returns what it said."""
     process = subprocess.Popen(
-        [PROGRAM, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment(ray),
+        [sys.executable, "-c", IMPATIENT, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment(ray),
         start_new_session=True,
     )  # fmt: skip
     deadline = time.monotonic() + 300
