@@ -52,7 +52,7 @@ test: setup
 
 # Tests that take minutes each: a search and a cluster that lose processes and nodes.
 test-minutes: setup
-	$(BIN)/python -m pytest --durations=10 -m minutes tests/integration
+	$(BIN)/python -m pytest --durations=10 -m minutes tests/integration tests/end_to_end
 
 lint: setup
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ from jobs.generated import GENERATED
 from jobs.request import TrainingRecipeRequest
 from jobs.result import Result
 from rayrec.common.progress import Progress
+from rayrec.storage.location import Folder
 
 
 class BenchmarkRequest(TrainingRecipeRequest):
@@ -19,7 +20,7 @@ class BenchmarkRequest(TrainingRecipeRequest):
 
     what: Literal["train", "inference", "ingest", "preprocess"]
     """The part to measure."""
-    data: Path | None = None
+    data: Folder | None = None
     """Dataset folder; by default one is made from generated rows."""
     rows: PositiveInt = 200_000
     """Rows to generate where no dataset is given."""

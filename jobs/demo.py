@@ -19,6 +19,7 @@ from jobs.result import RESULT_FILE, Result
 from rayrec.common.errors import UserError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
+from rayrec.storage.location import LocalPath
 
 WORKERS = 2
 
@@ -36,7 +37,7 @@ class DemoRequest(Request):
     """What the demo makes, and where."""
 
     model: Literal["dlrm", "dcnv2", "neumf", "wide_deep"] = "dlrm"
-    output: Path = Path("demo")
+    output: LocalPath = Path("demo")
     """Folder for all that the demo makes; that of an earlier demo is replaced."""
     rows: PositiveInt = 100_000
     """Rows to generate."""

@@ -29,10 +29,12 @@ from pydantic.fields import FieldInfo
 
 from jobs.request import Request
 from jobs.result import Result
+from jobs.staging import staged
 from rayrec.common.console import console_progress, log_to_stderr
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.config.recipe import describe_validation_error
+from rayrec.storage.location import location
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 _LONGEST_LINE = 300
@@ -44,7 +46,7 @@ RequestT = TypeVar("RequestT", bound=Request)
 def describe_result(result: Result) -> str:
     """The outcome in a line, and a line for each evaluated split."""
     rows = f", {result.rows:,} rows" if result.rows is not None else ""
-    output = f" -> {result.output}" if result.output is not None else ""
+    output = f" -> {location(result.output)}" if result.output is not None else ""
     lines = [f"{result.command}: {result.status} in {result.seconds:.1f} s{rows}{output}"]
     for split, metrics in result.metrics.items():
         values = "  ".join(f"{name} {'-' if value is None else f'{value:.6g}'}" for name, value in metrics.items())
@@ -78,10 +80,15 @@ def build_request(request: type[RequestT], values: Mapping[str, Any]) -> Request
 def execute(job: Job[RequestT], request: RequestT, progress: Progress) -> Result:
     """Run the job and write `result.json` into its output folder, also where it fails; errors go on to the caller.
 
-    A failure is not written into a folder that had content before (the output of an earlier command stays intact),
-    unless the request resumes what is there.
+    Folders given as URIs are staged for its time. A failure is not written into a folder that had content before (the
+    output of an earlier command stays intact), unless the request resumes what is there.
     """
     request.check()
+    with staged(request, progress):
+        return _execute(job, request, progress)
+
+
+def _execute(job: Job[RequestT], request: RequestT, progress: Progress) -> Result:
     folder: Path | None = getattr(request, "output", None)
     ours = folder is not None and (_is_empty(folder) or getattr(request, "resume", False))
     started = time.perf_counter()
@@ -181,7 +188,7 @@ def as_arguments(request: Request) -> list[str]:
         elif isinstance(value, tuple):
             arguments += [f"{option}={item}" for item in value]
         elif value is not None:
-            arguments.append(f"{option}={value}")
+            arguments.append(f"{option}={location(value) if isinstance(value, Path) else value}")
     return arguments
 
 

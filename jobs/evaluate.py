@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import PositiveInt
@@ -11,6 +10,7 @@ from jobs.entry_point import Job, main
 from jobs.request import Request
 from jobs.result import Result
 from rayrec.common.progress import Progress
+from rayrec.storage.location import Folder
 
 if TYPE_CHECKING:
     from rayrec.training.parallel_model import ParallelModel
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class EvaluateRequest(Request):
     """Compute exact metrics over a split."""
 
-    source: Path
+    source: Folder
     """Run folder or model folder."""
-    data: Path
+    data: Folder
     """Dataset folder."""
     split: str = "test"
     """Split to evaluate on."""

@@ -14,6 +14,7 @@ from jobs.result import Result
 from rayrec.common.errors import UserError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress, SilentProgress
+from rayrec.storage.location import Folder
 
 if TYPE_CHECKING:
     from rayrec.inference.mapped_table import TablePrecision
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 class ExportRequest(Request):
     """Write the model folder that serve and predict read."""
 
-    run: Path
+    run: Folder
     """Run folder, the output of `train`."""
-    output: Path
+    output: Folder
     """Model folder to write."""
     checkpoint: str = "best"
     """`best` (the latest where none was evaluated), `latest`, or the step of a checkpoint."""
@@ -63,9 +64,11 @@ def export_run(
 ) -> Exported:
     """Export a checkpoint of a run to `output`."""
     from rayrec.ingest.dataset import Dataset
+    from rayrec.storage.staged import fetch
     from rayrec.training.run_folder import RunFolder
 
     run = RunFolder.open(run_folder)
+    fetch(run.dataset_folder, progress)
     dataset = Dataset.open(run.dataset_folder)
     folder = run.checkpoint(checkpoint)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.

@@ -1,6 +1,5 @@
 """`rayrec generate`: raw data with the real layout, drawn from a known truth."""
 
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import NonNegativeInt, PositiveInt, ValidationInfo, field_validator
@@ -9,6 +8,7 @@ from jobs.entry_point import Job, main
 from jobs.request import Request
 from jobs.result import Result
 from rayrec.common.progress import Progress
+from rayrec.storage.location import Folder
 
 
 class GenerateRequest(Request):
@@ -16,7 +16,7 @@ class GenerateRequest(Request):
 
     source: Literal["criteo", "movielens", "outbrain"]
     rows: PositiveInt
-    output: Path
+    output: Folder
     """New folder: the data; for criteo also truth.json with the best reachable AUC, for outbrain with the best MAP."""
     seed: NonNegativeInt = 0
     days: PositiveInt | None = None

@@ -67,8 +67,10 @@ def _open(folder: Path) -> "ModelFolder | CheckpointWeights":
     from rayrec.inference.checkpoint_weights import CheckpointWeights
     from rayrec.inference.layout import is_model_folder
     from rayrec.inference.model_folder import ModelFolder
+    from rayrec.storage.staged import fetch
     from rayrec.training.run_folder import RunFolder
 
+    fetch(folder)
     if is_model_folder(folder):
         return ModelFolder.open(folder)
     run = RunFolder.open(folder)

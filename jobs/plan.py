@@ -3,7 +3,6 @@
 `python -m jobs.plan --recipe NAME --data FOLDER --workers N [--hardware h200]`
 """
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import PositiveInt
@@ -13,6 +12,7 @@ from jobs.request import RecipeRequest
 from jobs.result import Result
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
+from rayrec.storage.location import Folder
 from rayrec.training.hardware import AcceleratorName
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class PlanRequest(RecipeRequest):
     """Show where every embedding table would lie."""
 
-    data: Path
+    data: Folder
     """Dataset folder, whose schema has the tables' sizes."""
     workers: PositiveInt = 1
     """Workers to plan for."""

@@ -4,6 +4,7 @@ With `--top-k K` instead of an input: the best items of every user, of a model o
 With `--submission`: also Kaggle's file of the ads of each display, the likeliest first.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -16,16 +17,17 @@ from jobs.result import Result
 from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
+from rayrec.storage.location import Folder, local_path
 
 
 class PredictRequest(Request):
     """Score a dataset's split, or raw rows, or recommend to every user."""
 
-    model: Path
+    model: Folder
     """Model folder or run folder."""
     input: str | None = None
     """Dataset folder; with `raw`, a file, folder, glob or URI of raw rows."""
-    output: Path
+    output: Folder
     """Folder to write: `scores/`, and `rejected/` where raw rows could not be used; or `recommendations/`."""
     raw: bool = False
     """The input is raw rows."""
@@ -44,6 +46,17 @@ class PredictRequest(Request):
                 "--submission is of displays, which raw rows do not tell; give a dataset folder without --raw"
             )
 
+    @property
+    def dataset(self) -> Path:
+        """The dataset folder, where the input is one."""
+        assert self.input is not None and not self.raw
+        return local_path(self.input)
+
+    def reads(self) -> Iterator[Path]:
+        yield from super().reads()
+        if self.input is not None and not self.raw:
+            yield self.dataset
+
     def with_absolute_paths(self) -> Self:
         changed = {"input": None if self.input is None else absolute_path(self.input)}
         return super().with_absolute_paths().model_copy(update=changed)
@@ -58,7 +71,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
         return _recommend(request, request.top_k, progress)
     assert request.input is not None, "the request was checked"
     split = request.split or ("submission" if request.submission else "test")
-    if not request.raw and not (Path(request.input) / MANIFEST_FILE).is_file():
+    if not request.raw and not (request.dataset / MANIFEST_FILE).is_file():
         raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from cluster.ray_session import ray_session
@@ -71,7 +84,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
             with ray_session():
                 counts = predict_raw(model, model.recipe.source, [request.input], request.output, progress)
         else:
-            dataset = Dataset.open(request.input)
+            dataset = Dataset.open(request.dataset)
             dataset.split(split)
             with ray_session():
                 counts = predict_dataset(model, dataset, split, request.output, progress, submission=request.submission)

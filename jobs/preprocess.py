@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Self
 
 from pydantic import Field
@@ -11,6 +10,7 @@ from jobs.entry_point import Job, main
 from jobs.request import RecipeRequest, absolute_path
 from jobs.result import Result
 from rayrec.common.progress import Progress
+from rayrec.storage.location import Folder
 
 _NAMED = re.compile(r"(?P<split>[A-Za-z_]\w*)=(?P<path>.+)", re.DOTALL)
 
@@ -20,7 +20,7 @@ class PreprocessRequest(RecipeRequest):
 
     input: tuple[str, ...] = Field(min_length=1)
     """Raw files, folders, globs or URIs; each SPLIT=PATH where preprocess.split.kind is files."""
-    output: Path
+    output: Folder
     """Dataset folder to write."""
 
     def with_absolute_paths(self) -> Self:

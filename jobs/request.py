@@ -20,6 +20,15 @@ class Request(Config):
     def check(self) -> None:
         """Raise ConfigError for whatever can be told to be wrong without the data."""
 
+    def reads(self) -> Iterator[Path]:
+        """The folders that the command reads, some of which may be staged ones of URIs."""
+        yield from (value for name, value in self if isinstance(value, Path) and name != "output")
+
+    @property
+    def continues(self) -> bool:
+        """Whether the command goes on with what is in its `output`."""
+        return bool(getattr(self, "resume", False))
+
     def with_absolute_paths(self) -> Self:
         """The same request for a process that runs in another folder of a machine with the same storage."""
         changed = {name: _absolute(value) for name, value in self if name not in self.small_files}
@@ -84,7 +93,7 @@ class TrainingRecipeRequest(RecipeRequest):
 
 
 def absolute_path(text: str) -> str:
-    """A path that may be a URI, as it reads from any folder."""
+    """Path of raw files that may be a URI, as it reads from any folder."""
     return text if is_uri(text) else str(Path(text).expanduser().absolute())
 
 

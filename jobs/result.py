@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from rayrec.common.files import write_atomically
 from rayrec.config import Config
+from rayrec.storage.location import Folder
 
 RESULT_FILE = "result.json"
 
@@ -19,7 +20,7 @@ class Result(Config):
     status: Literal["done", "failed", "interrupted"] = "done"
     seconds: float = 0.0
     """Wall-clock time of the command, without the start of the interpreter."""
-    output: Path | None = None
+    output: Folder | None = None
     """The folder (or file) that the command wrote; `result.json` is written into it where it is a folder."""
     rows: int | None = None
     """Rows that the command read or wrote, as its documentation says."""

@@ -16,6 +16,7 @@ from jobs.result import Result
 from jobs.stages import UNFINISHED_MODEL, stages_of
 from rayrec.common.files import locked, require_absent, write_json
 from rayrec.common.progress import Progress
+from rayrec.storage.location import Folder, location
 
 PIPELINE_FILE = "pipeline.json"
 _LOCK_FILE = ".lock"
@@ -27,8 +28,12 @@ _REMAINS_OF_DATASET = ".dataset.unfinished-*"
 class RunRequest(PreprocessRequest, TrainingRecipeRequest):
     """Preprocess, train, evaluate and export; a rerun continues where the last one stopped."""
 
-    output: Path
+    output: Folder
     """Folder of all stages: dataset/, run/, evaluation/, model/."""
+
+    @property
+    def continues(self) -> bool:
+        return True
 
 
 def run(request: RunRequest, progress: Progress) -> Result:
@@ -45,7 +50,7 @@ def run(request: RunRequest, progress: Progress) -> Result:
         first = finished.index(None) if None in finished else len(stages)
         results = [result for result in finished[:first] if result is not None]
         for stage in stages[:first]:
-            progress.message(f"{stage.name}: finished before, in {stage.folder}")
+            progress.message(f"{stage.name}: finished before, in {location(stage.folder)}")
             seconds[stage.name] = None
         if first < len(stages):
             from cluster.ray_session import ray_session
@@ -54,7 +59,7 @@ def run(request: RunRequest, progress: Progress) -> Result:
             with ray_session():
                 for stage in stages[first:]:
                     progress.finish()
-                    progress.message(f"\n{stage.name} -> {stage.folder}")
+                    progress.message(f"\n{stage.name} -> {location(stage.folder)}")
                     results.append(stage.run(progress))
                     progress.finish()
                     progress.message(describe_result(results[-1]))

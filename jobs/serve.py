@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from jobs.entry_point import Job, main
 from jobs.export import exported, is_run_folder
@@ -22,6 +22,7 @@ from jobs.request import Request
 from jobs.result import Result
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
+from rayrec.storage.location import LocalPath, location
 
 if TYPE_CHECKING:
     from serve.arguments import ServeArguments
@@ -33,21 +34,21 @@ _APPLICATION = "rayrec"
 class ServeRequest(Request):
     """Serve models over HTTP."""
 
-    model: tuple[Path, ...] = Field(min_length=1)
-    """Model folders, folders of the versions of a model or of several models, or run folders; a model's name is its
-    folder's, or given as NAME=FOLDER."""
+    model: tuple[Annotated[str, BeforeValidator(str)], ...] = Field(min_length=1)
+    """Model folders, folders of the versions of a model or of several models, or run folders, or URIs of these; a
+    model's name is its folder's, or given as NAME=FOLDER."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 listens on all of the machine's."""
     port: int = Field(8000, ge=1, le=65_535)
     grpc_port: int | None = Field(None, ge=1, le=65_535)
     """Port of the Open Inference Protocol over gRPC, which listens on all of the machine's addresses; none: no gRPC."""
-    log_folder: Path | None = None
+    log_folder: LocalPath | None = None
     """Where each replica writes logs of JSON lines: requests, and comparisons with a shadow."""
-    token_file: Path | None = None
+    token_file: LocalPath | None = None
     """Tokens, one a line, of which each request must have one; else those of the variable RAYREC_SERVE_TOKENS."""
-    tls_certificate: Path | None = None
+    tls_certificate: LocalPath | None = None
     """Certificate chain (PEM), for HTTPS; with `tls_key`."""
-    tls_key: Path | None = None
+    tls_key: LocalPath | None = None
     """Its private key (PEM)."""
 
     @field_validator("token_file", "tls_certificate", "tls_key")
@@ -86,10 +87,14 @@ class ServeRequest(Request):
         """Absolute folders by model name. Raises ConfigError."""
         from serve.arguments import named_folders
 
-        return named_folders([str(model) for model in self.model])
+        return named_folders(self.model)
+
+    def reads(self) -> Iterator[Path]:
+        yield from super().reads()
+        yield from self.folders().values()
 
     def with_absolute_paths(self) -> Self:
-        models = tuple(Path(f"{name}={folder}") for name, folder in self.folders().items())
+        models = tuple(f"{name}={location(folder)}" for name, folder in self.folders().items())
         return super().with_absolute_paths().model_copy(update={"model": models})
 
 

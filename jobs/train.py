@@ -9,6 +9,7 @@ from jobs.request import TrainingRecipeRequest
 from jobs.result import Result
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
+from rayrec.storage.location import Folder
 
 if TYPE_CHECKING:
     from rayrec.config import Recipe
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 class TrainRequest(TrainingRecipeRequest):
     """Train a model."""
 
-    data: Path
+    data: Folder
     """Dataset folder, the output of `preprocess`."""
-    output: Path
+    output: Folder
     """Run folder to write."""
     resume: bool = False
     """Continue the run in `output` from its latest checkpoint."""

@@ -13,6 +13,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.files import write_atomically
 from rayrec.common.progress import Progress
 from rayrec.config import Recipe, RecipeContent, dump_recipe
+from rayrec.storage.location import Folder, location
 from tune.check import check_space, require_decisions, searchable_space, trial_recipe
 from tune.settings import Scheduler, Search, SweepSettings
 from tune.space import Space, load_space
@@ -30,9 +31,9 @@ class TuneRequest(TrainingRecipeRequest):
 
     small_files: ClassVar[tuple[str, ...]] = ("recipe", "space")
 
-    data: Path
+    data: Folder
     """Dataset folder, the output of `preprocess`; all trials read it."""
-    output: Path
+    output: Folder
     """Folder to write."""
     trials: PositiveInt
     """Trials to run."""
@@ -134,9 +135,10 @@ def describe(result: Result) -> str:
     """The best trials as a table, and where the best recipe is."""
     trials: list[dict[str, Any]] = result.details["trials"]
     more = f"\n... {len(trials) - _SHOWN_TRIALS} more in {TRIALS_FILE}" if len(trials) > _SHOWN_TRIALS else ""
+    output = location(result.output) if result.output is not None else ""
     return (
         f"{text_table(trials[:_SHOWN_TRIALS])}{more}\n\n"
-        f"tune: {result.status} in {result.seconds:.1f} s, {len(trials)} trials -> {result.output}\n"
+        f"tune: {result.status} in {result.seconds:.1f} s, {len(trials)} trials -> {output}\n"
         f"  rayrec train {result.details['best']} --data ... --output ..."
     )
 

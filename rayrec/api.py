@@ -8,14 +8,15 @@
     rayrec.export("run", "model")
     rayrec.load_model("model").predict([{"I1": 3, "C1": "68fd1e64"}])
 
-Every function validates the same request as its command, writes the same files and returns the command's `Result`.
-Errors that the user can fix are `rayrec.common.errors.UserError` (a ValueError), in one line.
+A folder may be given by its URI (s3://bucket/run), as text. Every function validates the same request as its command,
+writes the same files and returns the command's `Result`. Errors that the user can fix are
+`rayrec.common.errors.UserError` (a ValueError), in one line.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -247,21 +248,31 @@ def load_model(folder: AnyPath) -> "Predictor":
     """The predictor of a model folder, on CPU: `predict(rows)` takes raw features and gives probabilities."""
     from rayrec.inference.predictor import load_model
 
-    return load_model(Path(folder))
+    return load_model(_fetched(folder))
 
 
 def load_recommender(folder: AnyPath) -> "Recommender":
     """The recommender of a model folder of users and items: `recommend(user, k)` gives the best new items."""
     from rayrec.inference.recommender import load_recommender
 
-    return load_recommender(Path(folder))
+    return load_recommender(_fetched(folder))
 
 
 def load_ranker(folder: AnyPath) -> "Ranker":
     """The ranker of a model folder of displays: `rank(context, ads, k)` gives the ads by descending score."""
     from rayrec.inference.ranker import load_ranker
 
-    return load_ranker(Path(folder))
+    return load_ranker(_fetched(folder))
+
+
+def _fetched(folder: AnyPath) -> Path:
+    """The local folder of a model, of which a URI may have been given."""
+    from rayrec.storage.location import local_path
+    from rayrec.storage.staged import fetch
+
+    path = local_path(fspath(folder))
+    fetch(path)
+    return path
 
 
 def _run(command: str, show_progress: bool, **values: Any) -> "Result":

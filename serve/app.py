@@ -28,6 +28,7 @@ from serve.repository import scan
 from serve.request_log import RequestLog
 from serve.served_models import ServedModels
 from serve.served_version import ServedVersion
+from serve.staged_models import StagedModels
 from serve.tokens import read_tokens
 from serve.updates import Updates, poll_forever
 
@@ -61,6 +62,7 @@ def build(args: ServeArguments) -> Application:
 
 def settings_of(args: ServeArguments) -> ServeConfig:
     """The settings given, else those of the first model's recipe. Raises UserError where a folder holds no model."""
+    StagedModels(args.model.values()).refresh()
     first = next(iter(scan(args.model).values()))
     return args.settings(ModelFolder.open(next(iter(first.versions.values()))).recipe.serve)
 

@@ -7,12 +7,13 @@ from pydantic import Field, field_validator
 
 from rayrec.common.errors import ConfigError
 from rayrec.config import ServeConfig
+from rayrec.storage.location import Folder, local_path
 
 
 class ServeArguments(ServeConfig):
     """What `serve.app:build` takes. Settings not given come from the `serve` section of the first model's config."""
 
-    model: dict[str, Path] = Field(min_length=1)
+    model: dict[str, Folder] = Field(min_length=1)
     """Folders by name: of a model, of the versions of one, or of several models (see `serve.repository`). Also read
     from text: `FOLDER`, whose name becomes the model's, or `NAME=FOLDER`, several separated by commas."""
 
@@ -34,15 +35,18 @@ class ServeArguments(ServeConfig):
 
 
 def named_folders(arguments: Sequence[str]) -> dict[str, Path]:
-    """Folders by name, from `NAME=FOLDER` or `FOLDER`. Raises ConfigError on a name that is used twice or unfit."""
+    """Folders by name, from `NAME=FOLDER` or `FOLDER`, which may be URIs.
+
+    Raises ConfigError on a name that is used twice or unfit.
+    """
     folders: dict[str, Path] = {}
     for argument in arguments:
         name, separator, folder = argument.partition("=")
         if not separator or "/" in name:
-            name, folder = Path(argument).absolute().name, argument
+            name, folder = local_path(argument).absolute().name, argument
         if not name or any(character in name for character in "/:?#%"):
             raise ConfigError(f"model '{argument}': '{name}' cannot stand in a URL; give NAME=FOLDER with a plain name")
         if name in folders:
             raise ConfigError(f"model '{argument}': the name '{name}' is used twice; give NAME=FOLDER")
-        folders[name] = Path(folder).absolute()
+        folders[name] = local_path(folder).absolute()
     return folders

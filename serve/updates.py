@@ -18,6 +18,7 @@ from serve.repository import TRAFFIC_FILE, ModelSource, Traffic, fingerprint, sc
 from serve.served_models import ServedModel, ServedModels
 from serve.served_version import ServedVersion
 from serve.shadow import Shadow
+from serve.staged_models import StagedModels
 
 logger = logging.getLogger("ray.serve.rayrec")
 
@@ -30,6 +31,7 @@ class Updates:
 
     def __init__(self, folders: Mapping[str, Path], load: Load, models: ServedModels, shadow_log: JsonLog) -> None:
         self._folders = folders
+        self._staged = StagedModels(folders.values())
         self._load = load
         self._models = models
         self._shadow_log = shadow_log
@@ -40,6 +42,7 @@ class Updates:
 
     def load_all(self) -> None:
         """Load what is to be served at the start. Raises UserError where a model has no version that loads."""
+        self._staged.refresh()
         models = {name: self._model(name, source, settle=False) for name, source in scan(self._folders).items()}
         for name, model in models.items():
             if not model.weights:
@@ -50,6 +53,7 @@ class Updates:
     def poll(self) -> None:
         """Look for changes once; what cannot be read leaves everything as it is."""
         try:
+            self._staged.refresh()
             sources = scan(self._folders)
         except (UserError, OSError) as error:
             logger.warning("the models stay as they are: %s", error)

@@ -1,71 +1,104 @@
 """Ray Tune's notes on a sweep: which trials there are, and what the searcher knows.
 
-Tune writes over them in place, every other second. A kill may tear one, and without them the trials' results have no
-sweep: so a whole copy of all is kept beside them.
+Tune writes over them in place, file by file, every other second. A kill may tear one, or leave files of two moments,
+after which Tune waits for ever for a trial that has ended; and without them the trials' results have no sweep. So a
+copy of one moment is kept beside them, as one file: on another machine it is all that there is.
 """
 
+import io
 import json
 import shutil
+import time
+import zipfile
 from pathlib import Path
 
+from rayrec.common.files import write_atomically
+
 STATE_FOLDER = ".tune"
-_KEPT_FOLDER = ".tune-kept"
+_KEPT_FILE = "tune-state.zip"
 # The last two are pickles, whatever they are called.
-_FILES = ("experiment_state-*.json", "searcher-state-*.pkl", "search_gen_state-*.json")
+_NOTES = ("experiment_state-*.json", "searcher-state-*.pkl", "search_gen_state-*.json")
+_TUNER = "tuner.pkl"
+"""What Tune was asked, written once."""
 _END_OF_PICKLE = b"."
+_QUIET_SECONDS = 0.2
+_ONE_WRITE_SECONDS = 1.0
+"""Within which Tune writes all its notes; the write before was earlier."""
 
 
 def can_be_restored(sweep: Path) -> bool:
-    """Whether Tune can go on from its notes, after the kept ones were put in place of torn ones.
+    """Whether Tune can go on from its notes, after the kept ones were put in place of torn or missing ones.
 
     Not where it was killed before it noted a trial.
     """
-    state, kept = sweep / STATE_FOLDER, sweep / _KEPT_FOLDER
-    if _is_whole(state):
+    state, kept = sweep / STATE_FOLDER, sweep / _KEPT_FILE
+    whole = _is_whole(_contents(state))
+    if whole and _is_of_one_moment(state):
         return True
-    if not _is_whole(kept):
-        return False
+    if not kept.exists():
+        return whole
     for path in _files(state):
         path.unlink()
-    _copy(kept, state)
+    with zipfile.ZipFile(kept) as archive:
+        archive.extractall(state)
     return True
 
 
 def keep(sweep: Path) -> None:
-    """Copy the notes, unless one is being written just now."""
-    state, kept = sweep / STATE_FOLDER, sweep / _KEPT_FOLDER
-    unfinished = kept.with_name(f"{_KEPT_FOLDER}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    _copy(state, unfinished)
-    if _is_whole(unfinished):
-        shutil.rmtree(kept, ignore_errors=True)
-        unfinished.rename(kept)
+    """Copy the notes, unless some are being written just now."""
+    state = sweep / STATE_FOLDER
+    before = _states(state)
+    contents = _contents(state)
+    if not _is_whole(contents) or not _is_of_one_moment(state):
+        return
+    time.sleep(_QUIET_SECONDS)
+    if _states(state) != before:
+        return
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    write_atomically(sweep / _KEPT_FILE, packed.getvalue())
 
 
 def forget(sweep: Path) -> None:
     """Remove all notes."""
-    for name in (STATE_FOLDER, _KEPT_FOLDER):
-        shutil.rmtree(sweep / name, ignore_errors=True)
+    shutil.rmtree(sweep / STATE_FOLDER, ignore_errors=True)
+    (sweep / _KEPT_FILE).unlink(missing_ok=True)
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for pattern in _FILES for path in folder.glob(pattern)]
+    return [path for pattern in (*_NOTES, _TUNER) for path in folder.glob(pattern)]
 
 
-def _copy(source: Path, target: Path) -> None:
-    for path in _files(source):
-        shutil.copyfile(path, target / path.name)
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in _files(folder)}
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether the newest notes of a folder are there, with a trial, to their last byte."""
-    newest = [max(folder.glob(pattern), default=None) for pattern in _FILES]
-    experiment, *pickles = newest
-    if experiment is None:
+def _states(folder: Path) -> dict[str, tuple[int, int]]:
+    return {path.name: ((status := path.stat()).st_size, status.st_mtime_ns) for path in _files(folder)}
+
+
+def _newest(names: list[str]) -> list[str]:
+    """The last note of each kind; their names have the time at which Tune began."""
+    newest = (max((name for name in names if Path(name).match(pattern)), default=None) for pattern in _NOTES)
+    return [name for name in newest if name is not None]
+
+
+def _is_whole(contents: dict[str, bytes]) -> bool:
+    """Whether the newest notes are there, with a trial, to their last byte."""
+    newest = _newest(list(contents))
+    if not newest or not Path(newest[0]).match(_NOTES[0]):
         return False
+    experiment, *pickles = (contents[name] for name in newest)
     try:
-        has_trials = bool(json.loads(experiment.read_text())["trial_data"])
+        has_trials = bool(json.loads(experiment)["trial_data"])
     except ValueError:
         return False
-    return has_trials and all(path is None or path.read_bytes().endswith(_END_OF_PICKLE) for path in pickles)
+    return has_trials and all(content.endswith(_END_OF_PICKLE) for content in pickles)
+
+
+def _is_of_one_moment(folder: Path) -> bool:
+    states = _states(folder)
+    times = [states[name][1] for name in _newest(list(states))]
+    return max(times) - min(times) < _ONE_WRITE_SECONDS * 1e9

@@ -4,13 +4,13 @@ Nothing heavy is imported before a command is known, so that `rayrec --help` ans
 """
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rayrec.cli.cluster import jobs, submit
 from rayrec.cli.options import (
+    FOLDER,
     DataOption,
     DebugOption,
     DeviceOption,
@@ -72,7 +72,7 @@ def _root(
 def demo(
     model: Annotated[str | None, typer.Argument(help="dlrm, dcnv2, neumf or wide_deep.", show_default="dlrm")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for all that the demo makes.", show_default="demo")
+        str | None, typer.Option(help="Folder for all that the demo makes.", metavar="FOLDER", show_default="demo")
     ] = None,
     rows: Annotated[int | None, typer.Option(help="Rows to generate.", show_default="100000")] = None,
     json: JsonOption = False,
@@ -132,7 +132,7 @@ def preprocess(
 def train(
     recipe: RecipeArgument,
     data: DataOption,
-    output: Annotated[Path, typer.Option(help="Run folder; must not exist, unless with --resume.")],
+    output: Annotated[str, typer.Option(help="Run folder; must not exist, unless with --resume.", metavar=FOLDER)],
     workers: TrainingWorkersOption = None,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
@@ -152,7 +152,9 @@ def train(
 def run(
     recipe: RecipeArgument,
     input: RawInputOption,
-    output: Annotated[Path, typer.Option(help="Folder of all stages; that of an earlier attempt is continued.")],
+    output: Annotated[
+        str, typer.Option(help="Folder of all stages; that of an earlier attempt is continued.", metavar=FOLDER)
+    ],
     workers: TrainingWorkersOption = None,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
@@ -169,7 +171,7 @@ def run(
 
 @app.command()
 def evaluate(
-    source: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="Run folder or model folder.")],
+    source: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="Run folder or model folder, or its URI.")],
     data: DataOption,
     split: Annotated[str | None, typer.Option(help="Split of the dataset.", show_default="test")] = None,
     checkpoint: Annotated[
@@ -189,11 +191,11 @@ def evaluate(
 
 @app.command()
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="Run folder or model folder.")],
+    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="Run folder or model folder, or its URI.")],
     output: NewOutputOption,
     input: Annotated[
         str | None,
-        typer.Option(help="Dataset folder; with --raw, raw rows (file, folder, glob or URI).", show_default=False),
+        typer.Option(help="Dataset folder or URI; with --raw, raw rows (also a file or glob).", show_default=False),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="The input is raw rows, not a dataset folder.")] = False,
     split: Annotated[
@@ -217,7 +219,7 @@ def predict(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    run: Annotated[str, typer.Argument(help="Run folder, or its URI.")],
     output: NewOutputOption,
     checkpoint: Annotated[str | None, typer.Option(help="best, latest, or a step.", show_default="best")] = None,
     tables: Annotated[
@@ -234,7 +236,9 @@ def export(
 def tune(
     recipe: RecipeArgument,
     data: DataOption,
-    output: Annotated[Path, typer.Option(help="Folder of the sweep; must not exist, unless with --resume.")],
+    output: Annotated[
+        str, typer.Option(help="Folder of the sweep; must not exist, unless with --resume.", metavar=FOLDER)
+    ],
     trials: Annotated[int, typer.Option(help="Trials to run.")],
     space: Annotated[
         str | None, typer.Option(help="Search space, a YAML file.", show_default="that of the kind of model")
@@ -291,19 +295,26 @@ def plan(
 @app.command()
 def serve(
     model: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Folders of models, versions or runs; or NAME=FOLDER.")
+        list[str],
+        typer.Argument(metavar="MODEL...", help="Folders (or URIs) of models, versions, runs; or NAME=FOLDER."),
     ],
     port: Annotated[int | None, typer.Option(help="HTTP port.", show_default="8000")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="gRPC port; needs --host 0.0.0.0.", show_default="none")] = None,
     log_folder: Annotated[
-        Path | None, typer.Option(help="Folder for logs of JSON lines.", show_default="Ray Serve's logs")
+        str | None,
+        typer.Option(help="Folder for logs of JSON lines.", metavar="FOLDER", show_default="Ray Serve's logs"),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="Tokens, one a line.", show_default="those of RAYREC_SERVE_TOKENS, if any")
+        str | None,
+        typer.Option(help="Tokens, one a line.", metavar="FILE", show_default="those of RAYREC_SERVE_TOKENS, if any"),
     ] = None,
-    tls_certificate: Annotated[Path | None, typer.Option(help="PEM file, for HTTPS.", show_default=False)] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.", show_default=False)] = None,
+    tls_certificate: Annotated[
+        str | None, typer.Option(help="PEM file, for HTTPS.", metavar="FILE", show_default=False)
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option(help="PEM file of its key.", metavar="FILE", show_default=False)
+    ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -318,7 +329,9 @@ def serve(
 def benchmark(
     what: Annotated[str, typer.Argument(help="train, inference, ingest or preprocess.")],
     recipe: RecipeArgument,
-    data: Annotated[Path | None, typer.Option(help="Dataset folder.", show_default="made from generated rows")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Dataset folder.", metavar=FOLDER, show_default="made from generated rows")
+    ] = None,
     rows: Annotated[int | None, typer.Option(help="Rows to generate.", show_default="200000")] = None,
     warmup_steps: Annotated[int | None, typer.Option(help="Steps that are not counted.", show_default="20")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps that are.", show_default="100")] = None,

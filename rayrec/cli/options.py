@@ -1,6 +1,5 @@
 """The options that several commands share."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,11 +9,12 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override of the recipe; repeatable.", metavar="SECTION.KEY=VALUE"),
 ]
-DataOption = Annotated[Path, typer.Option(help="Dataset folder: the output of `rayrec preprocess`.")]
+FOLDER = "FOLDER|URI"
+DataOption = Annotated[str, typer.Option(help="Dataset folder: the output of `rayrec preprocess`.", metavar=FOLDER)]
 RawInputOption = Annotated[
     list[str], typer.Option(help="Raw file, folder, glob or URI; repeatable; SPLIT=PATH where files are splits.")
 ]
-NewOutputOption = Annotated[Path, typer.Option(help="Folder to write; must not exist.")]
+NewOutputOption = Annotated[str, typer.Option(help="Folder to write; must not exist.", metavar=FOLDER)]
 WorkersOption = Annotated[
     int | None, typer.Option(help="Worker processes (train.workers).", show_default="the recipe's")
 ]

@@ -114,7 +114,7 @@ def resumable_folder(path: Path, fingerprint: str) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(lock: Path, output: Path) -> Iterator[None]:
+def locked(lock: Path, output: Path | str) -> Iterator[None]:
     """Hold a lock file, which ends with the process if not before. Raises UserError where another process holds it."""
     while True:
         descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o644)

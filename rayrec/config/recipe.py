@@ -6,6 +6,7 @@ Precedence: the models' defaults, then the recipe's file, then `section.key=valu
 import contextlib
 import copy
 import difflib
+import re
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from rayrec.config.yaml_file import is_yaml_file, parse_mapping, read_text
 
 _TAGS = ("kind", "op")
 """Keys that tell apart the members of a union."""
+_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
+"""Of a URI: it must not be shown again."""
 
 
 class Recipe(Config):
@@ -167,7 +170,11 @@ def describe_validation_error(error: ValidationError, root: type[BaseModel]) -> 
     if first["type"] == "json_invalid":
         return "damaged, not whole JSON; make it again"
     message = first["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(first["input"], (dict, BaseModel)) else f" (got {first['input']!r})"
+    shown = (
+        ""
+        if isinstance(first["input"], (dict, BaseModel))
+        else f" (got {_PASSWORD.sub('://...@', repr(first['input']))})"
+    )
     return f"{location}: {message}{shown}{more}" if location else f"{message}{shown}{more}"
 
 

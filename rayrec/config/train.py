@@ -1,13 +1,13 @@
 """How a model is trained: data order, sharding, optimizers, precision, checkpoints."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rayrec.config.base import Config
 from rayrec.config.metric import MetricName, higher_is_better
+from rayrec.storage.location import Folder
 
 Sharding = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
 
@@ -198,9 +198,9 @@ class TrackingConfig(Config):
 class InitialWeightsConfig(Config):
     """Begin NeuMF from a trained GMF and a trained MLP (He et al. 2017, section 3.4.1)."""
 
-    gmf: Path
+    gmf: Folder
     """Run or model folder of a model of kind `neumf` with `parts: [gmf]`."""
-    mlp: Path
+    mlp: Folder
     """Run or model folder of one with `parts: [mlp]`."""
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of GMF in the output layer; MLP has the rest."""

@@ -15,6 +15,7 @@ from pyarrow import fs
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import is_uri
+from rayrec.storage.remote import open_filesystem, reason
 
 MAX_LINE_BYTES = 2**24
 _BLOCK_BYTES = 2**23
@@ -90,7 +91,7 @@ def list_inputs(paths: Iterable[str]) -> list[InputFile]:
 def _list(path: str) -> list[InputFile]:
     try:
         if is_uri(path):
-            filesystem, inner = fs.FileSystem.from_uri(path)
+            filesystem, inner = open_filesystem(path)
             prefix = path[: path.index("://") + 3] if not isinstance(filesystem, fs.LocalFileSystem) else ""
             infos = _expand(filesystem, inner)
         else:
@@ -109,7 +110,7 @@ def _list(path: str) -> list[InputFile]:
     except (OSError, pa.ArrowException, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); check --input") from None
+        raise UserError(f"{path}: cannot be read: {reason(str(error), 'check --input')}") from None
 
 
 def _expand(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:

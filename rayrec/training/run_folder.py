@@ -14,6 +14,7 @@ from rayrec.common.files import new_folder, write_atomically, write_json
 from rayrec.config import Recipe, dump_recipe, load_recipe
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+from rayrec.storage.location import location, resolve
 
 RUN_FILE = "run.json"
 CONFIG_FILE = "config.yaml"
@@ -67,7 +68,7 @@ class RunFolder:
             cls(unfinished)._describe(recipe)
             build_model(recipe.model, dataset.schema, device="meta").schema.save(unfinished)
             write_json(
-                unfinished / RUN_FILE, {"dataset": str(dataset.folder), "manifest": _fingerprint(dataset.folder)}
+                unfinished / RUN_FILE, {"dataset": location(dataset.folder), "manifest": _fingerprint(dataset.folder)}
             )
         return folder
 
@@ -128,7 +129,8 @@ class RunFolder:
 
     @property
     def dataset_folder(self) -> Path:
-        return Path(self._content()["dataset"])
+        """The dataset that the run was begun with; where a URI is, what is staged of it may be old."""
+        return resolve(self._content()["dataset"], self.path)
 
     def _describe(self, recipe: Recipe) -> None:
         write_atomically(self.path / CONFIG_FILE, dump_recipe(recipe))

@@ -79,6 +79,25 @@ USAGE = [
         "tables: Input should be 'fp32', 'fp16' or 'int8' (got 'int4')",
     ),
     BadInput(
+        "URI without a bucket",
+        "train dlrm-criteo-debug --data s3:///dataset --output run",
+        2,
+        "data: names no folder; write it as s3://BUCKET/FOLDER, without names in dots (got 's3:///dataset')",
+    ),
+    BadInput(
+        "URI with a password",
+        "train dlrm-criteo-debug --data s3://me:secret@bucket/dataset --output run",
+        2,
+        "data: a URI with a password would be written beside the results; set AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY, or what else the file system reads, in the environment (got 's3://...@bucket/dataset')",
+    ),
+    BadInput(
+        "URI where a file of this machine belongs",
+        "serve full --token-file s3://bucket/tokens",
+        2,
+        "token_file: takes a path of this machine, not a URI (got 's3://bucket/tokens')",
+    ),
+    BadInput(
         "job to stop not named",
         "jobs stop",
         2,
@@ -213,6 +232,20 @@ FILES = [
         "preprocess dlrm-criteo-debug --input good.tsv --output full",
         1,
         "full: already exists; give another --output, or remove it first",
+    ),
+    BadInput(
+        "URI of an unknown kind",
+        "train dlrm-criteo-debug --data foo://bucket/dataset --output run",
+        1,
+        "foo://bucket/dataset: cannot be opened: Unrecognized filesystem type in URI: foo://bucket/dataset; check the "
+        "URI",
+    ),
+    BadInput(
+        "store that does not answer",
+        'train dlrm-criteo-debug --data dataset --output "s3://bucket/run?endpoint_override=127.0.0.1:9&scheme=http"',
+        1,
+        "s3://bucket/run?endpoint_override=127.0.0.1:9&scheme=http: cannot be read: no answer; check AWS_ENDPOINT_URL "
+        "(or the URI's endpoint_override) and the network",
     ),
     BadInput(
         "run folder exists",

@@ -2,19 +2,29 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
+
+from rayrec.common.ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sys.executable).with_name("rayrec")
 RECIPE = "dlrm-criteo-debug"
+# Known to the shared Ray cluster too, as it starts after this: the test of S3 has a server that takes any.
+os.environ.setdefault("AWS_ACCESS_KEY_ID", "testing")
+os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "testing")
 
 
 @dataclass(frozen=True)
@@ -88,3 +98,55 @@ def pipeline(rayrec: Callable[..., Finished], tmp_path_factory: pytest.TempPathF
         ["export", "run", "--output", "model"],
     ]
     return run_pipeline(rayrec, folder, commands)
+
+
+def weights(model: Path) -> dict[str, bytes]:
+    """The bits of every tensor. Not those of the files, whose headers have their keys in any order."""
+    files = (model / "weights").rglob("*.safetensors")
+    return {f"{file.stem}/{name}": value.tobytes() for file in files for name, value in load_file(file).items()}
+
+
+@contextmanager
+def served(ray: str, model: str | Path) -> Iterator[str]:
+    """The address of the models of `rayrec serve MODEL`, which is interrupted at the end."""
+    port = free_port()
+    process = subprocess.Popen(
+        [PROGRAM, "serve", str(model), "--port", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(ray),
+    )
+    address = f"http://127.0.0.1:{port}/v1/models"
+    deadline = time.monotonic() + 300
+    while True:
+        try:
+            post(f"{address}/model:predict", {"instances": [{}]})
+            break
+        except OSError:
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline, "the server does not answer"
+            time.sleep(1)
+    yield address
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode in {0, 130}, err
+
+
+def post(address: str, body: Any) -> Any:
+    """Post `body` as JSON (a string as it stands); raises urllib's HTTPError on any status but 200."""
+    text = body if isinstance(body, str) else json.dumps(body)
+    request = urllib.request.Request(address, text.encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.loads(response.read())
+
+
+def raw_features(path: Path, rows: int) -> list[dict[str, Any]]:
+    """The first rows of a Criteo file as a client would send them: missing features left out."""
+    names = [f"I{i}" for i in range(1, 14)] + [f"C{i}" for i in range(1, 27)]
+    lines = path.read_text().splitlines()[:rows]
+    fields = [line.split("\t")[1:] for line in lines]
+    return [
+        {name: int(value) if name.startswith("I") else value for name, value in zip(names, row, strict=True) if value}
+        for row in fields
+    ]

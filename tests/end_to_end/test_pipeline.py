@@ -1,15 +1,9 @@
 """From generated logs to scores and answers, by the command line alone."""
 
 import json
-import signal
-import socket
-import subprocess
-import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,7 +12,7 @@ import pytest
 from rayrec import load_model
 from rayrec.ingest.dataset import Dataset
 from tests.end_to_end.bad_inputs import REQUESTS, BadRequest
-from tests.end_to_end.conftest import PROGRAM, Finished, Pipeline, environment
+from tests.end_to_end.conftest import Finished, Pipeline, post, raw_features, served
 
 Rayrec = Callable[..., Finished]
 
@@ -72,50 +66,9 @@ def test_a_finished_folder_is_not_overwritten(pipeline: Pipeline, rayrec: Rayrec
 
 @pytest.fixture(scope="module")
 def server(ray_cluster: str, pipeline: Pipeline) -> Iterator[str]:
-    """The address of `rayrec serve MODEL`, which is interrupted at the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [PROGRAM, "serve", pipeline.model, "--port", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(ray_cluster),
-    )
-    address = f"http://127.0.0.1:{port}/v1/models"
-    deadline = time.monotonic() + 300
-    while True:
-        try:
-            post(f"{address}/model:predict", {"instances": [{}]})
-            break
-        except OSError:
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline, "the server does not answer"
-            time.sleep(1)
-    yield address
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode in {0, 130}, err
-
-
-def post(address: str, body: Any) -> Any:
-    """Post `body` as JSON (a string as it stands); raises urllib's HTTPError on any status but 200."""
-    text = body if isinstance(body, str) else json.dumps(body)
-    request = urllib.request.Request(address, text.encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as response:
-        return json.loads(response.read())
-
-
-def raw_features(path: Path, rows: int) -> list[dict[str, Any]]:
-    """The first rows of a Criteo file as a client would send them: missing features left out."""
-    names = [f"I{i}" for i in range(1, 14)] + [f"C{i}" for i in range(1, 27)]
-    lines = path.read_text().splitlines()[:rows]
-    fields = [line.split("\t")[1:] for line in lines]
-    return [
-        {name: int(value) if name.startswith("I") else value for name, value in zip(names, row, strict=True) if value}
-        for row in fields
-    ]
+    """The address of `rayrec serve MODEL`."""
+    with served(ray_cluster, pipeline.model) as address:
+        yield address
 
 
 def test_http_batch_and_python_give_the_same_scores(

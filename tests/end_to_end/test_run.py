@@ -12,19 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
 
-from tests.end_to_end.conftest import PROGRAM, RECIPE, Finished, Pipeline, environment
+from tests.end_to_end.conftest import PROGRAM, RECIPE, Finished, Pipeline, environment, weights
 
 Rayrec = Callable[..., Finished]
 KILLED_IN = {"preprocess": 25.0, "train": 8.0, "evaluate": 6.0}
 """Stages, and within how many seconds of each the kill falls."""
-
-
-def _weights(model: Path) -> dict[str, bytes]:
-    """The bits of every tensor. Not those of the files, whose headers have their keys in any order."""
-    files = (model / "weights").rglob("*.safetensors")
-    return {f"{file.stem}/{name}": value.tobytes() for file in files for name, value in load_file(file).items()}
 
 
 def _killed_in(stage: str, after: float, ray: str, arguments: list[str | Path]) -> str:
@@ -63,7 +56,7 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_model(
     story = f"seed {seed}:\n" + "\n".join([*said, done.err])
     assert done.code == 0, story
     assert len(re.findall(r"^train -> ", story, re.MULTILINE)) >= 2, story
-    assert _weights(output / "model") == _weights(pipeline.model), story
+    assert weights(output / "model") == weights(pipeline.model), story
     evaluated = rayrec("evaluate", pipeline.run, "--data", pipeline.dataset, "--json").result
     assert done.result["metrics"] == evaluated["metrics"], story
     assert sorted(path.name for path in output.iterdir()) == [
@@ -129,5 +122,5 @@ def test_finished_stages_are_not_done_again(finished: Path, pipeline: Pipeline, 
     seconds = first.result["details"]["stages"]
     assert [name for name, spent in seconds.items() if spent is None] == ["preprocess", "train"]
     assert all(spent is None for spent in second.result["details"]["stages"].values())
-    assert _weights(finished / "model") == _weights(pipeline.model)
+    assert weights(finished / "model") == weights(pipeline.model)
     assert json.loads((finished / "evaluation" / "result.json").read_text())["metrics"] == first.result["metrics"]

@@ -11,6 +11,7 @@ import pytest
 from jobs.entry_point import Job, build_request
 from jobs.request import TrainingRecipeRequest
 from rayrec.cli import main as cli
+from rayrec.storage.location import local_path
 
 # Command, arguments, and the fields of the request that they make.
 COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
@@ -48,7 +49,9 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
     ("predict", ["m", "--input", "i", "--output", "o", "--raw"], {"model": Path("m"), "input": "i", "raw": True}),
     ("export", ["r", "--output", "o"], {"run": Path("r"), "output": Path("o")}),
     ("plan", ["r", "--data", "d", "--workers", "8", "--memory-per-worker", "80GB"], {"memory_per_worker": "80GB"}),
-    ("serve", ["a", "b", "--port", "81"], {"model": (Path("a"), Path("b")), "port": 81}),
+    ("serve", ["a", "b=s3://c/d", "--port", "81"], {"model": ("a", "b=s3://c/d"), "port": 81}),
+    ("evaluate", ["s3://b/run", "--data", "s3://b/d"],
+     {"source": local_path("s3://b/run"), "data": local_path("s3://b/d")}),
     ("benchmark", ["train", "r"], {"what": "train", "recipe": "r"}),
     (
         "submit",
@@ -56,7 +59,7 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
          "--resume", "--no-wait", "--metadata", "team=ads", "--entrypoint-num-cpus", "2", "--json"],
         {"command": "train", "address": "http://h:1", "wait": False, "metadata": ("team=ads",), "flags": ("--json",),
          "entrypoint_num_cpus": 2.0,
-         "arguments": {"recipe": "r", "data": Path("d"), "output": Path("o"), "set": ["a=1", "b=2"], "resume": True}},
+         "arguments": {"recipe": "r", "data": "d", "output": "o", "set": ["a=1", "b=2"], "resume": True}},
     ),
     ("jobs", ["logs", "j", "--follow"], {"action": "logs", "job": "j", "follow": True}),
 ]  # fmt: skip

@@ -221,7 +221,7 @@ def test_listing_errors(folder: Path, paths: list[str], message: str) -> None:
 
 
 def test_unknown_scheme() -> None:
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be opened: Unrecognized filesystem type"):
         list_inputs(["nosuch://bucket/key"])
 
 

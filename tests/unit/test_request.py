@@ -15,6 +15,7 @@ from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericF
 from rayrec.inference.example_row import example_row
 from rayrec.inference.predictor import load_model
 from rayrec.inference.raw_rows import RawRows
+from rayrec.storage.location import local_path
 from serve.arguments import ServeArguments, named_folders
 from serve.protocol import RequestError, parse_instances, predictions, unknown_model
 from tests.model_folders import make_model_folder
@@ -177,6 +178,10 @@ def test_unknown_model_names_the_known() -> None:
 NAMES: dict[str, tuple[list[str], dict[str, str]]] = {
     "by folder": (["/models/dlrm"], {"dlrm": "/models/dlrm"}),
     "by name": (["a=/models/dlrm", "b=/models/dlrm"], {"a": "/models/dlrm", "b": "/models/dlrm"}),
+    "of a bucket": (
+        ["s3://b/models/dlrm?region=x", "a=s3://b/m"],
+        {"dlrm": str(local_path("s3://b/models/dlrm?region=x")), "a": str(local_path("s3://b/m"))},
+    ),
     "equals sign in a path": (["/models/x=1/dlrm"], {"dlrm": "/models/x=1/dlrm"}),
 }
 

@@ -9,6 +9,7 @@ import pytest
 from cluster.job_client import JobState
 from cluster.job_package import PACKAGES, job_package
 from jobs.benchmark import BenchmarkRequest
+from jobs.entry_point import as_arguments
 from jobs.evaluate import EvaluateRequest
 from jobs.predict import PredictRequest
 from jobs.preprocess import PreprocessRequest
@@ -18,10 +19,13 @@ from jobs.serve import ServeRequest
 from jobs.submit import _require_success, _result_in
 from jobs.train import TrainRequest
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.storage.location import local_path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEBUG = "dlrm-criteo-debug"
 FILES = "preprocess.split={kind: files}"
+URI = "s3://bucket/exp/run?scheme=http"
+REMOTE = local_path(URI)
 
 # A request as a person gives it in the folder /here, and the fields that change when it is sent away.
 SENT: list[tuple[Request, dict[str, Any]]] = [
@@ -47,9 +51,12 @@ SENT: list[tuple[Request, dict[str, Any]]] = [
         {"set": ("train.initial_weights={gmf: gmf, mlp: /there/mlp}", "train.initial_weights.gmf=/here/gmf")},
     ),
     (PredictRequest(model=Path("m"), input="rows.tsv", output=Path("o")), {"input": "/here/rows.tsv"}),
-    (ServeRequest(model=(Path("m"), Path("b=../n"))), {"model": (Path("m=/here/m"), Path("b=/here/../n"))}),
+    (ServeRequest(model=(Path("m"), Path("b=../n"))), {"model": ("m=/here/m", "b=/here/../n")}),
     (EvaluateRequest(source=Path("run"), data=Path("d")), {"source": Path("/here/run"), "data": Path("/here/d")}),
     (BenchmarkRequest(what="train", recipe=DEBUG), {"data": None}),
+    (EvaluateRequest(source=REMOTE, data=Path("d")), {"source": REMOTE, "data": Path("/here/d")}),
+    (ServeRequest(model=(f"m={URI}",)), {"model": (f"m={URI}",)}),
+    (PredictRequest(model=REMOTE, input=URI, output=REMOTE), {"model": REMOTE, "input": URI, "output": REMOTE}),
 ]
 
 
@@ -63,6 +70,16 @@ def test_paths_are_absolute_when_a_request_is_sent(
     shown = {name: _below(getattr(sent, name), tmp_path) for name in expected}
     assert shown == expected
     assert type(given).model_validate(sent.model_dump()) == sent
+
+
+def test_uris_are_sent_as_they_are() -> None:
+    """The machine that runs the command stages them itself."""
+    request = TrainRequest(
+        recipe="neumf-ml-1m-debug", set=(f"train.initial_weights={{gmf: '{URI}', mlp: /m}}",), data=URI, output=URI
+    ).with_absolute_paths()
+    arguments = as_arguments(request)
+    assert f"--data={URI}" in arguments and f"--output={URI}" in arguments
+    assert not any("=3A__" in argument for argument in arguments)
 
 
 def _below(value: Any, here: Path) -> Any:

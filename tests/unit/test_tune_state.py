@@ -1,6 +1,8 @@
 """Tune's notes after a kill: whole, torn, or not begun."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ def _note(sweep: Path, session: str, trials: int) -> None:
     (state / f"experiment_state-{session}.json").write_text(json.dumps({"trial_data": [["a", "b"]] * trials}))
     (state / f"searcher-state-{session}.pkl").write_bytes(b"\x80\x05.")
     (state / f"search_gen_state-{session}.json").write_bytes(b"\x80\x05.")
+    (state / "tuner.pkl").write_bytes(b"\x80\x05.")
 
 
 def _trials(sweep: Path) -> int:
@@ -33,6 +36,27 @@ def test_torn_notes_are_replaced_by_the_kept_ones(torn: str, tmp_path: Path) -> 
     keep(tmp_path)
     assert can_be_restored(tmp_path)
     assert _trials(tmp_path) == 2
+
+
+def test_notes_of_two_moments_are_replaced_and_never_kept(tmp_path: Path) -> None:
+    """Each file is whole; Tune was killed, or is, between two of them."""
+    _note(tmp_path, FIRST, trials=2)
+    keep(tmp_path)
+    _note(tmp_path, FIRST, trials=3)
+    for path in (tmp_path / STATE_FOLDER).glob("search*"):
+        os.utime(path, ns=(0, path.stat().st_mtime_ns - 2 * 10**9))
+    keep(tmp_path)
+    assert can_be_restored(tmp_path)
+    assert _trials(tmp_path) == 2
+
+
+def test_another_machine_has_what_is_kept_alone(tmp_path: Path) -> None:
+    _note(tmp_path, FIRST, trials=2)
+    keep(tmp_path)
+    shutil.rmtree(tmp_path / STATE_FOLDER)
+    assert can_be_restored(tmp_path)
+    assert _trials(tmp_path) == 2
+    assert (tmp_path / STATE_FOLDER / "tuner.pkl").exists()
 
 
 def test_whole_notes_are_taken_as_they_are(tmp_path: Path) -> None:

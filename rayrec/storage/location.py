@@ -1,0 +1,135 @@
+"""A URI and the local folder that stands for it: each can be told from the other.
+
+`s3://bucket/exp/run` lies in STAGING/s3=3A__bucket_exp_run/run. The name is the URI itself, with `_` for its slashes
+and `=` and two hexadecimal digits for all but letters, digits, `.` and `-`. So no list of folders is needed, and every
+process on every machine finds the same one.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from pydantic import BeforeValidator, PlainSerializer
+
+from rayrec.common.errors import ConfigError
+from rayrec.common.files import is_uri
+
+STAGING_VARIABLE = "RAYREC_STAGING"
+_DEFAULT_STAGING = "~/.cache/rayrec/staging"
+_COLLAPSED = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
+_STAGED_NAME = r"[a-z][a-z0-9+.-]*=3A__[A-Za-z0-9._=-]+"
+_LONGEST_NAME = 255
+
+
+def local_path(given: str | Path) -> Path:
+    """The path of a folder given as a path or a URI; that of a URI is where it is staged, file:// aside.
+
+    Touches no file. Raises ConfigError on a URI that names no folder, or holds a password.
+    """
+    text = str(given)
+    if _COLLAPSED.match(text):
+        raise ConfigError(f"{text}: a URI that was made a Path loses a slash; give it as text")
+    if not is_uri(text):
+        return Path(text)
+    parts = urlsplit(text)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    if parts.password is not None:
+        raise ConfigError(
+            "a URI with a password would be written beside the results; set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or what else the file system reads, in the environment"
+        )
+    segments = [segment for segment in parts.path.split("/") if segment]
+    if not parts.netloc or parts.fragment or any(segment.startswith(".") for segment in segments):
+        raise ConfigError(f"{text}: names no folder; write it as {parts.scheme}://BUCKET/FOLDER, without names in dots")
+    name = _encode(_joined(parts, segments))
+    if len(name) > _LONGEST_NAME:
+        raise ConfigError(f"{text}: longer than a file's name may be; give a shorter one")
+    return staging_root() / name / (segments[-1] if segments else parts.netloc)
+
+
+def staging_root() -> Path:
+    """RAYREC_STAGING, where all URIs are staged."""
+    return Path(os.environ.get(STAGING_VARIABLE) or _DEFAULT_STAGING).expanduser().absolute()
+
+
+def staged_root(path: Path) -> Path | None:
+    """The staged folder that `path` is or lies in; None where it is in none."""
+    for index, part in enumerate(path.parts[:-1]):
+        if re.fullmatch(_STAGED_NAME, part):
+            return Path(*path.parts[: index + 2])
+    return None
+
+
+def uri_of(path: Path) -> str | None:
+    """The URI that a staged folder, or what lies in it, stands for; None for any other path."""
+    root = staged_root(path)
+    if root is None:
+        return None
+    parts = urlsplit(_decode(root.parent.name))
+    return _joined(parts, [s for s in parts.path.split("/") if s] + list(path.relative_to(root).parts))
+
+
+def location(path: Path) -> str:
+    """A path as a person gave it: the URI of a staged one."""
+    return uri_of(path) or str(path)
+
+
+def resolve(given: str, beside: Path) -> Path:
+    """The local path of a folder that a file in `beside` names: in the staged folder around that, where it is in it."""
+    root = staged_root(beside)
+    if root is not None and is_uri(given):
+        around, inner = urlsplit(location(root)), urlsplit(given)
+        same_store = (around.scheme, around.netloc, around.query) == (inner.scheme, inner.netloc, inner.query)
+        if same_store and inner.path.startswith(f"{around.path}/"):
+            return root / inner.path.removeprefix(f"{around.path}/")
+    return local_path(given)
+
+
+def shown(text: str) -> str:
+    """A text for a person: with URIs, less their queries, in the place of staged folders."""
+    pattern = rf"{re.escape(str(staging_root()))}/({_STAGED_NAME})/[^\s/'\":,;)]+"
+    return re.sub(pattern, lambda match: _decode(match[1]).partition("?")[0], text)
+
+
+def _joined(parts: SplitResult, segments: list[str]) -> str:
+    query = f"?{parts.query}" if parts.query else ""
+    return "/".join([f"{parts.scheme}://{parts.netloc}", *segments]) + query
+
+
+def _encode(uri: str) -> str:
+    def one(character: str) -> str:
+        if character == "/":
+            return "_"
+        if character.isascii() and (character.isalnum() or character in ".-"):
+            return character
+        return "".join(f"={byte:02X}" for byte in character.encode())
+
+    return "".join(map(one, uri))
+
+
+def _decode(name: str) -> str:
+    return unquote(name.replace("_", "/").replace("%", "%25").replace("=", "%"))
+
+
+def _as_local(given: object) -> object:
+    if not isinstance(given, str | Path):
+        return given
+    try:
+        return str(local_path(given))
+    except ConfigError as error:  # pydantic's message shows what was given too
+        raise ValueError(str(error).removeprefix(f"{given}: ")) from None
+
+
+def _refuse_uri(given: object) -> object:
+    if is_uri(str(given)) or _COLLAPSED.match(str(given)):
+        raise ConfigError("takes a path of this machine, not a URI")
+    return given
+
+
+Folder = Annotated[Path, BeforeValidator(_as_local), PlainSerializer(location, when_used="json")]
+"""The type of a field that takes a folder or a URI: a Path; in JSON it is the URI again."""
+LocalPath = Annotated[Path, BeforeValidator(_refuse_uri)]
+"""The type of a field that takes a path and no URI."""

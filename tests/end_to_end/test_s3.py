@@ -1,0 +1,202 @@
+"""The whole way by URIs, on moto's S3 server: what the local way gives, also after the machine was lost."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+import rayrec
+from rayrec.common.errors import UserError
+from rayrec.storage.location import local_path
+from rayrec.storage.staged import fetch
+from tests.builders import make_dataset
+from tests.end_to_end.conftest import (
+    RECIPE,
+    Pipeline,
+    environment,
+    post,
+    raw_features,
+    run_rayrec,
+    served,
+    weights,
+)
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[fs.SubTreeFileSystem]:
+    """`s3://bucket`, which this process and those that it starts find by AWS_ENDPOINT_URL."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        host, port = server.get_host_and_port()
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        filesystem = fs.S3FileSystem(endpoint_override=f"{host}:{port}", scheme="http", allow_bucket_creation=True)
+        filesystem.create_dir("bucket")
+        yield fs.SubTreeFileSystem("bucket", filesystem)
+    server.stop()
+
+
+@pytest.fixture
+def new_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """`new_machine(name)`: go on as on another machine, where nothing is staged."""
+    return lambda name: monkeypatch.setenv("RAYREC_STAGING", str(tmp_path / name))
+
+
+def has(bucket: fs.FileSystem, path: str) -> bool:
+    return bucket.get_file_info(path).type == fs.FileType.File
+
+
+# The program, which sends twice a second: training is over in seconds here, and the kill has to fall into it.
+IMPATIENT = """
+from rayrec.cli.main import main
+from rayrec.storage import staged
+staged._PASS_SECONDS = 0.5
+main()
+"""
+
+
+def killed_when(has_happened: Callable[[], bool], ray: str, arguments: list[str]) -> None:
+    """Run a command, and kill its process group as soon as something has happened."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", IMPATIENT, *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(ray),
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 300
+    while not has_happened():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+
+
+def test_the_whole_way(
+    bucket: fs.SubTreeFileSystem,
+    new_machine: Callable[[str], None],
+    pipeline: Pipeline,
+    ray_cluster: str,
+    tmp_path: Path,
+) -> None:
+    new_machine("one")
+    rayrec.generate("criteo", 20_000, "s3://bucket/raw", progress=False)
+    with bucket.open_input_file("raw/criteo.tsv") as raw:
+        assert raw.read() == (pipeline.raw / "criteo.tsv").read_bytes()
+
+    # A checkpoint every step, so that there is a moment between the first one that arrives and the end.
+    command = ["run", RECIPE, "--input", "s3://bucket/raw/criteo.tsv", "--output", "s3://bucket/out", "--workers", "2",
+               "--set", "train.checkpoint.every_steps=1"]  # fmt: skip
+    killed_when(lambda: has(bucket, "out/run/checkpoints/index.json"), ray_cluster, command)
+    assert has(bucket, "out/dataset/manifest.json")
+    assert not has(bucket, "out/run/metrics.json")
+    shutil.rmtree(tmp_path / "one")
+
+    new_machine("two")
+    done = run_rayrec(ray_cluster, *command)
+    assert done.code == 0, done.err
+    assert "preprocess: finished before, in s3://bucket/out/dataset" in done.err
+    assert done.out.startswith("run: done") and "-> s3://bucket/out\n" in done.out
+
+    new_machine("three")
+    model = local_path("s3://bucket/out/model")
+    fetch(model)
+    assert weights(model) == weights(pipeline.model)
+    evaluated = rayrec.evaluate("s3://bucket/out/run", "s3://bucket/out/dataset", progress=False)
+    expected = pipeline.results["train"]["metrics"]["test"]
+    assert evaluated.metrics["test"] == pytest.approx(expected, abs=1e-6)
+
+    rayrec.export("s3://bucket/out/run", "s3://bucket/model", progress=False)
+    predicted = rayrec.predict(
+        "s3://bucket/model", "s3://bucket/raw/criteo.tsv", "s3://bucket/scores", raw=True, progress=False
+    )
+    assert (predicted.rows, predicted.to_json().count('"s3://bucket/scores"')) == (20_000, 1)
+    assert has(bucket, "scores/result.json")
+    parts = [info.path for info in bucket.get_file_info(fs.FileSelector("scores/scores"))]
+    scores = np.concatenate([pq.read_table(part, filesystem=bucket)["score"].to_numpy() for part in sorted(parts)])
+    rows = raw_features(pipeline.raw / "criteo.tsv", 200)
+    direct = rayrec.load_model(pipeline.model).predict(rows)
+    np.testing.assert_allclose(scores[:200], direct, atol=1e-6, rtol=0)
+
+    new_machine("four")
+    # The cluster was started without the variable.
+    endpoint = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
+    with served(ray_cluster, f"s3://bucket/model?endpoint_override={endpoint}&scheme=http") as address:
+        answer = post(f"{address}/model:predict", {"instances": rows})
+    np.testing.assert_allclose(np.array(answer["predictions"], np.float32), direct, atol=1e-6, rtol=0)
+
+
+@pytest.mark.minutes
+def test_a_sweep_goes_on_on_another_machine(
+    bucket: fs.SubTreeFileSystem, new_machine: Callable[[str], None], ray_cluster: str, tmp_path: Path
+) -> None:
+    made = make_dataset(tmp_path / "data", {"train": 6_000, "validation": 800, "test": 100}, numeric=13, categorical=26)
+    for path in made.folder.rglob("*.*"):
+        with bucket.open_output_stream(f"data/{path.relative_to(made.folder)}") as sink:
+            sink.write(path.read_bytes())
+
+    def finished() -> dict[str, str]:
+        """trial.json of those that are over, by path."""
+        found = bucket.get_file_info(fs.FileSelector("sweep/trials", allow_not_found=True, recursive=True))
+        texts = {info.path: text(info.path) for info in found if info.base_name == "trial.json"}
+        return {path: content for path, content in texts.items() if json.loads(content)["state"] == "finished"}
+
+    def text(path: str) -> str:
+        with bucket.open_input_file(path) as file:
+            return file.read().decode()
+
+    new_machine("one")
+    command = ["tune", RECIPE, "--data", "s3://bucket/data", "--output", "s3://bucket/sweep", "--trials", "3",
+               "--search", "random", "--workers", "1", "--concurrent", "1"]  # fmt: skip
+    killed_when(lambda: bool(finished()) and has(bucket, "sweep/tune-state.zip"), ray_cluster, command)
+    before = finished()
+    assert len(before) < 3, "it was killed too late"
+    shutil.rmtree(tmp_path / "one")
+
+    new_machine("two")
+    done = run_rayrec(ray_cluster, *command, "--resume")
+    assert done.code == 0, done.err
+    assert before.items() <= finished().items()
+    assert len(text("sweep/trials.csv").splitlines()) == 4
+
+
+UNUSABLE: dict[str, tuple[str, str]] = {
+    "no such bucket": ("s3://missing/run", "no such bucket; make it, or correct the URI"),
+    "no answer": ("s3://bucket/run?endpoint_override=127.0.0.1:9&scheme=http", "no answer; check AWS_ENDPOINT_URL"),
+    "misspelt option": ("s3://bucket/run?endpont_override=x", "Unexpected query parameter in S3 URI"),
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+@pytest.mark.usefixtures("bucket")
+def test_an_unusable_uri_is_told_soon(case: str, new_machine: Callable[[str], None]) -> None:
+    uri, message = UNUSABLE[case]
+    new_machine("one")
+    started = time.monotonic()
+    with pytest.raises(UserError, match=rf"^{re.escape(uri)}: cannot be (read|opened): {message}[^\n]*$"):
+        fetch(local_path(uri))
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.usefixtures("bucket")
+def test_wrong_credentials_are_told_soon(new_machine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    new_machine("one")
+    # From now on the server takes users that it knows, and it knows none.
+    monkeypatch.setattr("moto.settings.INITIAL_NO_AUTH_ACTION_COUNT", 0)
+    with pytest.raises(UserError, match=r"^s3://bucket/run: cannot be read: access denied; check the credentials"):
+        rayrec.generate("criteo", 10, "s3://bucket/run", progress=False)
