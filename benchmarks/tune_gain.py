@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import rayrec
-from benchmarks.accuracy import train_in_this_process
+from benchmarks.in_process import metrics, train
 from rayrec.common.files import write_json
+from rayrec.ingest.dataset import Dataset
 from tune.trial_folder import TRIAL_FILE, TrialRecord
 
 RECIPE = "dlrm-criteo-debug"
@@ -60,15 +61,9 @@ def measure(folder: Path, rows: int, trials: int, seeds: int) -> dict[str, Any]:
     started = time.perf_counter()
     resumed = subprocess.run([*command, "--resume"], env=environment(), stdout=subprocess.PIPE, check=True)
     result = json.loads(resumed.stdout)
+    drawn = range(FIRST_SEED, FIRST_SEED + seeds)
     aucs = {
-        name: [
-            train_in_this_process(
-                rayrec.load_recipe(recipe, {"train.seed": seed, "train.workers": 1, "train.ingest.in_memory": True}),
-                data,
-                folder / f"{name}-{seed}",
-            )["auc"]
-            for seed in range(FIRST_SEED, FIRST_SEED + seeds)
-        ]
+        name: [test_auc(recipe, seed, data, folder / f"{name}-{seed}") for seed in drawn]
         for name, recipe in {"default": RECIPE, "tuned": str(sweep / "best.yaml")}.items()
     }
     return {
@@ -85,6 +80,12 @@ def measure(folder: Path, rows: int, trials: int, seeds: int) -> dict[str, Any]:
         "worst_tuned_seed_beats_best_default_seed": min(aucs["tuned"]) > max(aucs["default"]),
         "trials": result["details"]["trials"],
     }
+
+
+def test_auc(recipe: str, seed: int, data: Path, run: Path) -> float:
+    """Train a recipe with another seed."""
+    settings = {"train.seed": seed, "train.workers": 1, "train.ingest.in_memory": True}
+    return metrics(train(rayrec.load_recipe(recipe, settings), Dataset.open(data), run), "test")["auc"]
 
 
 def run_until_half_is_over(command: list[str], sweep: Path, trials: int, log: Path) -> dict[str, int]:
