@@ -1,7 +1,7 @@
 """Every mistake of the table gets its line, and docs/errors.md shows the same table."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,12 @@ from tests.end_to_end.conftest import Finished
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     prepared = tmp_path_factory.mktemp("mistakes")
     prepare(prepared)
-    return prepared
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYREC_STAGING", str(tmp_path_factory.mktemp("staging")))
+        yield prepared
 
 
 @pytest.mark.parametrize("case", COMMANDS, ids=lambda case: case.title)

