@@ -45,7 +45,8 @@ def main() -> None:
     parser.add_argument("--case", nargs=2, metavar=("SHAPE", "CONFIG"), help="measure this one and print it as JSON")
     arguments = parser.parse_args()
     if arguments.case:
-        print(json.dumps(_measure(*arguments.case, arguments.samples, arguments.batch_size, arguments.repeats)))
+        shape, config = arguments.case
+        print(json.dumps(_measure(shape, config, arguments.samples, arguments.batch_size, arguments.repeats)))
         return
     cases = [
         {"interactions": shape, "negatives": config, **_in_own_process(shape, config)}

@@ -80,7 +80,8 @@ def measure(folder: Path, kills: int, rows: int, seed: int) -> dict[str, Any]:
 
 def attempt(folder: Path, output: Path, limit: float | None) -> str | None:
     """Run the command, for at most `limit` seconds; the stage in which it was killed, None where it finished."""
-    command = [sys.executable, "-m", "jobs.run", "--recipe", RECIPE, "--input", str(folder / "raw"), "--output", output]
+    command = [sys.executable, "-m", "jobs.run", "--recipe", RECIPE, "--input", str(folder / "raw")]
+    command += ["--output", str(output)]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     with (folder / "log").open("w+") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)

@@ -27,15 +27,16 @@ folder = ModelFolder.open(Path(os.environ["MODEL_FOLDER"]))
 schema = folder.schema
 model = build_model(folder.recipe.model, schema, seed=0).eval()
 model.dense_network.load_state_dict(folder.dense())
+tables = {table.name: table for table in model.tables}
 vocabularies: dict[str, dict[str, int]] = {}
 buckets: dict[str, int] = {}
 for feature in schema.categorical:
     assert not isinstance(feature, MultiHotFeature)
-    model.embeddings.embedding_bags[feature.name].weight.data.copy_(folder.table(feature))
+    model.embeddings.embedding_bags[feature.name].weight.data.copy_(folder.table(tables[feature.name]))
     for transform in feature.transforms:
         if isinstance(transform, Vocabulary):
-            table = pq.read_table(folder.folder / transform.file)
-            vocabularies[feature.name] = dict(zip(table["value"].to_pylist(), table["id"].to_pylist(), strict=True))
+            listed = pq.read_table(folder.folder / transform.file)
+            vocabularies[feature.name] = dict(zip(listed["value"].to_pylist(), listed["id"].to_pylist(), strict=True))
         elif isinstance(transform, HashIds):
             buckets[feature.name] = transform.buckets
 keys = [feature.name for feature in schema.categorical]

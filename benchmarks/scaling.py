@@ -44,7 +44,7 @@ CARDINALITIES = {
         976, 14, 292775614, 40790948, 187188510, 590152, 12973, 108, 36,
     ),
 }  # fmt: skip
-MODELS = {"dlrm": DLRMConfig(), "dcnv2": DCNv2Config()}
+MODELS: dict[str, DLRMConfig | DCNv2Config] = {"dlrm": DLRMConfig(), "dcnv2": DCNv2Config()}
 # Model, A100s, frequency limit, precision, samples/s, whether a constant was chosen by it. Of the limit 3, which NVIDIA
 # used on 8 GPUs, the sizes of single tables are not published: these take the tables of 15, sharded alike.
 PUBLISHED: list[tuple[str, int, str, ArithmeticName, float, bool]] = [

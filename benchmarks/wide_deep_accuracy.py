@@ -25,6 +25,7 @@ from benchmarks.in_process import metrics, train
 from benchmarks.result_rows import ResultRows
 from jobs.text_table import text_table
 from rayrec.config import RankingConfig
+from rayrec.config.preprocess import DisplayPreprocessConfig
 from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.features.schema import SCHEMA_FILE, Schema
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
@@ -120,16 +121,19 @@ def _schedule(rows: int, epochs: int) -> dict[str, Any]:
 
 def _popularity(dataset: Dataset) -> float:
     """MAP@12 of ranking by the ads' smoothed rates of clicks in train, through rayrec's own evaluation."""
-    smoothing = rayrec.load_recipe(RECIPE).preprocess.rates.smoothing
+    config = dataset.recipe.preprocess
+    assert isinstance(config, DisplayPreprocessConfig)
     of_train, held_out = (_columns(dataset, split) for split in ("train", "validation"))
     ads = int(max(of_train["ad"].max(), held_out["ad"].max())) + 1
     views = torch.bincount(of_train["ad"], minlength=ads)
     clicks = torch.bincount(of_train["ad"], weights=of_train["label"].double(), minlength=ads)
-    rates = (clicks + smoothing * of_train["label"].double().mean()) / (views + smoothing)
+    rates = (clicks + config.rates.smoothing * of_train["label"].double().mean()) / (views + config.rates.smoothing)
     ranking = RankingMetrics(RankingConfig(k=(12,), metrics=("map",)))
     ones = torch.ones(len(held_out["ad"]))
     ranking.update(rates[held_out["ad"]].float(), held_out["label"].float(), held_out["display"], ones)
-    return float(ranking.compute()["map@12"])
+    found = ranking.compute()["map@12"]
+    assert found is not None
+    return found
 
 
 def _columns(dataset: Dataset, split: str) -> dict[str, torch.Tensor]:
