@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.java import provide_java
 from tests.end_to_end.conftest import PROGRAM, RECIPE, REPOSITORY, Finished, Pipeline, environment
 from tests.ray_head import ray_head
 
@@ -136,6 +137,37 @@ def test_rays_own_submission_works_from_the_checkout(ray_cluster: str, rayrec: R
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "raw" / "criteo.tsv").read_text().count("\n") == 1000
+
+
+@pytest.mark.minutes
+def test_every_part_is_a_job_of_a_cluster_in_another_shell(tmp_path: Path) -> None:
+    """As docs/cluster.md says it: `ray start --head` with Java, and HTTP access to it from elsewhere."""
+    provide_java()
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
+    own |= {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": ""}
+    commands = {
+        "generate": ["criteo", "--rows", "10000", "--output", "raw"],
+        "preprocess": [RECIPE, "--input", "raw/criteo.tsv", "--output", "dataset"],
+        "train": [RECIPE, "--data", "dataset", "--output", "run"],
+        "tune": [RECIPE, "--data", "dataset", "--output", "sweep", "--trials", "2", "--workers", "1"],
+        "evaluate": ["run", "--data", "dataset"],
+    }
+    with ray_head(own, num_cpus=4) as head:
+        for command, arguments in commands.items():
+            options = ["--address", head.dashboard, "--json"]
+            done = subprocess.run(
+                [PROGRAM, "submit", *options, command, *arguments],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+                env=own,
+            )
+            assert done.returncode == 0, done.stderr
+            result = json.loads(done.stdout)["details"]["result"]
+            assert (result["command"], result["status"]) == (command, "done"), result
+    assert result["metrics"]["test"]["auc"] > 0.5, result
+    assert (tmp_path / "sweep" / "best.yaml").exists()
 
 
 def test_a_cluster_with_tokens_refuses_who_has_none(tmp_path: Path) -> None:
