@@ -184,7 +184,7 @@ CONFIG = [
         "grid of more points than trials",
         f"{TUNE} run --search grid",
         2,
-        "--trials 4: the grid of tune/spaces/dlrm.yaml has 729 points (choices, and the ends and the middle of "
+        "--trials 4: the grid of tune/spaces/dlrm.yaml has 648 points (choices, and the ends and the middle of "
         "ranges); give as many --trials, or a smaller space",
     ),
     BadInput(
