@@ -33,7 +33,7 @@ from rayrec.sources.outbrain.synthetic.truth import TRUTH_FILE, GeneratedTruth
 
 ROWS = ResultRows(
     Path(__file__).parent / "results" / "wide_deep_accuracy.json",
-    keys=("rows", "embedding_dim", "without", "seed"),
+    keys=("rows", "epochs", "embedding_dim", "without", "seed"),
     printed=("without", "seed", "map@12", "share_of_the_way"),
 )
 RECIPE = "wide-deep-outbrain-debug"
@@ -87,14 +87,15 @@ def measure(
     assert truth is not None, "too few rows reach day 11"
     popularity = _popularity(dataset)
     settings = {**SETTINGS, "model.embedding_dim": width, **_schedule(dataset.split("train").rows, epochs)}
-    known = {"rows": rows, "embedding_dim": width, "best": truth.best, "popularity": popularity, "random": truth.random}
+    measured = {"rows": rows, "epochs": epochs, "embedding_dim": width}
+    known = {**measured, "best": truth.best, "popularity": popularity, "random": truth.random}
     for family in without:
         for seed in seeds:
-            if ROWS.has(rows=rows, embedding_dim=width, without=family, seed=seed):
+            if ROWS.has(**measured, without=family, seed=seed):
                 continue
             started = time.perf_counter()
             seen = dataset if family is None else _less(dataset, FAMILIES[family])
-            name = f"run-{width}-{'all' if family is None else family.replace(' ', '-')}-{seed}"
+            name = f"run-{epochs}-{width}-{'all' if family is None else family.replace(' ', '-')}-{seed}"
             recipe = rayrec.load_recipe(RECIPE, {**settings, "train.seed": seed})
             found = metrics(train(recipe, seen, folder / name), "validation")["map@12"]
             ROWS.add({
@@ -160,14 +161,15 @@ def _less(dataset: Dataset, prefixes: tuple[str, ...]) -> Dataset:
 
 def summary() -> str:
     """Mean and deviation over the seeds, by what was left out."""
-    groups: dict[tuple[int, int, str | None], list[dict[str, Any]]] = {}
+    groups: dict[tuple[int, int, int, str | None], list[dict[str, Any]]] = {}
     for row in ROWS.read():
-        groups.setdefault((row["rows"], row["embedding_dim"], row["without"]), []).append(row)
+        groups.setdefault((row["rows"], row["epochs"], row["embedding_dim"], row["without"]), []).append(row)
     table = []
-    for (rows, width, family), found in groups.items():
+    for (rows, epochs, width, family), found in groups.items():
         values = [row["map@12"] for row in found]
         table.append({
             "rows": rows,
+            "epochs": epochs,
             "embedding_dim": width,
             "without": family or "-",
             "seeds": len(values),
