@@ -11,7 +11,6 @@ import argparse
 import os
 import platform
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 
+from benchmarks.repeated import repeated
 from cluster.ray_session import ray_session
 from rayrec.common.files import write_json
 from rayrec.config import Recipe
@@ -143,19 +143,9 @@ def _peak_memory(dataset: Dataset, batch_size: int) -> int:
 
 @contextmanager
 def _sampled_memory() -> Iterator[list[int]]:
-    process, samples, ended = psutil.Process(), [psutil.Process().memory_info().rss], threading.Event()
-
-    def sample() -> None:
-        while not ended.wait(0.05):
-            samples.append(process.memory_info().rss)
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
+    process, samples = psutil.Process(), list[int]()
+    with repeated(lambda: samples.append(process.memory_info().rss), 0.05):
         yield samples
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _write_dataset(folder: Path, rows: int) -> Dataset:

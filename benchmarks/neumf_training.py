@@ -2,6 +2,9 @@
 
     python -m benchmarks.neumf_training --data DATASET      a dataset folder of interactions, such as MovieLens-1M's
 
+Two models: the default one with four negatives of each positive and no penalty, and the recipe `neumf-ml-1m` as it is,
+whose L2 penalty and weight decay the loops by hand have, too.
+
 Three ways take turns, `--repeats` times, on the same interactions, model, batch size, optimizer and threads:
 
 - `rayrec`: an epoch of `rayrec train`'s loop on one worker: negatives drawn on the device and checked against the
@@ -15,7 +18,6 @@ Results go to benchmarks/results/neumf_training.json.
 """
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -44,7 +46,29 @@ from rayrec.training.place import Place
 from rayrec.training.run_folder import RunFolder
 
 RESULTS = Path(__file__).parent / "results"
-_LOADED_BATCHES = 12
+_LOADED_SAMPLES = 100_000
+RECIPE = "neumf-ml-1m"
+# An epoch without anything but training.
+BARE: dict[str, Any] = {
+    "train.epochs": 1,
+    "train.log_every_steps": 1_000_000_000,
+    "train.evaluations_per_epoch": 0,
+    "train.checkpoint.keep_best": None,
+    "train.tracking.tensorboard": False,
+    "evaluate.ranking": None,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "default": {
+        "model": NeuMFConfig().model_dump(mode="json"),
+        "train.global_batch_size": 8192,
+        "train.negatives.per_positive": 4,
+        "train.embedding_l2": 0.0,
+        "train.embedding_optimizer.lr": 0.001,
+        "train.dense_optimizer.lr": 0.001,
+        "train.dense_optimizer.weight_decay": 0.0,
+    },
+    "recipe": {},
+}
 
 
 class PlainNeuMF(nn.Module):
@@ -52,23 +76,27 @@ class PlainNeuMF(nn.Module):
 
     def __init__(self, config: NeuMFConfig, users: int, items: int) -> None:
         super().__init__()
+        self._adds_up_gmf = config.gmf_output == "dot"
         self.gmf_user, self.gmf_item = nn.Embedding(users, config.factors), nn.Embedding(items, config.factors)
         half = config.mlp[0] // 2
         self.mlp_user, self.mlp_item = nn.Embedding(users, half), nn.Embedding(items, half)
-        for table in (self.gmf_user, self.gmf_item, self.mlp_user, self.mlp_item):
+        self.tables = [self.gmf_user, self.gmf_item, self.mlp_user, self.mlp_item]
+        for table in self.tables:
             nn.init.normal_(table.weight, std=0.01)
         layers: list[nn.Module] = []
         for width, next_width in zip(config.mlp, config.mlp[1:], strict=False):
             layers += [nn.Linear(width, next_width), nn.ReLU(), nn.Dropout(config.dropout)]
         self.mlp = nn.Sequential(*layers)
-        self.output = nn.Linear(config.factors + config.mlp[-1], 1)
+        self.output = nn.Linear((0 if self._adds_up_gmf else config.factors) + config.mlp[-1], 1)
 
-    def forward(self, user: Tensor, item: Tensor) -> Tensor:
-        """Ids (B,) -> logits (B,)."""
-        product = self.gmf_user(user) * self.gmf_item(item)
-        hidden = self.mlp(torch.cat([self.mlp_user(user), self.mlp_item(item)], dim=1))
-        logits: Tensor = self.output(torch.cat([product, hidden], dim=1))
-        return logits.squeeze(1)
+    def forward(self, user: Tensor, item: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Ids (B,) -> logits (B,), and the looked-up embeddings (B, width of a table)."""
+        embeddings = [table(ids) for table, ids in zip(self.tables, (user, item, user, item), strict=True)]
+        product = embeddings[0] * embeddings[1]
+        hidden = self.mlp(torch.cat(embeddings[2:], dim=1))
+        if self._adds_up_gmf:
+            return (self.output(hidden) + product.sum(1, keepdim=True)).squeeze(1), embeddings
+        return self.output(torch.cat([product, hidden], dim=1)).squeeze(1), embeddings
 
 
 class PairsWithNegatives(TorchDataset[tuple[int, int, float]]):
@@ -96,10 +124,11 @@ def measure(data: Path, recipe: Recipe, repeats: int) -> dict[str, Any]:
     """Samples per second of each way: every repeat, and the ratios of their medians."""
     dataset = Dataset.open(data)
     positives = Positives.read(dataset, "train", torch.device("cpu"), in_memory=True)
+    loaded = -(-_LOADED_SAMPLES // recipe.train.global_batch_size)
     ways = {
         "rayrec": lambda: _rayrec(dataset, recipe),
         "tensors": lambda: _by_hand(dataset, recipe, _tensor_batches(positives, dataset, recipe)),
-        "dataloader": lambda: _by_hand(dataset, recipe, _loaded_batches(positives, dataset, recipe), _LOADED_BATCHES),
+        "dataloader": lambda: _by_hand(dataset, recipe, _loaded_batches(positives, dataset, recipe), loaded),
     }
     seen: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
@@ -114,6 +143,8 @@ def measure(data: Path, recipe: Recipe, repeats: int) -> dict[str, Any]:
         "rayrec_to_tensors": median["rayrec"] / median["tensors"],
         "positives": len(positives),
         "global_batch_size": recipe.train.global_batch_size,
+        "negatives": recipe.train.negatives.per_positive if recipe.train.negatives else 0,
+        "embedding_l2": recipe.train.embedding_l2,
         "model": recipe.model.model_dump(mode="json"),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
@@ -139,15 +170,25 @@ def _by_hand(
     assert isinstance(recipe.model, NeuMFConfig)
     users, items = _cardinalities(dataset)
     model = PlainNeuMF(recipe.model, users, items)
-    options = recipe.train.dense_optimizer
+    options, penalty = recipe.train.dense_optimizer, recipe.train.embedding_l2
+    tables = [table.weight for table in model.tables]
+    others = [*model.mlp.parameters(), *model.output.parameters()]
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=0.0, fused=True
+        [{"params": tables, "weight_decay": 0.0}, {"params": others, "weight_decay": options.weight_decay}],
+        lr=options.lr,
+        betas=options.betas,
+        eps=options.eps,
+        fused=True,
     )
     loss_of = nn.BCEWithLogitsLoss()
     samples, started = 0, time.perf_counter()
     for step, (user, item, label) in enumerate(batches, start=1):
         optimizer.zero_grad()
-        loss_of(model(user, item), label).backward()
+        logits, embeddings = model(user, item)
+        loss = loss_of(logits, label)
+        if penalty:
+            loss = loss + penalty / 2 * sum(values.square().sum() for values in embeddings) / len(user)
+        loss.backward()
         optimizer.step()
         samples += len(user)
         if step == steps:
@@ -191,25 +232,22 @@ def _cardinalities(dataset: Dataset) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--recipe", default="neumf-ml-1m")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    recipe = rayrec.load_recipe(
-        arguments.recipe,
-        {
-            "train.epochs": 1,
-            "train.log_every_steps": 1_000_000_000,
-            "train.evaluations_per_epoch": 0,
-            "train.checkpoint.keep_best": None,
-            "train.tracking.tensorboard": False,
-            "evaluate.ranking": None,
-        },
-    )
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    result = measure(arguments.data, recipe, arguments.repeats)
-    write_json(RESULTS / "neumf_training.json", result)
-    print(text_table([{"way": name, "samples/s": f"{value:,.0f}"} for name, value in result["median"].items()]))
-    print(json.dumps({name: round(value, 2) for name, value in result.items() if name.startswith("rayrec_to")}))
+    results = {}
+    for name in arguments.models:
+        print(f"{name}:", flush=True)
+        recipe = rayrec.load_recipe(RECIPE, {**BARE, **MODELS[name]})
+        results[name] = measure(arguments.data, recipe, arguments.repeats)
+    write_json(RESULTS / "neumf_training.json", results)
+    rows = [
+        {"model": name, **{way: f"{value:,.0f}" for way, value in result["median"].items()}}
+        | {key: f"{value:.2f}" for key, value in result.items() if key.startswith("rayrec_to")}
+        for name, result in results.items()
+    ]
+    print(text_table(rows))
 
 
 if __name__ == "__main__":

@@ -4,22 +4,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rayrec.common.background import in_background
+
 
 @contextmanager
 def repeated(action: Callable[[], None], seconds: float) -> Iterator[None]:
     """Call `action` at once, then every `seconds`, and once more at the end."""
-    ended = threading.Event()
 
-    def work() -> None:
+    def work(ended: threading.Event) -> None:
         action()
         while not ended.wait(seconds):
             action()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
         action()
+
+    with in_background(work, "repeated"):
+        yield

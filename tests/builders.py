@@ -13,8 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.config import Recipe
+from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
 from rayrec.ingest.dataset import Dataset, Manifest, PartInfo, SplitInfo
+from rayrec.preprocessing import shards
 
 CRITEO = Schema(
     label="label",
@@ -109,18 +111,31 @@ def make_dataset(
     weight: bool = False,
     leak: bool = False,
     recipe: Recipe | None = None,
+    group_sizes: Sequence[int] = (),
 ) -> Dataset:
     """Write a finished dataset folder and open it.
 
     `rows`: rows of `train`, or rows by split. The feature columns are those of `make_schema`, the values those of
     `make_rows`; features have no transforms, so the folder has no vocabulary. `recipe` goes into the manifest.
+    `group_sizes`: rows of the groups, in turn, which are then whole in row groups.
     """
-    columns = {"group": group, "weight": weight, "leak": leak}
+    columns = {"group": group or bool(group_sizes), "weight": weight, "leak": leak}
     schema = make_schema(numeric, categorical, multi_hot, cardinalities=cardinalities, **columns)
     splits = {"train": rows} if isinstance(rows, int) else rows
     tables = {name: make_rows(schema, count, seed + i) for i, (name, count) in enumerate(splits.items())}
+    if group_sizes:
+        for name, table in tables.items():
+            turns = -(-table.num_rows // sum(group_sizes))
+            groups = np.repeat(np.arange(turns * len(group_sizes)), list(group_sizes) * turns)[: table.num_rows]
+            tables[name] = table.set_column(table.column_names.index("group"), "group", pa.array(groups))
     return write_dataset(
-        folder, schema, tables, rows_per_part=rows_per_part, rows_per_row_group=rows_per_row_group, recipe=recipe
+        folder,
+        schema,
+        tables,
+        rows_per_part=rows_per_part,
+        rows_per_row_group=rows_per_row_group,
+        recipe=recipe,
+        whole_groups=bool(group_sizes),
     )
 
 
@@ -132,15 +147,27 @@ def write_dataset(
     rows_per_part: int = 1_000,
     rows_per_row_group: int = 128,
     recipe: Recipe | None = None,
+    whole_groups: bool = False,
 ) -> Dataset:
-    """Write the encoded `tables` (by split) as a finished dataset folder and open it."""
+    """Write the encoded `tables` (by split) as a finished dataset folder and open it.
+
+    `whole_groups`: a split is one part, as preprocessing writes it, whose row groups end with groups.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     splits = {}
     for name, table in tables.items():
-        parts = []
-        for number, start in enumerate(range(0, table.num_rows, rows_per_part)):
-            path = f"{name}/part-{number:05d}.parquet"
-            parts.append(write_part(folder, path, table.slice(start, rows_per_part), rows_per_row_group))
+        if whole_groups:
+            (folder / name).mkdir()
+            layout = ShardLayoutConfig(rows_per_row_group=rows_per_row_group)
+            parts = [shards.write_part(folder, name, 0, schema.label, layout, table.to_batches(), schema.group).info]
+        else:
+            cuts = enumerate(range(0, table.num_rows, rows_per_part))
+            parts = [
+                write_part(
+                    folder, f"{name}/part-{i:05d}.parquet", table.slice(start, rows_per_part), rows_per_row_group
+                )
+                for i, start in cuts
+            ]
         positives = float(np.asarray(table[schema.label]).sum())
         splits[name] = SplitInfo(rows=table.num_rows, positives=positives, parts=tuple(parts))
     schema.save(folder)

@@ -22,8 +22,9 @@ def expected_rows(dataset: Dataset, plan: BatchPlan) -> Iterator[pa.Table]:
             read = plan.read(piece.read)
             path = dataset.folder / units.files[units.file[read.unit]]
             table = pq.ParquetFile(path).read_row_group(units.row_group[read.unit])
-            order = plan.row_order(read)
-            order = np.arange(read.start, read.stop) if order is None else order
+            order = np.arange(table.num_rows)[
+                plan.row_order.rows(read.unit, table.num_rows, read.start, read.stop, None)
+            ]
             parts.append(table.take(pa.array(order[piece.start : piece.stop])))
         yield pa.concat_tables(parts) if parts else pa.table({})
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rayrec.common.background import in_background
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.ingest.dataset import Dataset
@@ -97,7 +98,7 @@ def run_sweep(
             ),
         )
     progress.stage(f"trials, {at_once} at once", chosen.trials)
-    with _Watcher(settings, progress):
+    with in_background(_Watcher(settings, progress).watch, "rayrec-sweep"):
         results = tuner.fit()
     known = {Path(result.path).name for result in results}
     return _finished(settings, known)
@@ -151,19 +152,10 @@ class _Watcher:
     def __init__(self, settings: SweepSettings, progress: Progress) -> None:
         self._settings, self._progress = settings, progress
         self._shown: set[str] = set()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="rayrec-sweep", daemon=True)
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
+    def watch(self, ended: threading.Event) -> None:
         pause = _LEAST_PAUSE
-        while not self._stop.wait(pause):
+        while not ended.wait(pause):
             began = time.monotonic()
             self._look()
             # Many trials on slow storage take a while to look at.

@@ -71,6 +71,15 @@ class WideOptimizerConfig(Config):
     beta: NonNegativeFloat = 0.0
 
 
+class LossConfig(Config):
+    """What is minimised; equations in `rayrec.training.loss`."""
+
+    listwise: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the softmax cross-entropy of each positive among the rows of its group (a display); the rest is the
+    binary cross-entropy of each row. Above 0, batches hold whole groups; at 1 the scores rank within a group, but are
+    no probabilities."""
+
+
 class LearningRatePiece(Config):
     from_epoch: NonNegativeFloat
     """Epochs done when it begins; 6.5 is in the middle of the seventh."""
@@ -222,6 +231,7 @@ class TrainConfig(Config):
     checkpoint."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    loss: LossConfig = LossConfig()
     embedding_optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
     wide_optimizer: WideOptimizerConfig = WideOptimizerConfig()
@@ -277,6 +287,10 @@ class TrainConfig(Config):
             raise ValueError("early_stop needs evaluations_per_epoch of at least 1")
         if self.recency is not None and self.negatives is None:
             raise ValueError("recency: only drawn samples can be weighed by it; set train.negatives, or unset it")
+        if self.loss.listwise and self.negatives is not None:
+            raise ValueError(
+                "loss.listwise: samples drawn by train.negatives are in no groups; set it to 0, or unset negatives"
+            )
         kinds = {self.sharding.default, *self.sharding.tables.values()}
         if self.embedding_optimizer.kind == "adam" and "data_parallel" in kinds and not self.has_dense_adam_tables:
             raise ValueError(

@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.ingest.plan import BatchPlan
 from rayrec.ingest.reader import PackedRows, RowPacker
+from rayrec.ingest.row_order import group_starts
 from rayrec.models.common.batch import Batch
 
 
@@ -81,6 +82,32 @@ class _Piece:
         return slice(self.at, self.at + self.stop - self.start)
 
 
+@dataclass(frozen=True)
+class _HeldRead:
+    """A read that has arrived."""
+
+    index: int
+    rows: PackedRows
+    bounds: NDArray[np.int64] | None
+    """Where groups begin in `rows`, and their end; None where slices are cut at any row."""
+    before: int
+    """Rows that are there in front of those of the plan's read."""
+
+    @classmethod
+    def of(cls, index: int, rows: PackedRows, plan: BatchPlan) -> "_HeldRead":
+        if not plan.row_order.whole_groups:
+            return cls(index, rows, None, 0)
+        bounds = np.append(group_starts(_present(rows.group)), len(rows))
+        return cls(index, rows, bounds, min(1, plan.read(index).start))
+
+    def piece(self, start: int, stop: int, at: int) -> _Piece:
+        """A slice of the plan's read, or the groups that begin in it."""
+        if self.bounds is None:
+            return _Piece(self.rows, start, stop, at)
+        first, last = np.searchsorted(self.bounds, [start + self.before, stop + self.before])
+        return _Piece(self.rows, int(self.bounds[first]), int(self.bounds[last]), at)
+
+
 class BatchAssembler:
     """Yields the batches of a plan, merging its reads, which `arriving` gives in the plan's order."""
 
@@ -93,18 +120,19 @@ class BatchAssembler:
     def batches(self, arriving: Iterator[PackedRows]) -> Iterator[HostBatch]:
         """The batches from the plan's first on; holds one read of each lane."""
         plan = self._plan
-        held: dict[int, tuple[int, PackedRows]] = {}
+        held: dict[int, _HeldRead] = {}
         arrived = 0
         for number in range(plan.start_batch, plan.num_batches):
             pieces, filled = [], 0
             for lane, read, start, stop in plan.slices(number):
-                if lane not in held or held[lane][0] != read:
+                if lane not in held or held[lane].index != read:
                     assert read == arrived, (read, arrived)
                     held.pop(lane, None)  # before waiting for the next one
-                    held[lane] = read, next(arriving)
+                    held[lane] = _HeldRead.of(read, next(arriving), plan)
                     arrived += 1
-                pieces.append(_Piece(held[lane][1], start, stop, filled))
-                filled += stop - start
+                piece = held[lane].piece(start, stop, filled)
+                pieces.append(piece)
+                filled += piece.stop - piece.start
             yield self._merge(pieces, filled, plan.local_size(number))
 
     def _merge(self, pieces: list[_Piece], filled: int, size: int) -> HostBatch:

@@ -29,6 +29,9 @@ class PartInfo(Config):
     """Rows of each row group."""
     bytes: int
     sha256: str
+    longest_group: int | None = None
+    """Most rows of a group (`Schema.group`), where the rows of each follow each other in one row group; None where that
+    is not known."""
 
 
 class SplitInfo(Config):
@@ -40,6 +43,12 @@ class SplitInfo(Config):
     parts: tuple[PartInfo, ...]
     labelled: bool = True
     """Whether the labels are known; else they are 0, and nothing is measured on the split."""
+
+    @property
+    def longest_group(self) -> int | None:
+        """As `PartInfo.longest_group`, of all parts."""
+        longest = [part.longest_group for part in self.parts]
+        return None if None in longest else max((rows for rows in longest if rows is not None), default=None)
 
 
 class SourceFile(Config):

@@ -21,8 +21,8 @@ class EpochLoader(Protocol):
     def rows_dropped(self) -> int:
         """Rows (samples, where negatives are drawn) that are in no batch of this epoch."""
 
-    def row_count(self, batch: int) -> int:
-        """Rows of the global batch over all ranks, padding not counted."""
+    def row_count(self, batch: int) -> int | None:
+        """Rows of the global batch over all ranks, padding not counted; None where only the batch itself tells."""
 
     def __enter__(self) -> Self: ...
 

@@ -26,7 +26,8 @@ class InMemorySplit:
 
     def reads(self, plan: BatchPlan) -> Generator[PackedRows]:
         """The plan's reads, in its order."""
+        order = plan.row_order
         for index in range(plan.num_reads):
-            read = plan.read(index)
-            order = plan.row_order(read)
-            yield self.packed[read.unit].take(slice(read.start, read.stop) if order is None else order)
+            unit, start, stop = plan.read(index)
+            rows = self.packed[unit]
+            yield rows.take(order.rows(unit, len(rows), start, stop, rows.group))

@@ -35,18 +35,26 @@ def open_batches(
     drop_last: bool,
     shuffle: Shuffle | None = None,
     contiguous: bool = False,
+    whole_groups: bool = False,
     device: str | torch.device = "cpu",
     store: InMemorySplit | None = None,
 ) -> "BatchLoader":
     """Open one epoch of a split for one rank; iterate inside a `with` block.
 
     `shuffle` overrides the config's. With `contiguous` a rank's share of a batch is one run of rows of the epoch's
-    order, instead of rows of `config.read_streams` places. `store`: the split in memory, kept by the caller over
-    several epochs; without one the split is read into memory here if the config says so, else streamed through Ray
-    Data (needs a Ray session).
-    Raises UserError where no batch can be filled.
+    order, instead of rows of `config.read_streams` places. With `whole_groups` no batch and no rank's share of one cuts
+    a group; batches then differ by some rows, and what shuffles rows shuffles groups. `store`: the split in memory,
+    kept by the caller over several epochs; without one the split is read into memory here if the config says so, else
+    streamed through Ray Data (needs a Ray session).
+    Raises UserError where no batch can be filled, or the rows of a group lie in several row groups.
     """
-    units = Units.of(dataset.split(split).parts)
+    info = dataset.split(split)
+    if whole_groups and info.longest_group is None:
+        raise UserError(
+            f"{dataset.folder}: the rows of a group are not kept together in split '{split}'; preprocess again, or set "
+            "train.loss.listwise=0"
+        )
+    units = Units.of(info.parts)
     streams = config.read_streams
     if contiguous:
         # A lane for each rank, which then reads on where its last batch ended; not possible with fewer row groups.
@@ -62,6 +70,7 @@ def open_batches(
         epoch=epoch,
         drop_last=drop_last,
         start_batch=start_batch,
+        longest_group=info.longest_group if whole_groups else None,
     )
     if plan.num_batches == 0:
         raise UserError(
@@ -113,13 +122,13 @@ class BatchLoader:
 
     @property
     def rows_dropped(self) -> int:
-        """Rows of the split that are in no batch of this epoch."""
+        """Rows of the split that are in no batch of this epoch; with whole groups about as many."""
         return self._plan.rows_dropped
 
-    def row_count(self, batch: int) -> int:
+    def row_count(self, batch: int) -> int | None:
         """Rows of the global batch over all ranks, padding not counted: the sum of its weights where the schema has
-        no weight column."""
-        return self._plan.row_count(batch)
+        no weight column. None with whole groups: the batch itself tells."""
+        return None if self._plan.longest_group is not None else self._plan.row_count(batch)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -8,6 +8,10 @@ So the rows of global batch b depend on the seed and the epoch alone, and ranks 
 of their lanes. A row group is decoded a second time only where a lane's end or a rank's border cuts it: at most
 S - 1 row groups an epoch for the lanes, and the row groups of at most W - 1 lanes for the ranks (none if W divides S).
 Everything is computed from arrays with one entry a row group; a batch's slices are found when they are asked for.
+
+With whole groups the plan is the same, but a slice stands for the groups that begin in it: it leaves out its first
+rows where they go on with a group, and goes on to the end of its last group. What a batch holds so differs by a few
+rows from what it would, and every group that begins in a batch is in it, once and whole.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,11 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.ingest.dataset import PartInfo
+from rayrec.ingest.row_order import UNIT_ORDER, RowOrder, generator_of
 
 Shuffle = Literal["none", "row_groups", "rows"]
-
-# First word of the entropy of each use of the seed, so that no two uses draw the same numbers.
-_UNIT_ORDER, _ROW_ORDER = 1, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,7 @@ class Units:
 
 
 class Read(NamedTuple):
-    """Rows start ... stop - 1 of a row group, counted after the permutation of its rows."""
+    """Rows start ... stop - 1 of a row group, counted after the permutation of its rows (`RowOrder`)."""
 
     unit: int
     """Index into `Units`."""
@@ -88,6 +90,8 @@ class BatchPlan:
     """Leave out the last global batch where it is not full."""
     start_batch: int = 0
     """First batch that is read, to resume inside an epoch; what only earlier batches need is not read."""
+    longest_group: int | None = None
+    """Batches hold whole groups, which have this number of rows at most; None: they are cut at any row."""
 
     @cached_property
     def total_rows(self) -> int:
@@ -105,27 +109,30 @@ class BatchPlan:
         return self._remainder if self.drop_last else 0
 
     def row_count(self, batch: int) -> int:
-        """Rows of the global batch, over all ranks."""
+        """Rows of the global batch, over all ranks; with whole groups about as many."""
         assert 0 <= batch < self.num_batches, batch
         return self.global_batch_size if batch < self._full_batches else self._remainder
 
     def local_rows(self, batch: int) -> int:
-        """Rows of the batch on this rank."""
+        """Rows of the batch on this rank; with whole groups about as many."""
         start, stop = self._rank_window(self.row_count(batch))
         return stop - start
 
     def local_size(self, batch: int) -> int:
         """Rows of the batch on every rank once short ranks are padded."""
-        return -(-self.row_count(batch) // self.world_size)
+        rows = -(-self.row_count(batch) // self.world_size)
+        if self.longest_group is None:
+            return rows
+        # In each of its lanes a rank may go on to the end of a group.
+        windows = (self._lanes_of(rank, batch) for rank in range(self.world_size))
+        return rows + max(stop - first for first, stop in windows) * (self.longest_group - 1)
 
     def slices(self, batch: int) -> Iterator[Slice]:
         """The rows of `batch` on this rank, in order."""
         assert self.start_batch <= batch < self.num_batches, batch
-        edges = self._full_edges if batch < self._full_batches else self._last_edges
+        edges = self._edges(batch)
         window_start, window_stop = self._rank_window(int(edges[-1]))
-        first = int(np.searchsorted(edges, window_start, side="right")) - 1
-        stop = int(np.searchsorted(edges, window_stop, side="left"))
-        for lane in range(first, stop):
+        for lane in range(*self._lanes_of(self.rank, batch)):
             lane_first, reads = self._reads_of_lane[lane]
             edge, next_edge = int(edges[lane]), int(edges[lane + 1])
             # For the last partial batch, too, a lane has given `batch` full quotas before.
@@ -150,13 +157,10 @@ class BatchPlan:
         unit, start, stop = self._read_columns
         return Read(int(unit[index]), int(start[index]), int(stop[index]))
 
-    def row_order(self, read: Read) -> NDArray[np.int64] | None:
-        """Rows of the row group that make up `read`; None where they are start ... stop - 1 themselves."""
-        if self.shuffle != "rows":
-            return None
-        return row_permutation(self.seed, self.epoch, read.unit, int(self.units.rows[read.unit]))[
-            read.start : read.stop
-        ]
+    @property
+    def row_order(self) -> RowOrder:
+        """What the reads give of their row groups."""
+        return RowOrder(self.shuffle == "rows", self.longest_group is not None, self.seed, self.epoch)
 
     @property
     def _full_batches(self) -> int:
@@ -166,9 +170,21 @@ class BatchPlan:
     def _remainder(self) -> int:
         return self.total_rows % self.global_batch_size
 
-    def _rank_window(self, rows: int) -> tuple[int, int]:
-        """Where this rank's rows lie in a global batch of `rows`."""
-        return rows * self.rank // self.world_size, rows * (self.rank + 1) // self.world_size
+    def _rank_window(self, rows: int, rank: int | None = None) -> tuple[int, int]:
+        """Where a rank's rows, by default this one's, lie in a global batch of `rows`."""
+        rank = self.rank if rank is None else rank
+        return rows * rank // self.world_size, rows * (rank + 1) // self.world_size
+
+    def _edges(self, batch: int) -> NDArray[np.int64]:
+        """(lanes + 1): where each lane's rows start in the batch."""
+        return self._full_edges if batch < self._full_batches else self._last_edges
+
+    def _lanes_of(self, rank: int, batch: int) -> tuple[int, int]:
+        """The first lane that a rank reads for the batch, and the one after its last."""
+        edges = self._edges(batch)
+        start, stop = self._rank_window(int(edges[-1]), rank)
+        first = int(np.searchsorted(edges, start, side="right")) - 1
+        return first, int(np.searchsorted(edges, stop, side="left"))
 
     @cached_property
     def _num_lanes(self) -> int:
@@ -193,7 +209,7 @@ class BatchPlan:
     def _unit_order(self) -> NDArray[np.int64]:
         if self.shuffle == "none":
             return np.arange(len(self.units))
-        return _generator(_UNIT_ORDER, self.seed, self.epoch).permutation(len(self.units))
+        return generator_of(UNIT_ORDER, self.seed, self.epoch).permutation(len(self.units))
 
     @cached_property
     def _unit_starts(self) -> NDArray[np.int64]:
@@ -268,12 +284,3 @@ class BatchPlan:
         start, stop = self._rank_window(int(edges[-1]))
         offset = max(start, int(edges[lane])) - int(edges[lane])
         return offset, max(0, min(stop, int(edges[lane + 1])) - int(edges[lane]) - offset)
-
-
-def row_permutation(seed: int, epoch: int, unit: int, rows: int) -> NDArray[np.int64]:
-    """(rows,): the order of the rows of a row group in an epoch under `shuffle: rows`."""
-    return _generator(_ROW_ORDER, seed, epoch, unit).permutation(rows)
-
-
-def _generator(*entropy: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64([value % 2**64 for value in entropy]))

@@ -100,17 +100,30 @@ class RowPacker:
 
         Raises UserError where the part is missing or damaged, lacks a column, or holds what its schema excludes.
         """
+        table = self._read(path, row_group, self.columns, threads)
+        return self._pack(table, rows, self._origin(path, row_group))
+
+    def read_group(self, path: str, row_group: int) -> NDArray[np.int64]:
+        """(n,): the group ids of a row group, of which its rows can be chosen. Raises UserError as `read`."""
+        name = self.schema.group
+        assert name is not None
+        table = self._read(path, row_group, [name], False)
+        return _dense_column(table, name, np.dtype(np.int64), self._origin(path, row_group))
+
+    def _origin(self, path: str, row_group: int) -> str:
+        return f"{self.folder / path}, row group {row_group}"
+
+    def _read(self, path: str, row_group: int, columns: list[str], threads: bool) -> pa.Table:
         origin = self.folder / path
         try:
             stat = os.stat(origin)
             file = _open_parquet(origin, stat.st_size, stat.st_mtime_ns)
-            table = file.read_row_group(row_group, columns=self.columns, use_threads=threads)
+            return file.read_row_group(row_group, columns=columns, use_threads=threads)
         except FileNotFoundError:
             raise UserError(f"{origin}: missing, though the manifest lists it; run `rayrec preprocess` again") from None
         except (OSError, pa.ArrowInvalid) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{origin}: damaged ({reason}); run `rayrec preprocess` again") from None
-        return self._pack(table, rows, f"{origin}, row group {row_group}")
 
     def _pack(self, table: pa.Table, rows: Rows, origin: str) -> PackedRows:
         schema, count = self.schema, table.num_rows

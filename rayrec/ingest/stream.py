@@ -7,8 +7,9 @@ import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.plan import BatchPlan, row_permutation
+from rayrec.ingest.plan import BatchPlan
 from rayrec.ingest.reader import PackedRows, RowPacker
+from rayrec.ingest.row_order import RowOrder
 
 # One task reads about this many rows: enough to outweigh a task's overhead of some milliseconds.
 _ROWS_PER_TASK = 131_072
@@ -37,7 +38,7 @@ def stream_reads(
 
     executions = executions or plan.world_size
     packer = RowPacker(dataset.folder, dataset.schema)
-    reader = _PlannedReader(packer, plan.shuffle == "rows", plan.seed, plan.epoch)
+    reader = _PlannedReader(packer, plan.row_order)
     cpus = int(ray.cluster_resources().get("CPU", 1)) // executions
     concurrency = max(1, min(_MOST_TASKS, cpus // 2))
     if task_cpus is None:
@@ -89,15 +90,14 @@ class _PlannedReader:
     """What a task does with its part of the list of reads."""
 
     packer: RowPacker
-    permute: bool
-    seed: int
-    epoch: int
+    order: RowOrder
 
     def __call__(self, reads: pa.Table) -> Iterator[pa.Table]:
         for read in reads.to_pylist():
-            rows = slice(read["start"], read["stop"])
-            order = row_permutation(self.seed, self.epoch, read["unit"], read["rows"])[rows] if self.permute else rows
-            yield self.packer.to_table(self.packer.read(read["path"], read["row_group"], order))
+            place = read["path"], read["row_group"]
+            group = self.packer.read_group(*place) if self.order.whole_groups else None
+            rows = self.order.rows(read["unit"], read["rows"], read["start"], read["stop"], group)
+            yield self.packer.to_table(self.packer.read(*place, rows))
 
 
 def _descriptors(plan: BatchPlan, concurrency: int) -> list[pa.Table]:

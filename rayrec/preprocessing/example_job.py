@@ -10,13 +10,14 @@ from rayrec.config.preprocess import PreprocessConfig
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
 from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.ingest.dataset import SplitInfo
-from rayrec.preprocessing.encode import Permutation, RowEncoder, write_in_order, write_shuffled
+from rayrec.preprocessing.encode import RowEncoder, write_in_order
 from rayrec.preprocessing.extracted import ExtractedChunk
 from rayrec.preprocessing.inputs import Inputs, resolve_inputs
 from rayrec.preprocessing.long_vocabularies import join_long_vocabularies
 from rayrec.preprocessing.order import BlockwisePermutation
 from rayrec.preprocessing.order import Permutation as TotalPermutation
 from rayrec.preprocessing.segments import Piece
+from rayrec.preprocessing.shuffle import Permutation, write_shuffled
 from rayrec.preprocessing.splits import hashed_splits, rows_by_day, split_rows
 from rayrec.preprocessing.vocabularies import fit_vocabularies
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset, segments_by_split

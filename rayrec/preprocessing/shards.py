@@ -1,7 +1,8 @@
 """Third stage, the end: encoded rows -> the Parquet parts of a split, exact in rows and row groups."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.ingest.dataset import PartInfo
 from rayrec.preprocessing.parquet_files import new_parquet
+from rayrec.preprocessing.runs import run_starts
 
 _PARTS_AIMED_AT = 16
 _LEAST_ROW_GROUPS = 8
@@ -36,38 +38,69 @@ def rows_of_a_part(rows: int, layout: ShardLayoutConfig) -> int:
 
 
 def write_part(
-    dataset: Path, split: str, index: int, label: str, layout: ShardLayoutConfig, batches: Iterable[pa.RecordBatch]
+    dataset: Path,
+    split: str,
+    index: int,
+    label: str,
+    layout: ShardLayoutConfig,
+    batches: Iterable[pa.RecordBatch],
+    group: str | None = None,
 ) -> WrittenPart:
-    """Write part `index` of a split from encoded rows (label and features) in row groups of the layout's size."""
+    """Write part `index` of a split from encoded rows (label and features) in row groups of the layout's size.
+
+    `group`: a column whose equal neighbours stay together; row groups are as much longer as that takes.
+    """
     path = Path(split) / f"part-{index:05d}.parquet"
     batches = iter(batches)
     first = next(batches)
-    size = layout.rows_per_row_group
     row_groups: list[int] = []
-    positives = 0.0
+    positives, longest = 0.0, 0
     with new_parquet(dataset / path, first.schema, **parquet_options(layout)) as writer:
-        buffered = [first]
-        held = first.num_rows
-        at_end = False
-        while not at_end:
-            while held < size and (batch := next(batches, None)) is not None:
-                buffered.append(batch)
-                held += batch.num_rows
-            at_end = held < size
-            table = pa.Table.from_batches(buffered, first.schema)
-            group = table.slice(0, size)
-            if group.num_rows:
-                writer.write_table(group, row_group_size=size)
-                row_groups.append(group.num_rows)
-                positives += pc.sum(group[label]).as_py()
-            buffered = table.slice(size).to_batches()
-            held -= group.num_rows
+        for table in _row_groups(chain([first], batches), layout.rows_per_row_group, group):
+            writer.write_table(table, row_group_size=table.num_rows)
+            row_groups.append(table.num_rows)
+            positives += pc.sum(table[label]).as_py()
+            if group is not None:
+                longest = max(
+                    longest, int(np.diff(run_starts(table[group].combine_chunks()), append=table.num_rows).max())
+                )
     with open(dataset / path, "rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         size_in_bytes = file.seek(0, 2)
-    rows = sum(row_groups)
-    info = PartInfo(path=path.as_posix(), rows=rows, row_groups=tuple(row_groups), bytes=size_in_bytes, sha256=sha256)
+    info = PartInfo(
+        path=path.as_posix(),
+        rows=sum(row_groups),
+        row_groups=tuple(row_groups),
+        bytes=size_in_bytes,
+        sha256=sha256,
+        longest_group=None if group is None else longest,
+    )
     return WrittenPart(info, positives)
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch], size: int, group: str | None) -> Iterator[pa.Table]:
+    """The rows in tables of `size` rows, with `group` to the end of the last one's group; what is left comes last."""
+    buffered: list[pa.RecordBatch] = []
+    held = 0
+    for batch in batches:
+        buffered.append(batch)
+        held += batch.num_rows
+        while held >= size:
+            table = pa.Table.from_batches(buffered)
+            end = size if group is None else _end_of_group(table[group], size)
+            if end is None:
+                break
+            yield table.slice(0, end)
+            buffered = table.slice(end).to_batches()
+            held -= end
+    if held:
+        yield pa.Table.from_batches(buffered)
+
+
+def _end_of_group(column: pa.ChunkedArray, rows: int) -> int | None:
+    """Where the group of row `rows` - 1 ends; None where it may go on behind the column."""
+    starts = run_starts(column.slice(rows - 1).combine_chunks())
+    return rows - 1 + int(starts[1]) if len(starts) > 1 else None
 
 
 def parquet_options(layout: ShardLayoutConfig) -> dict[str, object]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 
+from rayrec.common.background import in_background
 from rayrec.common.errors import DiskFullError, UserError
 from rayrec.common.progress import Progress
 
@@ -42,9 +43,8 @@ def counted_rows(spark: "SparkSession", progress: Progress, stage: str, total: i
     """
     progress.stage(stage, total)
     counter = spark.sparkContext.accumulator(0)
-    ended = threading.Event()
 
-    def watch() -> None:
+    def watch(ended: threading.Event) -> None:
         shown = 0
         is_last = False
         while not is_last:
@@ -56,14 +56,8 @@ def counted_rows(spark: "SparkSession", progress: Progress, stage: str, total: i
                 progress.advance(grown)
                 shown += grown
 
-    watcher = threading.Thread(target=watch, name=f"progress-{stage}", daemon=True)
-    watcher.start()
-    try:
-        with user_errors():
-            yield counter
-    finally:
-        ended.set()
-        watcher.join()
+    with in_background(watch, f"progress-{stage}"), user_errors():
+        yield counter
 
 
 @contextmanager

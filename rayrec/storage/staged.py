@@ -7,8 +7,10 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
+from rayrec.common.background import in_background
 from rayrec.common.errors import UserError
 from rayrec.common.files import locked
 from rayrec.common.progress import Progress, SilentProgress
@@ -50,9 +52,8 @@ def mirrored(path: Path, *, continues: bool, progress: Progress) -> Iterator[Non
     folder = _StagedFolder(path)
     with folder.owned():
         upload = folder.begin(continues, progress)
-        background = _Background(upload, location(path))
         try:
-            with background:
+            with in_background(partial(_send_passes, upload), "rayrec-mirror"):
                 yield
         except BaseException:
             try:
@@ -193,30 +194,16 @@ class _StagedFolder:
         return False
 
 
-class _Background:
-    """Passes of an upload in a thread, for the time of a block."""
-
-    def __init__(self, upload: Upload, uri: str) -> None:
-        self._upload, self._uri = upload, uri
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="rayrec-mirror", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _work(self) -> None:
-        told = False
-        is_over = True
-        while not self._stop.wait(_PASS_SECONDS if is_over else _PASS_SECONDS / 10):
-            try:
-                is_over = self._upload.pass_once()
-                told = False
-            except UserError as error:
-                # The work goes on: the last pass, at its end, is the one that has to succeed.
-                if not told:
-                    logger.warning("%s; trying again", error)
-                told = True
+def _send_passes(upload: Upload, ended: threading.Event) -> None:
+    """One pass of an upload after the other."""
+    told = False
+    is_over = True
+    while not ended.wait(_PASS_SECONDS if is_over else _PASS_SECONDS / 10):
+        try:
+            is_over = upload.pass_once()
+            told = False
+        except UserError as error:
+            # The work goes on: the last pass, at its end, is the one that has to succeed.
+            if not told:
+                logger.warning("%s; trying again", error)
+            told = True

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayrec.common.background import in_background
 from rayrec.common.errors import ConfigError, SmallClusterError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config import Recipe
@@ -61,7 +62,7 @@ def train(
     shown = progress or SilentProgress()
     shown.stage("training", recipe.train.samples_per_epoch(dataset.split("train").rows) * recipe.train.epochs)
     watcher = _HistoryWatcher(run.history, recipe, dataset, shown)
-    with watcher:
+    with in_background(watcher.watch, "rayrec-history"):
         arguments = {"initial_weights": initial_weights}
         _run_workers(_train_on_worker, recipe, dataset, run.path, arguments, device)
     metrics: Metrics = json.loads((run.path / METRICS_FILE).read_text())
@@ -248,20 +249,11 @@ class _HistoryWatcher:
 
     def __init__(self, path: Path, recipe: Recipe, dataset: Dataset, progress: Progress) -> None:
         self._path, self._recipe, self._progress = path, recipe, progress
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="rayrec-history", daemon=True)
         self._shown_rows = 0
         self._seen = sum(1 for _ in read_history(path))
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.5):
+    def watch(self, ended: threading.Event) -> None:
+        while not ended.wait(0.5):
             self._show_new()
         self._show_new()
 

@@ -21,6 +21,7 @@ from rayrec.models.registry import build_model
 from rayrec.training.checkpoint import Checkpoints, RunProgress
 from rayrec.training.evaluation_pass import evaluate_split
 from rayrec.training.history import History
+from rayrec.training.loss import BatchTotals
 from rayrec.training.parallel_model import ParallelModel
 from rayrec.training.place import Place
 from rayrec.training.precision import resolve_precision
@@ -109,7 +110,15 @@ class _Training:
         rows = dataset.split("train").rows
         self._model = build_parallel_model(recipe, dataset, place, self._plan)
         self._step = TrainStep(self._model, self._config, self._precision, self._config.steps_per_epoch(rows))
-        self._splits = SplitReader(dataset, self._config.ingest, place, self._config.negatives, self._config.recency)
+        config = self._config
+        self._splits = SplitReader(
+            dataset,
+            config.ingest,
+            place,
+            negatives=config.negatives,
+            recency=config.recency,
+            whole_groups=config.loss.listwise > 0,
+        )
         self._evaluation_split = evaluation_split(recipe, dataset)
         self._checkpoints = Checkpoints(run.checkpoints, self._config.checkpoint)
         self._history = History(run.history)
@@ -192,12 +201,14 @@ class _Training:
                     return
 
     def _train_on(self, batch: Batch, loader: EpochLoader, window: _Window) -> None:
-        total_weight: float = loader.row_count(self._progress.batch)
-        if self._dataset.schema.weight is not None:
-            weight = batch.weight.sum()
-            dist.all_reduce(weight)
-            total_weight = weight.item()
-        outcome = self._step(batch, total_weight, self._progress.step + 1)
+        rows = loader.row_count(self._progress.batch)
+        if rows is None or self._dataset.schema.weight is not None:
+            sums = torch.stack([batch.weight.sum(), (batch.weight * batch.label).sum()])
+            dist.all_reduce(sums)
+            totals = BatchTotals(*sums.tolist())
+        else:
+            totals = BatchTotals(rows, None)
+        outcome = self._step(batch, totals, self._progress.step + 1)
         window.loss += outcome.loss
         window.steps += 1
         window.overflows += not outcome.updated

@@ -12,6 +12,8 @@ def require_trainable(recipe: Recipe, dataset: Dataset, device: DeviceName) -> N
     require_evaluable(recipe, dataset)
     if recipe.train.negatives is not None:
         _require_interactions(dataset)
+    if recipe.train.loss.listwise:
+        _require_whole_groups(dataset)
     # FBGEMM fuses Adam and LAMB into the tables' backward pass on a GPU alone.
     kind = recipe.train.embedding_optimizer.kind
     if device == "cpu" and kind == "adam" and not recipe.train.has_dense_adam_tables:
@@ -45,6 +47,20 @@ def require_evaluable(recipe: Recipe, dataset: Dataset) -> None:
         raise ConfigError(
             "evaluate.ranking.candidates: 'all' needs a dataset whose only features are a user and an item "
             "(interactions), as others are unknown for unseen pairs; use 'given'"
+        )
+
+
+def _require_whole_groups(dataset: Dataset) -> None:
+    """Raise ConfigError unless batches of `train` can hold whole groups."""
+    if dataset.schema.group is None:
+        raise ConfigError(
+            "train.loss.listwise: the dataset has no group column, so it has no lists of rows; set it to 0, or give a "
+            "dataset of displays"
+        )
+    if dataset.split("train").longest_group is None:
+        raise ConfigError(
+            f"train.loss.listwise: the rows of a group are not kept together in 'train' of {dataset.folder}; set it to "
+            "0, or run `rayrec preprocess` again"
         )
 
 

@@ -28,6 +28,8 @@ class SplitReader:
     """What `train` is completed with; None gives its rows as they are, as every other split's."""
     recency: RecencyConfig | None = None
     """With `negatives`: how often the rows of `train` come."""
+    whole_groups: bool = False
+    """Whether batches of `train` cut no group."""
     _stores: dict[str, InMemorySplit] = field(default_factory=dict)
     _candidates: dict[str, AllCandidates] = field(default_factory=dict)
     _sampled: dict[str, SampledSplit] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class SplitReader:
             drop_last=drop_last,
             shuffle=shuffle,
             contiguous=contiguous,
+            whole_groups=self.whole_groups and split == "train",
             device=self.place.device,
             store=self._stores.get(split),
         )

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayrec.config import TrainConfig
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.initialization import derived_seed
 from rayrec.training.dense_optimizer import build_dense_optimizer, build_wide_optimizer
+from rayrec.training.loss import BatchTotals, batch_loss, group_numbers
 from rayrec.training.loss_scale import LossScale
 from rayrec.training.parallel_model import ParallelModel
 from rayrec.training.precision import Precision
@@ -53,8 +53,8 @@ class TrainStep:
         self._trained = [*deep, *wide]
         self._has_dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.dense_network.modules())
 
-    def __call__(self, batch: Batch, total_weight: float, step: int) -> StepOutcome:
-        """`total_weight`: sum of the weights of the global batch; `step` counts from 1."""
+    def __call__(self, batch: Batch, totals: BatchTotals, step: int) -> StepOutcome:
+        """`totals`: of the global batch; `step` counts from 1."""
         self._set_lr(step)
         if self._has_dropout:
             # Masks depend on no earlier step, so that a resumed run repeats them; each rank draws its own.
@@ -62,11 +62,11 @@ class TrainStep:
         with torch.set_grad_enabled(self._model.trains_tables):
             pooled = self._model.pooled(batch)
         boundary = pooled.detach().requires_grad_(self._model.trains_tables)
-        loss = self._dense_passes(batch, boundary, total_weight)
+        loss = self._dense_passes(batch, boundary, totals)
         updated = self._gradients_are_usable(boundary)
         if updated:
             if self._model.trains_tables:
-                pooled.backward(self._with_penalty(boundary, batch.weight, total_weight))
+                pooled.backward(self._with_penalty(boundary, batch.weight, totals.weight))
                 self._model.table_optimizer.step()
             for optimizer in self._optimizers:
                 optimizer.step()
@@ -86,18 +86,20 @@ class TrainStep:
                 for group in optimizer.param_groups:
                     group["lr"] = rate
 
-    def _dense_passes(self, batch: Batch, boundary: Tensor, total_weight: float) -> Tensor:
+    def _dense_passes(self, batch: Batch, boundary: Tensor, totals: BatchTotals) -> Tensor:
         """Forward and backward of the dense network, in parts; gradients end in its parameters and `boundary`."""
-        parts = self._config.gradient_accumulation
+        listwise = self._config.loss.listwise
+        sizes = _part_sizes(batch, self._config.gradient_accumulation, cuts_groups=not listwise)
         columns = (batch.dense, boundary, batch.label, batch.weight)
-        chunks = list(zip(*(column.chunk(parts) for column in columns), strict=True))
+        chunks = list(zip(*(column.split(sizes) for column in columns), strict=True))
+        groups = batch.group.split(sizes) if batch.group is not None else [None] * len(sizes)
         total = torch.zeros((), device=self._model.device)
-        for index, (dense, pooled, label, weight) in enumerate(chunks):
+        for index, ((dense, pooled, label, weight), group) in enumerate(zip(chunks, groups, strict=True)):
             last = index == len(chunks) - 1
             with nullcontext() if last else self._model.without_dense_sync():
                 with self._precision.autocast():
                     logits = self._model.dense(dense, pooled)
-                loss = F.binary_cross_entropy_with_logits(logits.float(), label, weight, reduction="sum") / total_weight
+                loss = batch_loss(logits.float(), label, weight, group, totals, listwise)
                 # Both DDP and TorchRec average gradients over ranks; the loss is a sum over them.
                 scaled = loss * self._world_size
                 if self.loss_scale is not None:
@@ -126,3 +128,16 @@ class TrainStep:
         if boundary.grad is not None:
             gradients.append(boundary.grad)
         return self.loss_scale.unscale_(gradients)
+
+
+def _part_sizes(batch: Batch, parts: int, *, cuts_groups: bool) -> list[int]:
+    """Rows of each part, as even as may be."""
+    size = -(-batch.size // parts)
+    ends = [*range(size, batch.size, size), batch.size]
+    if not cuts_groups and len(ends) > 1:
+        assert batch.group is not None
+        numbers = group_numbers(batch.group)
+        # To the end of the group that a part would cut.
+        last_rows = torch.tensor([end - 1 for end in ends], device=numbers.device)
+        ends = torch.searchsorted(numbers, numbers[last_rows], right=True).unique().tolist()
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]

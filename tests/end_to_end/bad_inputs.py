@@ -248,6 +248,13 @@ FILES = [
         "(or the URI's endpoint_override) and the network",
     ),
     BadInput(
+        "lists of rows without groups",
+        f"{TRAIN} --set train.loss.listwise=0.5",
+        2,
+        "train.loss.listwise: the dataset has no group column, so it has no lists of rows; set it to 0, or give a "
+        "dataset of displays",
+    ),
+    BadInput(
         "run folder exists",
         "train dlrm-criteo-debug --data dataset --output full",
         1,

@@ -54,6 +54,19 @@ def test_streamed_batches_equal_those_from_memory_and_from_pyarrow(tmp_path, arg
         assert streamed.wait_seconds > 0
 
 
+def test_streamed_whole_groups_equal_those_from_memory(tmp_path):
+    dataset = make_dataset(tmp_path / "data", 1_200, multi_hot=1, group_sizes=(3, 9, 1, 4), rows_per_row_group=50)
+    store = InMemorySplit.read(dataset, "train")
+    for rank in range(2):
+        order = {"global_batch_size": 64, "rank": rank, "world_size": 2, "seed": 7, "drop_last": False}
+        with (
+            open_batches(dataset, "train", STREAM, whole_groups=True, **order) as streamed,
+            open_batches(dataset, "train", STREAM, whole_groups=True, store=store, **order) as stored,
+        ):
+            for one, other in zip(streamed, stored, strict=True):
+                assert_same(one, other)
+
+
 def test_resuming_streams_the_rest_of_the_epoch(tmp_path):
     dataset = make_dataset(tmp_path / "data", 1_500)
     order = {"global_batch_size": 100, "drop_last": True}

@@ -204,6 +204,15 @@ def test_one_row_a_click_and_whole_displays(datasets: Callable[[str], Dataset], 
         .reset_index(drop=True)
         .set_axis(["display_id", "candidate"], axis=1),
     )
+    train = read_split(dataset, "train")
+    starts = np.flatnonzero(np.diff(train["display_id"], prepend=-1))
+    assert len(starts) == train["display_id"].nunique(), "rows of a display follow each other"
+    assert train["display_id"].iloc[starts].tolist() != sorted(train["display_id"].unique())
+    lengths = np.diff(starts, append=len(train))
+    assert dataset.manifest.splits["train"].longest_group == lengths.max()
+    parts = dataset.manifest.splits["train"].parts
+    ends = np.cumsum([rows for part in parts for rows in part.row_groups])
+    assert len(ends) > 5 and set(ends[:-1]) <= set(starts), "row groups end with displays"
     displays = {split: set(read_split(dataset, split)["display_id"]) for split in SPLITS}
     assert not displays["train"] & displays["validation"]
     types = pq.read_schema(dataset.folder / dataset.manifest.splits["train"].parts[0].path)

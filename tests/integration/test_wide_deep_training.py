@@ -30,7 +30,9 @@ from tests.training_runs import Case, logits_under, losses, metrics_under, recip
 
 STEPS = 30
 ROWS = {"train": 25 * 64, "test": 300}
-"""25 batches an epoch; displays of 7 rows, which files, row groups and batches cut."""
+"""25 batches an epoch."""
+DISPLAYS = (7, 2, 5, 12, 7, 1, 9)
+"""Rows of displays, whole in row groups, which batches cut unless lists are trained on."""
 MODEL = {"kind": "wide_deep", "embedding_dim": 8, "embedding_dims": {"C1": 3}, "mlp": [16, 8]}
 ADAGRAD = {"kind": "adagrad", "lr": 0.1, "initial_accumulator": 0.1}
 ADAM = {"kind": "adam", "lr": 0.01}
@@ -72,8 +74,8 @@ def _recipe(optimizer: dict[str, Any] = ADAGRAD, plan: str = "tables", size: int
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clicks") / "data"
-    columns = {"numeric": 3, "categorical": 4, "multi_hot": 2, "group": True, "leak": True}
-    make_dataset(folder, ROWS, **columns, seed=1, rows_per_part=500)
+    columns = {"numeric": 3, "categorical": 4, "multi_hot": 2, "leak": True}
+    make_dataset(folder, ROWS, **columns, seed=1, group_sizes=DISPLAYS)
     return folder
 
 
@@ -97,6 +99,9 @@ def runs(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     dropout = {"plan": "mixed", "model": {"dropout": 0.3}}
     two |= {"whole": _recipe(**dropout), "cut": _recipe(**dropout, max_steps=11)}
     two |= {"moved": _recipe(RMSPROP, "mixed", max_steps=11)}
+    lists = {"loss": {"listwise": 0.5}, "model": {"dropout": 0.0}}
+    one |= {"lists-1": _recipe(**lists), "lists-accumulated": _recipe(**lists, gradient_accumulation=3)}
+    two |= {"lists-mixed": _recipe(plan="mixed", **lists)}
     run_cases(1, dataset, [Case(folder / name, case) for name, case in one.items()])
     again = Case(folder / "cut", _recipe(**dropout))
     run_cases(2, dataset, [*(Case(folder / name, case) for name, case in two.items()), again])
@@ -108,7 +113,8 @@ def runs(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("run", "reference"),
     [(f"adagrad-{plan}", "adagrad-1") for plan in PLANS]
     + [(f"rmsprop-{plan}", "rmsprop-1") for plan in ("rows", "mixed")]
-    + [("adam-copies", "adam-1"), ("accumulated", "adagrad-1")],
+    + [("adam-copies", "adam-1"), ("accumulated", "adagrad-1")]
+    + [("lists-mixed", "lists-1"), ("lists-accumulated", "lists-1")],
 )
 def test_losses_and_weights_depend_on_neither_workers_nor_plan(runs: Path, run: str, reference: str) -> None:
     expected = losses(runs / reference)

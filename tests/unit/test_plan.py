@@ -34,9 +34,9 @@ def execute(plan: BatchPlan) -> list[list[Row]]:
             if piece.lane not in current or current[piece.lane][0] != piece.read:
                 assert piece.read == arrived, "reads are needed in the plan's order"
                 read = plan.read(arrived)
-                order = plan.row_order(read)
-                inside = range(read.start, read.stop) if order is None else order.tolist()
-                current[piece.lane] = arrived, [(read.unit, row) for row in inside]
+                count = int(plan.units.rows[read.unit])
+                inside = np.arange(count)[plan.row_order.rows(read.unit, count, read.start, read.stop, None)]
+                current[piece.lane] = arrived, [(read.unit, row) for row in inside.tolist()]
                 arrived += 1
             read_rows = current[piece.lane][1]
             assert 0 <= piece.start < piece.stop <= len(read_rows)

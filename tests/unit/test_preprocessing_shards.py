@@ -44,6 +44,20 @@ def test_part_has_exact_row_groups(tmp_path: Path, sizes: list[int]) -> None:
     assert [p.name for p in (tmp_path / "train").iterdir()] == ["part-00003.parquet"]
 
 
+@pytest.mark.parametrize("cut", [1, 4, 7, 100])
+def test_row_groups_end_with_groups(tmp_path: Path, cut: int) -> None:
+    lengths = [3, 1, 9, 2, 2, 1, 30, 1, 1]
+    group = np.repeat([5, -7, 2**40, 0, 9, 3, 1, 8, 4], lengths)
+    schema = pa.schema([pa.field("label", pa.float32(), False), pa.field("g", pa.int64(), False)])
+    whole = pa.RecordBatch.from_arrays([pa.array(np.ones(len(group), np.float32)), pa.array(group)], schema=schema)
+    batches = [whole.slice(start, cut) for start in range(0, len(group), cut)]
+    layout = ShardLayoutConfig(rows_per_row_group=4)
+    info, _ = write_part(tmp_path, "train", 0, "label", layout, batches, "g")
+    assert info.row_groups == (4, 9, 4, 31, 2)
+    assert (info.rows, info.longest_group) == (50, 30)
+    assert pq.read_table(tmp_path / info.path)["g"].to_numpy().tolist() == group.tolist()
+
+
 PART_SIZES = {
     # rows of the split -> rows of a part, for the default layout
     1: 262_144,

@@ -36,9 +36,9 @@ from rayrec.preprocessing.displays.row_files import RowFiles
 from rayrec.preprocessing.displays.tables import ParsedTables, parse_tables
 from rayrec.preprocessing.displays.user_features import UserFeatures
 from rayrec.preprocessing.displays.values import DocumentValues, write_values
-from rayrec.preprocessing.encode import RowEncoder, write_in_order, write_shuffled
+from rayrec.preprocessing.encode import RowEncoder, write_in_order
 from rayrec.preprocessing.long_vocabularies import LongVocabularies
-from rayrec.preprocessing.order import Permutation
+from rayrec.preprocessing.shuffle import write_groups_shuffled, write_shuffled
 from rayrec.preprocessing.spark_tasks import reclaim_shuffles
 from rayrec.preprocessing.stages import Stages
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset
@@ -154,14 +154,15 @@ class DisplayJob:
     def _write_split(
         self, workspace: Workspace, encoder: RowEncoder, split: str, files: RowFiles, _: Path
     ) -> SplitInfo:
-        """Write `train` in random order, the other splits in that of displays."""
+        """Write the displays of `train` in random order, those of the other splits in their own."""
         config, spark, progress, segments = self._config, workspace.spark, workspace.progress, files.segments()
-        has_user_order = config.feature_set == "full"
-        if split != "train" and not has_user_order:
+        position = POSITION if config.feature_set == "full" else None
+        if split == "train":
+            seed = config.seed
+            return write_groups_shuffled(spark, encoder, split, segments, seed, config.layout, progress, position)
+        if position is None:
             return write_in_order(spark, encoder, split, segments, config.layout, progress)
-        order = Permutation(files.rows, config.seed) if split == "train" else _as_they_are
-        position = POSITION if has_user_order else None
-        return write_shuffled(spark, encoder, split, segments, order, config.layout, progress, position)
+        return write_shuffled(spark, encoder, split, segments, _as_they_are, config.layout, progress, position)
 
 
 def _as_they_are(positions: NDArray[np.int64]) -> NDArray[np.int64]:
