@@ -37,7 +37,7 @@ $(STAMP):
 	touch $@
 
 COMPILE = $(UV) pip compile pyproject.toml --quiet --extra dev --python-version 3.11 --no-annotate \
-	--custom-compile-command "make lock"
+	--custom-compile-command "make lock" --overrides requirements/overrides.txt
 
 lock: $(STAMP)
 	$(COMPILE) --extra cpu --overrides requirements/cpu-overrides.txt $(SOURCE_cpu) \

@@ -11,6 +11,7 @@ from rayrec.config.train import IngestConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches
 from rayrec.training.loop import build_parallel_model
+from rayrec.training.loss import BatchTotals
 from rayrec.training.place import Place
 from rayrec.training.precision import resolve_precision
 from rayrec.training.step import TrainStep
@@ -70,13 +71,13 @@ def _overflow(rank: int, rendezvous: str, data: str, changes: dict[str, Any]) ->
     if rank == 1:
         bad.dense[3, 0] = 1e30
     before = everything()
-    assert step(good, 64, 1).updated
+    assert step(good, BatchTotals(64, None), 1).updated
     assert changed(before), "a good step changes this rank's part"
     before = everything()
-    assert not step(bad, 64, 2).updated, "rank 0 must notice what only rank 1 met"
+    assert not step(bad, BatchTotals(64, None), 2).updated, "rank 0 must notice what only rank 1 met"
     assert not changed(before)
     assert step.loss_scale is not None and step.loss_scale.scale.item() == 32768.0
-    assert step(again, 64, 3).updated
+    assert step(again, BatchTotals(64, None), 3).updated
     assert changed(before)
     dist.destroy_process_group()
 
