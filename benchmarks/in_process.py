@@ -21,6 +21,7 @@ def train(recipe: Recipe, dataset: Dataset, path: Path) -> RunFolder:
     """Train as one worker of Ray Train does; a run that is there is continued."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    _HERE.prepare_process()
     run = RunFolder.open(path) if path.exists() else RunFolder.create(path, recipe, dataset)
     train_worker(recipe, dataset, run, _HERE, initial_weights(recipe, dataset))
     return run

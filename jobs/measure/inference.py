@@ -15,6 +15,7 @@ def measure_inference(
     import numpy as np
     import torch
 
+    from rayrec.common.allocator import keep_freed_memory
     from rayrec.models.registry import build_model
     from rayrec.training.device import resolve_device
     from rayrec.training.precision import resolve_precision
@@ -22,6 +23,7 @@ def measure_inference(
     device = torch.device(resolve_device(recipe.train.device, gpus=torch.cuda.device_count()))
     precision = resolve_precision(recipe.train.precision, "cuda" if device.type == "cuda" else "cpu")
     precision.apply_to_process()
+    keep_freed_memory()  # as the processes that predict do
     model = build_model(recipe.model, dataset.schema, device=device).eval()
     generator = torch.Generator().manual_seed(0)
     table = []

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
+from rayrec.common.allocator import keep_freed_memory
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder
 from rayrec.common.progress import Progress
@@ -194,6 +195,7 @@ class _ScoreBlocks:
 
     def __init__(self, folder: Path, is_raw: bool) -> None:
         torch.set_num_threads(1)  # the pool is what runs in parallel
+        keep_freed_memory()
         self._predictor = load_model(folder)
         self._predict = self._predictor.predict if is_raw else self._predictor.predict_encoded
         self._features = frozenset(f.name for f in self._predictor.schema.features)

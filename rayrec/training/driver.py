@@ -219,7 +219,6 @@ def _on_worker(arguments: dict[str, Any], work: Callable[..., None]) -> None:
     """Call `work(recipe, dataset, place)` in a Ray Train worker; a user's mistake is left in a file for the driver."""
     import ray.train
     import ray.train.torch
-    import torch
 
     from rayrec.training.place import Place
 
@@ -233,8 +232,7 @@ def _on_worker(arguments: dict[str, Any], work: Callable[..., None]) -> None:
         local_world_size=context.get_local_world_size(),
         device=ray.train.torch.get_device(),
     )
-    if place.device.type == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.local_world_size))
+    place.prepare_process()
     try:
         work(Recipe.model_validate(arguments["recipe"]), Dataset.open(arguments["dataset"]), place)
     except UserError as error:

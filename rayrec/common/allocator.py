@@ -1,0 +1,20 @@
+"""The C library's allocator."""
+
+import ctypes
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Options of mallopt(3)."""
+_LARGEST = 2**31 - 1
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep up to 2 GiB of what it frees for what it allocates next.
+
+    glibc gives blocks above 32 MiB back to the kernel, which hands out the next ones page by page, filled with zeros.
+    Where every step frees and allocates the same large tensors in host memory, that took half of the time. Where the C
+    library has no such options, nothing changes.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, _LARGEST)
+        mallopt(_MMAP_THRESHOLD, _LARGEST)
