@@ -50,7 +50,7 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest --durations=10 -m "not minutes" tests/unit tests/integration tests/end_to_end
 
-# Tests that take minutes each: a search and a cluster that lose processes and nodes.
+# Tests that take minutes each: a search and a cluster that lose processes and nodes, the whole way on S3.
 test-minutes: setup
 	$(BIN)/python -m pytest --durations=10 -m minutes tests/integration tests/end_to_end
 

@@ -91,6 +91,33 @@ def lose(staging: Path) -> None:
     staging.rename(staging.with_name(f"{staging.name}-lost"))
 
 
+def test_a_model_and_its_scores_travel(
+    bucket: fs.SubTreeFileSystem, new_machine: Callable[[str], None], pipeline: Pipeline, ray_cluster: str
+) -> None:
+    new_machine("one")
+    exported = run_rayrec(ray_cluster, "export", pipeline.run, "--output", "s3://bucket/travels/model")
+    assert exported.code == 0, exported.err
+    assert "-> s3://bucket/travels/model\n" in exported.out
+
+    new_machine("two")
+    raw = pipeline.raw / "criteo.tsv"
+    request = ("s3://bucket/travels/model", "--raw", "--input", raw, "--output", "s3://bucket/travels/scores")
+    predicted = run_rayrec(ray_cluster, "predict", *request)
+    assert predicted.code == 0, predicted.err
+    assert has(bucket, "travels/scores/result.json")
+
+    new_machine("three")
+    model, scores = local_path("s3://bucket/travels/model"), local_path("s3://bucket/travels/scores")
+    fetch(model)
+    fetch(scores)
+    assert weights(model) == weights(pipeline.model)
+    table = pq.read_table(scores / "scores")
+    direct = rayrec.load_model(pipeline.model).predict(raw_features(raw, 200))
+    np.testing.assert_allclose(table["score"].to_numpy()[:200], direct, atol=1e-6, rtol=0)
+    assert len(table) == 20_000
+
+
+@pytest.mark.minutes
 def test_the_whole_way(
     bucket: fs.SubTreeFileSystem,
     new_machine: Callable[[str], None],

@@ -51,6 +51,7 @@ def grpc_score(port: int) -> float:
         return float(score[0])
 
 
+@pytest.mark.minutes
 def test_serve_deploy_and_serve_run(tmp_path: Path) -> None:
     for name in ("ctr", "other"):
         make_model_folder(tmp_path / "models" / name, seed=len(name))
