@@ -48,6 +48,7 @@ def require_java_on_nodes() -> None:
     Such a node's raylet knows no Java workers and dies when Spark's first process registers with it.
     """
     import ray
+    from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     @ray.remote(num_cpus=0)
@@ -56,12 +57,18 @@ def require_java_on_nodes() -> None:
         arguments = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
         return b"--java_worker_command=" not in arguments
 
+    def lacks_java(answer: "ray.ObjectRef[bool]") -> bool:
+        try:
+            return not ray.get(answer)
+        except (NodeDiedError, TaskUnschedulableError, WorkerCrashedError):
+            return False  # lost a moment ago, which Ray had not noticed yet: nothing will run there
+
     nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
     answers = {
         node: knows_java.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
         for node in nodes
     }
-    without = sorted({nodes[node] for node, answer in answers.items() if not ray.get(answer)})
+    without = sorted({nodes[node] for node, answer in answers.items() if lacks_java(answer)})
     if without:
         raise UserError(
             f"the Ray node on {', '.join(without)} was started without Java, which Spark needs; run "
