@@ -26,6 +26,7 @@ from torch import Tensor
 
 from rayrec.common.errors import UserError
 from rayrec.config.evaluate import RankingConfig
+from rayrec.models.common.groups import group_numbers
 
 _log = logging.getLogger(__name__)
 
@@ -84,15 +85,14 @@ class RankingMetrics:
         if not len(score):
             return
         self.sums[:2] += len(score), float((~torch.isfinite(score)).sum())
-        changes = group[1:] != group[:-1]
-        run = torch.cat([changes.new_zeros(1, dtype=torch.int64), changes.cumsum(0)])
+        run = group_numbers(group)
         last = int(run[-1])
         at_edge = (run == 0) | (run == last)
         # Inside, only what stands above a positive of its group can matter.
         worst = score.new_full((last + 1,), torch.inf)
         worst.scatter_reduce_(0, run, torch.where(positive, score, torch.inf), "amin")
         kept = at_edge | (score >= worst[run])
-        starts = torch.cat([changes.new_ones(1), changes])
+        starts = torch.cat([run.new_ones(1, dtype=torch.bool), run.diff() > 0])
         self.finished.append(group[starts & ~at_edge].cpu().numpy())
         rows = RankedRows(*(column[kept].cpu().numpy() for column in (group, score, positive)))
         edge = at_edge[kept].cpu().numpy()

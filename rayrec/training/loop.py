@@ -110,14 +110,13 @@ class _Training:
         rows = dataset.split("train").rows
         self._model = build_parallel_model(recipe, dataset, place, self._plan)
         self._step = TrainStep(self._model, self._config, self._precision, self._config.steps_per_epoch(rows))
-        config = self._config
         self._splits = SplitReader(
             dataset,
-            config.ingest,
+            self._config.ingest,
             place,
-            negatives=config.negatives,
-            recency=config.recency,
-            whole_groups=config.loss.listwise > 0,
+            negatives=self._config.negatives,
+            recency=self._config.recency,
+            whole_groups=self._config.loss.listwise > 0,
         )
         self._evaluation_split = evaluation_split(recipe, dataset)
         self._checkpoints = Checkpoints(run.checkpoints, self._config.checkpoint)

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rayrec.models.common.groups import group_numbers
+
 
 @dataclass(frozen=True)
 class BatchTotals:
@@ -58,9 +60,3 @@ def softmax_cross_entropy(logits: Tensor, label: Tensor, weight: Tensor, group: 
     # Not 0 where nothing counts: the logarithm's gradient would be infinite, and times 0 no number.
     logs = highest + sums.clamp_min(torch.finfo(sums.dtype).tiny).log()
     return (weight * label * (logs[list_of] - logits)).sum()
-
-
-def group_numbers(group: Tensor) -> Tensor:
-    """(B,) group ids, of rows that follow each other by group -> (B,) int64 numbers of the groups, from 0."""
-    changes = group[1:] != group[:-1]
-    return torch.cat([changes.new_zeros(min(1, len(group)), dtype=torch.int64), changes.cumsum(0)])

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from rayrec.config import TrainConfig
 from rayrec.models.common.batch import Batch
+from rayrec.models.common.groups import group_numbers
 from rayrec.models.common.initialization import derived_seed
 from rayrec.training.dense_optimizer import build_dense_optimizer, build_wide_optimizer
-from rayrec.training.loss import BatchTotals, batch_loss, group_numbers
+from rayrec.training.loss import BatchTotals, batch_loss
 from rayrec.training.loss_scale import LossScale
 from rayrec.training.parallel_model import ParallelModel
 from rayrec.training.precision import Precision

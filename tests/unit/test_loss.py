@@ -9,15 +9,12 @@ from rayrec.training.loss import BatchTotals, batch_loss, softmax_cross_entropy
 GROUP = torch.tensor([4, 4, 4, 9, 2, 2, 7, 7, 7])
 LABEL = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
 WEIGHT = torch.tensor([1.0, 2.0, 0.0, 1.0, 1.0, 1.0, 0.5, 1.0, 1.0])
+TOTALS = BatchTotals(float(WEIGHT.sum()), float((WEIGHT * LABEL).sum()))
 LISTS = (slice(0, 3), slice(3, 4), slice(4, 6), slice(6, 9))
 
 
 def logits(seed: int = 0, scale: float = 3.0) -> Tensor:
     return (torch.randn(9, generator=torch.Generator().manual_seed(seed)) * scale).requires_grad_()
-
-
-def totals(label: Tensor = LABEL, weight: Tensor = WEIGHT) -> BatchTotals:
-    return BatchTotals(float(weight.sum()), float((weight * label).sum()))
 
 
 def lists_by_hand(scores: Tensor) -> Tensor:
@@ -56,15 +53,15 @@ def test_rows_and_lists_share_the_loss() -> None:
     rows = torch.nn.functional.binary_cross_entropy_with_logits(scores, LABEL, WEIGHT, reduction="sum") / WEIGHT.sum()
     lists = lists_by_hand(scores) / (WEIGHT * LABEL).sum()
     for share in (0.0, 0.3, 1.0):
-        found = batch_loss(scores, LABEL, WEIGHT, GROUP, totals(), share)
+        found = batch_loss(scores, LABEL, WEIGHT, GROUP, TOTALS, share)
         torch.testing.assert_close(found, (1 - share) * rows + share * lists)
 
 
 def test_parts_of_a_batch_sum_to_it() -> None:
     scores = logits()
     columns = (scores, LABEL, WEIGHT, GROUP)
-    parts = [batch_loss(*(c[cut] for c in columns), totals(), 0.5) for cut in (slice(0, 4), slice(4, 9))]
-    torch.testing.assert_close(sum(parts), batch_loss(*columns, totals(), 0.5))
+    parts = [batch_loss(*(c[cut] for c in columns), TOTALS, 0.5) for cut in (slice(0, 4), slice(4, 9))]
+    torch.testing.assert_close(sum(parts), batch_loss(*columns, TOTALS, 0.5))
 
 
 @pytest.mark.parametrize("label", [torch.zeros(9), LABEL], ids=["no positive", "no weight"])
