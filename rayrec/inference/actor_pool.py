@@ -3,18 +3,18 @@
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from rayrec.common.errors import UserError
+from rayrec.common.ray_blocks import stream_blocks
 
 if TYPE_CHECKING:
     from ray.data import Dataset as RayDataset
 
 _BLOCK_BYTES = 2**23
-_BLOCKS_AHEAD = 4
 
 
 def map_with_pool(
@@ -54,12 +54,8 @@ def map_with_pool(
                 compute=ActorPoolStrategy(min_size=1, max_size=actors),
             )
         )
-    blocks = iter(data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=_BLOCKS_AHEAD))
-    try:
-        with _user_errors():
-            yield from blocks
-    finally:
-        blocks.close()
+    with _user_errors(), closing(stream_blocks(data)) as blocks:
+        yield from blocks
 
 
 @contextmanager

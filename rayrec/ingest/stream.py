@@ -1,11 +1,12 @@
 """A rank's reads through Ray Data: decoded and packed by tasks ahead of the consumer, in the plan's order."""
 
 from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from rayrec.common.errors import UserError
+from rayrec.common.ray_blocks import reports_user_errors, stream_blocks
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.plan import BatchPlan
 from rayrec.ingest.reader import PackedRows, RowPacker
@@ -16,7 +17,6 @@ _ROWS_PER_TASK = 131_072
 # Tasks of one rank that run at once: enough for about 4M rows/s, beyond what a rank trains on.
 _MOST_TASKS = 8
 _BLOCK_BYTES = 2**22
-_BLOCKS_AHEAD = 4
 # A rank's own, and one for each stream that it may have open: training's stays open while another is evaluated on, and
 # its tasks keep their CPUs when nobody takes what they have read.
 _CPUS_OF_A_RANK = 3
@@ -34,7 +34,6 @@ def stream_reads(
     """
     import ray
     from ray.data import ExecutionResources, TaskPoolStrategy
-    from ray.exceptions import RayError
 
     executions = executions or plan.world_size
     packer = RowPacker(dataset.folder, dataset.schema)
@@ -58,31 +57,16 @@ def stream_reads(
     store = ray.cluster_resources().get("object_store_memory", 0.0)
     context.execution_options.resource_limits = ExecutionResources(object_store_memory=store / 4 / executions)
     data = descriptors.map_batches(
-        reader,
+        reports_user_errors(reader),
         batch_size=None,
         batch_format="pyarrow",
         zero_copy_batch=True,
         num_cpus=task_cpus,
         compute=TaskPoolStrategy(size=min(concurrency, len(tasks))),
     )
-    blocks = iter(data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=_BLOCKS_AHEAD))
-    try:
+    with closing(stream_blocks(data)) as blocks:
         for block in blocks:
             yield from packer.from_table(block)
-    except RayError as error:
-        # A bad part is the user's to fix: without Ray's traceback of the task that met it.
-        raise _user_error_behind(error) or error from None
-    finally:
-        blocks.close()
-
-
-def _user_error_behind(error: BaseException | None) -> UserError | None:
-    while error is not None:
-        cause = getattr(error, "cause", None)
-        if type(cause) is UserError:
-            return UserError(str(cause).partition("\n")[0])  # Ray Data appends advice on retries
-        error = cause or error.__cause__
-    return None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,67 @@
+"""Executions of Ray Data that are left before their end."""
+
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from rayrec.common.errors import UserError
+from rayrec.common.ray_blocks import reports_user_errors, stream_blocks
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+TASKS = 200
+RUNNING = 2
+
+
+def blocks_of(folder: Path, bad: int | None = None):
+    """An execution of many tasks, each of which leaves a file and gives two blocks."""
+    import ray
+    from ray.data import TaskPoolStrategy
+
+    def work(task: pa.Table):
+        (number,) = task["number"].to_pylist()
+        (folder / str(number)).touch()
+        if number == bad:
+            raise UserError(f"task {number}; do better")
+        yield from [task] * 2
+
+    data = ray.data.from_blocks([pa.table({"number": [number]}) for number in range(TASKS)])
+    data.context.execution_options.preserve_order = True
+    data.context.target_max_block_size = 1
+    data = data.map_batches(
+        reports_user_errors(work), batch_size=None, batch_format="pyarrow", compute=TaskPoolStrategy(size=RUNNING)
+    )
+    return closing(stream_blocks(data))
+
+
+def executors() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("StreamingExecutor")]
+
+
+def test_all_blocks_come_in_order(tmp_path):
+    with blocks_of(tmp_path) as blocks:
+        numbers = [number for block in blocks for number in block["number"].to_pylist()]
+    assert numbers == [number for number in range(TASKS) for _ in range(2)]
+    assert not executors()
+
+
+def test_what_has_not_begun_is_forgotten_when_the_consumer_leaves(tmp_path):
+    with blocks_of(tmp_path) as blocks:
+        next(blocks)
+    assert not executors()
+    begun = {int(file.name) for file in tmp_path.iterdir()}
+    assert 0 in begun and len(begun) < TASKS / 2
+
+
+def test_a_user_error_of_a_task_is_raised_in_its_place_and_ends_the_execution(tmp_path):
+    numbers = []
+    with blocks_of(tmp_path, bad=3) as blocks, pytest.raises(UserError) as caught:
+        for block in blocks:
+            numbers += block["number"].to_pylist()
+    assert str(caught.value) == "task 3; do better"
+    assert numbers == [0, 0, 1, 1, 2, 2]
+    assert not executors()
+    assert len(list(tmp_path.iterdir())) < TASKS / 2
