@@ -1,6 +1,7 @@
 """A search over a debug recipe, its driver killed half-way: is what it finds better by more than another seed changes?
 
-    python -m benchmarks.tune_gain --output benchmarks/results/tune_gain.json [--rows 100000] [--trials 16] [--seeds 5]
+    python -m benchmarks.tune_gain --output benchmarks/results/tune_gain.json [--rows 100000] [--data-seed 0] \
+        [--trials 16] [--seeds 5]
 
 Runs `rayrec tune` (Optuna, ASHA) on generated rows with SIGKILL for its process group, Ray included, once half of the
 trials are over, then again with --resume. The default recipe and the best one are trained with the same seeds, none of
@@ -42,20 +43,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--data-seed", type=int, default=0, help="other generated rows")
     parser.add_argument("--trials", type=int, default=16)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rayrec-tune-") as temporary:
-        report = measure(Path(temporary), options.rows, options.trials, options.seeds)
+        report = measure(Path(temporary), options.rows, options.data_seed, options.trials, options.seeds)
     write_json(options.output, report)
     print(json.dumps({name: value for name, value in report.items() if name != "trials"}, indent=2))
     is_shown = report["gain"] > SURE * report["standard_error_of_the_gain"] and report["untouched_by_the_kill"]
     sys.exit(0 if is_shown else 1)
 
 
-def measure(folder: Path, rows: int, trials: int, seeds: int) -> dict[str, Any]:
+def measure(folder: Path, rows: int, data_seed: int, trials: int, seeds: int) -> dict[str, Any]:
     raw, data, sweep = folder / "raw", folder / "dataset", folder / "sweep"
-    reachable = rayrec.generate("criteo", rows, raw).details["truth"]["best_auc"]
+    reachable = rayrec.generate("criteo", rows, raw, seed=data_seed).details["truth"]["best_auc"]
     rayrec.preprocess(RECIPE, str(raw / "criteo.tsv"), data, overrides=SPLIT)
     command = [
         *(sys.executable, "-m", "jobs.tune", "--recipe", RECIPE, "--data", str(data), "--output", str(sweep)),
@@ -77,6 +79,7 @@ def measure(folder: Path, rows: int, trials: int, seeds: int) -> dict[str, Any]:
     return {
         "recipe": RECIPE,
         "rows": rows,
+        "data_seed": data_seed,
         "reachable_auc": reachable,
         "killed_after_seconds": round(killed_after, 1),
         "over_at_the_kill": len(before),
