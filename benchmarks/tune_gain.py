@@ -3,9 +3,9 @@
     python -m benchmarks.tune_gain --output benchmarks/results/tune_gain.json [--rows 100000] [--data-seed 0] \
         [--trials 16] [--seeds 5]
 
-Runs `rayrec tune` (Optuna, ASHA) on generated rows with SIGKILL for its process group, Ray included, once half of the
-trials are over, then again with --resume. The default recipe and the best one are trained with the same seeds, none of
-them the search's, and measured on the test split, which the search never reads.
+Runs `rayrec tune --confirm 3` (Optuna, ASHA) on generated rows with SIGKILL for its process group, Ray included, once
+half of the trials are over, then again with --resume. The default recipe and the best one are trained with the same
+seeds, none of them the search's or the confirmation's, and measured on the test split, which the search never reads.
 """
 
 import argparse
@@ -31,6 +31,7 @@ RECIPE = "dlrm-criteo-debug"
 FIRST_SEED = 1_000
 # More held-out rows than the recipe's, as trials are chosen and compared by them.
 SPLIT = {"preprocess.split.validation": 0.2, "preprocess.split.test": 0.2}
+CONFIRMED = 3
 EVALUATIONS = 2
 """Of an epoch; the best checkpoint counts, in the search as in what is compared."""
 SURE = 3.0
@@ -61,7 +62,7 @@ def measure(folder: Path, rows: int, data_seed: int, trials: int, seeds: int) ->
     rayrec.preprocess(RECIPE, str(raw / "criteo.tsv"), data, overrides=SPLIT)
     command = [
         *(sys.executable, "-m", "jobs.tune", "--recipe", RECIPE, "--data", str(data), "--output", str(sweep)),
-        *("--trials", str(trials), "--scheduler", "asha", "--workers", "1", "--json"),
+        *("--trials", str(trials), "--scheduler", "asha", "--confirm", str(CONFIRMED), "--workers", "1", "--json"),
         *("--set", f"train.evaluations_per_epoch={EVALUATIONS}", "--set", "train.ingest.in_memory=true"),
     ]
     started = time.perf_counter()
@@ -90,6 +91,7 @@ def measure(folder: Path, rows: int, data_seed: int, trials: int, seeds: int) ->
         "deviation": {name: statistics.stdev(values) for name, values in aucs.items()},
         "gain": statistics.mean(aucs["tuned"]) - statistics.mean(aucs["default"]),
         "standard_error_of_the_gain": math.sqrt(sum(statistics.variance(values) / seeds for values in aucs.values())),
+        "confirmed": result["details"]["confirmed"],
         "trials": result["details"]["trials"],
     }
 

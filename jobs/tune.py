@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from jobs.entry_point import Job, main
 from jobs.request import TrainingRecipeRequest
@@ -20,6 +20,7 @@ from tune.space import Space, load_space
 
 if TYPE_CHECKING:
     from rayrec.ingest.dataset import Dataset
+    from tune.confirmation import Candidate
     from tune.outcome import TrialOutcome
 
 TRIALS_FILE, BEST_FILE, REPORT_FILE = "trials.csv", "best.yaml", "report.html"
@@ -47,10 +48,17 @@ class TuneRequest(TrainingRecipeRequest):
     """What is searched for; by default that of train.checkpoint.keep_best, else auc."""
     concurrent: PositiveInt | None = None
     """Trials at once; by default as many as fit the cluster."""
+    confirm: NonNegativeInt = 0
+    """The best trials to train again with other seeds, beside the recipe as it stands; the best mean is the best."""
     resume: bool = False
     """Continue the sweep in `output`."""
 
     def check(self) -> None:
+        if self.confirm and self.search == "pbt":
+            raise ConfigError(
+                "--confirm: under population based training values change while a model trains, so there is no recipe "
+                "to train again; leave it out"
+            )
         recipe = self.trial_content()
         require_decisions(self.search, self.scheduler, self.trials, recipe.resolve().train)
         check_space(searchable_space(self.load_space(), self.search, self.trials), recipe)
@@ -75,9 +83,14 @@ class TuneRequest(TrainingRecipeRequest):
 
 
 def run(request: TuneRequest, progress: Progress) -> Result:
-    """Search; `metrics` are those of the best trial, `details.trials` all trials, the best first."""
+    """Search; `metrics` are those of the best trial, `details.trials` all trials, the best first.
+
+    With `confirm` they are means over other seeds, of the candidate whose mean is the best, and `details.confirmed` has
+    all candidates.
+    """
     from cluster.ray_session import ray_session
     from rayrec.ingest.dataset import Dataset
+    from tune.confirmation import confirm, confirmation_table
     from tune.outcome import table, write_csv
     from tune.report import report
     from tune.sweep_folder import owned_folder
@@ -100,17 +113,25 @@ def run(request: TuneRequest, progress: Progress) -> Result:
         from tune.sweep import run_sweep
 
         outcomes = run_sweep(settings, concurrent=request.concurrent, resume=request.resume, progress=progress)
+        found = []
+        if request.confirm:
+            found = confirm(settings, outcomes, request.confirm, concurrent=request.concurrent, progress=progress)
     progress.finish()
-    best = _best_recipe(settings, outcomes[0], len(outcomes))
+    best = _confirmed_recipe(settings, found, len(outcomes)) if found else _best_recipe(settings, outcomes)
+    confirmed = confirmation_table(settings, found) if found else []
     write_csv(request.output / TRIALS_FILE, outcomes, settings.metric)
     write_atomically(request.output / BEST_FILE, best)
-    write_atomically(request.output / REPORT_FILE, report(settings, outcomes, best))
+    write_atomically(request.output / REPORT_FILE, report(settings, outcomes, confirmed, best))
     split = recipe.resolve().train.evaluation_split
     return Result(
         command="tune",
         output=request.output,
-        metrics={split: {settings.metric: outcomes[0].value}},
-        details={"best": str(request.output / BEST_FILE), "trials": table(outcomes, settings.metric)},
+        metrics={split: {settings.metric: found[0].mean if found else outcomes[0].value}},
+        details={
+            "best": str(request.output / BEST_FILE),
+            "trials": table(outcomes, settings.metric),
+            **({"confirmed": confirmed} if found else {}),
+        },
     )
 
 
@@ -122,12 +143,24 @@ def train_trial(recipe: Recipe, dataset: "Dataset", output: Path, resume: bool) 
     return train_recipe(recipe, dataset, output, resume=resume, progress=SilentProgress())
 
 
-def _best_recipe(settings: SweepSettings, best: "TrialOutcome", trials: int) -> str:
-    recipe = trial_recipe(settings.space, settings.recipe, best.assignment)
-    description = (
-        f"{recipe.name} with the values of trial {best.number} of a search over {trials} trials: "
-        f"{settings.metric} {best.value:.4f} on split '{recipe.train.evaluation_split}'."
-    )
+def _best_recipe(settings: SweepSettings, outcomes: "list[TrialOutcome]") -> str:
+    best = outcomes[0]
+    came_to = f"{settings.metric} {best.value:.4f}"
+    return _tuned(settings, best, f"of a search over {len(outcomes)} trials: {came_to}")
+
+
+def _confirmed_recipe(settings: SweepSettings, found: "list[Candidate]", trials: int) -> str:
+    best, recipe = found[0], next(candidate for candidate in found if candidate.trial is None)
+    means = f"{settings.metric} {best.mean:.4f}, mean over {len(best.values)} other seeds"
+    if best.trial is None:
+        return _tuned(settings, None, f"which the best of {trials} trials do not surpass: {means}")
+    return _tuned(settings, best.trial, f"of a search over {trials} trials: {means}; {recipe.mean:.4f} without them")
+
+
+def _tuned(settings: SweepSettings, trial: "TrialOutcome | None", said: str) -> str:
+    recipe = trial_recipe(settings.space, settings.recipe, trial.assignment if trial is not None else {})
+    values = f"with the values of trial {trial.number}" if trial is not None else "as it stands,"
+    description = f"{recipe.name} {values} {said} (split '{recipe.train.evaluation_split}')."
     return dump_recipe(recipe.model_copy(update={"name": f"{recipe.name}-tuned", "description": description}))
 
 
@@ -136,8 +169,10 @@ def describe(result: Result) -> str:
     trials: list[dict[str, Any]] = result.details["trials"]
     more = f"\n... {len(trials) - _SHOWN_TRIALS} more in {TRIALS_FILE}" if len(trials) > _SHOWN_TRIALS else ""
     output = location(result.output) if result.output is not None else ""
+    confirmed = result.details.get("confirmed")
+    again = f"With other seeds:\n\n{text_table(confirmed)}\n\n" if confirmed else ""
     return (
-        f"{text_table(trials[:_SHOWN_TRIALS])}{more}\n\n"
+        f"{text_table(trials[:_SHOWN_TRIALS])}{more}\n\n{again}"
         f"tune: {result.status} in {result.seconds:.1f} s, {len(trials)} trials -> {output}\n"
         f"  rayrec train {result.details['best']} --data ... --output ..."
     )

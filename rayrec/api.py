@@ -142,6 +142,7 @@ def tune(
     scheduler: str = "none",
     metric: str | None = None,
     concurrent: int | None = None,
+    confirm: int = 0,
     resume: bool = False,
     workers: int | str | None = None,
     device: str | None = None,
@@ -153,7 +154,8 @@ def tune(
 
     `space`: a YAML file, by default the one for the recipe's kind of model. `search` is `optuna`, `random`, `grid` or
     `pbt`, `scheduler` is `none` or `asha`; `metric` is by default that of `train.checkpoint.keep_best`, else `auc`.
-    `concurrent`: trials at once, by default as many as fit; `resume` continues the sweep that is in `output`.
+    `concurrent`: trials at once, by default as many as fit. `confirm`: so many of the best trials, and the recipe as it
+    stands, are trained again with other seeds, and the best mean is the best. `resume` continues the sweep in `output`.
     """
     return _run(
         "tune",
@@ -167,6 +169,7 @@ def tune(
         scheduler=scheduler,
         metric=metric,
         concurrent=concurrent,
+        confirm=confirm,
         resume=resume,
         workers=workers,
         device=device,

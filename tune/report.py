@@ -21,8 +21,11 @@ tr.best td { background: #ffedd5; } pre { background: #f1f5f9; padding: 1rem; ov
 """
 
 
-def report(settings: SweepSettings, outcomes: Sequence[TrialOutcome], best_recipe: str) -> str:
-    """The page; `outcomes` the best first, which has a value; `best_recipe` as YAML."""
+def report(
+    settings: SweepSettings, outcomes: Sequence[TrialOutcome], confirmed: Sequence[dict[str, Any]], best_recipe: str
+) -> str:
+    """The page; `outcomes` the best first, which has a value; `confirmed` the rows of `confirmation_table`, if any;
+    `best_recipe` as YAML."""
     best = outcomes[0]
     assert best.value is not None, "a sweep without an evaluated trial is an error"
     metric, name = settings.metric, settings.recipe.resolve().name
@@ -41,7 +44,8 @@ def report(settings: SweepSettings, outcomes: Sequence[TrialOutcome], best_recip
             "trials it says little; parameters that not every trial has are left out.",
             bars(shares) if shares else "<p>Too few trials to tell.</p>",
         ),
-        ("Trials", "", _table(outcomes, metric)),
+        ("Trials", "", _trials(outcomes, metric)),
+        *([("With other seeds", _CONFIRMED, _table(confirmed))] if confirmed else []),
         ("The best recipe", "best.yaml, ready for <code>rayrec train</code>.", f"<pre>{escape(best_recipe)}</pre>"),
     ]
     body = "".join(f"<h2>{title}</h2><p>{text}</p>{content}" for title, text, content in sections)
@@ -56,12 +60,23 @@ def report(settings: SweepSettings, outcomes: Sequence[TrialOutcome], best_recip
     )
 
 
-def _table(outcomes: Sequence[TrialOutcome], metric: str) -> str:
+_CONFIRMED = (
+    "The best trials and the recipe as it stands, trained again: means over seeds that the search did not have, and "
+    "how much better they are than the recipe's. A gain of less than two or three standard errors may be chance."
+)
+
+
+def _trials(outcomes: Sequence[TrialOutcome], metric: str) -> str:
     rows = table(list(outcomes), metric)
-    head = "".join(f"<th>{escape(column)}</th>" for column in [*rows[0], "message"])
+    return _table([{**row, "message": outcome.message} for row, outcome in zip(rows, outcomes, strict=True)])
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    """The first row is the best."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in rows[0])
     lines = []
-    for index, (row, outcome) in enumerate(zip(rows, outcomes, strict=True)):
-        cells = "".join(f"<td>{escape(_cell(value))}</td>" for value in [*row.values(), outcome.message])
+    for index, row in enumerate(rows):
+        cells = "".join(f"<td>{escape(_cell(value))}</td>" for value in row.values())
         lines.append(f"<tr{' class=best' if index == 0 else ''}>{cells}</tr>")
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
 

@@ -45,13 +45,13 @@ _ENVIRONMENT = {
 
 
 def run_sweep(
-    settings: SweepSettings, *, concurrent: int | None, resume: bool, progress: Progress
+    settings: SweepSettings, *, concurrent: int | None, resume: bool, progress: Progress, what: str = "trials"
 ) -> list[TrialOutcome]:
     """Run the trials, or with `resume` those that are not over; returns all, the best first.
 
     Needs a Ray session, and that the sweep's folder is this process's (`owned_folder`).
-    `concurrent`: trials at once, by default as many as fit. Raises ConfigError before the first trial where the sweep
-    cannot work, and UserError where no trial came to an evaluation.
+    `concurrent`: trials at once, by default as many as fit; `what`: the name of the stage that is shown. Raises
+    ConfigError before the first trial where the sweep cannot work, and UserError where no trial came to an evaluation.
     """
     os.environ.update(_ENVIRONMENT)
     import ray.tune
@@ -97,7 +97,7 @@ def run_sweep(
                 verbose=0,
             ),
         )
-    progress.stage(f"trials, {at_once} at once", chosen.trials)
+    progress.stage(f"{what}, {at_once} at once", chosen.trials)
     with in_background(_Watcher(settings, progress).watch, "rayrec-sweep"):
         results = tuner.fit()
     known = {Path(result.path).name for result in results}

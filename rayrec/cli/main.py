@@ -251,6 +251,9 @@ def tune(
     concurrent: Annotated[
         int | None, typer.Option(help="Trials at once.", show_default="as many as fit the cluster")
     ] = None,
+    confirm: Annotated[
+        int | None, typer.Option(help="Train so many of the best trials again with other seeds.", show_default="0")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in --output.")] = False,
     workers: TrainingWorkersOption = None,
     device: DeviceOption = None,
@@ -262,8 +265,8 @@ def tune(
     """Search for better values of a recipe's keys, with Ray Tune."""
     run_job(
         "tune", json, debug, recipe=recipe, data=data, output=output, trials=trials, space=space, search=search,
-        scheduler=scheduler, metric=metric, concurrent=concurrent, resume=resume, workers=workers, device=device,
-        precision=precision, set=set,
+        scheduler=scheduler, metric=metric, concurrent=concurrent, confirm=confirm, resume=resume, workers=workers,
+        device=device, precision=precision, set=set,
     )  # fmt: skip
 
 

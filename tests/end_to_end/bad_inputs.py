@@ -188,6 +188,13 @@ CONFIG = [
         "ranges); give as many --trials, or a smaller space",
     ),
     BadInput(
+        "confirmation of population based training",
+        f"{TUNE} run --search pbt --confirm 2",
+        2,
+        "--confirm: under population based training values change while a model trains, so there is no recipe to train "
+        "again; leave it out",
+    ),
+    BadInput(
         "batch that the workers cannot share",
         f"{TRAIN} --workers 3",
         2,

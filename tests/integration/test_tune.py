@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from rayrec.training.run_folder import RunFolder
 from tests.builders import make_dataset
 from tests.ray_head import ray_head
 from tests.training_runs import recipe
+from tune.confirmation import SEEDS
 
 TRIALS = 4
 EVALUATIONS = 3
@@ -108,10 +110,11 @@ def test_a_sweep_on_two_cpus_survives_kills(
         driver.wait()
         before = {trial: (sweep / "trials" / trial / "trial.json").stat().st_mtime_ns for trial in _over(sweep)}
         assert len(before) < TRIALS, "it was killed too late"
-        done = subprocess.run(
-            [*command, "--resume"], env=environment, capture_output=True, text=True, timeout=600, check=False
+        done, confirmed = (
+            subprocess.run([*command, *more], env=environment, capture_output=True, text=True, timeout=600, check=False)
+            for more in (["--resume"], ["--resume", "--confirm", "1"])
         )
-    assert done.returncode == 0, log.read_text() + done.stderr
+    assert (done.returncode, confirmed.returncode) == (0, 0), log.read_text() + done.stderr + confirmed.stderr
     trials = _trials(sweep)
     assert len(trials) == TRIALS, done.stderr
     after = {trial: (sweep / "trials" / trial / "trial.json").stat().st_mtime_ns for trial in before}
@@ -129,10 +132,18 @@ def test_a_sweep_on_two_cpus_survives_kills(
     assert best == max(row["auc"] for row in result["details"]["trials"] if row["auc"] is not None)
     kept = list(sweep.glob("trials/*/run/checkpoints"))
     assert len(kept) == 1, "the best trial's checkpoints alone"
-    # The best recipe, trained elsewhere, is the best trial.
-    tuned = load_recipe(sweep / "best.yaml")
-    metrics = train_recipe(tuned, dataset, tmp_path / "run", resume=False, progress=SilentProgress())
-    assert metrics["validation"]["auc"] == best
+    result = json.loads(confirmed.stdout)
+    first, second = result["details"]["confirmed"]
+    assert sorted(row["candidate"].split()[0] for row in (first, second)) == ["recipe", "trial"]
+    assert result["metrics"]["validation"]["auc"] == first["auc"] > second["auc"]
+    # The best recipe, trained elsewhere with the other seeds, has the mean that was found.
+    found = []
+    for number in range(1, 1 + SEEDS):
+        seed = load_recipe(recipe_file).train.seed + number
+        tuned = load_recipe(sweep / "best.yaml", {"train.seed": seed})
+        metrics = train_recipe(tuned, dataset, tmp_path / f"run-{seed}", resume=False, progress=SilentProgress())
+        found.append(metrics["validation"]["auc"])
+    assert statistics.fmean(found) == first["auc"]
     assert (sweep / "report.html").stat().st_size > 5_000
     assert (sweep / "trials.csv").read_text().count("\n") == 1 + TRIALS
 

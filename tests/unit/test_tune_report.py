@@ -83,13 +83,14 @@ class _Page(HTMLParser):
 def test_the_page_is_whole_and_stands_alone(trials: int, tmp_path: Path) -> None:
     outcomes = _outcomes(trials)
     page = _Page()
-    content = report(_settings(tmp_path), outcomes, "name: tuned\ntrain: {epochs: 2}\n")
+    confirmed = [{"candidate": "trial 7", "auc": 0.75}, {"candidate": "recipe", "auc": 0.74}]
+    content = report(_settings(tmp_path), outcomes, confirmed, "name: tuned\ntrain: {epochs: 2}\n")
     page.feed(content)
     assert page.open == []
     assert "http" not in content and "@import" not in content and "<script" not in content
-    assert page.seen["tr"] == 1 + len(outcomes)
+    assert page.seen["tr"] == 1 + len(outcomes) + 1 + len(confirmed)
     assert page.seen["svg"] == (4 if trials == 30 else 3)
-    assert "name: tuned" in page.text and "the loss is <not> finite" in page.text
+    assert "name: tuned" in page.text and "the loss is <not> finite" in page.text and "trial 7" in page.text
     for name in SPACE.names[:3]:
         assert name in page.text
     assert f"{outcomes[0].value:.4f}" in page.text
