@@ -140,7 +140,7 @@ def test_a_sweep_on_two_cpus_survives_kills(
     found = []
     for number in range(1, 1 + SEEDS):
         seed = load_recipe(recipe_file).train.seed + number
-        tuned = load_recipe(sweep / "best.yaml", {"train.seed": seed})
+        tuned = load_recipe(sweep / "best.yaml", [f"train.seed={seed}"])
         metrics = train_recipe(tuned, dataset, tmp_path / f"run-{seed}", resume=False, progress=SilentProgress())
         found.append(metrics["validation"]["auc"])
     assert statistics.fmean(found) == first["auc"]
