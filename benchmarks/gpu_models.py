@@ -9,9 +9,11 @@ from torch.nn import functional as F
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.gpu_kernels import DTYPES, matmul_precision
-from rayrec.config import DCNv2Config, DLRMConfig, ModelConfig
+from rayrec.config import ModelConfig
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
 from rayrec.models.common.batch import Batch
+from rayrec.models.dcnv2.config import DCNv2Config
+from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
 
 Row = dict[str, Any]

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from jobs.initial_weights import initial_weights
-from rayrec.config import Recipe
 from rayrec.ingest.dataset import Dataset
+from rayrec.recipes import Recipe
 from rayrec.training.loop import train_worker
 from rayrec.training.place import Place
 from rayrec.training.run_folder import METRICS_FILE, RunFolder

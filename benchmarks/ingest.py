@@ -23,11 +23,11 @@ import pyarrow.parquet as pq
 from benchmarks.repeated import repeated
 from cluster.ray_session import ray_session
 from rayrec.common.files import write_json
-from rayrec.config import Recipe
 from rayrec.config.train import IngestConfig
 from rayrec.ingest.dataset import Dataset, Manifest, SplitInfo
 from rayrec.ingest.in_memory import InMemorySplit
 from rayrec.ingest.loader import BatchLoader, open_batches
+from rayrec.recipes import load_recipe
 from tests.builders import make_rows, make_schema, write_part
 
 _ROWS_PER_PART = 262_144
@@ -157,7 +157,7 @@ def _write_dataset(folder: Path, rows: int) -> Dataset:
         parts.append(write_part(folder, f"train/part-{number:05d}.parquet", table, _ROWS_PER_ROW_GROUP))
     schema.save(folder)
     split = SplitInfo(rows=rows, positives=positives, parts=tuple(parts))
-    config = Recipe(name="benchmark").model_dump(mode="json")
+    config = load_recipe("dlrm-criteo").model_dump(mode="json")
     Manifest(splits={"train": split}, rejected={}, sources=(), config=config).save(folder)
     return Dataset.open(folder)
 

@@ -26,14 +26,15 @@ from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
-from rayrec.config import DLRMConfig, Recipe
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
 from rayrec.features.transforms import Fill
-from rayrec.inference.examples import write_examples
-from rayrec.inference.model_folder import write_model_folder
+from rayrec.inference.folder.examples import write_examples
+from rayrec.inference.folder.model_folder import write_model_folder
 from rayrec.inference.predictor import load_model
 from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
+from rayrec.recipes import Recipe
 
 _DIM, _TABLES, _ROWS, _EXPONENT = 64, 4, 256, 1.1
 _CLIENTS = 2

@@ -39,9 +39,10 @@ from torch.utils.data import Dataset as TorchDataset
 import rayrec
 from jobs.text_table import text_table
 from rayrec.common.files import write_json
-from rayrec.config import NeuMFConfig, Recipe
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions.positives import Positives
+from rayrec.models.neumf.config import NeuMFConfig
+from rayrec.recipes import Recipe
 from rayrec.training.history import read_history
 from rayrec.training.loop import train_worker
 from rayrec.training.place import Place

@@ -18,7 +18,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from rayrec.features.schema import MultiHotFeature
 from rayrec.features.transforms import HashIds, Vocabulary
-from rayrec.inference.model_folder import ModelFolder
+from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.models.common.batch import Batch
 from rayrec.models.registry import build_model
 

@@ -27,10 +27,10 @@ from cluster.ray_session import ray_session
 from cluster.spark_session import spark_session
 from rayrec.common.files import write_json
 from rayrec.common.progress import SilentProgress
-from rayrec.config import Recipe
 from rayrec.config.preprocess import SparkConfig
-from rayrec.preprocessing.pipeline import preprocess
-from rayrec.sources.outbrain.generator import generate
+from rayrec.recipes import Recipe
+from rayrec.sources.outbrain.synthetic.generator import generate
+from rayrec.sources.registry import preprocessing
 
 _WARM_UP_ROWS = 10_000
 _MIB = 2**20
@@ -74,7 +74,7 @@ def _measure(
     stages = _Stages()
     started = time.perf_counter()
     with _sampled(folder, interval) as sampled:
-        manifest = preprocess(spark, recipe, {None: [str(raw)]}, dataset, stages)
+        manifest = preprocessing(recipe, {None: [str(raw)]}, dataset).run(spark, stages)
     seconds = time.perf_counter() - started
     stages.finish()
     result = {

@@ -16,9 +16,11 @@ from typing import Any
 from jobs.text_table import text_table
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
-from rayrec.config import DCNv2Config, DLRMConfig, TrainConfig
+from rayrec.config import TrainConfig
 from rayrec.config.train import EmbeddingOptimizerConfig
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
+from rayrec.models.dcnv2.config import DCNv2Config
+from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
 from rayrec.training.cost import StepEstimate, estimate_step
 from rayrec.training.hardware import ACCELERATORS, AcceleratorName, ArithmeticName

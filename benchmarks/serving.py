@@ -29,8 +29,8 @@ from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
-from rayrec.config import DLRMConfig
 from rayrec.inference.predictor import Predictor, load_model
+from rayrec.models.dlrm.config import DLRMConfig
 from serve.protocol import parse_instances, predictions
 from tests.model_folders import make_model_folder, make_raw_rows
 

@@ -22,9 +22,9 @@ from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
-from rayrec.config import DLRMConfig, load_recipe
-from rayrec.config.recipe import dump_recipe
 from rayrec.inference.predictor import load_model
+from rayrec.models.dlrm.config import DLRMConfig
+from rayrec.recipes import dump_recipe, load_recipe
 from tests.model_folders import make_model_folder, make_raw_rows
 
 _CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))

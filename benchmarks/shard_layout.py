@@ -23,16 +23,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayrec.common.files import write_json
-from rayrec.config import CriteoSourceConfig, PreprocessConfig
+from rayrec.config import RowsPreprocessConfig
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import Schema
 from rayrec.features.transforms import Vocabulary
 from rayrec.features.vocabulary import write_vocabulary
 from rayrec.ingest.reader import RowPacker
-from rayrec.preprocessing.example_job import dataset_schema
-from rayrec.preprocessing.vocabularies import vocabulary_file
+from rayrec.preprocessing.rows.job import dataset_schema
+from rayrec.preprocessing.vocabularies.fit import vocabulary_file
 from rayrec.sources.criteo.generator import CriteoGenerator
-from rayrec.sources.registry import text_source
+from rayrec.sources.criteo.source import CriteoText
 
 _FREQUENCY_LIMIT = 15
 _COMPRESSIONS = ("none", "snappy", "lz4", "zstd")
@@ -68,10 +68,10 @@ def main() -> None:
 
 def _encoded_rows(folder: Path, rows: int) -> tuple[Schema, pa.Table]:
     """Generated rows as a dataset holds them."""
-    columns = text_source(CriteoSourceConfig()).columns
+    columns = CriteoText().columns
     raw = pa.Table.from_batches(chunk.rows for chunk in CriteoGenerator(seed=0).chunks(rows))
     vocabularies = {name: _fit(folder, raw[name], name) for name in columns.categorical}
-    schema = dataset_schema(columns, PreprocessConfig(frequency_limit=_FREQUENCY_LIMIT), vocabularies)
+    schema = dataset_schema(columns, RowsPreprocessConfig(frequency_limit=_FREQUENCY_LIMIT), vocabularies)
     encoder = FeatureEncoder(schema, folder)
     encoded = pa.Table.from_batches([encoder.encode(batch) for batch in raw.to_batches()])
     label = raw[columns.label].cast(pa.float32())

@@ -24,10 +24,10 @@ from benchmarks.in_process import metrics, train
 from benchmarks.result_rows import ResultRows
 from jobs.text_table import text_table
 from rayrec.config import RankingConfig
-from rayrec.config.preprocess import DisplayPreprocessConfig
 from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.features.schema import SCHEMA_FILE, Schema
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.synthetic.truth import TRUTH_FILE, GeneratedTruth
 
 ROWS = ResultRows(

@@ -8,7 +8,6 @@ from typing import Any, Literal
 from pydantic import PositiveInt
 
 from jobs.entry_point import Job, main
-from jobs.generated import GENERATED
 from jobs.request import TrainingRecipeRequest
 from jobs.result import Result
 from rayrec.common.progress import Progress
@@ -45,6 +44,7 @@ def run(request: BenchmarkRequest, progress: Progress) -> Result:
     from jobs.preprocess import PreprocessRequest
     from jobs.preprocess import run as preprocess
     from rayrec.ingest.dataset import Dataset
+    from rayrec.sources.registry import source_of
 
     recipe = request.load_recipe()
     with ExitStack() as stack:
@@ -55,13 +55,14 @@ def run(request: BenchmarkRequest, progress: Progress) -> Result:
             source = recipe.source.kind
             generate(GenerateRequest(source=source, rows=request.rows, output=made / "raw"), progress)
             started = time.perf_counter()
-            data = GENERATED[source]
+            data = source_of(source).generated
+            assert data is not None, "the source has just generated data"
             split = f"preprocess.split={{kind: {data.split}}}"
             overrides = (*request.set, split) if request.data is None else request.set
             folder = made / "dataset"
             preprocess(
                 PreprocessRequest(
-                    recipe=request.recipe, set=overrides, input=(str(made / "raw" / data.file),), output=folder
+                    recipe=request.recipe, set=overrides, input=(str(made / "raw" / data.path),), output=folder
                 ),
                 progress,
             )

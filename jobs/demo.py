@@ -13,7 +13,6 @@ from typing import Any, Literal
 from pydantic import PositiveInt
 
 from jobs.entry_point import Job, build_request, describe_result, execute, main
-from jobs.generated import GENERATED
 from jobs.request import Request
 from jobs.result import RESULT_FILE, Result
 from rayrec.common.errors import UserError
@@ -28,7 +27,7 @@ WORKERS = 2
 _SHOWN = {
     "dlrm": ("dlrm-criteo-debug", "criteo"),
     "dcnv2": ("dcnv2-criteo-debug", "criteo"),
-    "neumf": ("neumf-ml-1m-debug", "movielens"),
+    "neumf": ("neumf-ml-1m-debug", "interactions"),
     "wide_deep": ("wide-deep-outbrain-debug", "outbrain"),
 }
 
@@ -46,16 +45,19 @@ class DemoRequest(Request):
 def run(request: DemoRequest, progress: Progress) -> Result:
     """Run every step in one Ray session; `metrics` are the evaluation's, `details` the request and its answer."""
     from cluster.ray_session import ray_session
+    from rayrec.sources.registry import source_of
 
     folder = request.output
     _replace_earlier_demo(folder)
     recipe, source = _SHOWN[request.model]
-    data = GENERATED[source]
+    described = source_of(source)
+    data = described.generated
+    assert data is not None, "demos are of sources with a generator"
     raw, dataset, trained, model = (folder / name for name in ("raw", "dataset", "run", "model"))
     # Command, its arguments, its options: fields of the command's request.
     steps: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("generate", {"source": source}, {"rows": request.rows, "output": raw}),
-        ("preprocess", {"recipe": recipe}, {"input": (str(raw / data.file),), "output": dataset}),
+        ("preprocess", {"recipe": recipe}, {"input": (str(raw / data.path),), "output": dataset}),
         ("train", {"recipe": recipe}, {"data": dataset, "output": trained, "workers": WORKERS}),
         ("evaluate", {"source": trained}, {"data": dataset, "split": data.evaluated}),
         ("export", {"run": trained}, {"output": model}),
@@ -71,27 +73,9 @@ def run(request: DemoRequest, progress: Progress) -> Result:
             progress.message(describe_result(results[command]))
         exchange = _serve_one_request(model, raw, progress)
     reached = results["evaluate"].metrics
-    verdict = _verdict(data.evaluated, reached[data.evaluated], results["generate"].details)
+    verdict = described.describe_quality(reached[data.evaluated], results["generate"].details)
     progress.message(f"\n{verdict}")
     return Result(command="demo", output=folder, rows=request.rows, metrics=reached, details=exchange)
-
-
-def _verdict(split: str, reached: dict[str, float | None], generated: dict[str, Any]) -> str:
-    """What the model reached, beside what it could at best or would by chance."""
-    truth = generated.get("truth", {})
-    if "best_auc" in truth:
-        best = truth["best_auc"]
-        return f"AUC of the {split} split: {reached['auc']:.4f}; the generator's clicks allow {best:.4f} at best."
-    if "held_out" in truth:
-        best, chance = truth["held_out"]["best"], truth["held_out"]["random"]
-        return (
-            f"MAP@12 of the {split} split: {reached['map@12']:.4f}; the generator's clicks allow about {best:.4f} at "
-            f"best, ads in random order give about {chance:.4f}."
-        )
-    rows, lists = reached["rows"], reached["groups"]
-    assert rows and lists
-    chance = 10 * lists / rows
-    return f"HR@10 of the {split} split: {reached['hr@10']:.4f}; candidates in random order give {chance:.4f}."
 
 
 def as_command(command: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> str:
@@ -124,29 +108,19 @@ def _serve_one_request(model: Path, raw: Path, progress: Progress) -> dict[str, 
 def _example_request(model: Path, raw: Path) -> tuple[str, dict[str, Any]]:
     """The method that suits a model, and a body for it."""
     from rayrec.features.schema import Schema
-    from rayrec.inference.example_row import example_row
-    from rayrec.inference.ranker import can_rank
+    from rayrec.inference.folder.example_row import example_row
+    from rayrec.inference.folder.model_folder import CONFIG_FILE
+    from rayrec.recipes import load_recipe
+    from rayrec.sources.registry import source_of
 
-    if can_rank(model):
-        return "rank", _first_display(raw)
+    to_rank = source_of(load_recipe(model / CONFIG_FILE).source.kind).example_request(raw)
+    if to_rank is not None:
+        return "rank", to_rank
     schema = Schema.load(model)
     example = example_row(schema, model)
     if schema.interactions is not None:
         return "recommend", {"user": example[schema.interactions.user], "k": 5}
     return "predict", {"instances": [example]}
-
-
-def _first_display(raw: Path) -> dict[str, Any]:
-    """The first display of `clicks_test.csv`: its event as the context, its ads."""
-    import pyarrow.compute as pc
-    from pyarrow import csv
-
-    shown = csv.read_csv(raw / "clicks_test.csv")
-    display = shown["display_id"][0]
-    ads = shown.filter(pc.equal(shown["display_id"], display))["ad_id"].to_pylist()
-    events = csv.read_csv(raw / "events.csv", convert_options=csv.ConvertOptions(null_values=["\\N", ""]))
-    (event,) = events.filter(pc.equal(events["display_id"], display)).drop_columns("display_id").to_pylist()
-    return {"context": event, "ads": ads}
 
 
 def _replace_earlier_demo(folder: Path) -> None:

@@ -33,7 +33,7 @@ from jobs.staging import staged
 from rayrec.common.console import console_progress, log_to_stderr
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
-from rayrec.config.recipe import describe_validation_error
+from rayrec.config.validation import describe_validation_error
 from rayrec.storage.location import location
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130

@@ -35,7 +35,7 @@ class EvaluateRequest(Request):
 
 def run(request: EvaluateRequest, progress: Progress) -> Result:
     """Evaluate; `rows` counts the rows of the split, each of which counts once."""
-    from rayrec.inference.layout import is_model_folder
+    from rayrec.inference.folder.layout import is_model_folder
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.driver import evaluate, fill_from_checkpoint
     from rayrec.training.run_folder import RunFolder
@@ -44,7 +44,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
     dataset.labelled_split(request.split)
     fill: Callable[[ParallelModel], None]
     if is_model_folder(request.source):
-        from rayrec.inference.model_folder import ModelFolder
+        from rayrec.inference.folder.model_folder import ModelFolder
 
         model = ModelFolder.open(request.source)
         recipe, schema = model.recipe, model.schema
@@ -74,7 +74,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
 
 def _fill_from_model_folder(folder: str, model: "ParallelModel") -> None:
     """Copy each worker's rows and columns of the tables, and the dense network, from a model folder."""
-    from rayrec.inference.model_folder import ModelFolder
+    from rayrec.inference.folder.model_folder import ModelFolder
 
     source = ModelFolder.open(folder)
     model.load(source.table, source.dense())

@@ -17,8 +17,8 @@ from rayrec.common.progress import Progress, SilentProgress
 from rayrec.storage.location import Folder
 
 if TYPE_CHECKING:
-    from rayrec.inference.mapped_table import TablePrecision
-    from rayrec.inference.model_folder import Metrics
+    from rayrec.inference.folder.mapped_table import TablePrecision
+    from rayrec.inference.folder.model_folder import Metrics
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.run_folder import RunFolder
 
@@ -72,8 +72,8 @@ def export_run(
     dataset = Dataset.open(run.dataset_folder)
     folder = run.checkpoint(checkpoint)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
-    from rayrec.inference.export import export_checkpoint
-    from rayrec.inference.model_folder import ModelFolder
+    from rayrec.inference.folder.export import export_checkpoint
+    from rayrec.inference.folder.model_folder import ModelFolder
 
     metrics = _metrics(run, dataset, folder)
     progress.stage(f"export {folder.name}")
@@ -90,7 +90,7 @@ def _told(tables: str, loss: dict[str, Any]) -> str:
 @contextlib.contextmanager
 def exported(path: Path) -> Iterator[Path]:
     """The model folder at `path`; of a run folder, that of its best checkpoint, exported for the time of the block."""
-    from rayrec.inference.layout import is_model_folder
+    from rayrec.inference.folder.layout import is_model_folder
 
     if is_model_folder(path):
         yield path.absolute()

@@ -1,50 +1,43 @@
 """`rayrec generate`: raw data with the real layout, drawn from a known truth."""
 
-from typing import Any, Literal
+from typing import Annotated
 
-from pydantic import NonNegativeInt, PositiveInt, ValidationInfo, field_validator
+from pydantic import AfterValidator, NonNegativeInt, PositiveInt
 
 from jobs.entry_point import Job, main
 from jobs.request import Request
 from jobs.result import Result
+from rayrec.common.plugins import SOURCES
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
+
+
+def _known(source: str) -> str:
+    if source not in SOURCES.packages:
+        raise ValueError(f"no such source; use {', '.join(SOURCES.packages)}")
+    return source
 
 
 class GenerateRequest(Request):
     """Which data to make up, and how much of it."""
 
-    source: Literal["criteo", "movielens", "outbrain"]
+    source: Annotated[str, AfterValidator(_known)]
+    """Kind of the source."""
     rows: PositiveInt
     output: Folder
-    """New folder: the data; for criteo also truth.json with the best reachable AUC, for outbrain with the best MAP."""
+    """New folder: the data, and often truth.json with what a model can reach on it at best."""
     seed: NonNegativeInt = 0
     days: PositiveInt | None = None
-    """Write day_0 ... day_N-1, as Criteo Terabyte has them, instead of one file; criteo only."""
+    """Write a file for each of so many days; only sources that have such files."""
     compress: bool = False
     """Write gzip files."""
-
-    @field_validator("days")
-    @classmethod
-    def _days_are_of_criteo(cls, days: int | None, info: ValidationInfo) -> int | None:
-        source = info.data.get("source", "criteo")
-        if days is not None and source != "criteo":
-            raise ValueError(f"source '{source}' has no files of days; leave it out")
-        return days
 
 
 def run(request: GenerateRequest, progress: Progress) -> Result:
     """Write the data; `details` has what is known about it."""
-    write = {"criteo": _criteo, "movielens": _movielens, "outbrain": _outbrain}[request.source]
-    details = write(request, progress)
-    return Result(command="generate", output=request.output, rows=request.rows, details=details)
+    from rayrec.sources.registry import source_of
 
-
-def _criteo(request: GenerateRequest, progress: Progress) -> dict[str, Any]:
-    """The truth of the click model."""
-    from rayrec.sources.criteo.generator import generate
-
-    truth = generate(
+    details = source_of(request.source).generate(
         request.output,
         request.rows,
         seed=request.seed,
@@ -52,23 +45,7 @@ def _criteo(request: GenerateRequest, progress: Progress) -> dict[str, Any]:
         compress=request.compress,
         progress=progress,
     )
-    return {"truth": truth.model_dump(mode="json", exclude={"files", "method"})}
-
-
-def _movielens(request: GenerateRequest, progress: Progress) -> dict[str, Any]:
-    """How many users and items there are."""
-    from rayrec.sources.movielens.generator import generate
-
-    made = generate(request.output, request.rows, seed=request.seed, compress=request.compress, progress=progress)
-    return {"users": made.users, "items": made.items}
-
-
-def _outbrain(request: GenerateRequest, progress: Progress) -> dict[str, Any]:
-    """The truth of the preferences."""
-    from rayrec.sources.outbrain.generator import generate
-
-    truth = generate(request.output, request.rows, seed=request.seed, compress=request.compress, progress=progress)
-    return {"truth": truth.model_dump(mode="json", exclude={"method"})}
+    return Result(command="generate", output=request.output, rows=request.rows, details=details)
 
 
 JOB = Job("generate", GenerateRequest, run)

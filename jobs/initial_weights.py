@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.config import NeuMFConfig, Recipe
+from rayrec.models.neumf.config import NeuMFConfig
+from rayrec.recipes import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rayrec.inference.checkpoint_weights import CheckpointWeights
-    from rayrec.inference.model_folder import ModelFolder
+    from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
+    from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.ingest.dataset import Dataset
     from rayrec.models.common.tables import EmbeddingTable
     from rayrec.training.parallel_model import ParallelModel
@@ -64,9 +65,9 @@ def _fill(config: NeuMFConfig, gmf_folder: str, mlp_folder: str, alpha: float, m
 
 def _open(folder: Path) -> "ModelFolder | CheckpointWeights":
     """The weights of a model folder, or of a run folder's best checkpoint."""
-    from rayrec.inference.checkpoint_weights import CheckpointWeights
-    from rayrec.inference.layout import is_model_folder
-    from rayrec.inference.model_folder import ModelFolder
+    from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
+    from rayrec.inference.folder.layout import is_model_folder
+    from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.storage.staged import fetch
     from rayrec.training.run_folder import RunFolder
 

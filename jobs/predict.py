@@ -1,10 +1,10 @@
 """Score a file or folder: `python -m jobs.predict --model MODEL --input PATH --output FOLDER [--raw]`.
 
 With `--top-k K` instead of an input: the best items of every user, of a model of users and items.
-With `--submission`: also Kaggle's file of the ads of each display, the likeliest first.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -32,19 +32,13 @@ class PredictRequest(Request):
     raw: bool = False
     """The input is raw rows."""
     split: str | None = None
-    """Split of the dataset folder: `test` by default, with `submission` that of this name."""
-    submission: bool = False
-    """Also write `submission.csv`, of a dataset of displays."""
+    """Split of the dataset folder: `test` by default."""
     top_k: PositiveInt | None = None
     """Instead of an input: so many items for every user, those of the training data left out."""
 
     def check(self) -> None:
         if self.input is None and self.top_k is None:
             raise ConfigError("input: missing; give what to score, or --top-k to recommend items to every user")
-        if self.submission and self.raw:
-            raise ConfigError(
-                "--submission is of displays, which raw rows do not tell; give a dataset folder without --raw"
-            )
 
     @property
     def dataset(self) -> Path:
@@ -70,24 +64,27 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     if request.top_k is not None:
         return _recommend(request, request.top_k, progress)
     assert request.input is not None, "the request was checked"
-    split = request.split or ("submission" if request.submission else "test")
+    split = request.split or "test"
     if not request.raw and not (request.dataset / MANIFEST_FILE).is_file():
         raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from cluster.ray_session import ray_session
     from rayrec.inference.batch_prediction import predict_dataset, predict_raw
-    from rayrec.inference.model_folder import ModelFolder
+    from rayrec.inference.folder.model_folder import ModelFolder
+    from rayrec.sources.registry import source_of
 
     with exported(request.model) as folder:
         model = ModelFolder.open(folder)
         if request.raw:
             with ray_session():
-                counts = predict_raw(model, model.recipe.source, [request.input], request.output, progress)
+                source = model.recipe.source
+                reader = partial(source_of(source.kind).reader, source)
+                counts = predict_raw(model, reader, [request.input], request.output, progress)
         else:
             dataset = Dataset.open(request.dataset)
             dataset.split(split)
             with ray_session():
-                counts = predict_dataset(model, dataset, split, request.output, progress, submission=request.submission)
+                counts = predict_dataset(model, dataset, split, request.output, progress)
     details = {"rejected": counts.rejected} if request.raw else {"split": split}
     return Result(command="predict", output=request.output, rows=counts.rows, details=details)
 

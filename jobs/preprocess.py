@@ -24,7 +24,7 @@ class PreprocessRequest(RecipeRequest):
     """Dataset folder to write."""
 
     def with_absolute_paths(self) -> Self:
-        given = inputs_by_split(self.input, named=self.load_recipe().preprocess.split.kind == "files")
+        given = inputs_by_split(self.input, named=self.load_recipe().preprocess.reads_splits_from_files)
         inputs = tuple(
             absolute_path(path) if split is None else f"{split}={absolute_path(path)}"
             for split, paths in given.items()
@@ -37,11 +37,12 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     """Preprocess; `rows` counts those of all splits, `details` them by split, and the rejected ones by reason."""
     from cluster.ray_session import ray_session
     from cluster.spark_session import spark_session
-    from rayrec.preprocessing.pipeline import Preprocessing
+    from rayrec.sources.registry import preprocessing
 
     recipe = request.load_recipe()
-    by_file = recipe.preprocess.split.kind == "files"
-    job = Preprocessing(recipe, inputs_by_split(request.input, named=by_file), request.output)
+    by_file = recipe.preprocess.reads_splits_from_files
+    inputs = inputs_by_split(request.input, named=by_file)
+    job = preprocessing(recipe, inputs, request.output)
     progress.stage("start Spark on Ray")
     with ray_session(), spark_session(recipe.preprocess.spark) as spark:
         manifest = job.run(spark, progress)

@@ -4,7 +4,7 @@ from jobs.entry_point import Job, main
 from jobs.request import Request
 from jobs.result import Result
 from rayrec.common.progress import Progress
-from rayrec.config import Recipe, dump_recipe, load_recipe, shipped_recipes
+from rayrec.recipes import Recipe, dump_recipe, load_recipe, shipped_recipes
 
 
 class RecipesRequest(Request):

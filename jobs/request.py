@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator
 
 from rayrec.common.files import is_uri
-from rayrec.config import Config, Recipe, RecipeContent, read_recipe
+from rayrec.config import Config
+from rayrec.recipes import Recipe, RecipeContent, read_recipe
 
 
 class Request(Config):

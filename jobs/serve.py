@@ -236,7 +236,7 @@ def _why_not_deployed(error: RuntimeError) -> Exception:
 def example(url: str, name: str, folder: Path, tokens: bool = False) -> str:
     """A curl command with values that the model knows."""
     from rayrec.features.schema import Schema
-    from rayrec.inference.example_row import example_row
+    from rayrec.inference.folder.example_row import example_row
 
     body = json.dumps({"instances": [example_row(Schema.load(folder), folder)]})
     header = '-H "Authorization: Bearer $TOKEN" ' if tokens else ""

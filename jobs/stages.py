@@ -12,7 +12,7 @@ from jobs.preprocess import inputs_by_split
 from jobs.result import RESULT_FILE, Result
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
-from rayrec.config import Recipe
+from rayrec.recipes import Recipe
 
 if TYPE_CHECKING:
     from jobs.run import RunRequest
@@ -85,14 +85,15 @@ class _Preprocess(Stage):
     def finished(self) -> Result | None:
         from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
         from rayrec.preprocessing.pipeline import source_files
+        from rayrec.sources.registry import preprocessing_job
 
         if not (self.folder / MANIFEST_FILE).is_file():
             return None
         dataset = Dataset.open(self.folder)
         self._require_recipe(dataset.recipe, ("source", "preprocess"))
-        named = self._recipe.preprocess.split.kind == "files"
+        named = self._recipe.preprocess.reads_splits_from_files
         before = dataset.manifest.sources
-        now = source_files(self._recipe, inputs_by_split(self._request.input, named=named))
+        now = source_files(preprocessing_job(self._recipe, inputs_by_split(self._request.input, named=named)))
         if before != now:
             changed = [f.path for f in (*now, *before) if f not in before or f not in now]
             raise self._made_from_another(f"{changed[0] if changed else 'the order of --input'} is not what it was")

@@ -12,9 +12,9 @@ from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
 
 if TYPE_CHECKING:
-    from rayrec.config import Recipe
     from rayrec.config.train import EarlyStopConfig
     from rayrec.ingest.dataset import Dataset
+    from rayrec.recipes import Recipe
     from rayrec.training.driver import Metrics
     from rayrec.training.run_folder import RunFolder
 

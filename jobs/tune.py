@@ -12,7 +12,7 @@ from jobs.text_table import text_table
 from rayrec.common.errors import ConfigError
 from rayrec.common.files import write_atomically
 from rayrec.common.progress import Progress
-from rayrec.config import Recipe, RecipeContent, dump_recipe
+from rayrec.recipes import Recipe, RecipeContent, dump_recipe
 from rayrec.storage.location import Folder, location
 from tune.check import check_space, require_decisions, searchable_space, trial_recipe
 from tune.settings import Scheduler, Search, SweepSettings

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jobs.result import Result
-    from rayrec.config import Recipe
     from rayrec.inference.predictor import Predictor
     from rayrec.inference.ranker import Ranker
     from rayrec.inference.recommender import Recommender
+    from rayrec.recipes import Recipe
 
 AnyPath = str | PathLike[str]
 Overrides = Mapping[str, Any]
@@ -34,7 +34,7 @@ Overrides = Mapping[str, Any]
 
 def load_recipe(recipe: AnyPath, overrides: Overrides | None = None) -> "Recipe":
     """The validated recipe: a shipped one by name, or a YAML file, with `overrides` applied."""
-    from rayrec.config import load_recipe
+    from rayrec.recipes import load_recipe
 
     return load_recipe(str(recipe), _as_options(overrides))
 
@@ -49,11 +49,11 @@ def generate(
     compress: bool = False,
     progress: bool = True,
 ) -> "Result":
-    """Write `rows` raw rows with the layout of `source` (`criteo`, `movielens`, `outbrain`) into the new folder
+    """Write `rows` raw rows with the layout of `source` (a kind, such as `criteo`) into the new folder
     `output`.
 
-    `result.details["truth"]` has, for criteo, the best reachable AUC and log loss of their click model, for outbrain
-    the best reachable MAP@12. `days`: of criteo, so many files `day_0` ... instead of one. `compress`: gzip files.
+    `result.details` has what is known of the data, such as the best reachable AUC. `days`: write a file for each of so
+    many days. `compress`: gzip files.
     """
     return _run("generate", progress, source=source, rows=rows, output=output, seed=seed, days=days, compress=compress)
 
@@ -211,13 +211,11 @@ def predict(
     *,
     raw: bool = False,
     split: str | None = None,
-    submission: bool = False,
     progress: bool = True,
 ) -> "Result":
     """Score a split of a dataset folder, or with `raw` raw rows, into the new folder `output`, streaming.
 
-    `split`: `test` by default. `submission`: of displays of ads (by default those of the split `submission`), also
-    write Kaggle's file of each display's ads in order.
+    `split`: `test` by default.
     """
     return _run(
         "predict",
@@ -227,7 +225,6 @@ def predict(
         output=output,
         raw=raw,
         split=split,
-        submission=submission,
     )
 
 
@@ -262,8 +259,8 @@ def load_recommender(folder: AnyPath) -> "Recommender":
 
 
 def load_ranker(folder: AnyPath) -> "Ranker":
-    """The ranker of a model folder of displays: `rank(context, ads, k)` gives the ads by descending score."""
-    from rayrec.inference.ranker import load_ranker
+    """The ranker of a model that looks up features: `rank(context, candidates, k)` gives the best candidates."""
+    from rayrec.sources.registry import load_ranker
 
     return load_ranker(_fetched(folder))
 

@@ -16,8 +16,8 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, BackpressureConfig
 
 from rayrec.config import ServeConfig
-from rayrec.inference.model_folder import ModelFolder
-from rayrec.inference.table_memory import TableMemory
+from rayrec.inference.folder.model_folder import ModelFolder
+from rayrec.inference.folder.table_memory import TableMemory
 from serve.arguments import ServeArguments
 from serve.gate import Limits
 from serve.grpc_service import GrpcMethods, GrpcService

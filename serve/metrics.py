@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ray.util.metrics import Counter, Gauge, Histogram
 
 from rayrec.features.schema import Schema
-from rayrec.inference.reference_traffic import ReferenceTraffic, score_counts, unknown_counts
+from rayrec.inference.folder.reference_traffic import ReferenceTraffic, score_counts, unknown_counts
 
 _MODEL = ("model", "version")
 _SECONDS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0]

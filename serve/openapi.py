@@ -12,8 +12,7 @@ import pyarrow as pa
 from rayrec.features.schema import Feature, MultiHotFeature, NumericFeature
 from rayrec.features.transforms import Vocabulary
 from rayrec.inference.predictor import Predictor
-from rayrec.inference.ranker import CONTEXT
-from rayrec.sources.outbrain.features.rows import ROW_SCHEMA
+from rayrec.inference.ranker import FeatureLookup
 from serve.open_inference import OUTPUT
 from serve.served_models import ServedModel, ServedModels
 from serve.served_version import ServedVersion
@@ -65,8 +64,8 @@ def _model_paths(model: ServedModel, max_rows: int, verbs: tuple[str, ...]) -> d
     operations = {"predict": _predict(name, max_rows)}
     if version.recommends:
         operations["recommend"] = _recommend(name, max_rows)
-    if version.ranks:
-        operations["rank"] = _rank(name, max_rows)
+    if version.ranker is not None:
+        operations["rank"] = _rank(name, version.ranker.lookup, max_rows)
     for verb in verbs:
         if verb in operations:
             paths[f"/v1/models/{name}:{verb}"] = {"post": operations[verb]}
@@ -89,10 +88,10 @@ def _recommend(name: str, max_rows: int) -> dict[str, Any]:
     return _operation(f"Items for a user by '{name}'.", answer, body, missing="no such user")
 
 
-def _rank(name: str, max_rows: int) -> dict[str, Any]:
+def _rank(name: str, lookup: FeatureLookup, max_rows: int) -> dict[str, Any]:
     id_: dict[str, Any] = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
-    types = {field.name: _TEXT if pa.types.is_string(field.type) else id_ for field in ROW_SCHEMA}
-    fields = {field: {"anyOf": [types[field], {"type": "null"}]} for field in CONTEXT}
+    types = {field.name: _TEXT if pa.types.is_string(field.type) else id_ for field in lookup.context}
+    fields = {name: {"anyOf": [type_, {"type": "null"}]} for name, type_ in types.items()}
     context = {**_object(**fields), "required": [], "additionalProperties": False}
     limit = f"Ids; more than {max_rows} are answered 413."
     ads = {"type": "array", "items": id_, "minItems": 1, "description": limit}

@@ -17,8 +17,8 @@ from pydantic import NonNegativeFloat, ValidationError, model_validator
 
 from rayrec.common.errors import UserError
 from rayrec.config import Config
-from rayrec.config.recipe import describe_validation_error
-from rayrec.inference.layout import is_model_folder
+from rayrec.config.validation import describe_validation_error
+from rayrec.inference.folder.layout import is_model_folder
 
 TRAFFIC_FILE = "serving.json"
 

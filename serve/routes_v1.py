@@ -57,7 +57,7 @@ async def _rank(model: ServedModel, version: ServedVersion, body: bytes, max_row
     except UserError as error:
         raise RequestError(422, str(error)) from None
     best = Ranking.of(asked.ads, await model.score(version, rows), asked.k)
-    return ranked_ads(model.name, version.version, best.ads, best.scores)
+    return ranked_ads(model.name, version.version, best.candidates, best.scores)
 
 
 VERBS: dict[str, Verb] = {"predict": _predict, "recommend": _recommend, "rank": _rank}

@@ -12,13 +12,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.config import ServeConfig
-from rayrec.inference.examples import Examples
+from rayrec.inference.folder.examples import Examples
+from rayrec.inference.folder.reference_traffic import ReferenceTraffic
+from rayrec.inference.folder.table_memory import TableMemory
 from rayrec.inference.known_items import can_recommend
 from rayrec.inference.predictor import Predictor, load_model
-from rayrec.inference.ranker import Ranker, can_rank
+from rayrec.inference.ranker import Ranker
 from rayrec.inference.recommender import Recommendations, Recommender
-from rayrec.inference.reference_traffic import ReferenceTraffic
-from rayrec.inference.table_memory import TableMemory
+from rayrec.sources.registry import lookup_of
 from serve.batching import Batcher
 from serve.metrics import ServingMetrics, VersionStatistics
 from serve.protocol import RankRequest, RecommendRequest, RequestError
@@ -62,7 +63,8 @@ class ServedVersion:
         reference = ReferenceTraffic.load(predictor.folder)
         self._statistics = VersionStatistics(metrics, name, version, predictor.schema, reference)
         self._recommender = Recommender(predictor) if can_recommend(predictor.schema) else None
-        self._ranker = Ranker(predictor) if can_rank(predictor.folder) else None
+        lookup = lookup_of(predictor.folder)
+        self.ranker = Ranker(predictor, lookup) if lookup is not None else None
 
     @classmethod
     def load(
@@ -96,7 +98,7 @@ class ServedVersion:
     @property
     def ranks(self) -> bool:
         """Whether its features are looked up from a context and ads."""
-        return self._ranker is not None
+        return self.ranker is not None
 
     async def score(self, rows: Rows) -> NDArray[np.float32]:
         """Probabilities (n,) of n rows, maybe from a pass with other requests. Raises RequestError."""
@@ -114,8 +116,8 @@ class ServedVersion:
 
     async def rows_to_rank(self, request: RankRequest) -> Rows:
         """The features of each ad, to be scored as other rows are. Raises UserError naming a wrong field."""
-        assert self._ranker is not None
-        rows = partial(self._ranker.rows, request.context, request.ads)
+        assert self.ranker is not None
+        rows = partial(self.ranker.rows, request.context, request.ads)
         return Rows(await asyncio.get_running_loop().run_in_executor(self._executor, rows))
 
     def _score_together(self, requests: Sequence[Rows]) -> list[NDArray[np.float32]]:

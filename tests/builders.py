@@ -7,16 +7,19 @@ schema = make_schema(numeric=3, categorical=4)
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.config import Recipe
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
 from rayrec.ingest.dataset import Dataset, Manifest, PartInfo, SplitInfo
-from rayrec.preprocessing import shards
+from rayrec.models.dlrm.config import DLRMConfig
+from rayrec.preprocessing.write import shards
+from rayrec.recipes import Recipe
+from rayrec.sources.criteo.config import CriteoSourceConfig
 
 CRITEO = Schema(
     label="label",
@@ -59,6 +62,11 @@ def make_schema(
     )
 
 
+def make_recipe(**sections: Any) -> Recipe:
+    """A recipe of a small source and model unless `sections` say otherwise."""
+    return Recipe(**{"name": "test", "source": CriteoSourceConfig(), "model": DLRMConfig(), **sections})
+
+
 def make_rows(schema: Schema, rows: int, seed: int) -> pa.Table:
     """`rows` encoded rows: standard normal numbers, skewed ids, labels that depend on the first of each.
 
@@ -67,9 +75,9 @@ def make_rows(schema: Schema, rows: int, seed: int) -> pa.Table:
     rng = np.random.default_rng([seed, rows])
     columns: dict[str, pa.Array] = {}
     score = np.full(rows, -0.5)
-    for index, feature in enumerate(schema.numeric):
+    for index, number in enumerate(schema.numeric):
         values = rng.standard_normal(rows).astype(np.float32)
-        columns[feature.name] = pa.array(values)
+        columns[number.name] = pa.array(values)
         if index == 0:
             score += values
     one_hot_seen = False
@@ -171,7 +179,7 @@ def write_dataset(
         positives = float(np.asarray(table[schema.label]).sum())
         splits[name] = SplitInfo(rows=table.num_rows, positives=positives, parts=tuple(parts))
     schema.save(folder)
-    config = (recipe or Recipe(name="test")).model_dump(mode="json")
+    config = (recipe or make_recipe()).model_dump(mode="json")
     Manifest(splits=splits, rejected={}, sources=(), config=config).save(folder)
     return Dataset.open(folder)
 

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.features.schema import Feature, NumericFeature, Schema
-from rayrec.inference.ranker import Ranker, load_ranker
+from rayrec.inference.ranker import Ranker
 from rayrec.sources.outbrain.features.definitions import Numeric
 from rayrec.sources.outbrain.features.raw import features_of
 from rayrec.sources.outbrain.statistics import Constants
+from rayrec.sources.registry import load_ranker
 from tests.model_folders import write_display_model
 from tests.outbrain_statistics import Ad, Count, Document, Profile, make_constants, make_statistics
 

@@ -7,17 +7,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayrec.config import DCNv2Config, DLRMConfig, ModelConfig, NeuMFConfig, Recipe, WideDeepConfig
+from rayrec.config import ModelConfig, SourceConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, MultiHotFeature, NumericFeature, Schema
 from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.features.vocabulary import write_vocabulary
-from rayrec.inference.examples import write_examples
+from rayrec.inference.folder.examples import write_examples
+from rayrec.inference.folder.model_folder import write_model_folder
 from rayrec.inference.known_items import KnownItems
-from rayrec.inference.model_folder import write_model_folder
 from rayrec.inference.predictor import load_model
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.dcnv2.config import DCNv2Config
+from rayrec.models.dlrm.config import DLRMConfig
+from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.registry import build_model
+from rayrec.models.wide_deep.config import WideDeepConfig
+from rayrec.sources.outbrain.config import OutbrainSourceConfig
+from tests.builders import make_recipe
 
 MODELS: dict[str, ModelConfig] = {
     "dlrm": DLRMConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(16,)),
@@ -95,7 +101,16 @@ def make_recommender_folder(folder: Path, *, users: int = 30, items: int = 50, s
 def write_display_model(folder: Path, schema: Schema, statistics: Path, seed: int = 0) -> RankingModel:
     """A model folder whose features are looked up in a folder of statistics."""
     config = DLRMConfig(embedding_dim=4, bottom_mlp=(8, 4), top_mlp=(8,))
-    return _write(folder, statistics.parent, schema, config, "displays-test", seed, statistics=statistics)
+    return _write(
+        folder,
+        statistics.parent,
+        schema,
+        config,
+        "displays-test",
+        seed,
+        statistics=statistics,
+        source=OutbrainSourceConfig(),
+    )
 
 
 def _write(
@@ -107,6 +122,7 @@ def _write(
     seed: int,
     known_items: KnownItems | None = None,
     statistics: Path | None = None,
+    source: SourceConfig | None = None,
 ) -> RankingModel:
     network = build_model(config, schema, seed=seed)
     # The published initial tables are so small that a wrong row would hardly change a score.
@@ -121,7 +137,7 @@ def _write(
         folder,
         schema=network.schema,
         tables=network.tables,
-        recipe=Recipe(name=name, model=config),
+        recipe=make_recipe(name=name, model=config, **({"source": source} if source else {})),
         metrics={"test": {"auc": 0.75}},
         card="# A model of the tests\n",
         vocabularies_in=data,

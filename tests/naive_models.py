@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from rayrec.config import DCNv2Config, ModelConfig, NeuMFConfig, WideDeepConfig
+from rayrec.config import ModelConfig
 from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.models.common.batch import Batch
+from rayrec.models.dcnv2.config import DCNv2Config
+from rayrec.models.neumf.config import NeuMFConfig
+from rayrec.models.wide_deep.config import WideDeepConfig
 
 State = Mapping[str, np.ndarray]
 

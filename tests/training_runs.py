@@ -13,9 +13,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from jobs.initial_weights import initial_weights
-from rayrec.config import Recipe
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
+from rayrec.recipes import Recipe
 from rayrec.training.checkpoint import folder_name
 from rayrec.training.driver import fill_from_checkpoint
 from rayrec.training.evaluation_pass import evaluate_split
@@ -28,6 +28,7 @@ from tests.ranks import run_ranks
 
 BASE: dict[str, Any] = {
     "name": "test",
+    "source": {"kind": "criteo"},
     "model": {"kind": "dlrm", "embedding_dim": 8, "bottom_mlp": [16, 8], "top_mlp": [16]},
     "train": {
         "global_batch_size": 64,

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from rayrec.common.errors import ConfigError
-from rayrec.config import Recipe, RecipeContent, TrainConfig
+from rayrec.config import TrainConfig
+from rayrec.recipes import Recipe, RecipeContent
 from tune.settings import Scheduler, Search
 from tune.space import Assignment, Parameter, Scalar, Space
 

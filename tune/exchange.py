@@ -8,8 +8,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from rayrec.common.files import write_json
-from rayrec.config import Recipe
 from rayrec.ingest.dataset import Dataset
+from rayrec.recipes import Recipe
 from rayrec.training.checkpoint import folder_name
 from rayrec.training.history import read_history
 from rayrec.training.run_folder import CHECKPOINTS_FOLDER, HISTORY_FILE, RunFolder

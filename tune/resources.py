@@ -4,7 +4,7 @@ import os
 import socket
 
 from rayrec.common.errors import ConfigError
-from rayrec.config import Recipe
+from rayrec.recipes import Recipe
 from rayrec.training.device import resolve_device
 
 

@@ -1,4 +1,6 @@
-"""A search space: which keys of a recipe are searched, and over what. One YAML file, such as those in `tune/spaces/`.
+"""A search space: which keys of a recipe are searched, and over what.
+
+It is one YAML file, such as a model's search_space.yaml.
 
     train.dense_optimizer.lr: {loguniform: [1.0e-4, 0.1]}
     train.schedule.warmup_steps: {integer: [0, 200]}
@@ -17,15 +19,15 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
 from rayrec.common.errors import ConfigError
+from rayrec.common.plugins import MODELS
 from rayrec.config import Config
-from rayrec.config.recipe import describe_validation_error
+from rayrec.config.validation import describe_validation_error
 from rayrec.config.yaml_file import is_yaml_file, parse_mapping, read_text
 
 Scalar = bool | int | float | str
@@ -146,10 +148,8 @@ class Space:
                 yield assignment
 
 
-def shipped_spaces() -> dict[str, str]:
-    """Kind of model -> YAML text of its space."""
-    folder = resources.files("tune.spaces")
-    return {f.name.removesuffix(".yaml"): f.read_text() for f in folder.iterdir() if f.name.endswith(".yaml")}
+_SHIPPED = "search_space"
+"""The file beside a model that holds its search space, without its suffix."""
 
 
 def load_space(space: str | None, model_kind: str) -> Space:
@@ -160,10 +160,11 @@ def load_space(space: str | None, model_kind: str) -> Space:
     if space is not None and not is_yaml_file(space):
         raise ConfigError(f"--space {space}: a search space is a file whose name ends in .yaml")
     if space is None:
-        shipped = shipped_spaces()
-        if model_kind not in shipped:
+        origin = f"{_SHIPPED}.yaml of '{model_kind}'"
+        shipped = MODELS.texts(model_kind, ".yaml")
+        if _SHIPPED not in shipped:
             raise ConfigError(f"no search space is shipped for models of kind '{model_kind}'; give --space FILE")
-        origin, text = f"tune/spaces/{model_kind}.yaml", shipped[model_kind]
+        text = shipped[_SHIPPED]
     else:
         origin, text = space, read_text(Path(space), "search space")
     return parse_space(origin, text)

@@ -3,8 +3,8 @@
 import time
 from typing import Any
 
-from rayrec.config import Recipe
 from rayrec.ingest.dataset import Dataset
+from rayrec.recipes import Recipe
 
 
 def measure_ingest(recipe: Recipe, dataset: Dataset) -> list[dict[str, Any]]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
-from rayrec.config import Recipe
 from rayrec.ingest.dataset import Dataset
+from rayrec.recipes import Recipe
 
 
 def measure_training(

@@ -100,7 +100,7 @@ def recipes(
 
 @app.command()
 def generate(
-    source: Annotated[str, typer.Argument(help="criteo, movielens or outbrain.")],
+    source: Annotated[str, typer.Argument(help="Kind of the source: criteo, interactions or outbrain.")],
     rows: Annotated[int, typer.Option(help="Rows to write.")],
     output: NewOutputOption,
     seed: Annotated[int | None, typer.Option(help="Seed of the rows.", show_default="0")] = None,
@@ -198,12 +198,7 @@ def predict(
         typer.Option(help="Dataset folder or URI; with --raw, raw rows (also a file or glob).", show_default=False),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="The input is raw rows, not a dataset folder.")] = False,
-    split: Annotated[
-        str | None, typer.Option(help="Split of the dataset folder.", show_default="test, or submission")
-    ] = None,
-    submission: Annotated[
-        bool, typer.Option("--submission", help="Also write Kaggle's file of each display's ads in order.")
-    ] = False,
+    split: Annotated[str | None, typer.Option(help="Split of the dataset folder.", show_default="test")] = None,
     top_k: Annotated[
         int | None, typer.Option(help="Instead of an input: so many items for every user.", show_default=False)
     ] = None,
@@ -212,8 +207,7 @@ def predict(
 ) -> None:
     """Score a file or folder, streaming; or recommend items to every user."""
     run_job(
-        "predict", json, debug, model=model, input=input, output=output, raw=raw, split=split, submission=submission,
-        top_k=top_k,
+        "predict", json, debug, model=model, input=input, output=output, raw=raw, split=split, top_k=top_k,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, ValidationError, model_validator
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.config import Config
-from rayrec.config.recipe import describe_validation_error
+from rayrec.config.validation import describe_validation_error
 from rayrec.features.transforms import CategoricalTransform, Hash, HashIds, NumericTransform, Vocabulary
 
 SCHEMA_FILE = "schema.json"

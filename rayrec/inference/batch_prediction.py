@@ -1,11 +1,9 @@
 """Scores of whole files: read by Ray Data tasks, scored by a pool of predictors, written in the order of the input.
 
 OUTPUT/scores/part-00000.parquet ...    OUTPUT/rejected/part-00000.parquet ... (raw rows that cannot be used)
-OUTPUT/submission.csv (of displays, where asked for)
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,34 +17,21 @@ from rayrec.common.allocator import keep_freed_memory
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder
 from rayrec.common.progress import Progress
-from rayrec.config import SourceConfig
-from rayrec.features.schema import Schema
 from rayrec.inference.actor_pool import map_with_pool
-from rayrec.inference.model_folder import ModelFolder
+from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.parts import Parts
 from rayrec.inference.predictor import load_model
-from rayrec.inference.submission import SUBMISSION_FILE, Submission
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
-from rayrec.sources.files import Chunk, list_inputs, plan_chunks
-from rayrec.sources.registry import ChunkReader, chunk_reader
-from rayrec.sources.rejected import REJECTED_SCHEMA
+from rayrec.raw.blocks import ExampleReader
+from rayrec.raw.files import Chunk, InputFile, list_inputs, plan_chunks
+from rayrec.raw.rejected import REJECTED_SCHEMA
 
 SCORES_FOLDER = "scores"
 _CHUNK_BYTES = 2**26
 
 # Columns that travel beside the features; no feature's name begins so.
 _LABEL, _SCORE, _CHUNK, _LINE, _REASON, _TEXT = "\0label", "\0score", "\0chunk", "\0line", "\0reason", "\0text"
-_DISPLAY, _AD = "\0display", "\0ad"
 _LABEL_AND_SCORE = [pa.field("label", pa.float32()), pa.field("score", pa.float32(), nullable=False)]
-_DATASET_SCORES = pa.schema([pa.field("row", pa.int64(), nullable=False), *_LABEL_AND_SCORE])
-_DISPLAY_SCORES = pa.schema(
-    [
-        pa.field("row", pa.int64(), nullable=False),
-        pa.field("display_id", pa.int64(), nullable=False),
-        pa.field("ad_id", pa.int64(), nullable=False),
-        *_LABEL_AND_SCORE,
-    ]
-)
 _RAW_SCORES = pa.schema(
     [pa.field("file", pa.string(), nullable=False), pa.field("line", pa.int64(), nullable=False), *_LABEL_AND_SCORE]
 )
@@ -70,54 +55,49 @@ class PredictionCounts:
 
 
 def predict_dataset(
-    model: ModelFolder, dataset: Dataset, split: str, output: Path, progress: Progress, *, submission: bool = False
+    model: ModelFolder, dataset: Dataset, split: str, output: Path, progress: Progress
 ) -> PredictionCounts:
     """Score a split of a dataset folder; needs a Ray session. `output` is written whole or not at all.
 
-    `scores/` has columns row (int64, position in the split), label (float32), score (float32), in the split's order,
-    and for displays of ads also display_id and ad_id (int64) after row. With `submission` (such datasets alone)
-    `submission.csv` names each display's ads by descending score, as Kaggle takes them.
-    Raises UserError where the dataset was not encoded as the model's training data was.
+    `scores/` has columns row (int64, position in the split), label (float32), score (float32), in the split's order. If
+    the dataset's schema names candidates, the columns of its groups and candidates (int64) stand after row.
+    Raises UserError if the dataset was not encoded as the model's training data was.
     """
-    model.schema.require_same_features(dataset.schema, dataset.folder)
-    names = _display_columns(dataset.schema)
-    if submission and not names:
-        raise UserError(f"{dataset.folder}: its rows are no ads of displays, so there is nothing to submit")
+    schema = dataset.schema
+    model.schema.require_same_features(schema, dataset.folder)
     parts = dataset.split(split).parts
     tasks = [
         pa.table({"path": [str(dataset.folder / part.path)], "row_group": [index]})
         for part in parts
         for index in range(len(part.row_groups))
     ]
-    renamed = {dataset.schema.label: _LABEL, **names}
+    kept = [schema.group, schema.candidate] if schema.group and schema.candidate else []
+    renamed = {schema.label: _LABEL, **{name: f"\0{name}" for name in kept}}
     reader = _DatasetReader(tuple(f.name for f in model.schema.features), renamed)
-    columns = _DISPLAY_SCORES if names else _DATASET_SCORES
+    ids = [pa.field(name, pa.int64(), nullable=False) for name in ("row", *kept)]
+    columns = pa.schema([*ids, *_LABEL_AND_SCORE])
     progress.stage(f"predict {split}", dataset.split(split).rows)
     rows = 0
-    with ExitStack() as stack:
-        folder = stack.enter_context(new_folder(output))
-        scores = stack.enter_context(Parts(folder / SCORES_FOLDER, columns))
-        submitted = stack.enter_context(Submission(folder / SUBMISSION_FILE)) if submission else None
+    with new_folder(output) as folder, Parts(folder / SCORES_FOLDER, columns) as scores:
         for block in _score(tasks, reader, model, is_raw=False):
             position = pa.array(np.arange(rows, rows + len(block)))
-            shown = [block[name] for name in (*names.values(), _LABEL, _SCORE)]
+            shown = [block[name] for name in (*(renamed[name] for name in kept), _LABEL, _SCORE)]
             scores.write(pa.table([position, *shown], schema=columns))
-            if submitted is not None:
-                submitted.add(*(block[name].to_numpy() for name in (_DISPLAY, _AD, _SCORE)))
             rows += len(block)
             progress.advance(len(block))
     return PredictionCounts(rows, {})
 
 
-def _display_columns(schema: Schema) -> dict[str, str]:
-    """The columns that name a row's display and ad, and what they are called beside the features."""
-    return {schema.group: _DISPLAY, schema.candidate: _AD} if schema.group and schema.candidate else {}
-
-
 def predict_raw(
-    model: ModelFolder, source: SourceConfig, paths: list[str], output: Path, progress: Progress
+    model: ModelFolder,
+    open_reader: Callable[[Sequence[InputFile]], ExampleReader],
+    paths: list[str],
+    output: Path,
+    progress: Progress,
 ) -> PredictionCounts:
     """Score raw files, with or without a label column; needs a Ray session. `output` is written whole or not at all.
+
+    `open_reader` gives what reads the files: the reader of the model's source.
 
     `scores/` has columns file, line (int64, from 1), label (float32, null where the file has none), score (float32), in
     the order of the input; `rejected/` has the rows that cannot be used with file, line, reason and text. Raises
@@ -125,7 +105,7 @@ def predict_raw(
     """
     files = list_inputs(paths)
     chunks = plan_chunks(files, _CHUNK_BYTES)
-    reader = _RawReader(chunk_reader(source, files), chunks)
+    reader = _RawReader(open_reader(files), chunks)
     tasks = [pa.table({"chunk": pa.array([index], pa.int32())}) for index in range(len(chunks))]
     progress.stage("predict")
     lines = _LineNumbers(chunks)
@@ -146,7 +126,9 @@ def predict_raw(
             progress.advance(len(block))
         if counts.rows == 0:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.rejected.items()) or "no rows"
-            raise UserError(f"{', '.join(paths)}: nothing to score ({reasons}); give files of kind '{source.kind}'")
+            raise UserError(
+                f"{', '.join(paths)}: nothing to score ({reasons}); give files of kind '{model.recipe.source.kind}'"
+            )
     return counts
 
 
@@ -176,7 +158,7 @@ class _DatasetReader:
 class _RawReader:
     """Reads and parses chunks of raw files: good rows and, with a reason, bad ones; lines count within it."""
 
-    reader: ChunkReader
+    reader: ExampleReader
     chunks: list[Chunk]
 
     def __call__(self, tasks: pa.Table) -> Iterator[pa.Table]:

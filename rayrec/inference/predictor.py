@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rayrec.common.errors import UserError
-from rayrec.config import Recipe
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import MultiHotFeature, Schema
-from rayrec.inference.mapped_table import MappedTable
-from rayrec.inference.model_folder import Metrics, ModelFolder
+from rayrec.inference.folder.mapped_table import MappedTable
+from rayrec.inference.folder.model_folder import Metrics, ModelFolder
+from rayrec.inference.folder.table_memory import TableMemory
 from rayrec.inference.raw_rows import RawRows
-from rayrec.inference.table_memory import TableMemory
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
+from rayrec.recipes import Recipe
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,11 +11,14 @@ from pydantic import ValidationError
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
-from rayrec.config import Config, Recipe
-from rayrec.config.recipe import describe_validation_error
+from rayrec.config import Config
+from rayrec.config.validation import describe_validation_error
 from rayrec.features.schema import Schema
+from rayrec.recipes import Recipe
 
 MANIFEST_FILE = "manifest.json"
+STATISTICS_FOLDER = "statistics"
+"""Tables that the features of rows are looked up in; export copies them into the model folder."""
 VOCABULARY_FOLDER = "vocabulary"
 REJECTED_FOLDER = "rejected"
 

@@ -1,12 +1,11 @@
 """First stage: raw files -> Parquet files of parsed rows, a file a chunk, with bad rows set aside."""
 
 from collections import Counter as Tally
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -14,31 +13,16 @@ from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.preprocessing.extracted import ExtractedChunk, first_lines
 from rayrec.preprocessing.parquet_files import new_parquet
+from rayrec.preprocessing.rows.splits import HashedSplits
 from rayrec.preprocessing.spark_tasks import Counter, counted_rows, run_tasks
-from rayrec.preprocessing.splits import HashedSplits
-from rayrec.sources.files import Chunk
-from rayrec.sources.raw_block import RawBlock
-from rayrec.sources.rejected import REJECTED_SCHEMA
+from rayrec.raw.blocks import RowReader
+from rayrec.raw.files import Chunk
+from rayrec.raw.rejected import REJECTED_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ROWS_PER_REJECTED_PART = 1_000_000
-
-
-class RowReader(Protocol):
-    """Reads chunks of raw files into rows of one schema."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Of the rows."""
-
-    @property
-    def dictionaries(self) -> tuple[str, ...]:
-        """Columns whose values repeat."""
-
-    def read(self, chunk: Chunk) -> Iterator[RawBlock]:
-        """The blocks of a chunk; line numbers count from the chunk's first line."""
 
 
 def extract(

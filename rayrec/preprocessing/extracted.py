@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rayrec.sources.files import Chunk
+from rayrec.raw.files import Chunk
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""From raw files to a dataset folder: a job for sources of examples, of interactions, of displays.
+"""From raw files to a dataset folder: what is around the job of a source.
 
 Stages hand rows to each other as Parquet files in a scratch folder, so memory stays flat and a task that runs again
 finds its input. Everything lies in an unfinished folder beside the output, which takes the output's name at the end.
@@ -7,7 +7,7 @@ finds its input. Everything lies in an unfinished folder beside the output, whic
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,15 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rayrec.common.errors import DiskFullError, UserError
 from rayrec.common.files import new_folder, remove_unfinished_files, require_absent, resumable_folder
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.config import Recipe
-from rayrec.config.preprocess import DisplayPreprocessConfig, InteractionPreprocessConfig, PreprocessConfig
 from rayrec.ingest.dataset import Manifest, SourceFile
-from rayrec.preprocessing.displays.job import DisplayJob
-from rayrec.preprocessing.example_job import ExampleJob
-from rayrec.preprocessing.interaction_job import InteractionJob
 from rayrec.preprocessing.spark_tasks import no_tasks_left_behind, user_errors
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset
-from rayrec.sources.files import InputFile
+from rayrec.raw.files import InputFile
+from rayrec.recipes import Recipe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,8 +29,8 @@ _STAGES_VERSION = 1
 """Goes up when a stage leaves something else, so that nothing is mixed with what an earlier version left."""
 
 
-class _Job(Protocol):
-    """A checked job."""
+class PreprocessingJob(Protocol):
+    """What a source does to turn raw files into a dataset; its inputs and config were checked."""
 
     @property
     def files(self) -> tuple[InputFile, ...]:
@@ -51,15 +47,12 @@ class _Job(Protocol):
 class Preprocessing:
     """A checked job: what can be refused without Spark is refused by the constructor."""
 
-    def __init__(self, recipe: Recipe, inputs: Mapping[str | None, Sequence[str]], output: Path) -> None:
-        """`inputs`: paths (file, folder, glob or URI) by split, or all under None where splits do not come as files.
-
-        Raises UserError on inputs, a recipe or an output that cannot work.
-        """
+    def __init__(self, job: PreprocessingJob, recipe: Recipe, output: Path) -> None:
+        """`job` is that of the recipe's source. Raises UserError if the output exists."""
         self._recipe = recipe
         self._output = Path(output).absolute()
         require_absent(self._output)
-        self._job = _job(recipe, inputs)
+        self._job = job
 
     def run(self, spark: "SparkSession", progress: Progress | None = None) -> Manifest:
         """Write the dataset folder. Whatever fails, the output stays as it was. Raises UserError.
@@ -76,14 +69,10 @@ class Preprocessing:
             remove_unfinished_files(folder)
             written.schema.save(folder)
             manifest = Manifest(
-                splits=written.splits, rejected=written.rejected, sources=self._sources, config=self._resolved
+                splits=written.splits, rejected=written.rejected, sources=source_files(self._job), config=self._resolved
             )
             manifest.save(folder)
             return manifest
-
-    @property
-    def _sources(self) -> tuple[SourceFile, ...]:
-        return _source_files(self._job)
 
     @property
     def _resolved(self) -> dict[str, Any]:
@@ -112,37 +101,12 @@ class Preprocessing:
         content = {
             "version": _STAGES_VERSION,
             "output": str(self._output),
-            "sources": [source.model_dump() for source in self._sources],
+            "sources": [source.model_dump() for source in source_files(self._job)],
             **{section: resolved[section] for section in ("source", "preprocess")},
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def preprocess(
-    spark: "SparkSession",
-    recipe: Recipe,
-    inputs: Mapping[str | None, Sequence[str]],
-    output: Path,
-    progress: Progress | None = None,
-) -> Manifest:
-    """Check and run a `Preprocessing` job on a Spark session."""
-    return Preprocessing(recipe, inputs, output).run(spark, progress)
-
-
-def source_files(recipe: Recipe, inputs: Mapping[str | None, Sequence[str]]) -> tuple[SourceFile, ...]:
-    """What a dataset's manifest would say of these inputs as they are now. Raises UserError as `Preprocessing` does."""
-    return _source_files(_job(recipe, inputs))
-
-
-def _source_files(job: _Job) -> tuple[SourceFile, ...]:
+def source_files(job: PreprocessingJob) -> tuple[SourceFile, ...]:
+    """What a dataset's manifest would say of the raw files as they are now."""
     return tuple(SourceFile(path=file.name, bytes=file.bytes, modified=file.modified) for file in job.files)
-
-
-def _job(recipe: Recipe, inputs: Mapping[str | None, Sequence[str]]) -> _Job:
-    match recipe.preprocess:
-        case PreprocessConfig():
-            return ExampleJob(recipe, recipe.preprocess, inputs)
-        case InteractionPreprocessConfig():
-            return InteractionJob(recipe, recipe.preprocess, inputs)
-        case DisplayPreprocessConfig():
-            return DisplayJob(recipe.preprocess, inputs)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from rayrec.common.progress import Progress
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import REJECTED_FOLDER, SplitInfo
-from rayrec.preprocessing.extract import RowReader, check_rejected, extract, write_rejected
+from rayrec.preprocessing.extract import check_rejected, extract, write_rejected
 from rayrec.preprocessing.extracted import ExtractedChunk
+from rayrec.preprocessing.rows.splits import HashedSplits
 from rayrec.preprocessing.segments import Piece, Segment, make_segments
-from rayrec.preprocessing.splits import HashedSplits
-from rayrec.sources.files import InputFile, plan_chunks
+from rayrec.raw.blocks import RowReader
+from rayrec.raw.files import InputFile, plan_chunks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,133 +1,49 @@
-"""The raw data sets that rayrec reads, by the `kind` of their config."""
+"""The sources by the kind of their config: the only place where one is looked up."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
-
-import pyarrow as pa
+from pathlib import Path
+from typing import cast
 
 from rayrec.common.errors import UserError
-from rayrec.config import CriteoSourceConfig, MovieLensSourceConfig, OutbrainSourceConfig, SourceConfig
-from rayrec.sources.criteo import layout as criteo_layout
-from rayrec.sources.criteo import parse as criteo_parse
-from rayrec.sources.files import Chunk, InputFile, plan_chunks, read_lines
-from rayrec.sources.movielens.reader import InteractionReader
-from rayrec.sources.parsed_lines import ParsedLines
-from rayrec.sources.raw_block import RawBlock
+from rayrec.common.plugins import SOURCES
+from rayrec.inference.folder.model_folder import CONFIG_FILE
+from rayrec.inference.predictor import load_model
+from rayrec.inference.ranker import FeatureLookup, Ranker
+from rayrec.ingest.dataset import STATISTICS_FOLDER
+from rayrec.preprocessing.pipeline import Preprocessing, PreprocessingJob
+from rayrec.recipes import Recipe, load_recipe
+from rayrec.sources.source import Inputs, Source
 
 
-@dataclass(frozen=True)
-class RawColumns:
-    """The raw columns of a source by their role."""
-
-    label: str
-    numeric: tuple[str, ...]
-    categorical: tuple[str, ...]
+def source_of(kind: str) -> Source:
+    """The source of a kind, one of `SOURCES.packages`."""
+    return cast(Source, SOURCES.load(kind, "source").SOURCE)
 
 
-class TextSource(Protocol):
-    """A source of text files with one row a line."""
-
-    columns: RawColumns
-
-    def parse_lines(self, data: bytes, is_labelled: bool) -> ParsedLines:
-        """Parse whole lines, each ended by a newline."""
-
-    def has_label(self, line: bytes) -> bool:
-        """Whether a file that begins with `line` has a label column."""
-
-    def raw_schema(self, is_labelled: bool) -> pa.Schema:
-        """Schema of the parsed rows."""
-
-    def day_of(self, file_name: str) -> int | None:
-        """The day whose rows a file holds; None where its name does not tell."""
+def preprocessing_job(recipe: Recipe, inputs: Inputs) -> PreprocessingJob:
+    """The job of a recipe's source. Raises UserError on inputs or a recipe that cannot work."""
+    return source_of(recipe.source.kind).job(recipe, inputs)
 
 
-class _Criteo:
-    columns = RawColumns(criteo_layout.LABEL, criteo_layout.NUMERIC, criteo_layout.CATEGORICAL)
-
-    def parse_lines(self, data: bytes, is_labelled: bool) -> ParsedLines:
-        return criteo_parse.parse_lines(data, is_labelled)
-
-    def has_label(self, line: bytes) -> bool:
-        return criteo_parse.has_label(line)
-
-    def raw_schema(self, is_labelled: bool) -> pa.Schema:
-        return criteo_parse.LABELLED_SCHEMA if is_labelled else criteo_parse.FEATURES_SCHEMA
-
-    def day_of(self, file_name: str) -> int | None:
-        return criteo_layout.day_of(file_name)
+def preprocessing(recipe: Recipe, inputs: Inputs, output: Path) -> Preprocessing:
+    """What writes a recipe's dataset folder. Raises UserError on inputs, a recipe or an output that cannot work."""
+    return Preprocessing(preprocessing_job(recipe, inputs), recipe, output)
 
 
-def text_source(config: SourceConfig) -> TextSource:
-    """The source that a config describes, one whose rows are examples."""
-    match config:
-        case CriteoSourceConfig():
-            return _Criteo()
-        case MovieLensSourceConfig():
-            raise AssertionError("its rows are interactions: InteractionReader")
-        case OutbrainSourceConfig():
-            raise AssertionError("its examples are joined from tables: table_reader")
+def lookup_of(model: Path) -> FeatureLookup | None:
+    """What looks up features for a model folder; None if its rows bring all features. Raises UserError."""
+    statistics = model / STATISTICS_FOLDER
+    if not statistics.is_dir():
+        return None
+    return source_of(load_recipe(model / CONFIG_FILE).source.kind).lookup(statistics)
 
 
-class ChunkReader(Protocol):
-    """Reads the chunks of files that it knows."""
-
-    @property
-    def label(self) -> str:
-        """Name of the label column, where files have one."""
-
-    def read(self, chunk: Chunk) -> Iterator[RawBlock]:
-        """The blocks of a chunk, a few megabytes each; line numbers count from the chunk's first line."""
-
-
-@dataclass(frozen=True)
-class TextReader:
-    """Reads files with a row a line."""
-
-    source: TextSource
-    labelled: tuple[bool, ...]
-    """By file."""
-
-    @property
-    def label(self) -> str:
-        return self.source.columns.label
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Of the rows of labelled files."""
-        return self.source.raw_schema(True)
-
-    @property
-    def dictionaries(self) -> tuple[str, ...]:
-        """Columns whose values repeat."""
-        return self.source.columns.categorical
-
-    def read(self, chunk: Chunk) -> Iterator[RawBlock]:
-        first_line = 1
-        for data in read_lines(chunk):
-            parsed = self.source.parse_lines(data, self.labelled[chunk.file_index])
-            yield RawBlock.of(parsed, chunk.file.name, first_line, data)
-            first_line += parsed.num_lines
-
-
-def chunk_reader(config: SourceConfig, files: Sequence[InputFile]) -> ChunkReader:
-    """What reads `files`, with or without labels.
-
-    Raises UserError where a file does not tell its columns, or the source's rows are not examples.
-    """
-    if isinstance(config, OutbrainSourceConfig):
+def load_ranker(folder: str | Path) -> Ranker:
+    """The ranker of a model folder, on CPU. Raises UserError if the model's source looks up no features."""
+    predictor = load_model(folder)
+    lookup = lookup_of(predictor.folder)
+    if lookup is None:
         raise UserError(
-            "source.kind 'outbrain': its examples are joined from nine tables; preprocess these and give the dataset "
-            "folder"
+            f"{predictor.folder}: has no {STATISTICS_FOLDER}/ to look features up in; score rows of all its features "
+            "instead"
         )
-    if isinstance(config, MovieLensSourceConfig):
-        return InteractionReader.detect(config, files)
-    source = text_source(config)
-    return TextReader(source, tuple(source.has_label(_first_line(file)) for file in files))
-
-
-def _first_line(file: InputFile) -> bytes:
-    (chunk,) = plan_chunks([file], max(file.bytes, 1))
-    block = next(read_lines(chunk), b"\n")
-    return block[: block.index(b"\n")]
+    return Ranker(predictor, lookup)

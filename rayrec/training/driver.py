@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from rayrec.common.background import in_background
 from rayrec.common.errors import ConfigError, SmallClusterError, UserError
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.config import Recipe
 from rayrec.config.metric import is_ranking_metric
 from rayrec.ingest.dataset import Dataset
+from rayrec.recipes import Recipe
 from rayrec.training.device import DeviceName, resolve_device
 from rayrec.training.history import read_history
 from rayrec.training.preflight import require_evaluable, require_trainable

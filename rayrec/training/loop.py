@@ -13,11 +13,11 @@ import torch.distributed as dist
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.common.units import parse_bytes
-from rayrec.config import Recipe
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.epoch_loader import EpochLoader
 from rayrec.models.common.batch import Batch
 from rayrec.models.registry import build_model
+from rayrec.recipes import Recipe
 from rayrec.training.checkpoint import Checkpoints, RunProgress
 from rayrec.training.evaluation_pass import evaluate_split
 from rayrec.training.history import History

@@ -1,8 +1,8 @@
 """What is known to be wrong before any worker starts: checked on the driver, so that the answer comes at once."""
 
 from rayrec.common.errors import ConfigError
-from rayrec.config import Recipe
 from rayrec.ingest.dataset import Dataset
+from rayrec.recipes import Recipe
 from rayrec.training.device import DeviceName
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import new_folder, write_atomically, write_json
-from rayrec.config import Recipe, dump_recipe, load_recipe
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+from rayrec.recipes import Recipe, dump_recipe, load_recipe
 from rayrec.storage.location import location, resolve
 
 RUN_FILE = "run.json"

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rayrec.common.errors import ConfigError
-from rayrec.config import Recipe
+from rayrec.recipes import Recipe
 
 
 class Tracker(Protocol):

@@ -58,7 +58,7 @@ USAGE = [
         "unknown source",
         "generate movies --rows 10 --output raw",
         2,
-        "source: Input should be 'criteo', 'movielens' or 'outbrain' (got 'movies')",
+        "source: no such source; use criteo, interactions, outbrain (got 'movies')",
     ),
     BadInput(
         "port out of range",
@@ -177,14 +177,14 @@ CONFIG = [
         "override of what is searched",
         f"{TUNE} run --set train.dense_optimizer.lr=0.1",
         2,
-        "--set train.dense_optimizer.lr=0.1: tune/spaces/dlrm.yaml searches train.dense_optimizer.lr; leave one of "
-        "them out",
+        "--set train.dense_optimizer.lr=0.1: search_space.yaml of 'dlrm' searches train.dense_optimizer.lr; leave one "
+        "of them out",
     ),
     BadInput(
         "grid of more points than trials",
         f"{TUNE} run --search grid",
         2,
-        "--trials 4: the grid of tune/spaces/dlrm.yaml has 648 points (choices, and the ends and the middle of "
+        "--trials 4: the grid of search_space.yaml of 'dlrm' has 648 points (choices, and the ends and the middle of "
         "ranges); give as many --trials, or a smaller space",
     ),
     BadInput(
@@ -409,9 +409,12 @@ def prepare(folder: Path) -> None:
     (folder / "full" / "precious").write_text("1")
     (folder / "unfinished").mkdir()
     (folder / "broken.yaml").write_text("model:\n  kind: dlrm\n bottom_mlp: [1]\n")
-    (folder / "typo.yaml").write_text("train:\n  ephocs: 3\n")
+    kinds = "source: {kind: criteo}\nmodel: {kind: dlrm, embedding_dim: 64, bottom_mlp: [512, 128]}\n"
+    (folder / "typo.yaml").write_text(f"{kinds}train:\n  ephocs: 3\n")
     (folder / "space.yaml").write_text("train.workers: {choice: [1, 2]}\n")
-    (folder / "widths.yaml").write_text("model: {kind: dlrm, embedding_dim: 64, bottom_mlp: [512, 128]}\n")
+    (folder / "widths.yaml").write_text(
+        "source: {kind: criteo}\nmodel: {kind: dlrm, embedding_dim: 64, bottom_mlp: [512, 128]}\n"
+    )
     make_dataset(folder / "dataset", {"train": 64, "test": 16})
     make_dataset(folder / "damaged", {"train": 64})
     (folder / "damaged" / "manifest.json").write_text("{")

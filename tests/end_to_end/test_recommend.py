@@ -20,7 +20,7 @@ def ratings(rayrec: Callable[..., Finished], tmp_path_factory: pytest.TempPathFa
     """Generated ratings brought to recommendations: raw/, dataset/, run/, model/, best/."""
     folder = tmp_path_factory.mktemp("ratings")
     commands = [
-        ["generate", "movielens", "--rows", "30000", "--output", "raw"],
+        ["generate", "interactions", "--rows", "30000", "--output", "raw"],
         ["preprocess", RECIPE, "--input", "raw/ratings.csv", "--output", "dataset"],
         ["train", RECIPE, "--data", "dataset", "--output", "run", "--workers", "2"],
         ["export", "run", "--output", "model"],

@@ -24,15 +24,15 @@ from jobs.export import ExportRequest, exported
 from jobs.export import run as export
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
-from rayrec.config import Recipe
 from rayrec.features.schema import Schema
-from rayrec.inference.export import export_checkpoint
-from rayrec.inference.model_folder import ModelFolder
+from rayrec.inference.folder.export import export_checkpoint
+from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset, Manifest
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.registry import build_model
-from tests.builders import make_dataset
+from rayrec.recipes import Recipe
+from tests.builders import make_dataset, make_recipe
 from tests.model_folders import MODELS, make_raw_schema, tables_of
 from tests.ranks import run_ranks
 from tests.training_runs import Case, recipe, run_cases
@@ -100,14 +100,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     schema = make_raw_schema(folder / "data").with_embedding_dims(CONFIG.embedding_dim, {})
     schema.save(folder / "data")
-    config = Recipe(name="test", model=CONFIG).model_dump(mode="json")
+    config = make_recipe(name="test", model=CONFIG).model_dump(mode="json")
     Manifest(splits={}, rejected={}, sources=(), config=config).save(folder / "data")
     run_ranks(_write_checkpoint, str(folder), str(folder / "rendezvous"), ranks=WORLD)
     return folder
 
 
 def _export(run: Path, output: Path, of: Recipe | None = None) -> None:
-    of = of or Recipe(name="test", model=CONFIG)
+    of = of or make_recipe(name="test", model=CONFIG)
     dataset = Dataset.open(run / "data")
     export_checkpoint(run / "checkpoint", output, recipe=of, dataset=dataset, metrics={"test": {"auc": 0.8}})
 
@@ -127,7 +127,7 @@ def test_exported_weights_equal_the_checkpoints(run: Path, tmp_path: Path) -> No
 
 
 def test_another_recipe_does_not_fit(run: Path, tmp_path: Path) -> None:
-    wider = Recipe(name="wider", model=CONFIG.model_copy(update={"embedding_dim": 16}))
+    wider = make_recipe(name="wider", model=CONFIG.model_copy(update={"embedding_dim": 16}))
     with pytest.raises(UserError, match=r"weight '.*' is \(.*\), the run's recipe and schema make it") as raised:
         _export(run, tmp_path / "model", wider)
     assert "\n" not in str(raised.value)
@@ -139,7 +139,7 @@ def test_no_checkpoint(run: Path, tmp_path: Path) -> None:
         export_checkpoint(
             run / "data",
             tmp_path / "model",
-            recipe=Recipe(name="test", model=CONFIG),
+            recipe=make_recipe(name="test", model=CONFIG),
             dataset=Dataset.open(run / "data"),
             metrics={},
         )

@@ -20,8 +20,8 @@ import rayrec
 from benchmarks.load import Sample, at_rate, summary
 from cluster.java import provide_java
 from rayrec.common.ports import free_port
-from rayrec.config import dump_recipe, load_recipe
 from rayrec.inference.predictor import load_model
+from rayrec.recipes import dump_recipe, load_recipe
 from rayrec.training.history import read_history
 from tests.builders import make_dataset
 from tests.model_folders import make_model_folder, make_raw_rows

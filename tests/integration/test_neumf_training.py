@@ -11,10 +11,11 @@ import torch
 
 from jobs.initial_weights import initial_weights
 from rayrec.common.errors import ConfigError
-from rayrec.config import NeuMFConfig, Recipe
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset
+from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.neumf.pretraining import compose
+from rayrec.recipes import Recipe
 from rayrec.training.checkpoint import folder_name
 from tests.builders import write_dataset
 from tests.training_runs import Case, losses, metrics_under, recipe, run_cases, weights_of

@@ -15,14 +15,14 @@ import pytest
 
 from cluster.spark_session import spark_session
 from rayrec.common.errors import UserError
-from rayrec.config import Recipe
 from rayrec.config.preprocess import SparkConfig
 from rayrec.features.vocabulary import fingerprint
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import segments, workspace
 from rayrec.preprocessing.parquet_files import new_parquet
-from rayrec.preprocessing.pipeline import preprocess
 from rayrec.preprocessing.spark_tasks import run_tasks, user_errors
+from rayrec.sources.registry import preprocessing
+from tests.builders import make_recipe
 
 NUMERIC = [f"I{i}" for i in range(1, 14)]
 CATEGORICAL = [f"C{i}" for i in range(1, 27)]
@@ -42,8 +42,8 @@ def run(spark: Any, tmp_path: Path) -> Run:
     """Preprocess into a new folder."""
 
     def call(inputs: Inputs, name: str = "dataset", **config: Any) -> Dataset:
-        recipe = Recipe.model_validate({"name": "test", "preprocess": config})
-        preprocess(spark, recipe, inputs, tmp_path / name)
+        recipe = make_recipe(preprocess={"kind": "rows", **config})
+        preprocessing(recipe, inputs, tmp_path / name).run(spark)
         return Dataset.open(tmp_path / name)
 
     return call

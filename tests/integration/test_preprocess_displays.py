@@ -18,16 +18,16 @@ import pytest
 from cluster.spark_session import spark_session
 from jobs.predict import PredictRequest, run
 from rayrec.common.progress import SilentProgress
-from rayrec.config import Recipe, dump_recipe
 from rayrec.config.preprocess import SparkConfig
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature
-from rayrec.inference.ranker import CONTEXT, load_ranker
-from rayrec.ingest.dataset import Dataset
-from rayrec.preprocessing import hash_ranges, segments
-from rayrec.preprocessing.pipeline import preprocess
-from rayrec.sources.outbrain.generator import generate
-from rayrec.sources.outbrain.statistics import STATISTICS_FOLDER
+from rayrec.ingest.dataset import STATISTICS_FOLDER, Dataset
+from rayrec.preprocessing import segments
+from rayrec.preprocessing.vocabularies import hash_ranges
+from rayrec.recipes import Recipe, dump_recipe
+from rayrec.sources.outbrain.synthetic.generator import generate
+from rayrec.sources.registry import load_ranker, preprocessing
 from tests import outbrain_reference as reference
+from tests.builders import make_recipe
 from tests.model_folders import write_display_model
 from tests.untidy_outbrain import make_untidy
 
@@ -61,7 +61,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe(feature_set: str, original: bool = False, **settings: Any) -> Recipe:
     layout = {"rows_per_row_group": 128}
     preprocess_ = {"feature_set": feature_set, "original": original, "layout": layout, **settings}
-    return Recipe.model_validate({"name": "test", "source": {"kind": "outbrain"}, "preprocess": preprocess_})
+    return make_recipe(source={"kind": "outbrain"}, preprocess={"kind": "displays", **preprocess_})
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def datasets(spark: Any, raw: Path, tmp_path_factory: pytest.TempPathFactory) ->
             if form == "full":  # cut into many tasks, whose number must not show
                 patch.setattr(hash_ranges, "ROWS_PER_RANGE", 900)
                 patch.setattr(segments, "SEGMENT_ROWS", 1_200)
-            preprocess(spark, recipe(*FORMS[form], **SETTINGS), {None: [str(raw)]}, folder / form)
+            preprocessing(recipe(*FORMS[form], **SETTINGS), {None: [str(raw)]}, folder / form).run(spark)
         return Dataset.open(folder / form)
 
     return make
@@ -271,7 +271,10 @@ def test_ranked_ads_score_as_offline(
     assert [(c.display, c.ad) for c in ordered] == list(
         zip(rows["display_id"].to_pylist(), rows["candidate"].to_pylist(), strict=True)
     )
-    contexts = [{**{n: c.event[n] for n in CONTEXT if n in c.event}, "traffic_source": c.traffic} for c in ordered]
+    contexts = [
+        {**{n: c.event[n] for n in ranker.lookup.context.names if n in c.event}, "traffic_source": c.traffic}
+        for c in ordered
+    ]
     online = np.empty(len(ordered), np.float32)
     for context in {repr(context): context for context in contexts}.values():
         places = [place for place, other in enumerate(contexts) if other == context]
@@ -340,7 +343,7 @@ def test_a_killed_job_goes_on_from_its_last_finished_stage(
     assert "features" not in done and not (tmp_path / "out").exists()
 
     messages = Messages()
-    manifest = preprocess(spark, whole, {None: [str(raw)]}, tmp_path / "out", messages)
+    manifest = preprocessing(whole, {None: [str(raw)]}, tmp_path / "out").run(spark, messages)
     assert {text.partition(":")[0] for text in messages.texts if text.endswith("done before")} >= set(done)
     assert not {"parse", "join clicks and events", "rates of clicks", "users"} & set(messages.stages)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "recipe.yaml"]
@@ -378,7 +381,7 @@ def test_real_rows(spark: Any, shared_data: Path, tmp_path: Path) -> None:
         is_there = set(columns) <= set(sample)
         frame = sample[list(columns)] if is_there else pd.DataFrame(columns=columns)
         frame.drop_duplicates("display_id" if name == "events" else None).to_csv(raw / f"{name}.csv", index=False)
-    preprocess(spark, recipe("lean"), {None: [str(raw)]}, tmp_path / "out")
+    preprocessing(recipe("lean"), {None: [str(raw)]}, tmp_path / "out").run(spark)
     dataset = Dataset.open(tmp_path / "out")
     assert sum(split.rows for split in dataset.manifest.splits.values()) == len(sample) == 9_999
     expected = reference.compute(reference.read_tables(raw), "lean")

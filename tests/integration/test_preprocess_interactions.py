@@ -15,11 +15,12 @@ import pytest
 from cluster.spark_session import spark_session
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
-from rayrec.config import Recipe
 from rayrec.config.preprocess import SparkConfig
 from rayrec.ingest.dataset import Dataset
-from rayrec.preprocessing import histories, ranking_lists, segments, workspace
-from rayrec.preprocessing.pipeline import preprocess
+from rayrec.preprocessing import segments, workspace
+from rayrec.recipes import Recipe
+from rayrec.sources.interactions import histories, ranking_lists
+from rayrec.sources.registry import preprocessing
 
 COLUMNS = ["label", "user", "item", "group"]
 Inputs = Mapping[str | None, Sequence[str]]
@@ -53,9 +54,14 @@ def run(spark: Any, tmp_path: Path, messages: Messages) -> Run:
 
     def call(inputs: Inputs, name: str = "dataset", *, source: dict[str, Any] | None = None, **config: Any) -> Dataset:
         recipe = Recipe.model_validate(
-            {"name": "test", "source": {"kind": "movielens", **(source or {})}, "preprocess": config}
+            {
+                "name": "test",
+                "model": {"kind": "neumf"},
+                "source": {"kind": "interactions", **(source or {})},
+                "preprocess": config,
+            }
         )
-        preprocess(spark, recipe, inputs, tmp_path / name, messages)
+        preprocessing(recipe, inputs, tmp_path / name).run(spark, messages)
         return Dataset.open(tmp_path / name)
 
     return call

@@ -26,8 +26,8 @@ from rayrec.common.errors import UserError
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.predictor import Predictor, load_model
-from rayrec.inference.ranker import load_ranker
 from rayrec.inference.recommender import load_recommender
+from rayrec.sources.registry import load_ranker
 from tests.display_models import ADS, CONTEXT, make_ranker
 from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder
 

@@ -16,8 +16,7 @@ from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
-from rayrec.config import load_recipe
-from rayrec.config.recipe import dump_recipe
+from rayrec.recipes import dump_recipe, load_recipe
 from tests.model_folders import make_model_folder
 
 SETTINGS = ["serve.replicas=2", "serve.max_batch_size=1", "serve.max_queued_requests=2"]

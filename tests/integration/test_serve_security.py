@@ -20,8 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from jobs.serve import ServeRequest, serving
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
-from rayrec.config import load_recipe
-from rayrec.config.recipe import dump_recipe
+from rayrec.recipes import dump_recipe, load_recipe
 from tests.model_folders import make_model_folder
 
 TOKEN = "0123456789abcdef"

@@ -15,9 +15,8 @@ from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
-from rayrec.config import load_recipe
-from rayrec.config.recipe import dump_recipe
 from rayrec.inference.predictor import load_model
+from rayrec.recipes import dump_recipe, load_recipe
 from tests.model_folders import make_model_folder, make_raw_rows
 
 CLIENTS = 4

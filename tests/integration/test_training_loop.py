@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.config import Recipe
+from rayrec.recipes import Recipe
 from rayrec.training.checkpoint import folder_name
 from rayrec.training.history import read_history
 from rayrec.training.run_folder import RunFolder

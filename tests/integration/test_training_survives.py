@@ -14,8 +14,8 @@ import pytest
 from torch import Tensor
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.config import Recipe, dump_recipe
 from rayrec.ingest.dataset import Dataset
+from rayrec.recipes import Recipe, dump_recipe
 from rayrec.training.checkpoint import folder_name
 from rayrec.training.driver import train
 from rayrec.training.history import read_history

@@ -19,8 +19,8 @@ import yaml
 from jobs.train import train_recipe
 from jobs.tune import TuneRequest, run
 from rayrec.common.progress import SilentProgress
-from rayrec.config import dump_recipe, load_recipe
 from rayrec.ingest.dataset import Dataset
+from rayrec.recipes import dump_recipe, load_recipe
 from rayrec.training.history import read_history
 from rayrec.training.run_folder import RunFolder
 from tests.builders import make_dataset

@@ -16,12 +16,12 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from jobs.export import ExportRequest
 from jobs.export import run as export
 from rayrec.common.progress import SilentProgress
-from rayrec.config import Recipe
-from rayrec.inference.model_folder import ModelFolder
+from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches
 from rayrec.models.registry import build_model
+from rayrec.recipes import Recipe
 from rayrec.training.checkpoint import folder_name
 from rayrec.training.ftrl import FTRL
 from rayrec.training.history import read_history

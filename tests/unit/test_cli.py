@@ -106,11 +106,11 @@ def test_commands_make_the_request(
         (["generate", "criteo", "--rows", "0", "--output", "o"], "error: rows: Input should be greater than 0"),
         (
             ["generate", "movies", "--rows", "1", "--output", "o"],
-            "error: source: Input should be 'criteo', 'movielens' or 'outbrain'",
+            "error: source: no such source; use criteo, interactions, outbrain",
         ),
         (
-            ["generate", "movielens", "--rows", "1", "--output", "o", "--days", "2"],
-            "error: days: source 'movielens' has no files of days; leave it out (got 2)",
+            ["generate", "interactions", "--rows", "1", "--output", "o", "--days", "2"],
+            "error: days: source 'interactions' has no files of days; leave it out",
         ),
         (["submit", "trian"], "error: No such command 'trian'. Did you mean 'train'?; see `rayrec submit --help`"),
         (["submit", "train", "r", "--dta", "d"], "error: No such option: --dta"),

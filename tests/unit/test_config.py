@@ -8,11 +8,14 @@ import pytest
 from jobs.entry_point import build_request
 from jobs.train import TrainRequest
 from rayrec.common.errors import ConfigError
-from rayrec.config import DCNv2Config, DLRMConfig, dump_recipe, load_recipe, shipped_recipes
 from rayrec.config.train import EarlyStopConfig
+from rayrec.models.dcnv2.config import DCNv2Config
+from rayrec.models.dlrm.config import DLRMConfig
+from rayrec.recipes import dump_recipe, load_recipe, shipped_recipes
 
 RECIPE = """
 description: for tests
+source: {kind: criteo}
 model: {kind: dlrm, embedding_dim: 8, bottom_mlp: [16, 8], top_mlp: [16]}
 train:
   global_batch_size: 64
@@ -89,7 +92,7 @@ def test_later_overrides_win(recipe: Path) -> None:
 
 def test_kind_chooses_the_model(recipe: Path) -> None:
     assert isinstance(load_recipe(recipe).model, DLRMConfig)
-    recipe.write_text("model: {kind: dcnv2, cross_rank: 4}")
+    recipe.write_text("source: {kind: criteo}\nmodel: {kind: dcnv2, cross_rank: 4}")
     model = load_recipe(recipe).model
     assert isinstance(model, DCNv2Config)
     assert model.cross_rank == 4
@@ -164,6 +167,7 @@ def test_further_mistakes_are_counted(recipe: Path) -> None:
         ("list.yaml", b"- 1\n", "list.yaml: a recipe is a mapping of sections"),
         ("empty.yaml", b"", "empty.yaml: a recipe is a mapping of sections"),
         ("typo.yaml", b"evalute: {}\n", "typo.yaml: unknown key 'evalute'; did you mean 'evaluate'?"),
+        ("bare.yaml", b"name: bare\n", "bare.yaml: source: missing; it is required (and 1 more)"),
     ],
 )
 def test_a_wrong_file_is_one_line_that_names_it(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.scaling import PUBLISHED, check_published
-from rayrec.config import DLRMConfig
+from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
 from rayrec.training.cost import DenseCost, dense_cost, estimate_step, memory_by_rank, step_time, step_traffic
 from rayrec.training.hardware import ACCELERATORS, ArithmeticName

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.config import CriteoSourceConfig
+from rayrec.preprocessing.rows.text_reader import TextReader
+from rayrec.raw.files import Chunk, list_inputs, plan_chunks, read_lines
+from rayrec.raw.rejected import MAX_TEXT, Reason
 from rayrec.sources.criteo.parse import FEATURES_SCHEMA, LABELLED_SCHEMA, has_label, parse_lines
-from rayrec.sources.files import Chunk, list_inputs, plan_chunks, read_lines
-from rayrec.sources.registry import TextReader, text_source
-from rayrec.sources.rejected import MAX_TEXT, Reason
+from rayrec.sources.criteo.source import CriteoText
 
 INTEGERS = [str(i) for i in range(13)]
 CATEGORIES = [f"{i:08x}" for i in range(26)]
@@ -140,7 +140,7 @@ TEXTS = {
 def test_chunks_of_every_size_give_every_line_once(
     tmp_path: Path, text: bytes, is_gzip: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayrec.sources.files._BLOCK_BYTES", 4)
+    monkeypatch.setattr("rayrec.raw.files._BLOCK_BYTES", 4)
     path = tmp_path / "file"
     path.write_bytes(gzip.compress(text) if is_gzip else text)
     (file,) = list_inputs([str(path)])
@@ -172,7 +172,7 @@ def test_damaged_gzip(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
 
 
 def test_endless_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rayrec.sources.files.MAX_LINE_BYTES", 2**20)
+    monkeypatch.setattr("rayrec.raw.files.MAX_LINE_BYTES", 2**20)
     path = tmp_path / "file"
     path.write_bytes(b"\x01" * 2**24)
     (file,) = list_inputs([str(path)])
@@ -231,7 +231,7 @@ def test_blocks_of_a_chunk_count_lines_and_set_bad_rows_aside(tmp_path: Path) ->
     path.write_bytes(b"\n".join([row(), row("9"), row("0"), long, row(categories={1: "\udcff"})]))
     (chunk,) = plan_chunks(list_inputs([str(path)]), 2**20)
     # The last line has no newline and comes as a block of its own.
-    blocks = list(TextReader(text_source(CriteoSourceConfig()), labelled=(True,)).read(chunk))
+    blocks = list(TextReader(CriteoText(), labelled=(True,)).read(chunk))
     assert [line for block in blocks for line in block.lines] == [1, 3]
     assert [block.num_lines for block in blocks] == [4, 1]
     rejected = pa.concat_tables([block.rejected for block in blocks])

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from rayrec.common.errors import UserError
-from rayrec.config import DCNv2Config
 from rayrec.features.schema import Schema
+from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.registry import build_model
 from tests.builders import CRITEO, make_schema
 from tests.naive_models import naive_logits, random_batch

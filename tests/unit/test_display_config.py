@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.config import DisplayPreprocessConfig, load_recipe
-from rayrec.config.preprocess import DisplaySplitConfig, RatesConfig
-from rayrec.preprocessing.displays.inputs import DisplayInputs
+from rayrec.recipes import load_recipe
+from rayrec.sources.outbrain.config import DisplayPreprocessConfig, DisplaySplitConfig, RatesConfig
 from rayrec.sources.outbrain.layout import Table
+from rayrec.sources.outbrain.preprocessing.inputs import DisplayInputs
 
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.yaml"
-    path.write_text("source: {kind: outbrain}\n")
+    path.write_text("source: {kind: outbrain}\nmodel: {kind: wide_deep}\n")
     return path
 
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from rayrec.common.errors import UserError
-from rayrec.config import DLRMConfig
 from rayrec.features.schema import CategoricalFeature, Schema
+from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
 from tests.builders import CRITEO, make_schema
 from tests.naive_models import naive_logits, random_batch

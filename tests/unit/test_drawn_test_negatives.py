@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rayrec.preprocessing.negatives import NegativeSampler
+from rayrec.sources.interactions.drawn_negatives import NegativeSampler
 
 ITEMS = 12
 

@@ -6,7 +6,6 @@ import pytest
 
 from rayrec.features.schema import CategoricalFeature, NumericFeature
 from rayrec.features.transforms import Fill, Hash, Log, Log2, MinMax, Standardize
-from rayrec.preprocessing.displays.fit import fitted, look, merge
 from rayrec.sources.outbrain.features.definitions import (
     OneHot,
     filled_days,
@@ -15,6 +14,7 @@ from rayrec.sources.outbrain.features.definitions import (
     scaled_share,
     standardized_count,
 )
+from rayrec.sources.outbrain.preprocessing.fit import fitted, look, merge
 
 NAN = np.nan
 

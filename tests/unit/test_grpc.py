@@ -10,7 +10,7 @@ import pytest
 from tritonclient.grpc import InferInput, service_pb2
 
 from rayrec.config import ServeConfig
-from rayrec.inference.examples import Examples
+from rayrec.inference.folder.examples import Examples
 from rayrec.inference.predictor import Predictor, load_model
 from serve import grpc_messages
 from serve.gate import Limits

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayrec.config.preprocess import InteractionFilesSplitConfig, LeaveOneOutSplitConfig
-from rayrec.preprocessing.histories import LISTED, TEST, TRAIN, VALIDATION, HistoryCounts, cut_histories
 from rayrec.preprocessing.runs import run_starts, whole_runs
+from rayrec.sources.interactions.config import InteractionFilesSplitConfig, LeaveOneOutSplitConfig
+from rayrec.sources.interactions.histories import LISTED, TEST, TRAIN, VALIDATION, HistoryCounts, cut_histories
 
 CODES = {"-": TRAIN, "v": VALIDATION, "t": TEST, "l": LISTED}
 

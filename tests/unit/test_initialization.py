@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from rayrec.config import DCNv2Config, DLRMConfig
 from rayrec.models.common.initialization import ROWS_PER_BLOCK, initialize_dense, initialize_table
 from rayrec.models.common.table_values import UniformByRows
+from rayrec.models.dcnv2.config import DCNv2Config
+from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
 from tests.builders import make_schema
 

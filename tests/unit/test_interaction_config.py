@@ -7,14 +7,20 @@ from typing import Any
 import pytest
 
 from rayrec.common.errors import ConfigError
-from rayrec.config import InteractionPreprocessConfig, PreprocessConfig, Recipe, dump_recipe, load_recipe
-from rayrec.config.preprocess import InteractionFilesSplitConfig, LeaveOneOutSplitConfig
+from rayrec.config import RowsPreprocessConfig
+from rayrec.recipes import dump_recipe, load_recipe
+from rayrec.sources.interactions.config import (
+    InteractionFilesSplitConfig,
+    InteractionPreprocessConfig,
+    LeaveOneOutSplitConfig,
+)
+from tests.builders import make_recipe
 
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "mine.yaml"
-    path.write_text("source: {kind: movielens}\n")
+    path.write_text("source: {kind: interactions}\nmodel: {kind: neumf}\n")
     return path
 
 
@@ -22,7 +28,7 @@ def test_the_source_decides_the_kind_of_preprocessing(recipe: Path, tmp_path: Pa
     loaded = load_recipe(recipe)
     assert loaded.preprocess == InteractionPreprocessConfig()
     assert loaded.preprocess.split == LeaveOneOutSplitConfig(min_interactions=20, validation=False, negatives=100)
-    assert isinstance(Recipe(name="x").preprocess, PreprocessConfig)
+    assert isinstance(make_recipe().preprocess, RowsPreprocessConfig)
     (tmp_path / "resolved.yaml").write_text(dump_recipe(loaded))
     assert load_recipe(tmp_path / "resolved.yaml") == loaded
 
@@ -56,7 +62,7 @@ def test_splits(recipe: Path, override: str, split: Any) -> None:
             ["preprocess.split={kind: leave_one_out, negatives: 0}"],
             "preprocess.split.negatives: Input should be greater than 0 (got 0)",
         ),
-        (["preprocess.kind=rows"], "preprocess.kind: 'rows' does not suit source.kind 'movielens', whose is"),
+        (["preprocess.kind=rows"], "preprocess.kind: 'rows' does not suit source.kind 'interactions', whose is"),
         (
             ["source.kind=criteo", "preprocess.split={kind: leave_one_out}"],
             "preprocess.split: Input tag 'leave_one_out' found using 'kind' does not match",

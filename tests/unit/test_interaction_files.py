@@ -10,12 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.config import MovieLensSourceConfig, Recipe
-from rayrec.config.preprocess import InteractionFilesSplitConfig, LeaveOneOutSplitConfig
-from rayrec.preprocessing.interaction_inputs import resolve_interactions
-from rayrec.preprocessing.pipeline import Preprocessing
-from rayrec.sources.files import list_inputs, plan_chunks
-from rayrec.sources.movielens.reader import InteractionReader
+from rayrec.raw.files import list_inputs, plan_chunks
+from rayrec.recipes import Recipe
+from rayrec.sources.interactions.config import (
+    InteractionFilesSplitConfig,
+    InteractionSourceConfig,
+    LeaveOneOutSplitConfig,
+)
+from rayrec.sources.interactions.inputs import resolve_interactions
+from rayrec.sources.interactions.reader import InteractionReader
+from rayrec.sources.registry import preprocessing
 
 Row = tuple[float, str, str, int | None]
 
@@ -23,7 +27,7 @@ Row = tuple[float, str, str, int | None]
 def read(path: Path, chunk_bytes: int = 2**20, **config: Any) -> tuple[list[Row], list[tuple[int, str, str]]]:
     """Rows and rejected rows (line, reason, text) of a file, lines counted from its first."""
     files = list_inputs([str(path)])
-    reader = InteractionReader.detect(MovieLensSourceConfig(**config), files)
+    reader = InteractionReader.detect(InteractionSourceConfig(**config), files)
     rows: list[Row] = []
     rejected: list[tuple[int, str, str]] = []
     before = 0
@@ -216,10 +220,15 @@ def folder(tmp_path: Path) -> Path:
 
 def job(folder: Path, inputs: dict[str | None, list[str]], source: dict[str, Any], split: dict[str, Any]) -> Any:
     recipe = Recipe.model_validate(
-        {"name": "test", "source": {"kind": "movielens", **source}, "preprocess": {"split": split}}
+        {
+            "name": "test",
+            "model": {"kind": "neumf"},
+            "source": {"kind": "interactions", **source},
+            "preprocess": {"split": split},
+        }
     )
     paths = {name: [str(folder / path) for path in given] for name, given in inputs.items()}
-    return Preprocessing(recipe, paths, folder.parent / "out")
+    return preprocessing(recipe, paths, folder.parent / "out")
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -235,7 +244,7 @@ def test_refused(case: str, folder: Path) -> None:
 def names_of(folder: Path, paths: dict[str | None, list[str]], split: Any) -> list[str]:
     """The files that a job reads, in order."""
     given = {name: [str(folder / path) for path in of_split] for name, of_split in paths.items()}
-    return [file.base_name for file in resolve_interactions(MovieLensSourceConfig(), split, given).files]
+    return [file.base_name for file in resolve_interactions(InteractionSourceConfig(), split, given).files]
 
 
 def test_a_folder_of_movielens_stands_for_its_ratings(folder: Path) -> None:

@@ -14,13 +14,14 @@ import torch
 from safetensors.torch import save_file
 
 from rayrec.common.errors import UserError
-from rayrec.config import DLRMConfig, Recipe
 from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.features.transforms import Vocabulary
-from rayrec.inference.model_folder import ModelFolder, table_file, write_model_folder
+from rayrec.inference.folder.model_folder import ModelFolder, table_file, write_model_folder
 from rayrec.inference.predictor import load_model
 from rayrec.models.common.table_values import UniformByRows
 from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.dlrm.config import DLRMConfig
+from tests.builders import make_recipe
 from tests.model_folders import make_model_folder, tables_of
 
 
@@ -164,7 +165,7 @@ def test_tables_are_mapped_not_read(tmp_path: Path) -> None:
     _write(tmp_path / "model", _table("C1", rows=rows, dim=dim), fill)
     script = f"""
 import sys
-from rayrec.inference.model_folder import ModelFolder
+from rayrec.inference.folder.model_folder import ModelFolder
 def resident():
     pages = int(open("/proc/self/statm").read().split()[1])
     return pages * 4096
@@ -202,7 +203,7 @@ def _write(output: Path, table: EmbeddingTable, fill: Callable[[EmbeddingTable, 
         output,
         schema=Schema(label="label", features=(feature,)),
         tables=[table],
-        recipe=Recipe(
+        recipe=make_recipe(
             name="test", model=DLRMConfig(embedding_dim=table.dim, bottom_mlp=(table.dim,), interaction="cat")
         ),
         metrics={},

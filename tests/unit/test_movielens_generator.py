@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.sources.movielens.generator import LEAST_INTERACTIONS, NUM_ITEMS, MovieLensGenerator, generate
+from rayrec.sources.interactions.generator import LEAST_INTERACTIONS, NUM_ITEMS, MovieLensGenerator, generate
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rayrec.common.errors import UserError
-from rayrec.config import NeuMFConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
+from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.neumf.pretraining import compose
 from rayrec.models.registry import build_model
 from tests.naive_models import naive_logits, random_batch

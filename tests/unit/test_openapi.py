@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from rayrec.config import ServeConfig
-from rayrec.inference.table_memory import TableMemory
+from rayrec.inference.folder.table_memory import TableMemory
 from serve.metrics import ServingMetrics
 from serve.openapi import document
 from serve.protocol import RequestError, parse_instances

@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.sources.outbrain import generator as generator_module
-from rayrec.sources.outbrain.generator import OutbrainGenerator, generate
 from rayrec.sources.outbrain.layout import Table
+from rayrec.sources.outbrain.synthetic import generator as generator_module
+from rayrec.sources.outbrain.synthetic.generator import OutbrainGenerator, generate
 from rayrec.sources.outbrain.synthetic.preferences import FAMILIES
 from rayrec.sources.outbrain.synthetic.truth import TRUTH_FILE, GeneratedTruth
 from rayrec.sources.outbrain.synthetic.users import BLOCK_USERS
@@ -214,7 +214,8 @@ def test_documents_and_ads_grow_slower_than_users() -> None:
 
 def test_memory_is_constant(tmp_path: Path) -> None:
     program = (
-        "import resource, sys; from pathlib import Path; from rayrec.sources.outbrain.generator import generate\n"
+        "import resource, sys; from pathlib import Path; "
+        "from rayrec.sources.outbrain.synthetic.generator import generate\n"
         "generate(Path(sys.argv[1]), int(sys.argv[2]))\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
     )

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.config import OutbrainSourceConfig
-from rayrec.sources.files import list_inputs, plan_chunks
+from rayrec.raw.files import list_inputs, plan_chunks
+from rayrec.sources.outbrain.config import OutbrainSourceConfig
 from rayrec.sources.outbrain.layout import LEAN_TABLES, Table
 from rayrec.sources.outbrain.reader import OutbrainTables, table_reader
-from rayrec.sources.registry import chunk_reader
+from rayrec.sources.outbrain.source import SOURCE
 
 Rows = list[tuple[Any, ...]]
 Rejected = list[tuple[int, str, str]]
@@ -217,5 +217,5 @@ def test_a_damaged_zip_file_is_named(tmp_path: Path) -> None:
 
 def test_examples_are_not_read_from_single_files(tmp_path: Path) -> None:
     (tmp_path / "events.csv").write_bytes(b"x\n")
-    with pytest.raises(UserError, match=r"source.kind 'outbrain': its examples are joined from nine tables"):
-        chunk_reader(OutbrainSourceConfig(), list_inputs([str(tmp_path)]))
+    with pytest.raises(UserError, match=r"source.kind 'outbrain': its raw files hold no examples"):
+        SOURCE.reader(OutbrainSourceConfig(), list_inputs([str(tmp_path)]))

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rayrec.sources.files import list_inputs, plan_chunks
-from rayrec.sources.outbrain.generator import generate
+from rayrec.raw.files import list_inputs, plan_chunks
 from rayrec.sources.outbrain.layout import Table
 from rayrec.sources.outbrain.reader import OutbrainTables, table_reader
+from rayrec.sources.outbrain.synthetic.generator import generate
 from tests.outbrain_reference import (
     COLUMNS,
     FULL_NUMERIC,

@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.config import CriteoSourceConfig, PreprocessConfig, Recipe
-from rayrec.preprocessing.inputs import resolve_inputs
-from rayrec.preprocessing.pipeline import Preprocessing
-from rayrec.sources.registry import text_source
+from rayrec.config import RowsPreprocessConfig
+from rayrec.preprocessing.rows.inputs import resolve_inputs
+from rayrec.recipes import Recipe
+from rayrec.sources.criteo.source import CriteoText
+from rayrec.sources.registry import preprocessing
+from tests.builders import make_recipe
 
 
 def recipe(**preprocess: Any) -> Recipe:
-    return Recipe.model_validate({"name": "test", "preprocess": preprocess})
+    return make_recipe(preprocess={"kind": "rows", **preprocess})
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def test_refused(case: str, folder: Path, tmp_path: Path) -> None:
     settings, inputs, error, message = REFUSED[case]
     paths = {split: [str(folder / path) for path in given] for split, given in inputs.items()}
     with pytest.raises(error, match=message) as caught:
-        Preprocessing(recipe(**settings), paths, tmp_path / "out")
+        preprocessing(recipe(**settings), paths, tmp_path / "out")
     assert type(caught.value) is error
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
@@ -89,19 +91,19 @@ def test_output_that_exists_is_refused_and_stays(folder: Path, tmp_path: Path) -
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "manifest.json").write_text("old")
     with pytest.raises(UserError, match="already exists"):
-        Preprocessing(recipe(), {None: [str(folder / "train.tsv")]}, tmp_path / "out")
+        preprocessing(recipe(), {None: [str(folder / "train.tsv")]}, tmp_path / "out")
     assert (tmp_path / "out" / "manifest.json").read_text() == "old"
 
 
 def test_days_are_read_in_their_order(folder: Path) -> None:
     paths = {None: [str(folder / name) for name in ("day_10", "day_0", "day_2")]}
-    inputs = resolve_inputs(PreprocessConfig(), text_source(CriteoSourceConfig()), paths)
+    inputs = resolve_inputs(RowsPreprocessConfig(), CriteoText(), paths)
     assert inputs.days == (0, 2, 10)
     assert [file.base_name for file in inputs.files] == ["day_0", "day_2", "day_10"]
 
 
 def test_other_files_are_read_in_the_order_given(folder: Path) -> None:
     paths: dict[str | None, list[str]] = {None: [str(folder / "train.tsv"), str(folder / "day_0")]}
-    inputs = resolve_inputs(PreprocessConfig(), text_source(CriteoSourceConfig()), paths)
+    inputs = resolve_inputs(RowsPreprocessConfig(), CriteoText(), paths)
     assert [file.base_name for file in inputs.files] == ["train.tsv", "day_0"]
     assert inputs.days == (None, 0)

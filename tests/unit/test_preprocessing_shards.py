@@ -11,7 +11,7 @@ import pytest
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.preprocessing import segments
 from rayrec.preprocessing.segments import Piece, cut_pieces, cut_segments, make_segments, read_piece
-from rayrec.preprocessing.shards import RowPacking, rows_of_a_part, write_part
+from rayrec.preprocessing.write.shards import RowPacking, rows_of_a_part, write_part
 
 SCHEMA = pa.schema(
     [pa.field("label", pa.float32(), False), pa.field("x", pa.int64(), False), pa.field("c", pa.int32(), False)]

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from rayrec.features.keyed_table import HASH, KeyedTable, hash_key, hash_texts, write_file
-from rayrec.preprocessing.displays import profiles as module
-from rayrec.preprocessing.displays.profiles import ProfileJob, profiles
-from rayrec.preprocessing.displays.users import USER_SCHEMA
-from rayrec.preprocessing.displays.values import VALUE_SCHEMA
+from rayrec.sources.outbrain.preprocessing.users import profiles as module
+from rayrec.sources.outbrain.preprocessing.users.profiles import ProfileJob, profiles
+from rayrec.sources.outbrain.preprocessing.users.users import USER_SCHEMA
+from rayrec.sources.outbrain.preprocessing.values import VALUE_SCHEMA
 from rayrec.sources.outbrain.statistics import ASPECTS, PROFILE_SCHEMA
 from tests.outbrain_statistics import Document, make_constants, make_statistics
 

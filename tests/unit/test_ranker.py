@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.inference.ranker import Ranker, load_ranker
+from rayrec.inference.ranker import Ranker
 from rayrec.sources.outbrain.features.raw import raw_features
 from rayrec.sources.outbrain.features.rows import ROW_SCHEMA
+from rayrec.sources.registry import load_ranker
 from tests.display_models import ADS, CONTEXT, make_ranker
 from tests.model_folders import make_model_folder
 
@@ -22,7 +23,7 @@ def ranker(tmp_path_factory: pytest.TempPathFactory) -> Ranker:
 
 def test_scores_are_those_of_the_looked_up_features(ranker: Ranker) -> None:
     rows = pa.RecordBatch.from_pylist([{**CONTEXT, "ad_id": ad} for ad in ADS], schema=ROW_SCHEMA)
-    expected = ranker.predictor.predict(raw_features(ranker.statistics, rows))
+    expected = ranker.predictor.predict(raw_features(ranker.lookup.statistics, rows))
     np.testing.assert_allclose(ranker.scores(CONTEXT, ADS), expected, rtol=0, atol=1e-6)
     assert len(set(expected.tolist())) == len(ADS)
 
@@ -32,11 +33,11 @@ def test_best_first(ranker: Ranker, monkeypatch: pytest.MonkeyPatch) -> None:
     order = np.argsort(-scores)
     for k in (None, 1, 3, 10):
         found = ranker.rank(CONTEXT, ADS, k)
-        assert found.ads == [ADS[i] for i in order[:k]]
+        assert found.candidates == [ADS[i] for i in order[:k]]
         np.testing.assert_allclose(found.scores, scores[order[:k]], rtol=0, atol=1e-6)
     monkeypatch.setattr(ranker.predictor, "predict", lambda rows: np.float32([0.5, 0.9, 0.5, 0.9]))
-    assert ranker.rank(CONTEXT, ADS).ads == [2, 999, 1, 3]
-    assert ranker.rank(CONTEXT, ADS, 3).ads == [2, 999, 1]
+    assert ranker.rank(CONTEXT, ADS).candidates == [2, 999, 1, 3]
+    assert ranker.rank(CONTEXT, ADS, 3).candidates == [2, 999, 1]
 
 
 def test_any_field_may_be_missing(ranker: Ranker) -> None:
@@ -46,7 +47,7 @@ def test_any_field_may_be_missing(ranker: Ranker) -> None:
         without = ranker.scores({**CONTEXT, name: None}, ADS)
         assert not np.array_equal(without, ranker.scores(CONTEXT, ADS)), name
         assert not np.array_equal(ranker.scores({name: CONTEXT[name]}, ADS), nothing), name
-    assert ranker.rank(CONTEXT, []).ads == []
+    assert ranker.rank(CONTEXT, []).candidates == []
 
 
 def test_unknown_values_are_as_missing_ones(ranker: Ranker) -> None:
@@ -58,26 +59,18 @@ def test_unknown_values_are_as_missing_ones(ranker: Ranker) -> None:
     assert np.array_equal(with_stranger, ranker.scores({**CONTEXT, "uuid": None}, ADS))
 
 
-def test_the_original_knows_nothing_of_events_without_a_place_or_platform(tmp_path: Path) -> None:
-    original = make_ranker(tmp_path, original=True)
-    nothing = original.scores({}, ADS)
-    for name in ("platform", "geo_location"):
-        assert np.array_equal(original.scores({**CONTEXT, name: None}, ADS), nothing)
-    assert not np.array_equal(original.scores({**CONTEXT, "uuid": None}, ADS), nothing)
-
-
 @pytest.mark.parametrize(
     ("context", "ads", "message"),
     [
         ({"user": "ann"}, [1], "context: unknown field 'user'; fields: uuid, document_id, timestamp"),
         ({"uuid": 5}, [1], "context.uuid: a value of type int; needs a string"),
-        ({"uuid": "\ud800"}, [1], "context.uuid: no valid Unicode"),
+        ({"uuid": "\ud800"}, [1], "context.uuid: not valid Unicode"),
         ({"document_id": "5"}, [1], "context.document_id: a value of type str; needs an integer"),
         ({"timestamp": 1.5}, [1], "context.timestamp: a value of type float; needs an integer"),
         ({"platform": True}, [1], "context.platform: a value of type bool; needs an integer"),
         ({"timestamp": 2**63}, [1], "context.timestamp: a value of type int; needs an integer of 64 bits"),
-        ({}, [1, "2"], r"ads\[1\]: a value of type str; needs an integer"),
-        ({}, [None], r"ads\[0\]: a value of type NoneType; needs an integer"),
+        ({}, [1, "2"], r"candidates\[1\]: a value of type str; needs an integer"),
+        ({}, [None], r"candidates\[0\]: a value of type NoneType; needs an integer"),
         (["ann"], [1], "context: give an object with uuid"),
     ],
 )
@@ -94,6 +87,6 @@ def test_other_models_do_not_rank(tmp_path: Path) -> None:
 
 def test_damaged_statistics_are_named(tmp_path: Path) -> None:
     ranker = make_ranker(tmp_path)
-    (ranker.statistics.folder / "constants.json").write_text("{}")
+    (ranker.lookup.statistics.folder / "constants.json").write_text("{}")
     with pytest.raises(UserError, match=r"constants\.json: damaged"):
         load_ranker(tmp_path / "model")

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from rayrec.common.errors import ConfigError
-from rayrec.config import load_recipe
 from rayrec.config.train import NegativesConfig, RecencyConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.interactions.positives import Positives
 from rayrec.ingest.interactions.recency import RecencyDraws
 from rayrec.ingest.interactions.samples import SampledSplit
+from rayrec.recipes import load_recipe
 
 # User 7 has one positive, user 2 four, user 5 two hundred.
 USERS = torch.tensor([7] + [2] * 4 + [5] * 200, dtype=torch.int32)

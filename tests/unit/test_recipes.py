@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from rayrec.config import Recipe, dump_recipe, load_recipe, shipped_recipes
 from rayrec.config.train import ScheduleConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
 from rayrec.models.registry import build_model
+from rayrec.recipes import Recipe, dump_recipe, load_recipe, shipped_recipes
 from rayrec.sources.outbrain.features.definitions import Definition, Numeric
 from rayrec.sources.outbrain.features.full import full_features
 from rayrec.sources.outbrain.features.lean import lean_features

@@ -2,8 +2,9 @@
 
 import pytest
 
-from rayrec.config import TrainConfig, load_recipe
+from rayrec.config import TrainConfig
 from rayrec.config.train import LearningRatePiece, ScheduleConfig
+from rayrec.recipes import load_recipe
 from rayrec.training.schedule import LearningRates, learning_rates, lr_factor
 
 PUBLISHED = ScheduleConfig(warmup_steps=8000, decay_start=48000, decay_steps=24000, decay_power=2)

@@ -13,9 +13,9 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.config import ServeConfig
-from rayrec.inference.examples import EXAMPLES_FILE, Examples
+from rayrec.inference.folder.examples import EXAMPLES_FILE, Examples
+from rayrec.inference.folder.table_memory import TableMemory
 from rayrec.inference.predictor import load_model
-from rayrec.inference.table_memory import TableMemory
 from serve.json_log import JsonLog
 from serve.metrics import ServingMetrics
 from serve.protocol import RequestError

@@ -59,12 +59,14 @@ SENT: list[tuple[Request, dict[str, Any]]] = [
     (PredictRequest(model=REMOTE, input=URI, output=REMOTE), {"model": REMOTE, "input": URI, "output": REMOTE}),
 ]
 
+OWN = "name: own\nsource: {kind: criteo}\nmodel: {kind: dlrm}\n"
+
 
 @pytest.mark.parametrize(("given", "expected"), SENT, ids=lambda value: type(value).__name__)
 def test_paths_are_absolute_when_a_request_is_sent(
     given: Request, expected: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "own.yaml").write_text("name: own\n")
+    (tmp_path / "own.yaml").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     sent = given.with_absolute_paths()
     shown = {name: _below(getattr(sent, name), tmp_path) for name in expected}
@@ -92,11 +94,11 @@ def _below(value: Any, here: Path) -> Any:
 
 def test_a_job_is_sent_the_code_and_its_recipe_and_no_data(tmp_path: Path) -> None:
     recipe = tmp_path / "own.yaml"
-    recipe.write_text("name: own\n")
+    recipe.write_text(OWN)
     with job_package({"own.yaml": recipe}) as folder:
         sent = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
         size = sum((folder / path).stat().st_size for path in sent)
-        assert (folder / "files" / "own.yaml").read_text() == "name: own\n"
+        assert (folder / "files" / "own.yaml").read_text() == OWN
     assert not folder.exists()
     code = {
         path.relative_to(REPOSITORY)

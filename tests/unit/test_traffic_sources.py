@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rayrec.preprocessing.displays.nearest_views import match_views
+from rayrec.sources.outbrain.preprocessing.users.nearest_views import match_views
 
 View = tuple[int, int, int]
 """Group, time, source."""

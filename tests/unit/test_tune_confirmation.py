@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.config import read_recipe
+from rayrec.recipes import read_recipe
 from tune.check import trial_recipe
 from tune.confirmation import SEEDS, Candidate, best_trials, candidates, confirmation_table, second_sweep
 from tune.outcome import TrialOutcome

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.config import read_recipe
+from rayrec.recipes import read_recipe
 from tune.importance import importances
 from tune.outcome import TrialOutcome, read_outcomes, write_csv
 from tune.report import report

@@ -8,7 +8,7 @@ from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import TrialScheduler
 
 from rayrec.common.errors import ConfigError
-from rayrec.config import read_recipe
+from rayrec.recipes import read_recipe
 from tune.asha import RememberingASHA
 from tune.check import searchable_space
 from tune.search import strategy

@@ -8,10 +8,11 @@ import pytest
 
 from jobs.tune import TuneRequest
 from rayrec.common.errors import ConfigError
-from rayrec.config import load_recipe, read_recipe
+from rayrec.common.plugins import MODELS
+from rayrec.recipes import load_recipe, read_recipe
 from tune.check import check_space, combinations, default_assignment, trial_recipe
 from tune.search import _Draw
-from tune.space import load_space, parse_space, shipped_spaces
+from tune.space import load_space, parse_space
 
 DEBUG = "dlrm-criteo-debug"
 SPACE = """
@@ -95,7 +96,7 @@ def test_shipped_spaces_suit_their_recipes(recipe: str, kind: str) -> None:
 
 
 def test_every_model_has_a_space() -> None:
-    assert set(shipped_spaces()) == {"dlrm", "dcnv2", "neumf", "wide_deep"}
+    assert all("search_space" in MODELS.texts(kind, ".yaml") for kind in MODELS.packages)
 
 
 def test_the_recipe_as_it_stands_is_found_in_the_space() -> None:
@@ -164,7 +165,7 @@ def _request(**fields: Any) -> TuneRequest:
     [
         (
             {"set": ("train.dense_optimizer.lr=0.1",)},
-            "--set train.dense_optimizer.lr=0.1: tune/spaces/dlrm.yaml searches",
+            "--set train.dense_optimizer.lr=0.1: search_space.yaml of 'dlrm' searches",
         ),
         ({"set": ("model={kind: dlrm}",)}, "searches model."),
         ({"metric": "hr@10"}, "train.checkpoint.keep_best: 'hr@10' is not measured"),
@@ -179,7 +180,7 @@ def _request(**fields: Any) -> TuneRequest:
             "--scheduler asha: a trial has one evaluation, so there is nothing to stop early; add",
         ),
         ({"set": ("train.evaluations_per_epoch=0",)}, "trials are compared by evaluations, and there are 0; add"),
-        ({"search": "grid"}, "--trials 4: the grid of tune/spaces/dlrm.yaml has 648 points"),
+        ({"search": "grid"}, "--trials 4: the grid of search_space.yaml of 'dlrm' has 648 points"),
         ({"space": "dlrm"}, "--space dlrm: a search space is a file whose name ends in .yaml"),
         ({"space": "nowhere.yaml"}, "nowhere.yaml: no such file or directory; give a search space file"),
     ],

@@ -8,8 +8,8 @@ import pytest
 
 from rayrec.common.errors import SmallClusterError, UserError
 from rayrec.common.files import write_json
-from rayrec.config import Recipe, dump_recipe, read_recipe
 from rayrec.ingest.dataset import Dataset
+from rayrec.recipes import Recipe, dump_recipe, read_recipe
 from rayrec.training.checkpoint import PROGRESS_FILE, folder_name
 from tests.builders import make_dataset
 from tests.training_runs import recipe

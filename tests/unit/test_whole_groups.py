@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.config import Recipe
 from rayrec.config.train import IngestConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches
 from rayrec.models.common.batch import Batch
 from rayrec.training.preflight import require_trainable
-from tests.builders import make_dataset
+from tests.builders import make_dataset, make_recipe
 
 SIZES = (3, 1, 5, 2, 12, 4, 1, 1, 7)
 IN_MEMORY = IngestConfig(in_memory=True, read_streams=4)
@@ -102,13 +101,13 @@ def test_other_datasets_are_refused(tmp_path: Path) -> None:
     cut = make_dataset(tmp_path / "cut", 100, group=True)
     with pytest.raises(UserError, match="the rows of a group are not kept together in split 'train'; preprocess again"):
         batches(cut)
-    recipe = Recipe.model_validate({"name": "test", "train": {"loss": {"listwise": 0.5}, "device": "cpu"}})
+    recipe = make_recipe(train={"loss": {"listwise": 0.5}, "device": "cpu"})
     with pytest.raises(ConfigError, match="listwise: the rows of a group are not kept together in 'train' of"):
         require_trainable(recipe, cut, "cpu")
     with pytest.raises(ConfigError, match="listwise: the dataset has no group column"):
         require_trainable(recipe, make_dataset(tmp_path / "without", {"train": 100, "test": 10}), "cpu")
     with pytest.raises(ValueError, match=r"loss.listwise: samples drawn by train.negatives are in no groups"):
-        Recipe.model_validate({"name": "test", "train": {"loss": {"listwise": 0.5}, "negatives": {}}})
+        make_recipe(train={"loss": {"listwise": 0.5}, "negatives": {}})
 
 
 def test_the_longest_group_is_known(dataset: Dataset) -> None:

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.config import Recipe, WideDeepConfig, load_recipe
 from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.registry import build_model
+from rayrec.models.wide_deep.config import WideDeepConfig
+from rayrec.recipes import Recipe, load_recipe
 from tests.builders import make_schema
 from tests.naive_models import naive_logits, random_batch
 

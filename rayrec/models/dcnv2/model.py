@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rayrec.config import DCNv2Config
 from rayrec.features.schema import Schema
 from rayrec.models.common.initialization import copy_normal
 from rayrec.models.common.mlp import hidden_layers, scoring_layers
@@ -16,12 +15,13 @@ from rayrec.models.common.precision import to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.table_values import UniformByRows
 from rayrec.models.common.tables import EmbeddingTable, feature_tables
+from rayrec.models.dcnv2.config import DCNv2Config
 
 KERNEL_STD = 0.05
 """Of the cross layers' truncated normal kernels: the default of Keras, which the published model used."""
 
 
-def build_dcnv2(config: DCNv2Config, schema: Schema, device: torch.device) -> RankingModel:
+def build(config: DCNv2Config, schema: Schema, device: torch.device) -> RankingModel:
     """DCN-V2 for the features of `schema`."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
     tables = feature_tables(schema, UniformByRows())

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from cuda_ops import dot_interaction, output_width
 from rayrec.common.errors import UserError
-from rayrec.config import DLRMConfig
 from rayrec.features.schema import Schema
 from rayrec.models.common.mlp import hidden_layers, scoring_layers
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.table_values import UniformByRows
 from rayrec.models.common.tables import EmbeddingTable, feature_tables
+from rayrec.models.dlrm.config import DLRMConfig
 
 
-def build_dlrm(config: DLRMConfig, schema: Schema, device: torch.device) -> RankingModel:
+def build(config: DLRMConfig, schema: Schema, device: torch.device) -> RankingModel:
     """DLRM for the features of `schema`. Raises UserError where the features do not suffice for the interaction."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
     tables = feature_tables(schema, UniformByRows())

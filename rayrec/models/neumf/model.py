@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.common.errors import UserError
-from rayrec.config import NeuMFConfig
 from rayrec.features.schema import Schema
 from rayrec.models.common.initialization import copy_uniform
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.table_values import Normal
 from rayrec.models.common.tables import feature_tables
+from rayrec.models.neumf.config import NeuMFConfig
 
 TABLE_VALUES = Normal(std=0.01)
 
 
-def build_neumf(config: NeuMFConfig, schema: Schema, device: torch.device) -> RankingModel:
+def build(config: NeuMFConfig, schema: Schema, device: torch.device) -> RankingModel:
     """NeuMF, GMF or MLP for the interactions of `schema`.
 
     Raises UserError where the schema does not name the user and the item, or has further features.

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rayrec.config import NeuMFConfig
 from rayrec.models.common.tables import COLUMN_GRAIN
+from rayrec.models.neumf.config import NeuMFConfig
 
 _DENSE = "dense_network."
 _WEIGHT, _BIAS = "output.weight", "output.bias"

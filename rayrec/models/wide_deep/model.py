@@ -10,13 +10,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rayrec.config import WideDeepConfig
 from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.models.common.initialization import copy_uniform
 from rayrec.models.common.precision import to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.table_values import TableValues, TruncatedNormal, Zeros
 from rayrec.models.common.tables import EmbeddingTable, feature_tables
+from rayrec.models.wide_deep.config import WideDeepConfig
 
 WIDE_SUFFIX = "_wide"
 """The wide table of a feature is named as the feature with this behind it."""
@@ -24,7 +24,7 @@ _TRUNCATED_STD = 0.87962566103423978
 """Standard deviation of a standard normal variable that is cut at two: Keras makes up for it in glorot_normal."""
 
 
-def build_wide_deep(config: WideDeepConfig, schema: Schema, device: torch.device) -> RankingModel:
+def build(config: WideDeepConfig, schema: Schema, device: torch.device) -> RankingModel:
     """Wide & Deep for the features of `schema`; the deep tables come first, then the wide ones."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
     tables = _deep_tables(config, schema) if config.has_deep else []

@@ -3,10 +3,10 @@
 import numpy as np
 import pyarrow as pa
 
+from rayrec.raw.blocks import ParsedLines
+from rayrec.raw.rejected import Reason
+from rayrec.raw.text_lines import TextLines, split_fields, to_integers
 from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
-from rayrec.sources.parsed_lines import ParsedLines
-from rayrec.sources.rejected import Reason
-from rayrec.sources.text_lines import TextLines, split_fields, to_integers
 
 _TAB = ord(SEPARATOR)
 _ZERO, _ONE = 48, 49

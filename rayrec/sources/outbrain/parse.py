@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rayrec.raw.blocks import ParsedLines
+from rayrec.raw.rejected import Reason
+from rayrec.raw.text_lines import TextLines, split_fields, to_integers
 from rayrec.sources.outbrain.layout import ARROW_TYPES, CODES, NULL, Kind, TableLayout
-from rayrec.sources.parsed_lines import ParsedLines
-from rayrec.sources.rejected import Reason
-from rayrec.sources.text_lines import TextLines, split_fields, to_integers
 
 SEPARATOR = ","
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"

@@ -7,12 +7,11 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.common.errors import UserError
-from rayrec.sources.files import Chunk, InputFile, list_inputs, plan_chunks, read_lines
+from rayrec.raw.blocks import ParsedLines, RawBlock
+from rayrec.raw.files import Chunk, InputFile, list_inputs, plan_chunks, read_lines
+from rayrec.raw.text_lines import unquoted_fields
 from rayrec.sources.outbrain.layout import FULL_TABLES, Table, TableLayout
 from rayrec.sources.outbrain.parse import SEPARATOR, FileColumns, parse_lines
-from rayrec.sources.parsed_lines import ParsedLines
-from rayrec.sources.raw_block import RawBlock
-from rayrec.sources.text_fields import unquoted_fields
 
 _SUFFIXES = (".zip", ".gz", ".csv")
 """Taken off a file's name in this order: events.csv.zip, events.zip, events.csv.gz, events.csv."""

@@ -24,7 +24,6 @@ from rayrec.common.files import write_json
 from rayrec.config import Config
 from rayrec.features.keyed_table import HASH, KeyedTable
 
-STATISTICS_FOLDER = "statistics"
 CONSTANTS_FILE = "constants.json"
 RATES_FOLDER, COUNTS_FOLDER = "rates", "counts"
 Aspect = Literal["category", "topic", "entity"]

@@ -1,0 +1,36 @@
+"""The hyper-parameters of DLRM; the defaults are the published ones."""
+
+from typing import Literal
+
+from pydantic import PositiveInt, model_validator
+
+from rayrec.config.model import ModelConfig, Widths
+
+
+class DLRMConfig(ModelConfig):
+    """DLRM (Naumov et al. 2019, arXiv:1906.00091)."""
+
+    kind: Literal["dlrm"] = "dlrm"
+    embedding_dim: PositiveInt = 128
+    """Width of every embedding table; with `dot` the bottom MLP ends in the same width."""
+    embedding_dims: dict[str, PositiveInt] = {}
+    """Widths by feature that differ from `embedding_dim`; `interaction: cat` only."""
+    bottom_mlp: Widths = (512, 256, 128)
+    top_mlp: Widths = (1024, 1024, 512, 256)
+    """Hidden widths; the last layer to one logit is added."""
+    interaction: Literal["dot", "cat"] = "dot"
+
+    @model_validator(mode="after")
+    def _widths_fit(self) -> "DLRMConfig":
+        if self.interaction == "dot":
+            if self.bottom_mlp[-1] != self.embedding_dim:
+                raise ValueError(
+                    f"bottom_mlp must end in embedding_dim ({self.embedding_dim}) for interaction 'dot', "
+                    f"not in {self.bottom_mlp[-1]}"
+                )
+            if self.embedding_dims:
+                raise ValueError("embedding_dims needs interaction 'cat': 'dot' takes vectors of one width")
+        return self
+
+
+CONFIG = DLRMConfig

@@ -1,0 +1,46 @@
+"""The hyper-parameters of NeuMF, GMF and MLP; the defaults are the published ones."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from rayrec.config.model import ModelConfig, Widths
+
+
+class NeuMFConfig(ModelConfig):
+    """NeuMF and its two parts GMF and MLP (He et al. 2017, arXiv:1708.05031), as NVIDIA published it."""
+
+    kind: Literal["neumf"] = "neumf"
+    parts: Annotated[tuple[Literal["gmf", "mlp"], ...], Field(min_length=1)] = ("gmf", "mlp")
+    """Both are NeuMF; one alone is GMF or MLP."""
+    factors: PositiveInt = 64
+    """Width of GMF's user and item embeddings."""
+    gmf_output: Literal["learned", "dot"] = "learned"
+    """How GMF's product of embeddings becomes a logit: `learned` weighs its columns, as published; `dot` adds them up,
+    which is matrix factorization (Rendle et al. 2020, arXiv:2005.09683). Learned weights grow as the embeddings shrink,
+    and so escape `train.embedding_l2`."""
+    mlp: Widths = (256, 256, 128, 64)
+    """The first is the width of MLP's user and item embeddings side by side (half each), the others are its layers."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """After each of MLP's layers, in training."""
+
+    @model_validator(mode="after")
+    def _parts_make_a_model(self) -> "NeuMFConfig":
+        if len(set(self.parts)) != len(self.parts):
+            raise ValueError("parts names one part twice")
+        if self.mlp[0] % 2:
+            raise ValueError(f"mlp must begin with an even width, which user and item share, not {self.mlp[0]}")
+        return self
+
+    @property
+    def gmf_width(self) -> int:
+        """Columns of a table that belong to GMF, its first ones."""
+        return self.factors if "gmf" in self.parts else 0
+
+    @property
+    def mlp_width(self) -> int:
+        """Columns of a table that belong to MLP, its last ones."""
+        return self.mlp[0] // 2 if "mlp" in self.parts else 0
+
+
+CONFIG = NeuMFConfig

@@ -1,0 +1,146 @@
+"""Look-ups in vocabularies too long for a worker's memory.
+
+The most frequent values are looked up in memory, so the heavy ones never reach a shuffle, nor do missing ones. Of what
+is left each segment sends every distinct value once, Spark joins them with the rest of the vocabulary, and each segment
+gets back a small table of its own. No key of the join has more rows than there are segments: there is nothing to skew.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rayrec.common.progress import Progress
+from rayrec.features.vocabulary import VocabularyLookup
+from rayrec.preprocessing.parquet_files import new_parquet
+from rayrec.preprocessing.runs import runs
+from rayrec.preprocessing.segments import Segment, read_piece
+from rayrec.preprocessing.spark_tasks import counted_rows, frame_of_tasks
+from rayrec.preprocessing.vocabularies.fit import vocabulary_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_JOINED = pa.schema([("feature", pa.int32()), ("value", pa.string()), ("id", pa.int64())])
+
+
+@dataclass(frozen=True)
+class LongVocabularies:
+    """The long vocabularies of a job, with the joined ids of each segment."""
+
+    paths: Mapping[str, Path]
+    """Vocabulary by feature."""
+    limit: int
+    """Values of each that are looked up in memory."""
+    joined: Path
+    """Folder of a file a segment."""
+
+    def ids_of_segment(self, segment_index: int) -> "SegmentIds":
+        """The look-up for the rows of one segment."""
+        path = self.joined / f"{segment_index:06d}.parquet"
+        rows = pq.read_table(path) if path.exists() else _JOINED.empty_table()
+        rest = {}
+        for number, name in enumerate(self.paths):
+            of_feature = rows.filter(pc.equal(rows["feature"], number))
+            rest[name] = (of_feature["value"].combine_chunks(), of_feature["id"].to_numpy())
+        return SegmentIds(self, rest)
+
+
+class SegmentIds:
+    """Value -> id for the rows of one segment."""
+
+    def __init__(self, vocabularies: LongVocabularies, rest: Mapping[str, tuple[pa.Array, np.ndarray]]) -> None:
+        self._vocabularies = vocabularies
+        self._rest = rest
+
+    def replace_values(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """`batch` with ids (int64, 0 = missing or unlisted) in place of the values of the long vocabularies."""
+        for name, path in self._vocabularies.paths.items():
+            column = batch.schema.get_field_index(name)
+            values = batch.column(column).cast(pa.string())
+            ids = _head(path, self._vocabularies.limit).ids(values)
+            pending = np.flatnonzero(ids == 0)
+            rest_values, rest_ids = self._rest[name]
+            found = pc.index_in(values.take(pa.array(pending)), value_set=rest_values, skip_nulls=True)
+            is_listed = found.is_valid().to_numpy(zero_copy_only=False)
+            ids[pending[is_listed]] = rest_ids[found.drop_null().to_numpy()]
+            batch = batch.set_column(column, name, pa.array(ids))
+        return batch
+
+
+def join_long_vocabularies(
+    spark: "SparkSession",
+    segments: Sequence[Segment],
+    paths: Mapping[str, Path],
+    limit: int,
+    scratch: Path,
+    progress: Progress,
+) -> LongVocabularies:
+    """Look up, for every segment, its values beyond the `limit` most frequent ones of each vocabulary in `paths`."""
+    vocabularies = LongVocabularies(paths, limit, scratch / "joined")
+    if not paths:
+        return vocabularies
+    with counted_rows(spark, progress, "join long vocabularies", sum(s.piece.rows for s in segments)) as counter:
+
+        def pending(segment: Segment) -> Iterator[pa.RecordBatch]:
+            yield from _pending_values(segment, paths, limit)
+            counter.add(segment.piece.rows)
+
+        def rest(file: tuple[int, Path]) -> Iterator[pa.RecordBatch]:
+            yield from _rest_of_vocabulary(*file, limit)
+
+        wanted = frame_of_tasks(spark, segments, pending, "segment int, feature int, value string")
+        files = [(number, file) for number, path in enumerate(paths.values()) for file in vocabulary_files(path)]
+        listed = frame_of_tasks(spark, files, rest, "feature int, value string, id long")
+        found = wanted.join(listed, ["feature", "value"]).select("segment", "feature", "value", "id")
+
+        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from _write_segments(batches, vocabularies.joined)
+
+        partitions = min(len(segments), int(spark.conf.get("spark.sql.shuffle.partitions") or len(segments)))
+        by_segment = found.repartition(partitions, "segment").sortWithinPartitions("segment")
+        by_segment.mapInArrow(write, "segment int").count()
+    return vocabularies
+
+
+@lru_cache(maxsize=64)
+def _head(path: Path, limit: int) -> VocabularyLookup:
+    return VocabularyLookup.load(path, limit)
+
+
+def _pending_values(segment: Segment, paths: Mapping[str, Path], limit: int) -> Iterator[pa.RecordBatch]:
+    """The distinct values of a segment that are not among the first `limit` of their vocabulary."""
+    names = list(paths)
+    pending: dict[str, list[pa.Array]] = {name: [] for name in names}
+    for batch in read_piece(segment.piece, names, names):
+        for name in names:
+            values = batch.column(name).dictionary
+            pending[name].append(values.filter(pa.array(_head(paths[name], limit).ids(values) == 0)))
+    for number, name in enumerate(names):
+        values = pa.chunked_array(pending[name], pa.string()).unique()
+        numbers = [pa.array(np.full(len(values), n, np.int32)) for n in (segment.index, number)]
+        yield pa.RecordBatch.from_arrays([*numbers, values], names=["segment", "feature", "value"])
+
+
+def _rest_of_vocabulary(feature: int, file: Path, limit: int) -> Iterator[pa.RecordBatch]:
+    """The values of a vocabulary file beyond the first `limit` of the vocabulary, with their ids."""
+    with pq.ParquetFile(file) as parquet:
+        for batch in parquet.iter_batches(columns=["value", "id"]):
+            rest = batch.filter(pc.greater(batch["id"], limit))
+            columns = [pa.array(np.full(len(rest), feature, np.int32)), rest["value"], rest["id"]]
+            yield pa.RecordBatch.from_arrays(columns, schema=_JOINED)
+
+
+def _write_segments(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa.RecordBatch]:
+    """Write rows that are sorted by segment, a file a segment."""
+    for segment, run in runs(batches, "segment"):
+        with new_parquet(folder / f"{segment:06d}.parquet", _JOINED) as writer:
+            for batch in run:
+                writer.write_batch(batch.select(_JOINED.names).cast(_JOINED))
+        yield pa.RecordBatch.from_arrays([pa.array([segment], pa.int32())], names=["segment"])

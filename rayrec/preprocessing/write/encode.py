@@ -1,0 +1,98 @@
+"""Third stage: parsed rows -> encoded rows -> parts, in the order of the input."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+
+from rayrec.common.progress import Progress
+from rayrec.config.preprocess import ShardLayoutConfig
+from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.schema import Schema
+from rayrec.ingest.dataset import SplitInfo
+from rayrec.preprocessing.segments import Segment, cut_segments, read_piece
+from rayrec.preprocessing.spark_tasks import counted_rows, run_tasks
+from rayrec.preprocessing.vocabularies.long import LongVocabularies
+from rayrec.preprocessing.write.shards import WrittenPart, rows_of_a_part, write_part
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SegmentEncoder(Protocol):
+    """Gives the rows of a segment as a dataset holds them."""
+
+    @property
+    def schema(self) -> Schema: ...
+
+    @property
+    def dataset(self) -> Path:
+        """Folder that is written."""
+
+    def encode(self, segment: Segment) -> Iterator[pa.RecordBatch]:
+        """The encoded rows of a segment, in order."""
+
+
+@dataclass(frozen=True)
+class RowEncoder:
+    """Reads the parsed rows of a segment and applies the schema to them."""
+
+    schema: Schema
+    dataset: Path
+    """Folder that holds the vocabularies."""
+    long_vocabularies: LongVocabularies
+    kept: tuple[pa.Field, ...]
+    """The columns of parsed rows that stay as they are, such as the label."""
+
+    @property
+    def encoded_schema(self) -> pa.Schema:
+        """The kept columns and the features."""
+        return pa.schema([*self.kept, *self._features.encoded_schema])
+
+    @property
+    def _features(self) -> FeatureEncoder:
+        return FeatureEncoder.cached(self.schema, self.dataset, frozenset(self.long_vocabularies.paths))
+
+    def encode(self, segment: Segment) -> Iterator[pa.RecordBatch]:
+        """The encoded rows of a segment, in order."""
+        kept = [field.name for field in self.kept]
+        columns = [*kept, *(feature.name for feature in self.schema.features)]
+        ids = self.long_vocabularies.ids_of_segment(segment.index)
+        for raw in read_piece(segment.piece, columns, self._features.string_columns):
+            encoded = self._features.encode(ids.replace_values(raw))
+            yield pa.RecordBatch.from_arrays([*(raw[n] for n in kept), *encoded.columns], schema=self.encoded_schema)
+
+
+def write_in_order(
+    spark: "SparkSession",
+    encoder: SegmentEncoder,
+    split: str,
+    segments: Sequence[Segment],
+    layout: ShardLayoutConfig,
+    progress: Progress,
+) -> SplitInfo:
+    """Write the rows of a split in the order of its segments. A task writes a part; nothing is shuffled."""
+    rows = sum(segment.piece.rows for segment in segments)
+    size = rows_of_a_part(rows, layout)
+    with counted_rows(spark, progress, f"encode {split}", rows) as counter:
+
+        def run(index: int) -> WrittenPart:
+            def batches() -> Iterator[pa.RecordBatch]:
+                for segment in cut_segments(segments, index * size, (index + 1) * size):
+                    yield from encoder.encode(segment)
+                    counter.add(segment.piece.rows)
+
+            return write_part(encoder.dataset, split, index, encoder.schema.label, layout, batches())
+
+        return split_info(run_tasks(spark, range(-(-rows // size)), run))
+
+
+def split_info(parts: Sequence[WrittenPart]) -> SplitInfo:
+    """Of a split's parts in order."""
+    return SplitInfo(
+        rows=sum(part.info.rows for part in parts),
+        positives=sum(part.positives for part in parts),
+        parts=tuple(part.info for part in parts),
+    )

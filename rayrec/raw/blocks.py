@@ -1,0 +1,75 @@
+"""What a chunk of a raw file is read into, the same for every source."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.raw.files import Chunk
+from rayrec.raw.rejected import Reason, rejected_table
+
+
+@dataclass(frozen=True)
+class ParsedLines:
+    """The good rows of a block of lines, and the bad ones with the reason."""
+
+    rows: pa.RecordBatch
+    """The good rows, in order: the label (float32) where there is one, then the raw columns, null where missing."""
+    positions: NDArray[np.int64]
+    """For each good row, its line in the block, from 0."""
+    num_lines: int
+    rejected_positions: NDArray[np.int64]
+    """Lines of the bad rows in the block, from 0, ascending."""
+    rejected_reasons: Sequence[Reason]
+    rejected_texts: Sequence[bytes]
+    """Without the newline."""
+
+
+@dataclass(frozen=True)
+class RawBlock:
+    """Some rows of a chunk, and those among them that could not be used."""
+
+    rows: pa.RecordBatch
+    """Raw columns, the label (float32) first where the file has one."""
+    lines: NDArray[np.int64]
+    """Line of each row in the chunk, from 1."""
+    num_lines: int
+    """Lines of the block, good and bad."""
+    text: bytes
+    """The block itself: whole lines; empty for files that are no text."""
+    rejected: pa.Table
+    """As `rayrec.raw.rejected.REJECTED_SCHEMA`, lines as above."""
+
+    @classmethod
+    def of(cls, parsed: ParsedLines, file: str, first_line: int, text: bytes) -> "RawBlock":
+        """What a parser made of the block that begins at `first_line` of its chunk."""
+        rejected = rejected_table(
+            file, parsed.rejected_positions + first_line, parsed.rejected_reasons, parsed.rejected_texts
+        )
+        return cls(parsed.rows, parsed.positions + first_line, parsed.num_lines, text, rejected)
+
+
+class RowReader(Protocol):
+    """Reads chunks of raw files into rows of one schema."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the rows; of files with and without a label those with one."""
+
+    @property
+    def dictionaries(self) -> tuple[str, ...]:
+        """The columns whose values repeat."""
+
+    def read(self, chunk: Chunk) -> Iterator[RawBlock]:
+        """The blocks of a chunk, a few megabytes each; line numbers count from the chunk's first line."""
+
+
+class ExampleReader(RowReader, Protocol):
+    """Reads chunks of files whose rows are examples, with or without a label."""
+
+    @property
+    def label(self) -> str:
+        """The name of the label's column."""

@@ -1,0 +1,142 @@
+"""Lines of text, checked over their bytes before Arrow's CSV reader (C++) splits them.
+
+That reader stops at the first row with a wrong number of fields or, asked for typed columns, at the first bad value. So
+lines are checked before it for what it would stop at, and its columns, all strings, after it.
+"""
+
+import csv as python_csv
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
+from numpy.typing import NDArray
+
+from rayrec.raw.blocks import ParsedLines
+from rayrec.raw.rejected import Reason
+
+NEWLINE, RETURN = 10, 13
+_INTEGER = r"^-?[0-9]+$"
+"""Arrow's own conversion would also read `0x1F`."""
+_SAFE_DIGITS = 18
+"""Integers of up to so many characters fit into int64."""
+_CODES = tuple(Reason)
+_GOOD = -1
+
+
+class TextLines:
+    """Whole lines, each ended by a newline (LF or CRLF), and what is wrong with each; the last reason given counts."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data.replace(b"\r\n", b"\n") if b"\r" in data else data
+        self.raw = np.frombuffer(self.data, np.uint8)
+        self.ends = np.flatnonzero(self.raw == NEWLINE)
+        self.starts = np.concatenate(([0], self.ends[:-1] + 1)) if len(self.ends) else self.ends
+        self._reasons = np.full(len(self.ends), _GOOD, np.int8)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def reject(self, lines: NDArray[np.bool_] | NDArray[np.int64] | Sequence[int], reason: Reason) -> None:
+        """Mark lines, given as a mask or as their numbers from 0."""
+        self._reasons[lines] = _CODES.index(reason)
+
+    def reject_undecodable(self) -> None:
+        """Mark lines with a carriage return inside or with bytes that are no UTF-8."""
+        if b"\r" in self.data:
+            self.reject(np.searchsorted(self.ends, np.flatnonzero(self.raw == RETURN)), Reason.CARRIAGE_RETURN)
+        if not _is_utf8(self.data):
+            suspects = np.unique(np.searchsorted(self.ends, np.flatnonzero(self.raw > 127)))
+            self.reject([i for i in suspects if not _is_utf8(self.line(i))], Reason.UTF8)
+
+    def count(self, byte: int) -> NDArray[np.int64]:
+        """(n,) how often a byte occurs in each line."""
+        return np.diff(np.searchsorted(np.flatnonzero(self.raw == byte), self.ends), prepend=0)
+
+    def line(self, number: int | np.integer) -> bytes:
+        """Without the newline."""
+        return self.data[self.starts[number] : self.ends[number]]
+
+    @property
+    def good(self) -> NDArray[np.bool_]:
+        """(n,) the lines that nothing is wrong with so far."""
+        return self._reasons == _GOOD
+
+    def bytes_of(self, mask: NDArray[np.bool_]) -> bytes:
+        """The lines of a mask, each ended by a newline."""
+        return self.data if mask.all() else self.raw[np.repeat(mask, self.ends - self.starts + 1)].tobytes()
+
+    def parsed(
+        self, rows: pa.RecordBatch, positions: NDArray[np.int64], texts: "TextLines | None" = None
+    ) -> ParsedLines:
+        """What came of the lines: good rows with their lines, and the bad lines, shown as in `texts`."""
+        rejected = np.flatnonzero(~self.good)
+        shown = texts or self
+        return ParsedLines(
+            rows=rows,
+            positions=positions,
+            num_lines=len(self),
+            rejected_positions=rejected,
+            rejected_reasons=[_CODES[code] for code in self._reasons[rejected]],
+            rejected_texts=[shown.line(i) for i in rejected],
+        )
+
+
+def split_fields(
+    data: bytes, names: Sequence[str], separator: str, null_values: Sequence[str] = ("",)
+) -> pa.RecordBatch:
+    """Every field as a string, `null_values` null. All lines have the right number of fields; quotes mean nothing."""
+    strings = pa.schema([(name, pa.string()) for name in names])
+    if not data:
+        return pa.RecordBatch.from_pylist([], schema=strings)
+    table = csv.read_csv(
+        pa.BufferReader(data),
+        read_options=csv.ReadOptions(column_names=list(names), use_threads=False, block_size=len(data) + 1),
+        parse_options=csv.ParseOptions(
+            delimiter=separator, quote_char=False, double_quote=False, ignore_empty_lines=False
+        ),
+        convert_options=csv.ConvertOptions(
+            column_types=strings, null_values=list(null_values), strings_can_be_null=True, check_utf8=False
+        ),
+    )
+    (batch,) = table.combine_chunks().to_batches()
+    return batch
+
+
+def to_integers(column: pa.StringArray) -> tuple[pa.Int64Array, NDArray[np.bool_]]:
+    """The column as int64, null where it is empty or bad, and for each row whether it is empty or a good integer."""
+    is_good = pc.fill_null(pc.match_substring_regex(column, _INTEGER), True)
+    if (pc.max(pc.binary_length(column)).as_py() or 0) > _SAFE_DIGITS:
+        is_good = pc.and_(is_good, _fits_int64(column))
+    if not pc.all(is_good).as_py():
+        column = pc.if_else(is_good, column, pa.scalar(None, pa.string()))
+    return column.cast(pa.int64()), is_good.to_numpy(zero_copy_only=False)
+
+
+def _fits_int64(column: pa.StringArray) -> pa.BooleanArray:
+    """False for the integers that do not fit into 64 bits."""
+    fits = np.ones(len(column), bool)
+    long = pc.fill_null(pc.greater(pc.binary_length(column), _SAFE_DIGITS), False).to_numpy(zero_copy_only=False)
+    for i in np.flatnonzero(long):
+        digits = column[i].as_py().removeprefix("-").lstrip("0")
+        fits[i] = len(digits) <= _SAFE_DIGITS + 1 and digits.isdecimal() and -(2**63) <= int(column[i].as_py()) < 2**63
+    return pa.array(fits)
+
+
+def _is_utf8(data: bytes) -> bool:
+    if data.isascii():
+        return True
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def unquoted_fields(line: str, separator: str) -> list[str] | None:
+    """The fields of a line, without the double quotes that may enclose them; None if a quote is not closed."""
+    try:
+        return next(python_csv.reader([line], delimiter=separator, strict=True), [])
+    except python_csv.Error:
+        return None

@@ -1,0 +1,198 @@
+"""A recipe: one YAML file that describes a whole run, from source to serving.
+
+Precedence: the models' defaults, then the recipe's file, then `section.key=value` overrides.
+"""
+
+import contextlib
+import copy
+import difflib
+import functools
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from rayrec.common.errors import ConfigError
+from rayrec.common.plugins import MODELS, SOURCES
+from rayrec.config.base import Config
+from rayrec.config.evaluate import EvaluateConfig
+from rayrec.config.metric import is_ranking_metric
+from rayrec.config.model import ModelConfig
+from rayrec.config.preprocess import PreprocessConfig
+from rayrec.config.serve import ServeConfig
+from rayrec.config.source import SourceConfig
+from rayrec.config.train import TrainConfig
+from rayrec.config.validation import describe_validation_error
+from rayrec.config.yaml_file import is_yaml_file, parse_mapping, read_text
+
+if TYPE_CHECKING:
+    Source = SourceConfig
+    Preprocess = PreprocessConfig
+    Model = ModelConfig
+else:
+
+    def _one_of(classes: Iterable[type[Config]]) -> Any:
+        return Annotated[functools.reduce(operator.or_, classes), Field(discriminator="kind")]
+
+    _SOURCES: dict[str, type[SourceConfig]] = {k: SOURCES.load(k, "config").CONFIG for k in SOURCES.packages}
+    Source = _one_of(_SOURCES.values())
+    Preprocess = _one_of({source.preprocess: None for source in _SOURCES.values()})
+    Model = _one_of(MODELS.load(kind, "config").CONFIG for kind in MODELS.packages)
+
+
+class Recipe(Config):
+    """Everything that a command needs to know besides the paths."""
+
+    name: str
+    description: str = ""
+    source: Source
+    preprocess: Preprocess = Field(default_factory=PreprocessConfig, validate_default=False)
+    """Its class follows from the source; a recipe need not say its kind."""
+    model: Model
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    serve: ServeConfig = ServeConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preprocess_as_the_source(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        source, preprocess = content.get("source"), content.get("preprocess", {})
+        kind = source.get("kind") if isinstance(source, dict) else getattr(source, "kind", None)
+        if not isinstance(preprocess, dict) or "kind" in preprocess or kind not in SOURCES.packages:
+            return content
+        return {**content, "preprocess": {"kind": _preprocess_kind(SOURCES.load(kind, "config").CONFIG), **preprocess}}
+
+    @model_validator(mode="after")
+    def _preprocess_fits_the_source(self) -> "Recipe":
+        kind = _preprocess_kind(type(self.source))
+        if self.preprocess.kind != kind:
+            raise ValueError(
+                f"preprocess.kind: '{self.preprocess.kind}' does not suit source.kind '{self.source.kind}', whose is "
+                f"'{kind}'; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> "Recipe":
+        measured = self.evaluate.ranking.names if self.evaluate.ranking is not None else ()
+        stop = self.train.early_stop
+        chosen = {
+            "early_stop.metric": stop.metric if stop else None,
+            "checkpoint.keep_best": self.train.checkpoint.keep_best,
+        }
+        for field, name in chosen.items():
+            if name is not None and is_ranking_metric(name) and name not in measured:
+                known = ", ".join(measured) or "no metric"
+                raise ValueError(f"train.{field}: '{name}' is not measured; evaluate.ranking gives {known}")
+        if self.train.initial_weights is not None:
+            model = self.model
+            if not (model.kind == "neumf" and set(getattr(model, "parts", ())) == {"gmf", "mlp"}):
+                raise ValueError("train.initial_weights: only a model of kind 'neumf' with both parts is made from two")
+        if self.model.kind != "wide_deep":
+            default = TrainConfig()
+            for field in ("wide_optimizer", "wide_schedule"):
+                if getattr(self.train, field) != getattr(default, field):
+                    raise ValueError(f"train.{field}: only a model of kind 'wide_deep' has one")
+        return self
+
+
+def _preprocess_kind(source: type[SourceConfig]) -> str:
+    kind: str = source.preprocess.model_fields["kind"].default
+    return kind
+
+
+def shipped_recipes() -> dict[str, str]:
+    """Name -> YAML text of every recipe that lies beside its model."""
+    return {name: text for kind in MODELS.packages for name, text in MODELS.texts(kind, ".yaml", "recipes").items()}
+
+
+def load_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> Recipe:
+    """Load a shipped recipe by name, or one from a YAML file, and apply `section.key=value` overrides.
+
+    Raises ConfigError naming the recipe, the key and the nearest known name.
+    """
+    return read_recipe(recipe, overrides).resolve()
+
+
+@dataclass(frozen=True)
+class RecipeContent:
+    """What a recipe says, before defaults are filled in and anything but its form is checked."""
+
+    origin: str
+    """The recipe's name or file."""
+    content: dict[str, Any]
+
+    def with_values(self, values: Mapping[str, Any]) -> "RecipeContent":
+        """The same with `values` by dotted key in place of its own. Raises ConfigError."""
+        content = copy.deepcopy(self.content)
+        for key, value in values.items():
+            _put(content, key, value, f"{self.origin}: {key}")
+        return RecipeContent(self.origin, content)
+
+    def resolve(self) -> Recipe:
+        """The recipe. Raises ConfigError naming it and the key."""
+        try:
+            return Recipe.model_validate(self.content)
+        except ValidationError as error:
+            raise ConfigError(f"{self.origin}: {describe_validation_error(error, Recipe)}") from None
+
+
+def read_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> RecipeContent:
+    """As `load_recipe`, but not resolved yet."""
+    origin, text = _read(recipe)
+    content = parse_mapping(origin, text, "a recipe is a mapping of sections (model:, train:, ...)")
+    for override in overrides:
+        _apply_override(content, override)
+    content.setdefault("name", Path(origin).stem)
+    return RecipeContent(origin, content)
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The resolved recipe as YAML; `load_recipe` of it gives an equal one."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+
+
+def _read(recipe: str | Path) -> tuple[str, str]:
+    if is_yaml_file(recipe):
+        return str(recipe), read_text(Path(recipe), "recipe")
+    shipped = shipped_recipes()
+    if str(recipe) not in shipped:
+        nearest = difflib.get_close_matches(str(recipe), shipped, n=1)
+        hint = f"did you mean '{nearest[0]}'?" if nearest else f"shipped: {', '.join(shipped)}."
+        raise ConfigError(f"recipe '{recipe}': not shipped; {hint} A recipe file's name ends in .yaml")
+    return str(recipe), shipped[str(recipe)]
+
+
+def _apply_override(content: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"--set {override}: write it as section.key=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {override}: '{text}' is not a YAML value") from None
+    if isinstance(value, str):
+        # YAML 1.1 reads 1e-3 as a string; a person who types it means the number.
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    _put(content, key, value, f"--set {override}")
+
+
+def _put(content: dict[str, Any], key: str, value: Any, origin: str) -> None:
+    """Set a dotted key; sections that are not there yet are made."""
+    *sections, last = key.split(".")
+    node = content
+    for section in sections:
+        child = node.get(section)
+        if child is None:
+            child = node[section] = {}
+        if not isinstance(child, dict):
+            raise ConfigError(f"{origin}: '{section}' is a value, not a section")
+        node = child
+    node[last] = value

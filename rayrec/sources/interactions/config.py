@@ -1,0 +1,73 @@
+"""The sections `source` and `preprocess` of a recipe for interactions."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from rayrec.config.base import Config
+from rayrec.config.preprocess import PreprocessConfig, VocabularyPreprocessConfig
+from rayrec.config.source import SourceConfig
+
+
+class _HeldOutItems(Config):
+    validation: bool = False
+    """Also hold out the interaction before, as the `validation` split."""
+    negatives: PositiveInt = 100
+    """Items that each held-out one is ranked among."""
+    sampling: Literal["distinct", "with_replacement"] = "distinct"
+    """`distinct`: no item twice in a list, and none that the user is known to have chosen in any split.
+    `with_replacement`: as the original draws: items may repeat, and only the user's items in train are left out, so
+    the held-out item itself may be drawn. For comparison with published figures."""
+
+
+class LeaveOneOutSplitConfig(_HeldOutItems):
+    """The last interaction of each user is `test`, each with drawn negatives."""
+
+    kind: Literal["leave_one_out"] = "leave_one_out"
+    min_interactions: NonNegativeInt = 20
+    """Users with fewer rows, repeated ones counted, are dropped; 0 keeps all."""
+
+
+class InteractionFilesSplitConfig(_HeldOutItems):
+    """By file, as the NCF paper gives them: interactions for `train`, lists of a positive and its negatives for `test`.
+
+    `validation` cuts the last interaction of each user from train, with drawn negatives.
+    """
+
+    kind: Literal["files"] = "files"
+
+
+InteractionSplitConfig = Annotated[LeaveOneOutSplitConfig | InteractionFilesSplitConfig, Field(discriminator="kind")]
+
+
+class InteractionPreprocessConfig(VocabularyPreprocessConfig):
+    """How interactions of users with items become a dataset."""
+
+    kind: Literal["interactions"] = "interactions"
+    split: InteractionSplitConfig = LeaveOneOutSplitConfig()
+
+    @property
+    def reads_splits_from_files(self) -> bool:
+        return self.split.kind == "files"
+
+
+class InteractionSourceConfig(SourceConfig):
+    """Who chose what, and when: MovieLens' ratings, any CSV or Parquet of the same, and the files of the NCF paper.
+
+    Every row counts as a positive interaction of its user with its item, whatever the rating.
+    """
+
+    preprocess: ClassVar[type[PreprocessConfig]] = InteractionPreprocessConfig
+    kind: Literal["interactions"] = "interactions"
+    layout: Literal["auto", "tab", "double_colon", "csv", "parquet"] = "auto"
+    """`tab`: u.data, *.rating (user, item, or user, item, rating, timestamp); `double_colon`: ratings.dat; `csv`: with
+    a header. `auto` reads it from the beginning of each file."""
+    user: str | None = None
+    """Column of the user in files that name their columns; None finds the usual names (userId, user_id, user)."""
+    item: str | None = None
+    """Column of the item; None finds movieId, movie_id, itemId, item_id, item, movie."""
+    timestamp: str | None = None
+    """Column of the time, integers; None takes `timestamp` if a file has it."""
+
+
+CONFIG = InteractionSourceConfig

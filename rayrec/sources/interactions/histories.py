@@ -1,0 +1,171 @@
+"""Each user's interactions in order of time, without repeated ones, and the split that each belongs to.
+
+Spark brings the rows of a user together and sorts them; a task then works on whole users at a time.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.preprocessing.parquet_files import new_parquet
+from rayrec.preprocessing.runs import run_starts, whole_runs
+from rayrec.preprocessing.segments import Piece, Segment, read_piece
+from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
+from rayrec.preprocessing.workspace import Workspace
+from rayrec.sources.interactions.config import InteractionFilesSplitConfig, LeaveOneOutSplitConfig
+from rayrec.sources.interactions.layout import ITEM, LABEL, TIMESTAMP, USER
+
+SPLIT = "split"
+TRAIN, VALIDATION, TEST, LISTED = range(4)
+"""Codes of splits; LISTED: the positive of a list that came as a file. It is no row of its own, but known."""
+HISTORY_SCHEMA = pa.schema(
+    [pa.field(USER, pa.string(), False), pa.field(ITEM, pa.string(), False), pa.field(SPLIT, pa.int8(), False)]
+)
+_GATHERED = "user string, listed boolean, timestamp long, position long, item string"
+_USERS_ROWS = 131_072
+"""Rows that a task works on at a time; more where a user has more."""
+
+InteractionSplit = LeaveOneOutSplitConfig | InteractionFilesSplitConfig
+
+
+@dataclass(frozen=True)
+class HistoryCounts:
+    """What became of the interactions."""
+
+    train: int = 0
+    dropped_users: int = 0
+    """With fewer than `min_interactions` rows."""
+    dropped_rows: int = 0
+    """Of these users."""
+    repeated: int = 0
+    """Later rows of a pair of user and item."""
+    short_users: int = 0
+    """With too few interactions to hold any out."""
+
+    def __add__(self, other: "HistoryCounts") -> "HistoryCounts":
+        return HistoryCounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+def write_histories(
+    workspace: Workspace, interactions: Sequence[Segment], lists: Sequence[Segment], split: InteractionSplit
+) -> tuple[list[Piece], HistoryCounts]:
+    """Write files of whole users with the columns of `HISTORY_SCHEMA`, in order of time within a user.
+
+    `interactions` and `lists`: segments of parsed rows (`ROW_SCHEMA` of `layout`). Equal times are ordered
+    by position in the input; without times the position alone counts.
+    """
+    spark, folder = workspace.spark, workspace.scratch / "histories"
+    segments = [(s, False) for s in interactions] + [(s, True) for s in lists]
+    rows = sum(segment.piece.rows for segment, _ in segments)
+    with counted_rows(spark, workspace.progress, "order by user and time", rows) as counter:
+
+        def gather(item: tuple[Segment, bool]) -> Iterator[pa.RecordBatch]:
+            yield from _gather(*item)
+            counter.add(item[0].piece.rows)
+
+        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from _write(batches, split, folder)
+
+        gathered = frame_of_tasks(spark, segments, gather, _GATHERED)
+        ordered = gathered.repartition(USER).sortWithinPartitions(USER, "listed", TIMESTAMP, "position")
+        columns = ", ".join(f"{name} long" for name in _report_columns())
+        found = collect_rows(ordered.mapInArrow(write, columns))
+    pieces = [Piece(_path(folder, partition), 0, rows) for partition, rows, *_ in sorted(found) if rows]
+    return pieces, sum((HistoryCounts(*counts) for _, _, *counts in found), HistoryCounts())
+
+
+def _report_columns() -> list[str]:
+    return ["partition", "rows", *(field.name for field in fields(HistoryCounts))]
+
+
+def _gather(segment: Segment, listed: bool) -> Iterator[pa.RecordBatch]:
+    """The positive rows of a segment with what they are ordered by."""
+    first = segment.first
+    for batch in read_piece(segment.piece, [LABEL, USER, ITEM, TIMESTAMP], []):
+        positions = np.arange(first, first + batch.num_rows)
+        first += batch.num_rows
+        columns = [
+            batch[USER],
+            pa.array(np.full(batch.num_rows, listed)),
+            batch[TIMESTAMP],
+            pa.array(positions),
+            batch[ITEM],
+        ]
+        gathered = pa.RecordBatch.from_arrays(columns, names=[USER, "listed", TIMESTAMP, "position", ITEM])
+        yield gathered.filter(pa.array(batch[LABEL].to_numpy() == 1.0))
+
+
+def _write(batches: Iterator[pa.RecordBatch], split: InteractionSplit, folder: Path) -> Iterator[pa.RecordBatch]:
+    """Write a partition of sorted rows; gives its number, the rows written and what became of the others."""
+    partition = partition_number()
+    rows, total = 0, HistoryCounts()
+    options = {"compression": "lz4", "use_dictionary": [USER, ITEM], "write_statistics": False}
+    with new_parquet(_path(folder, partition), HISTORY_SCHEMA, **options) as writer:
+        for users in whole_runs(batches, USER, _USERS_ROWS):
+            history, counts = cut_histories(users, split)
+            total += counts
+            rows += history.num_rows
+            if history.num_rows:
+                writer.write_batch(history)
+    report = (partition, rows, *astuple(total))
+    yield pa.RecordBatch.from_arrays([pa.array([value], pa.int64()) for value in report], names=_report_columns())
+
+
+def _path(folder: Path, partition: int) -> Path:
+    return folder / f"{partition:06d}.parquet"
+
+
+def cut_histories(rows: pa.RecordBatch, split: InteractionSplit) -> tuple[pa.RecordBatch, HistoryCounts]:
+    """The histories of whole users, from their rows in order: listed ones after the others.
+
+    Of a repeated pair the first row stays. The last of a user's remaining interactions is the test's, with `validation`
+    the one before is that one's, as long as one is left for train; from files, validation's is the last.
+    """
+    least = split.min_interactions if isinstance(split, LeaveOneOutSplitConfig) else 0
+    starts = run_starts(rows[USER])
+    sizes = np.diff(np.append(starts, rows.num_rows))
+    user = np.repeat(np.arange(len(starts)), sizes)
+    is_kept = np.repeat(sizes >= least, sizes)
+    dropped_users = int((sizes < least).sum())
+    rows, user = rows.filter(pa.array(is_kept)), user[is_kept]
+
+    items = rows[ITEM].dictionary_encode()
+    pair = user * (len(items.dictionary) + 1) + items.indices.to_numpy()
+    first = np.sort(np.unique(pair, return_index=True)[1])
+    repeated = rows.num_rows - len(first)
+    rows, user = rows.take(pa.array(first)), user[first]
+
+    listed = rows["listed"].to_numpy(zero_copy_only=False)
+    held_out = _held_out(split)
+    from_end = _places_from_end(user[~listed])
+    num_own = np.bincount(user[~listed], minlength=len(starts))
+    is_long = num_own > len(held_out)
+    own_code = np.full(len(from_end), TRAIN, np.int8)
+    for place, code in enumerate(held_out):
+        own_code[(from_end == place) & is_long[user[~listed]]] = code
+    codes = np.full(rows.num_rows, LISTED, np.int8)
+    codes[~listed] = own_code
+    counts = HistoryCounts(
+        train=int((codes == TRAIN).sum()),
+        dropped_users=dropped_users,
+        dropped_rows=int((~is_kept).sum()),
+        repeated=repeated,
+        short_users=int(((num_own > 0) & ~is_long).sum()) if held_out else 0,
+    )
+    return pa.RecordBatch.from_arrays([rows[USER], rows[ITEM], pa.array(codes)], schema=HISTORY_SCHEMA), counts
+
+
+def _held_out(split: InteractionSplit) -> tuple[int, ...]:
+    """Codes of what is cut from the end of a history, the last one first."""
+    test = (TEST,) if isinstance(split, LeaveOneOutSplitConfig) else ()
+    return (*test, VALIDATION) if split.validation else test
+
+
+def _places_from_end(user: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For sorted rows by user: 0 for the last of each, 1 for the one before, ..."""
+    ends = np.searchsorted(user, user, side="right")
+    return ends - 1 - np.arange(len(user))

@@ -1,0 +1,163 @@
+"""How files of interactions are laid out, told from their names and their first bytes."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rayrec.common.errors import UserError
+from rayrec.raw.files import READ_ERRORS, InputFile
+from rayrec.raw.text_lines import unquoted_fields
+from rayrec.sources.interactions.config import InteractionSourceConfig
+
+USER, ITEM, TIMESTAMP, LABEL = "user", "item", "timestamp", "label"
+ROW_SCHEMA = pa.schema(
+    [
+        pa.field(LABEL, pa.float32(), False),  # 1; 0 for the negatives of a list
+        pa.field(USER, pa.string(), False),
+        pa.field(ITEM, pa.string(), False),
+        pa.field(TIMESTAMP, pa.int64()),  # null where the file has none
+    ]
+)
+
+_USUAL_NAMES = {
+    USER: ("userId", "user_id", "userid", "user"),
+    ITEM: ("movieId", "movie_id", "itemId", "item_id", "itemid", "item", "movie"),
+    TIMESTAMP: ("timestamp",),
+}
+_SEPARATORS = {"tab": "\t", "double_colon": "::", "csv": ","}
+_LIST_LINE = re.compile(rb"^\([^,()\t]+,[^()\t]+\)(\t|$)")
+_RATINGS_FILE = re.compile(r"^(u\.data|ratings\.(dat|csv|parquet))(\.gz)?$")
+_PAPER_FILE = re.compile(r"\.(?P<split>train|validation|test)\.(?P<content>rating|negative|pairs\.tsv)(\.gz)?$")
+_HEAD_BYTES = 2**16
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """Where user, item and time stand in the rows of one file."""
+
+    kind: Literal["text", "lists", "parquet"]
+    """`lists`: of a positive and its negatives; there the other fields have no meaning."""
+    separator: str = ""
+    num_columns: int = 0
+    """Of a text file."""
+    columns: tuple[int, int, int | None] = (0, 1, None)
+    """Positions of user, item and, where there is one, timestamp."""
+    has_header: bool = False
+    has_quotes: bool = False
+    """Whether a field may stand in double quotes."""
+
+    @property
+    def has_timestamp(self) -> bool:
+        return self.columns[2] is not None
+
+
+def ratings_files(files: Sequence[InputFile]) -> list[InputFile]:
+    """Of the files of a folder, those that hold ratings by MovieLens' names; all where none has such a name.
+
+    The folders of MovieLens hold other things beside them: movies.csv, tags.csv, u.item.
+    """
+    return [file for file in files if _RATINGS_FILE.match(file.base_name)] or list(files)
+
+
+def paper_split(file_name: str) -> tuple[str, str] | None:
+    """Split and content (`rating`, `negative`, `pairs.tsv`) that the name of a file of the NCF paper tells."""
+    match = _PAPER_FILE.search(file_name)
+    return (match["split"], match["content"]) if match else None
+
+
+def detect_layout(config: InteractionSourceConfig, file: InputFile) -> FileLayout:
+    """Read the beginning of a file. Raises UserError where it does not tell the columns that are needed."""
+    try:
+        with file.open() as stream:
+            head: bytes = stream.read(_HEAD_BYTES)
+    except READ_ERRORS as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{file.name}: damaged or unreadable ({reason}); fetch it again") from None
+    if not head:
+        raise UserError(f"{file.name}: empty; there are no rows to preprocess")
+    if config.layout == "parquet" or (config.layout == "auto" and head.startswith(b"PAR1")):
+        return _parquet_layout(config, file)
+    line = head.removeprefix(_BYTE_ORDER_MARK).split(b"\n", 1)[0].rstrip(b"\r")
+    if _LIST_LINE.match(line):
+        return FileLayout("lists")
+    text = line.decode("utf-8", "replace")
+    kind = config.layout if config.layout != "auto" else _kind_of_line(file, text)
+    separator = _SEPARATORS[kind]
+    fields = unquoted_fields(text, separator) if kind == "csv" else text.split(separator)
+    names = [field.strip() for field in fields or []]
+    found = _named_columns(config, names)
+    is_header = found[0] is not None and found[1] is not None
+    if is_header or kind == "csv" or any(_given_names(config).values()):
+        columns = _check_named(config, file, names, found)
+        return FileLayout("text", separator, len(names), columns, has_header=True, has_quotes=kind == "csv")
+    if len(names) not in (2, 4):
+        raise UserError(
+            f"{file.name}: {len(names)} columns without a header; needs user, item, or user, item, rating, timestamp, "
+            "or a header that names them"
+        )
+    return FileLayout("text", separator, len(names), (0, 1, 3 if len(names) == 4 else None))
+
+
+def _kind_of_line(file: InputFile, line: str) -> str:
+    for kind in ("double_colon", "tab", "csv"):
+        if _SEPARATORS[kind] in line:
+            return kind
+    raise UserError(
+        f"{file.name}: no rows of user and item (the first line has no tab, '::' or comma); give ratings to --input"
+    )
+
+
+def _parquet_layout(config: InteractionSourceConfig, file: InputFile) -> FileLayout:
+    try:
+        with file.filesystem.open_input_file(file.path) as stream:
+            schema = pq.read_schema(stream)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{file.name}: no Parquet file ({str(error).splitlines()[0]}); check source.layout") from None
+    columns = _check_named(config, file, schema.names, _named_columns(config, schema.names))
+    for position, side in zip(columns, _USUAL_NAMES, strict=True):
+        if position is not None and not _is_readable(schema.field(position).type, side):
+            needed = "integers or times" if side == TIMESTAMP else "strings or integers"
+            field = schema.field(position)
+            raise UserError(f"{file.name}: column '{field.name}' holds {field.type}, needs {needed}; convert it")
+    return FileLayout("parquet", columns=columns)
+
+
+def _is_readable(dtype: pa.DataType, side: str) -> bool:
+    if pa.types.is_dictionary(dtype):
+        return _is_readable(dtype.value_type, side)
+    if side == TIMESTAMP:
+        return pa.types.is_integer(dtype) or pa.types.is_timestamp(dtype)
+    strings = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return pa.types.is_integer(dtype) or any(test(dtype) for test in strings)
+
+
+def _named_columns(config: InteractionSourceConfig, names: Sequence[str]) -> tuple[int | None, int | None, int | None]:
+    """Positions of user, item and timestamp among the names of a header."""
+    user, item, timestamp = (
+        next((names.index(name) for name in ((given,) if given else _USUAL_NAMES[side]) if name in names), None)
+        for side, given in _given_names(config).items()
+    )
+    return user, item, timestamp
+
+
+def _given_names(config: InteractionSourceConfig) -> dict[str, str | None]:
+    return {USER: config.user, ITEM: config.item, TIMESTAMP: config.timestamp}
+
+
+def _check_named(
+    config: InteractionSourceConfig, file: InputFile, names: Sequence[str], found: Sequence[int | None]
+) -> tuple[int, int, int | None]:
+    """The positions, where all that is needed is among them. Raises UserError."""
+    for (side, given), position in zip(_given_names(config).items(), found, strict=True):
+        if position is None and (side != TIMESTAMP or given):
+            what = f"column '{given}'" if given else f"column of the {side}"
+            shown = ", ".join(repr(name) for name in names[:8])
+            raise UserError(f"{file.name}: no {what} among {shown}; set source.{side} to its name")
+    user, item, timestamp = found
+    assert user is not None and item is not None
+    return user, item, timestamp

@@ -1,0 +1,123 @@
+"""Chunks of files of interactions -> rows of `ROW_SCHEMA`, whatever the layout of each file."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rayrec.common.errors import UserError
+from rayrec.raw.blocks import ParsedLines, RawBlock
+from rayrec.raw.files import Chunk, InputFile, read_lines
+from rayrec.raw.rejected import Reason
+from rayrec.sources.interactions.config import InteractionSourceConfig
+from rayrec.sources.interactions.layout import ITEM, LABEL, ROW_SCHEMA, USER, FileLayout, detect_layout
+from rayrec.sources.interactions.parse import parse_lines, parse_lists
+
+_PARQUET_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class InteractionReader:
+    """Reads the chunks of files whose layouts are known."""
+
+    layouts: tuple[FileLayout, ...]
+    """By file."""
+    schema: pa.Schema = ROW_SCHEMA
+    label: str = LABEL
+    dictionaries: tuple[str, ...] = (USER, ITEM)
+
+    @classmethod
+    def detect(cls, config: InteractionSourceConfig, files: Sequence[InputFile]) -> "InteractionReader":
+        """Look at the beginning of every file. Raises UserError where one does not tell its columns."""
+        return cls(tuple(detect_layout(config, file) for file in files))
+
+    def read(self, chunk: Chunk) -> Iterator[RawBlock]:
+        """The blocks of a chunk, a few megabytes each; lines count from the chunk's first, in Parquet files rows."""
+        layout = self.layouts[chunk.file_index]
+        if layout.kind == "parquet":
+            yield from _read_parquet(chunk, layout)
+            return
+        first_line = 1
+        for block in read_lines(chunk):
+            data = block
+            if layout.has_header and chunk.start == 0 and first_line == 1:
+                header, _, data = block.partition(b"\n")
+                yield RawBlock.of(_header(), chunk.file.name, first_line, header + b"\n")
+                first_line = 2
+            parsed = parse_lists(data) if layout.kind == "lists" else parse_lines(data, layout)
+            yield RawBlock.of(parsed, chunk.file.name, first_line, data)
+            first_line += parsed.num_lines
+
+
+def _header() -> ParsedLines:
+    """A line without a row."""
+    none = np.empty(0, np.int64)
+    return ParsedLines(pa.RecordBatch.from_pylist([], schema=ROW_SCHEMA), none, 1, none, (), ())
+
+
+def _read_parquet(chunk: Chunk, layout: FileLayout) -> Iterator[RawBlock]:
+    """The rows of the row groups that begin in the chunk's bytes."""
+    try:
+        with chunk.file.filesystem.open_input_file(chunk.file.path) as stream:
+            file = pq.ParquetFile(stream)
+            metadata = file.metadata
+            starts = [_first_byte(metadata.row_group(group)) for group in range(metadata.num_row_groups)]
+            stop = chunk.file.bytes if chunk.stop is None else chunk.stop
+            groups = [group for group, start in enumerate(starts) if chunk.start <= start < stop]
+            names = [None if position is None else file.schema_arrow.names[position] for position in layout.columns]
+            columns = [name for name in names if name is not None]
+            first_line = 1
+            if not groups:
+                return
+            for batch in file.iter_batches(_PARQUET_BATCH_ROWS, row_groups=groups, columns=columns, use_threads=False):
+                parsed = _parse_batch(batch, names)
+                yield RawBlock.of(parsed, chunk.file.name, first_line, b"")
+                first_line += batch.num_rows
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(
+            f"{chunk.file.name}: damaged Parquet file ({str(error).splitlines()[0]}); fetch it again"
+        ) from None
+
+
+def _first_byte(row_group: pq.RowGroupMetaData) -> int:
+    column = row_group.column(0)
+    offsets = (column.dictionary_page_offset, column.data_page_offset)
+    return min(offset for offset in offsets if offset is not None)
+
+
+def _parse_batch(batch: pa.RecordBatch, names: Sequence[str | None]) -> ParsedLines:
+    user, item = (_as_strings(batch[name]) for name in names[:2])
+    timestamp = pa.nulls(len(batch), pa.int64()) if names[2] is None else _as_integers(batch[names[2]])
+    is_filled = pc.and_(pc.not_equal(user, ""), pc.not_equal(item, ""))
+    is_filled = pc.fill_null(is_filled, False).to_numpy(zero_copy_only=False)
+    is_timed = np.ones(len(batch), bool)
+    if names[2] is not None:
+        is_timed = timestamp.is_valid().to_numpy(zero_copy_only=False)
+    is_good = is_filled & is_timed
+    label = pa.array(np.ones(len(batch), np.float32))
+    columns = [column.filter(pa.array(is_good)) for column in (label, user, item, timestamp)]
+    rejected = np.flatnonzero(~is_good)
+    return ParsedLines(
+        rows=pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA),
+        positions=np.flatnonzero(is_good),
+        num_lines=len(batch),
+        rejected_positions=rejected,
+        rejected_reasons=[Reason.INTEGER if is_filled[i] else Reason.EMPTY for i in rejected],
+        rejected_texts=[str(batch.slice(i, 1).to_pylist()[0]).encode() for i in rejected],
+    )
+
+
+def _as_strings(column: pa.Array) -> pa.StringArray:
+    decoded = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    return decoded.cast(pa.string())
+
+
+def _as_integers(column: pa.Array) -> pa.Int64Array:
+    decoded = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    if pa.types.is_timestamp(decoded.type):
+        # One unit for all files; times finer than a microsecond are not told apart.
+        decoded = decoded.cast(pa.timestamp("us", decoded.type.tz), safe=False)
+    return decoded.cast(pa.int64())

@@ -1,0 +1,47 @@
+"""Interactions of users with items as a source."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rayrec.common.progress import Progress
+from rayrec.config import SourceConfig
+from rayrec.raw.blocks import ExampleReader
+from rayrec.raw.files import InputFile
+from rayrec.recipes import Recipe
+from rayrec.sources.interactions.config import InteractionPreprocessConfig, InteractionSourceConfig
+from rayrec.sources.interactions.generator import FILE, generate
+from rayrec.sources.interactions.job import InteractionJob
+from rayrec.sources.interactions.reader import InteractionReader
+from rayrec.sources.source import GeneratedData, Inputs, Source, require_no_days
+
+
+class InteractionSource(Source):
+    """Files with a user, an item and perhaps a time in each row."""
+
+    generated = GeneratedData(FILE, "leave_one_out", "test")
+
+    def job(self, recipe: Recipe, inputs: Inputs) -> InteractionJob:
+        assert isinstance(recipe.source, InteractionSourceConfig)
+        assert isinstance(recipe.preprocess, InteractionPreprocessConfig)
+        return InteractionJob(recipe.source, recipe.preprocess, inputs)
+
+    def reader(self, config: SourceConfig, files: Sequence[InputFile]) -> ExampleReader:
+        assert isinstance(config, InteractionSourceConfig)
+        return InteractionReader.detect(config, files)
+
+    def generate(
+        self, output: Path, rows: int, *, seed: int, days: int | None, compress: bool, progress: Progress
+    ) -> dict[str, Any]:
+        require_no_days("interactions", days)
+        made = generate(output, rows, seed=seed, compress=compress, progress=progress)
+        return {"users": made.users, "items": made.items}
+
+    def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:
+        rows, lists = metrics["rows"], metrics["groups"]
+        assert rows and lists
+        chance = 10 * lists / rows
+        return f"HR@10 of the test split: {metrics['hr@10']:.4f}; candidates in random order give {chance:.4f}."
+
+
+SOURCE = InteractionSource()

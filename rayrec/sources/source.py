@@ -1,0 +1,93 @@
+"""What a source of data provides; each has a folder beside this file (docs/adding.md)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.progress import Progress
+from rayrec.config import SourceConfig
+from rayrec.inference.ranker import FeatureLookup
+from rayrec.preprocessing.pipeline import PreprocessingJob
+from rayrec.preprocessing.rows.job import RowsJob
+from rayrec.preprocessing.rows.text_reader import TextReader, TextSource
+from rayrec.raw.blocks import ExampleReader
+from rayrec.raw.files import InputFile
+from rayrec.recipes import Recipe
+
+Inputs = Mapping[str | None, Sequence[str]]
+"""Paths (file, folder, glob or URI) by split, or all under None if splits do not come as files."""
+
+
+@dataclass(frozen=True)
+class GeneratedData:
+    """How commands use what a source's generator wrote."""
+
+    path: str
+    """What `preprocess` reads, relative to the generator's folder."""
+    split: str
+    """A `preprocess.split.kind` that suits the data."""
+    evaluated: str
+    """The split that a model is measured on."""
+
+
+class Source(ABC):
+    """A kind of data; its `SourceConfig` is in the module `config` beside it."""
+
+    generated: GeneratedData | None = None
+    """None if the source has no generator."""
+
+    @abstractmethod
+    def job(self, recipe: Recipe, inputs: Inputs) -> PreprocessingJob:
+        """The job that turns raw files into a dataset. Raises UserError on inputs or a config that cannot work."""
+
+    def reader(self, config: SourceConfig, files: Sequence[InputFile]) -> ExampleReader:
+        """What reads files of examples, with or without labels, to score them.
+
+        Raises UserError if a file does not show its columns, or if the files of this source do not hold examples.
+        """
+        raise UserError(
+            f"source.kind '{config.kind}': its raw files hold no examples; preprocess them and give the dataset folder"
+        )
+
+    def generate(
+        self, output: Path, rows: int, *, seed: int, days: int | None, compress: bool, progress: Progress
+    ) -> dict[str, Any]:
+        """Write `rows` raw rows drawn from a known truth into the new folder `output`; returns what is known of them.
+
+        `days`: write a file for each of so many days. `compress`: write gzip files. Raises UserError.
+        """
+        raise UserError("source: it has no generator; give raw files of your own")
+
+    def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:
+        """A sentence on the metrics that a model reached on generated data, beside what `generate` returned."""
+        return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items() if value is not None)
+
+    def example_request(self, raw: Path) -> dict[str, Any] | None:
+        """The body of a `:rank` request made from generated data in `raw`; None if the source looks up no features."""
+        return None
+
+    def lookup(self, statistics: Path) -> FeatureLookup | None:
+        """What computes features from a model's folder of statistics; None if requests bring all features."""
+        return None
+
+
+class TextExamplesSource(Source):
+    """A source of text files with an example in each line."""
+
+    def __init__(self, text: TextSource) -> None:
+        self.text = text
+
+    def job(self, recipe: Recipe, inputs: Inputs) -> PreprocessingJob:
+        return RowsJob(self.text, recipe.preprocess, inputs)
+
+    def reader(self, config: SourceConfig, files: Sequence[InputFile]) -> ExampleReader:
+        return TextReader.detect(self.text, files)
+
+
+def require_no_days(kind: str, days: int | None) -> None:
+    """Raise ConfigError if `days` is given to a generator that writes no files by day."""
+    if days is not None:
+        raise ConfigError(f"days: source '{kind}' has no files of days; leave it out")
