@@ -21,7 +21,7 @@ from tune.space import Space, load_space
 if TYPE_CHECKING:
     from rayrec.ingest.dataset import Dataset
     from tune.confirmation import Candidate
-    from tune.outcome import TrialOutcome
+    from tune.trial_folder import TrialOutcome
 
 TRIALS_FILE, BEST_FILE, REPORT_FILE = "trials.csv", "best.yaml", "report.html"
 _SHOWN_TRIALS = 20
@@ -91,9 +91,9 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     from cluster.ray_session import ray_session
     from rayrec.ingest.dataset import Dataset
     from tune.confirmation import confirm, confirmation_table
-    from tune.outcome import table, write_csv
-    from tune.report import report
+    from tune.report import report, write_csv
     from tune.sweep_folder import owned_folder
+    from tune.trial_folder import outcome_rows
 
     recipe = request.trial_content()
     settings = SweepSettings(
@@ -129,7 +129,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
         metrics={split: {settings.metric: found[0].mean if found else outcomes[0].value}},
         details={
             "best": str(request.output / BEST_FILE),
-            "trials": table(outcomes, settings.metric),
+            "trials": outcome_rows(outcomes, settings.metric),
             **({"confirmed": confirmed} if found else {}),
         },
     )

@@ -1,6 +1,7 @@
-"""What cannot be searched is found before the first trial starts."""
+"""Finds what cannot be searched before the first trial starts, and makes recipes of assignments."""
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,15 +15,15 @@ from tune.space import Assignment, Parameter, Scalar, Space
 
 _MOST_COMBINATIONS = 400
 _MOST_POINTS = 10_000
-# What a step reads anew from the recipe, so that it can change while a model is trained.
-_CHANGES_UNDER_WAY = (
+# Each training step reads these keys anew, so they can change while a model is trained.
+_CHANGEABLE = (
     "train.embedding_optimizer.lr", "train.dense_optimizer.lr", "train.wide_optimizer.lr", "train.schedule.",
     "train.wide_schedule.", "train.embedding_l2", "model.dropout",
 )  # fmt: skip
 
 
 def searchable_space(space: Space, search: Search, trials: int) -> Space:
-    """The part of a space that a search can vary. Raises ConfigError where there is none, or too few trials."""
+    """The part of a space that a search can vary. Raises ConfigError if there is none, or too few trials."""
     if search == "grid":
         points = sum(1 for _ in itertools.islice(space.grid(), _MOST_POINTS))
         if points > trials:
@@ -36,7 +37,7 @@ def searchable_space(space: Space, search: Search, trials: int) -> Space:
     movable = {
         name: parameter
         for name, parameter in space.parameters.items()
-        if all(key.startswith(_CHANGES_UNDER_WAY) for key in parameter.keys(name)) and not parameter.when
+        if all(key.startswith(_CHANGEABLE) for key in parameter.keys(name)) and not parameter.when
     }
     if not movable:
         raise ConfigError(
@@ -47,7 +48,7 @@ def searchable_space(space: Space, search: Search, trials: int) -> Space:
 
 
 def require_decisions(search: Search, scheduler: Scheduler, trials: int, train: TrainConfig) -> None:
-    """Raise ConfigError where trials have too few evaluations to be compared by, or too few others to compare with."""
+    """Raise ConfigError if trials have too few evaluations to compare, or there are too few trials to compare."""
     if train.evaluations_per_epoch == 0:
         raise ConfigError(
             "train.evaluations_per_epoch: trials are compared by evaluations, and there are 0; add "
@@ -69,10 +70,10 @@ def require_decisions(search: Search, scheduler: Scheduler, trials: int, train: 
 
 
 def check_space(space: Space, recipe: RecipeContent, also: Callable[[Recipe], None] = lambda recipe: None) -> None:
-    """Raise ConfigError on the first combination of values that makes no recipe, or that `also` refuses, naming it.
+    """Raise ConfigError, naming the values, on the first combination that is not a valid recipe or that `also` refuses.
 
-    All combinations of choices and ends of ranges are tried where they are few; else some of them, each value at least
-    once.
+    All combinations of choices and of the ends and middles of ranges are tried if they are few; otherwise some of them,
+    each value at least once.
     """
     for assignment in combinations(space):
         resolved = trial_recipe(space, recipe, assignment)
@@ -83,7 +84,7 @@ def check_space(space: Space, recipe: RecipeContent, also: Callable[[Recipe], No
 
 
 def trial_recipe(space: Space, recipe: RecipeContent, assignment: Assignment) -> Recipe:
-    """The recipe with a trial's values. Raises ConfigError naming the space and the values."""
+    """The recipe with a trial's values. Raises ConfigError that names the space and the values."""
     try:
         return recipe.with_values(space.overrides(assignment)).resolve()
     except ConfigError as error:
@@ -96,7 +97,7 @@ def _with_values(space: Space, assignment: Assignment, error: ConfigError) -> Co
 
 
 def default_assignment(space: Space, recipe: RecipeContent) -> dict[str, Scalar] | None:
-    """The assignment that is the recipe as it stands; None where the space does not contain it."""
+    """The assignment that leaves the recipe as it stands; None if the space does not contain it."""
     resolved = recipe.resolve().model_dump(mode="json")
 
     def pick(name: str, parameter: Parameter) -> Scalar:
@@ -118,20 +119,16 @@ def default_assignment(space: Space, recipe: RecipeContent) -> dict[str, Scalar]
 
 
 def combinations(space: Space) -> Iterator[dict[str, Scalar]]:
-    """Assignments that between them have every choice and every end of a range."""
-    count = 1
-    for parameter in space.parameters.values():
-        count *= len(parameter.representatives())
-    if count <= _MOST_COMBINATIONS:
+    """Assignments that together contain every choice and the ends and middle of every range."""
+    sizes = [len(parameter.representatives()) for parameter in space.parameters.values()]
+    if math.prod(sizes) <= _MOST_COMBINATIONS:
         yield from space.grid()
         return
     chance = random.Random(0)
-    longest = max(len(parameter.representatives()) for parameter in space.parameters.values())
-    for index in itertools.islice(itertools.count(), max(_MOST_COMBINATIONS, longest)):
-        if index < longest:
-            yield space.draw(lambda name, p: p.representatives()[index % len(p.representatives())])  # noqa: B023
-        else:
-            yield space.draw(lambda name, p: chance.choice(p.representatives()))
+    for index in range(max(sizes)):
+        yield space.draw(lambda name, p: p.representatives()[index % len(p.representatives())])  # noqa: B023
+    for _ in range(_MOST_COMBINATIONS - max(sizes)):
+        yield space.draw(lambda name, p: chance.choice(p.representatives()))
 
 
 def _value(content: Any, key: str) -> Any:

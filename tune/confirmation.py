@@ -1,7 +1,7 @@
-"""Are a sweep's best trials better than the recipe, or were they lucky? They and the recipe, trained with other seeds.
+"""Trains a sweep's best trials and the recipe with other seeds, to tell whether the trials were better or lucky.
 
-All trials of a sweep have one seed, and the best of many values that scatter is too good (the winner's curse): what a
-trial had in the search says which ones to try again, never how good they are.
+All trials of a sweep have one seed, and the best of many noisy values is too good (the winner's curse): the search says
+which trials to train again, but not how good they are.
 """
 
 import math
@@ -13,24 +13,24 @@ from typing import Any
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from tune.check import default_assignment
-from tune.outcome import TrialOutcome
 from tune.settings import SweepSettings
 from tune.space import Parameter, Space
+from tune.trial_folder import TrialOutcome
 
 SEEDS = 3
-"""Other seeds that each candidate is trained with."""
+"""How many other seeds each candidate is trained with."""
 _CANDIDATE, _SEED = "candidate", "train.seed"
 _RECIPE = "recipe"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A trial's values, or the recipe's own, under other seeds."""
+    """A trial, or the recipe as it stands, and what it reached with other seeds."""
 
     trial: TrialOutcome | None
-    """None: the recipe as it stands."""
+    """None for the recipe as it stands."""
     values: tuple[float, ...]
-    """The metric by seed; fewer than `SEEDS` where a training came to nothing."""
+    """The metric with each seed; fewer than `SEEDS` if a training came to no evaluation."""
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class Candidate:
 
     @property
     def variance(self) -> float:
-        """Over seeds, unbiased; not a number with fewer than two values."""
+        """The unbiased variance over seeds; not a number with fewer than two values."""
         return statistics.variance(self.values) if len(self.values) > 1 else math.nan
 
 
@@ -51,8 +51,8 @@ def confirm(
 ) -> list[Candidate]:
     """Train the `count` best trials of a sweep, and the recipe as it stands, with other seeds; the best mean first.
 
-    A sweep of its own in the sweep's folder, `confirmed-<count>`, which continues what it finds there. Needs a Ray
-    session. Raises UserError where no training came to an evaluation, or none of the recipe's own.
+    That is a sweep of its own in the folder `confirmed-<count>` in the sweep's folder, where it continues an earlier
+    one. Needs a Ray session. Raises UserError if no training, or none of the recipe's own, came to an evaluation.
     """
     from tune.sweep import run_sweep
 
@@ -63,13 +63,13 @@ def confirm(
 
 
 def best_trials(settings: SweepSettings, outcomes: Sequence[TrialOutcome], count: int) -> list[TrialOutcome]:
-    """The best trials but for that of the recipe as it stands, which is trained again in any case."""
+    """The best trials, without that of the recipe as it stands, which is trained again in any case."""
     own = default_assignment(settings.space, settings.recipe)
     return [outcome for outcome in outcomes if outcome.value is not None and outcome.assignment != own][:count]
 
 
 def second_sweep(settings: SweepSettings, again: Sequence[TrialOutcome], count: int) -> SweepSettings:
-    """The grid of candidates and seeds."""
+    """The sweep over the grid of candidates and seeds."""
     seed = settings.recipe.resolve().train.seed
     values: dict[str, dict[str, Any]] = {_RECIPE: {}}
     values |= {_name(trial): settings.space.overrides(trial.assignment) for trial in again}
@@ -88,10 +88,10 @@ def second_sweep(settings: SweepSettings, again: Sequence[TrialOutcome], count: 
 
 
 def candidates(settings: SweepSettings, again: Sequence[TrialOutcome], runs: Sequence[TrialOutcome]) -> list[Candidate]:
-    """What came of the second sweep, the best mean first.
+    """The candidates with the results of the second sweep, the best mean first.
 
     Candidates that cannot be trained with some seed come last, whatever their mean; those that never can are left out.
-    Raises UserError where the recipe's own values came to nothing, to which the others are compared.
+    Raises UserError if the recipe as it stands, to which the others are compared, came to no evaluation.
     """
     found = []
     for trial in (None, *again):
@@ -106,24 +106,22 @@ def candidates(settings: SweepSettings, again: Sequence[TrialOutcome], runs: Seq
 
 
 def confirmation_table(settings: SweepSettings, found: Sequence[Candidate]) -> list[dict[str, Any]]:
-    """A row a candidate: mean and deviation of the metric, the gain over the recipe and its standard error."""
+    """A row for each candidate: mean and deviation of the metric, the gain over the recipe and its standard error."""
     recipe = next(candidate for candidate in found if candidate.trial is None)
     sign = 1 if settings.is_maximized else -1
-    rows = []
-    for candidate in found:
-        spread = sum(of.variance / len(of.values) for of in (candidate, recipe))
-        is_recipe = candidate is recipe
-        rows.append(
-            {
-                "candidate": candidate.name,
-                settings.metric: candidate.mean,
-                "deviation": _or_none(math.sqrt(candidate.variance)),
-                "seeds": len(candidate.values),
-                "gain": None if is_recipe else sign * (candidate.mean - recipe.mean),
-                "standard_error": None if is_recipe else _or_none(math.sqrt(spread)),
-            }
-        )
-    return rows
+    return [
+        {
+            "candidate": candidate.name,
+            settings.metric: candidate.mean,
+            "deviation": _or_none(math.sqrt(candidate.variance)),
+            "seeds": len(candidate.values),
+            "gain": None if candidate is recipe else sign * (candidate.mean - recipe.mean),
+            "standard_error": None
+            if candidate is recipe
+            else _or_none(math.sqrt(sum(one.variance / len(one.values) for one in (candidate, recipe)))),
+        }
+        for candidate in found
+    ]
 
 
 def _name(trial: TrialOutcome | None) -> str:

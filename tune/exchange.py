@@ -1,4 +1,4 @@
-"""How a trial goes on from another one's checkpoint, in population based training."""
+"""How a trial continues from another trial's checkpoint in population based training."""
 
 import json
 import os
@@ -22,49 +22,49 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class Pointer:
-    """What Tune holds as a trial's checkpoint: where it is. Tables are not copied through Tune."""
+    """What Tune stores as a trial's checkpoint: where it lies. Tables are not copied through Tune."""
 
     trial: str
     run: str
     step: int
     objectives: list[float]
-    """Of the evaluations up to it."""
+    """The objectives that were reported up to the checkpoint."""
     folder: str
-    """The checkpoint."""
+    """The folder of the checkpoint."""
     history: str
+    """The history file of its run."""
+
+    def save(self, folder: Path) -> None:
+        write_json(folder / _POINTER_FILE, asdict(self))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Pointer":
+        return cls(**json.loads((folder / _POINTER_FILE).read_text()))
 
 
-def write_pointer(folder: Path, pointer: Pointer) -> None:
-    write_json(folder / _POINTER_FILE, asdict(pointer))
-
-
-def read_pointer(folder: Path) -> Pointer:
-    return Pointer(**json.loads((folder / _POINTER_FILE).read_text()))
-
-
-def hand_over(run: Path, trial: Path, step: int, objectives: list[float]) -> Pointer:
-    """Keep a run's checkpoint for others, whatever the run deletes; its trial's folder holds it."""
+def publish_checkpoint(run: Path, trial: Path, step: int, objectives: list[float]) -> Pointer:
+    """Keep a run's checkpoint in its trial's folder for other trials, even after the run deletes it."""
     exchange = trial / EXCHANGE_FOLDER
     kept = exchange / f"{run.name}-{folder_name(step)}"
     if not kept.exists():
-        _link(run / CHECKPOINTS_FOLDER / folder_name(step), kept)
+        _link_checkpoint(run / CHECKPOINTS_FOLDER / folder_name(step), kept)
     for old in sorted(exchange.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-_KEPT]:
         shutil.rmtree(old)
     return Pointer(trial.name, run.name, step, objectives, str(kept), str(run / HISTORY_FILE))
 
 
 def begin_from(pointer: Pointer, run: Path, recipe: Recipe, dataset: Dataset) -> None:
-    """Make a run folder whose latest checkpoint and history are those of the pointer; `recipe` goes on from there."""
+    """Make a run folder for `recipe` whose latest checkpoint and history are those of the pointer."""
     unfinished = Path(mkdtemp(dir=run.parent, prefix=f".{run.name}.unfinished-"))
     RunFolder.create(unfinished, recipe, dataset)
-    _link(Path(pointer.folder), unfinished / CHECKPOINTS_FOLDER / folder_name(pointer.step))
+    _link_checkpoint(Path(pointer.folder), unfinished / CHECKPOINTS_FOLDER / folder_name(pointer.step))
     records = [record for record in read_history(Path(pointer.history)) if record["step"] <= pointer.step]
     (unfinished / HISTORY_FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
     unfinished.rename(run)
 
 
-def _link(source: Path, target: Path) -> None:
-    """The files of a checkpoint under another name; a checkpoint's files never change."""
+def _link_checkpoint(source: Path, target: Path) -> None:
+    """Give the files of a checkpoint, which never change, a second name."""
     unfinished = target.with_name(f".{target.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -75,5 +75,5 @@ def _link(source: Path, target: Path) -> None:
 def _link_file(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except OSError:  # a file system without links
+    except OSError:  # the file system has no hard links
         shutil.copyfile(source, target)

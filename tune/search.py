@@ -1,23 +1,31 @@
-"""From a kind of search to Ray Tune's searcher, scheduler and space."""
+"""Turns a kind of search into Ray Tune's searcher, scheduler and parameter space."""
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
+
+from ray.tune.schedulers import ASHAScheduler
 
 from tune.check import default_assignment
 from tune.settings import SweepSettings
 from tune.space import Parameter, Scalar, Space
 from tune.trial import EVALUATION, OBJECTIVE
+from tune.trial_folder import metric_values
 
 if TYPE_CHECKING:
     import optuna
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.experiment import Trial
     from ray.tune.schedulers import TrialScheduler
     from ray.tune.search import SearchAlgorithm, Searcher
+
+_REDUCTION = 3
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """What Tune is given."""
+    """The arguments of Ray Tune that a kind of search decides."""
 
     searcher: "Searcher | SearchAlgorithm"
     scheduler: "TrialScheduler | None"
@@ -28,31 +36,29 @@ class Strategy:
 def strategy(settings: SweepSettings, evaluations: int) -> Strategy:
     """The searcher and the scheduler; `evaluations` is how many a whole trial has.
 
-    The first trial is the recipe as it stands, where the space contains it.
+    The first trial is the recipe as it stands, if the space contains it.
     """
     if settings.search == "pbt":
         return _population_based(settings)
     trials = sum(1 for _ in settings.space.grid()) if settings.search == "grid" else settings.trials
-    return Strategy(_sampler(settings), _scheduler(settings, evaluations), {}, trials)
+    scheduler = RememberingASHA(settings, evaluations) if settings.scheduler == "asha" else None
+    return Strategy(_searcher(settings), scheduler, {}, trials)
 
 
-def _sampler(settings: SweepSettings) -> "Searcher":
+def _searcher(settings: SweepSettings) -> "Searcher":
     import optuna
     from ray.tune.search.optuna import OptunaSearch
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     seed = settings.recipe.resolve().train.seed
+    default = default_assignment(settings.space, settings.recipe)
+    points = [default] if default is not None else []
+    sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
     if settings.search == "grid":
         points = list(settings.space.grid())
-        sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
-    else:
-        default = default_assignment(settings.space, settings.recipe)
-        points = [default] if default is not None else []
-        if settings.search == "random":
-            sampler = optuna.samplers.RandomSampler(seed=seed)
-        else:
-            # Of few trials Optuna's own ten would leave hardly any to the model.
-            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(10, max(4, settings.trials // 4)))
+    elif settings.search == "optuna":
+        # Optuna's own ten random trials would leave hardly any of a small search to the model.
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(10, max(4, settings.trials // 4)))
     return OptunaSearch(
         space=_Draw(settings.space),
         metric=OBJECTIVE,
@@ -64,15 +70,16 @@ def _sampler(settings: SweepSettings) -> "Searcher":
 
 @dataclass(frozen=True)
 class _Draw:
-    """Optuna's way to ask for an assignment: parameters are drawn one after the other, as their conditions hold."""
+    """Draws an assignment from a trial of Optuna, parameter by parameter, as their conditions hold."""
 
     space: Space
 
     def __call__(self, trial: "optuna.Trial") -> None:
-        self.space.draw(partial(_suggest, trial))
+        self.space.draw(partial(suggest, trial))
 
 
-def _suggest(trial: "optuna.Trial", name: str, parameter: Parameter) -> Scalar:
+def suggest(trial: "optuna.trial.BaseTrial", name: str, parameter: Parameter) -> Scalar:
+    """The value that a trial of Optuna draws, or already has, for a parameter."""
     if parameter.integer is not None:
         return trial.suggest_int(name, *parameter.integer)
     if parameter.loguniform is not None:
@@ -82,12 +89,38 @@ def _suggest(trial: "optuna.Trial", name: str, parameter: Parameter) -> Scalar:
     return trial.suggest_categorical(name, parameter.labels)
 
 
-def _scheduler(settings: SweepSettings, evaluations: int) -> "TrialScheduler | None":
-    from tune.asha import RememberingASHA
+class RememberingASHA(ASHAScheduler):
+    """ASHA (Li et al. 2018, arXiv:1810.05934) over evaluations, which remembers trials of an interrupted sweep.
 
-    if settings.scheduler == "none":
-        return None
-    return RememberingASHA(settings, evaluations)
+    Tune restores the trials, but not what its scheduler knew of them: the first trials after an interruption would be
+    compared with nothing. Trials that have not ended report their evaluations again by themselves.
+    """
+
+    def __init__(self, settings: SweepSettings, evaluations: int) -> None:
+        super().__init__(
+            time_attr=EVALUATION,
+            metric=OBJECTIVE,
+            mode=settings.mode,
+            # One more than there are: whole trials end by themselves.
+            max_t=evaluations + 1,
+            grace_period=1,
+            reduction_factor=_REDUCTION,
+        )
+        # Tune pickles the scheduler with the sweep's state, so it does not hold the settings.
+        self._trials_folder = settings.trials_folder
+        self._target, self._is_maximized = settings.metric, settings.is_maximized
+
+    def on_trial_add(self, tune_controller: "TuneController", trial: "Trial") -> None:
+        super().on_trial_add(tune_controller, trial)
+        if trial.is_finished():
+            for number, objective in enumerate(self._reported_objectives(trial), start=1):
+                self.on_trial_result(tune_controller, trial, {EVALUATION: number, OBJECTIVE: objective})
+
+    def _reported_objectives(self, trial: "Trial") -> list[float]:
+        """The best value so far at each evaluation that an ended trial reported to Tune."""
+        reported = int(trial.last_result.get(EVALUATION, 0))
+        values = metric_values(self._trials_folder / trial.trial_id, self._target)[:reported]
+        return list(accumulate(values, max if self._is_maximized else min))
 
 
 def _population_based(settings: SweepSettings) -> Strategy:
@@ -97,7 +130,7 @@ def _population_based(settings: SweepSettings) -> Strategy:
     seed = settings.recipe.resolve().train.seed
     parameters = settings.space.parameters
     domains = {name: _domain(parameter) for name, parameter in parameters.items()}
-    # Of a list Tune takes neighbours; a domain's values it would multiply.
+    # Tune moves to a neighbour in a list; it would multiply the values of a domain.
     choices = {name: list(parameter.labels) for name, parameter in parameters.items() if parameter.labels}
     default = default_assignment(settings.space, settings.recipe)
     scheduler = PopulationBasedTraining(
@@ -125,7 +158,7 @@ def _domain(parameter: Parameter) -> Any:
 
 
 def _within_bounds(space: Space, config: dict[str, Any]) -> dict[str, Any]:
-    """Perturbation multiplies by 0.8 or 1.2, which may lead out of a range."""
+    """The configuration with values moved back into their ranges: perturbation multiplies by 0.8 or 1.2."""
     bounded = dict(config)
     for name, parameter in space.parameters.items():
         if parameter.bounds is not None:

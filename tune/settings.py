@@ -1,4 +1,4 @@
-"""What all trials of a sweep share."""
+"""The settings that all trials of a sweep share."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from tune.space import Space
 Search = Literal["random", "grid", "optuna", "pbt"]
 Scheduler = Literal["none", "asha"]
 TrainFunction = Callable[[Recipe, Dataset, Path, bool], object]
-"""Trains a recipe on a dataset into a run folder; the last says whether a run in it is continued. Travels by pickle."""
+"""Trains a recipe on a dataset into a run folder, or continues the run in it if the last argument is true; pickled."""
 
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """A sweep: what is trained, what is searched, and how."""
+    """The settings of a sweep: what is trained, what is searched, and how."""
 
     recipe: RecipeContent
     space: Space
     dataset: Path
     folder: Path
-    """The sweep's folder, which all nodes see."""
+    """The sweep's folder, which all nodes can reach."""
     metric: str
     trials: int
     search: Search

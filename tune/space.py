@@ -1,6 +1,4 @@
-"""A search space: which keys of a recipe are searched, and over what.
-
-It is one YAML file, such as a model's search_space.yaml.
+"""Search spaces: YAML files that say which keys of a recipe are searched, and over which values.
 
     train.dense_optimizer.lr: {loguniform: [1.0e-4, 0.1]}
     train.schedule.warmup_steps: {integer: [0, 200]}
@@ -11,8 +9,8 @@ It is one YAML file, such as a model's search_space.yaml.
         small: {model.embedding_dim: 8, model.bottom_mlp: [32, 8]}
         large: {model.embedding_dim: 16, model.bottom_mlp: [64, 16]}
 
-A trial has a value for every parameter whose `when` holds: an assignment, by the parameter's name. Values are numbers,
-booleans and strings: a choice of something else (a list, a mapping) is called by its JSON.
+A trial's assignment has a value for every parameter whose `when` holds, by the parameter's name. Values are numbers,
+booleans and strings; any other choice (a list, a mapping) is represented by its JSON.
 """
 
 import itertools
@@ -32,25 +30,24 @@ from rayrec.config.yaml_file import is_yaml_file, parse_mapping, read_text
 
 Scalar = bool | int | float | str
 Assignment = Mapping[str, Scalar]
-"""Value of each parameter that a trial has, by the parameter's name."""
-Searched = tuple[str, ...]
+"""The values of a trial, by the parameter's name."""
 
 _SECTIONS = ("model", "train")
-# What sets how many trials run at once, or where they compare.
+# These keys decide how many trials run at once, and how trials are compared.
 _FIXED = {"train.workers", "train.device", "train.evaluation_split", "train.evaluations_per_epoch"}
 
 
 class Parameter(Config):
-    """One searched parameter; exactly one of its kinds is given."""
+    """One searched parameter, of exactly one of four kinds: choice, uniform, loguniform or integer."""
 
     choice: Annotated[tuple[Any, ...], Field(min_length=1)] | dict[str, dict[str, Any]] | None = None
-    """Values to choose from, or named ones that each set several keys."""
+    """Values to choose from, or named choices that each set several keys."""
     uniform: tuple[float, float] | None = None
     loguniform: tuple[float, float] | None = None
     integer: tuple[int, int] | None = None
-    """Both ends are in the range."""
+    """A range that includes both ends."""
     when: dict[str, Scalar | tuple[Scalar, ...]] = {}
-    """Only where each of these parameters, which come before, has the value or one of the values."""
+    """Searched only if each of these parameters, which come before it, has the value or one of the values."""
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> "Parameter":
@@ -67,33 +64,33 @@ class Parameter(Config):
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Both ends of a range; None of a choice."""
+        """Both ends of a range; None for a choice."""
         return self.uniform or self.loguniform or self.integer
 
     @property
     def labels(self) -> tuple[Scalar, ...]:
-        """The values of a choice as assignments have them; of a range none."""
+        """The values of a choice as they stand in assignments; empty for a range."""
         return tuple(self._choices())
 
-    def _choices(self) -> dict[Scalar, Any]:
-        """What each value of a choice stands for."""
+    def _choices(self) -> Mapping[Any, Any]:
+        """The meaning of each value of a choice."""
         if isinstance(self.choice, dict):
-            return {name: values for name, values in self.choice.items()}  # noqa: C416 - keys of a wider type
+            return self.choice
         return {v if isinstance(v, bool | int | float | str) else json.dumps(v): v for v in self.choice or ()}
 
     def overrides(self, name: str, value: Scalar) -> dict[str, Any]:
-        """Values by key of a recipe."""
+        """What the value means: values by key of a recipe."""
         if self.choice is None:
             return {name: value}
         meaning = self._choices()[value]
         return dict(meaning) if isinstance(self.choice, dict) else {name: meaning}
 
     def keys(self, name: str) -> set[str]:
-        """The keys of a recipe that it sets."""
+        """The keys of a recipe that the parameter sets."""
         return {key for label in self.labels for key in self.overrides(name, label)} or {name}
 
     def representatives(self) -> tuple[Scalar, ...]:
-        """All values of a choice; the ends and the middle of a range."""
+        """All values of a choice, or the ends and the middle of a range."""
         if self.integer is not None:
             low, high = self.integer
             return tuple(dict.fromkeys((low, (low + high) // 2, high)))
@@ -122,7 +119,7 @@ class Space:
         return {key for name, parameter in self.parameters.items() for key in parameter.keys(name)}
 
     def draw(self, pick: Callable[[str, Parameter], Scalar]) -> dict[str, Scalar]:
-        """An assignment whose values `pick` chooses, parameter by parameter; only for those whose `when` holds."""
+        """An assignment of the parameters whose `when` holds, with values that `pick` chooses one after the other."""
         drawn: dict[str, Scalar] = {}
         for name, parameter in self.parameters.items():
             if _holds(parameter.when, drawn):
@@ -130,7 +127,7 @@ class Space:
         return drawn
 
     def overrides(self, assignment: Assignment) -> dict[str, Any]:
-        """Values by key of a recipe."""
+        """What an assignment means: values by key of a recipe."""
         return {
             key: value
             for name, chosen in assignment.items()
@@ -138,7 +135,7 @@ class Space:
         }
 
     def grid(self) -> Iterator[dict[str, Scalar]]:
-        """Every assignment of the parameters' representatives once."""
+        """Every assignment of the parameters' representatives, each once."""
         seen = set()
         for values in itertools.product(*(p.representatives() for p in self.parameters.values())):
             point = dict(zip(self.parameters, values, strict=True))
@@ -199,10 +196,10 @@ def _as_tuple(values: Scalar | tuple[Scalar, ...]) -> tuple[Scalar, ...]:
 def _check_conditions(origin: str, name: str, parameter: Parameter, before: Mapping[str, Parameter]) -> None:
     for other, values in parameter.when.items():
         if other not in before or other == name:
-            raise ConfigError(f"{origin}: {name}: when: '{other}' is no parameter that comes before it")
+            raise ConfigError(f"{origin}: {name}: when: '{other}' is not a parameter that comes before it")
         unknown = [v for v in _as_tuple(values) if before[other].choice is None or v not in before[other].labels]
         if unknown:
-            raise ConfigError(f"{origin}: {name}: when: '{other}' never is {unknown[0]!r}; name one of its choices")
+            raise ConfigError(f"{origin}: {name}: when: '{other}' is never {unknown[0]!r}; name one of its choices")
 
 
 def _check_keys(origin: str, name: str, parameter: Parameter) -> None:

@@ -1,44 +1,44 @@
-"""A sweep on Ray Tune: started, or continued after whatever ended it."""
+"""Runs a sweep on Ray Tune: a new one, or one that was interrupted."""
 
 import logging
 import os
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rayrec.common.background import in_background
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.ingest.dataset import Dataset
+from rayrec.recipes import Recipe
 from rayrec.training.device import resolve_device
 from rayrec.training.preflight import evaluation_split, require_trainable
 from rayrec.training.run_folder import CHECKPOINTS_FOLDER
 from tune.check import check_space, searchable_space
 from tune.exchange import EXCHANGE_FOLDER
-from tune.outcome import TrialOutcome, read_outcomes
-from tune.resources import concurrent_trials
 from tune.settings import SweepSettings
-from tune.trial_folder import ENDED_STATES, TrialRecord
-from tune.tune_state import STATE_FOLDER, can_be_restored, forget, keep
+from tune.trial_folder import ENDED_STATES, TrialOutcome, TrialRecord, read_outcomes
+from tune.tune_state import STATE_FOLDER, backup, can_be_restored, forget
 
-_LEAST_PAUSE = 1.0
-"""Seconds between looks at the trials."""
-_PAUSE_SHARE = 20
+_SHORTEST_PAUSE = 1.0
+"""Seconds between two readings of the trial folders, at least."""
+_PAUSE_FACTOR = 20
+"""The pause after a reading is this many times as long as the reading took."""
 _RETRIES = 2
-"""Times a trial is started again after it died; it continues from its latest checkpoint."""
+"""How often a trial that died is started again; it continues from its latest checkpoint."""
 _ENVIRONMENT = {
-    # State is on disk at most so many seconds after it changed.
+    # Tune saves its state within so many seconds after a change.
     "TUNE_GLOBAL_CHECKPOINT_S": "2",
     "TUNE_RESULT_BUFFER_LENGTH": "1",
     # A trial that cannot be trained ends without a metric.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     # What trials write is in their run folders.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    # Ctrl-C ends the command, as everywhere; its state is as good as after a kill.
+    # Ctrl-C ends the command, as in all commands; the sweep can be resumed as after a kill.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
@@ -47,16 +47,16 @@ _ENVIRONMENT = {
 def run_sweep(
     settings: SweepSettings, *, concurrent: int | None, resume: bool, progress: Progress, what: str = "trials"
 ) -> list[TrialOutcome]:
-    """Run the trials, or with `resume` those that are not over; returns all, the best first.
+    """Run the trials, or with `resume` those that have not ended; returns all outcomes, the best first.
 
-    Needs a Ray session, and that the sweep's folder is this process's (`owned_folder`).
-    `concurrent`: trials at once, by default as many as fit; `what`: the name of the stage that is shown. Raises
-    ConfigError before the first trial where the sweep cannot work, and UserError where no trial came to an evaluation.
+    Needs a Ray session, and that this process owns the sweep's folder (`owned_folder`). `concurrent`: trials at once,
+    by default as many as fit. `what`: the name of the stage that is shown. Raises ConfigError before the first trial if
+    the sweep cannot work, and UserError if no trial came to an evaluation.
     """
     os.environ.update(_ENVIRONMENT)
     import ray.tune
 
-    # It shows a traceback for every process that dies; what became of a trial is said in a line at its end.
+    # Tune logs a traceback for every process that dies; each trial's end is shown in one line instead.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     from tune.search import strategy
     from tune.trial import Trial
@@ -65,13 +65,13 @@ def run_sweep(
     varied = searchable_space(settings.space, settings.search, settings.trials)
     if left_out := set(settings.space.names) - set(varied.names):
         progress.message(f"kept as the recipe has them, as pbt cannot vary them: {', '.join(sorted(left_out))}")
-    # Were reading tasks to wait for CPUs, trials whose workers hold them all would wait for each other.
+    # If reading tasks waited for CPUs, trials whose workers hold all of them would wait for each other.
     recipe = settings.recipe.with_values({"train.ingest.task_cpus": 0})
     settings = replace(settings, space=varied, recipe=recipe)
-    _check(settings, dataset)
     base = settings.recipe.resolve()
+    _check(settings, base, dataset)
     chosen = strategy(settings, base.train.epochs * base.train.evaluations_per_epoch)
-    at_once = concurrent_trials(base, chosen.trials, concurrent)
+    at_once = _concurrent_trials(base, chosen.trials, concurrent)
     trainable = ray.tune.with_parameters(Trial, settings=settings)
     if resume and can_be_restored(settings.folder):
         state = str(settings.folder / STATE_FOLDER)
@@ -86,12 +86,12 @@ def run_sweep(
                 scheduler=chosen.scheduler,
                 num_samples=chosen.trials,
                 max_concurrent_trials=at_once,
-                trial_dirname_creator=_trial_id,
+                trial_dirname_creator=lambda trial: str(trial.trial_id),
             ),
             run_config=ray.tune.RunConfig(
                 name=STATE_FOLDER,
                 storage_path=str(settings.folder),
-                # Runs keep their own; only population based training asks for more.
+                # Run folders hold checkpoints of their own; only population based training asks Tune for more.
                 checkpoint_config=ray.tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
                 failure_config=ray.tune.FailureConfig(max_failures=_RETRIES),
                 verbose=0,
@@ -100,15 +100,13 @@ def run_sweep(
     progress.stage(f"{what}, {at_once} at once", chosen.trials)
     with in_background(_Watcher(settings, progress).watch, "rayrec-sweep"):
         results = tuner.fit()
-    known = {Path(result.path).name for result in results}
-    return _finished(settings, known)
+    return _finish(settings, {Path(result.path).name for result in results})
 
 
-def _check(settings: SweepSettings, dataset: Dataset) -> None:
-    """Raise ConfigError where no trial could be compared, or some combination of values cannot be trained."""
+def _check(settings: SweepSettings, base: Recipe, dataset: Dataset) -> None:
+    """Raise ConfigError if trials could not be compared, or some combination of values cannot be trained."""
     import ray
 
-    base = settings.recipe.resolve()
     split = evaluation_split(base, dataset)
     if split != base.train.evaluation_split:
         raise ConfigError(
@@ -119,16 +117,54 @@ def _check(settings: SweepSettings, dataset: Dataset) -> None:
     check_space(settings.space, settings.recipe, lambda recipe: require_trainable(recipe, dataset, device))
 
 
-def _trial_id(trial: Any) -> str:
-    return str(trial.trial_id)
+def _concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
+    """How many of `trials` trials of `recipe` run at once on the cluster of the Ray session: `wanted`, if given.
+
+    A trial holds a CPU (and a GPU, if it trains on GPUs) for each worker from its start to its end, all or none, and
+    waits for nothing else: the process that drives it and its reading tasks ask for no CPU.
+    Raises ConfigError if one trial does not fit, or fewer than wanted do.
+    """
+    import ray
+
+    available = ray.cluster_resources()
+    cpus, gpus = int(available.get("CPU", 0)), int(available.get("GPU", 0))
+    workers = recipe.train.workers
+    on_gpus = resolve_device(recipe.train.device, gpus=gpus) == "cuda"
+    if workers > cpus or (on_gpus and workers > gpus):
+        unit, there = ("GPU", gpus) if on_gpus and workers > gpus else ("CPU", cpus)
+        raise ConfigError(
+            f"train.workers: a trial of {workers} workers needs {workers} {unit}s, the cluster has {there}; "
+            "lower --workers"
+        )
+    fitting = (min(cpus, gpus) if on_gpus else cpus) // workers
+    if wanted is not None and wanted > fitting:
+        raise ConfigError(
+            f"--concurrent {wanted}: {fitting} trials of {workers} workers fit the cluster's {cpus} CPUs"
+            f"{f' and {gpus} GPUs' if on_gpus else ''}; lower it, or --workers"
+        )
+    if not on_gpus:
+        fitting = max(1, _cores(cpus) // workers)
+    return min(trials, wanted or fitting)
 
 
-def _finished(settings: SweepSettings, known: set[str]) -> list[TrialOutcome]:
-    """The outcomes, once nothing runs any more; only the best trial keeps its checkpoints."""
+def _cores(cpus: int) -> int:
+    """CPUs that really compute: a Ray session on this machine alone may declare more than the machine has."""
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    is_here = len(nodes) == 1 and nodes[0]["NodeManagerHostname"] == socket.gethostname()
+    return min(cpus, os.cpu_count() or 1) if is_here else cpus
+
+
+def _finish(settings: SweepSettings, known: set[str]) -> list[TrialOutcome]:
+    """The outcomes, once nothing runs any more; deletes all checkpoints but those of the best trial.
+
+    `known`: names of the folders of the trials that Tune has.
+    """
     for folder in settings.trials_folder.iterdir():
         record = TrialRecord.load(folder)
         if folder.name not in known or record is None:
-            # Drawn by an attempt that was killed before it noted so: it has been drawn anew.
+            # An attempt drew it and was killed before it saved so; Tune has drawn another one instead.
             shutil.rmtree(folder, ignore_errors=True)
         elif record.state == "running":
             replace(record, state="failed", message="its process died").save(folder)
@@ -147,30 +183,30 @@ def _drop_checkpoints(outcomes: Sequence[TrialOutcome]) -> None:
 
 
 class _Watcher:
-    """Shows trials as they end; keeps a copy of Tune's notes, and of the ended trials the best one's checkpoints."""
+    """Shows trials as they end, backs up Tune's state, and keeps checkpoints of the best ended trial only."""
 
     def __init__(self, settings: SweepSettings, progress: Progress) -> None:
         self._settings, self._progress = settings, progress
         self._shown: set[str] = set()
 
     def watch(self, ended: threading.Event) -> None:
-        pause = _LEAST_PAUSE
+        pause = _SHORTEST_PAUSE
         while not ended.wait(pause):
             began = time.monotonic()
             self._look()
-            # Many trials on slow storage take a while to look at.
-            pause = max(_LEAST_PAUSE, _PAUSE_SHARE * (time.monotonic() - began))
+            # Reading many trials from slow storage takes a while.
+            pause = max(_SHORTEST_PAUSE, _PAUSE_FACTOR * (time.monotonic() - began))
         self._look()
 
     def _look(self) -> None:
-        keep(self._settings.folder)
+        backup(self._settings.folder)
         outcomes = read_outcomes(self._settings)
         new = [outcome for outcome in outcomes if outcome.state != "running" and outcome.trial not in self._shown]
         for outcome in new:
             self._shown.add(outcome.trial)
             self._progress.advance(1)
             self._progress.message(outcome.line(self._settings.metric))
-        # Under population based training others may go on from them, and a failed trial may be tried again.
+        # Under population based training other trials may continue from them, and a failed trial may be tried again.
         if new and self._settings.search != "pbt":
             _drop_checkpoints([o for o in outcomes if o.state in ENDED_STATES][1:])
         if outcomes and outcomes[0].value is not None:

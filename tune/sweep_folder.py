@@ -1,4 +1,4 @@
-"""The folder of a sweep: who works in it, and whether an interrupted one is the one that is asked for."""
+"""The folder of a sweep: only one process works in it, and only the same sweep can be resumed in it."""
 
 import hashlib
 import json
@@ -19,8 +19,8 @@ SWEEP_FILE = "sweep.json"
 def owned_folder(settings: SweepSettings, resume: bool) -> Iterator[None]:
     """Begin the sweep's folder, or take over that of an earlier attempt, for this process alone.
 
-    One in which no trial came to be goes away at the end. Raises UserError where something else is in it, and
-    ConfigError where the sweep in it is another one.
+    A new folder in which no trial began is removed at the end. Raises UserError if something else is in it, and
+    ConfigError if it holds another sweep.
     """
     folder = settings.folder
     file = folder / SWEEP_FILE
@@ -48,7 +48,7 @@ def owned_folder(settings: SweepSettings, resume: bool) -> Iterator[None]:
 
 
 def _description(settings: SweepSettings) -> dict[str, Any]:
-    """What a resumed sweep must have in common with the one that was begun."""
+    """The properties that a resumed sweep must share with the one that was begun."""
     manifest = (settings.dataset / MANIFEST_FILE).read_bytes()
     parameters = settings.space.parameters
     return {

@@ -1,4 +1,4 @@
-"""The folder of one trial: trial.json, and the run folders that it trained in."""
+"""What trials leave in their folders: trial.json and the run folders that they trained in, read back as outcomes."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -8,43 +8,71 @@ from typing import Any, Literal
 from rayrec.common.files import write_json
 from rayrec.training.history import read_history
 from rayrec.training.run_folder import HISTORY_FILE
+from tune.settings import SweepSettings
 from tune.space import Scalar
 
 TRIAL_FILE = "trial.json"
 State = Literal["running", "finished", "stopped", "refused", "failed"]
-"""`stopped` by the scheduler; `refused`: what was drawn cannot be trained; `failed`: its processes died or raised."""
+"""`stopped` by the scheduler; `refused`: its values cannot be trained; `failed`: its processes died or raised."""
 ENDED_STATES = frozenset[State]({"finished", "stopped", "refused"})
-"""In which a trial has nothing more to do, whatever happens to the sweep."""
+"""States in which a trial has nothing more to do, whatever happens to the sweep."""
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """What trial.json says."""
+    """The content of trial.json."""
 
     trial: str
     assignment: dict[str, Scalar]
     state: State = "running"
     message: str | None = None
-    """Why it was refused or failed."""
+    """Why the trial was refused or failed."""
     started: float = 0.0
-    """Seconds since the epoch, of its first attempt."""
+    """When its first attempt began, in seconds since the epoch."""
     run: str = "run"
-    """Name of the run folder; another one each time that it went on from another trial's checkpoint."""
+    """Name of the run folder; a new one each time the trial continued from another trial's checkpoint."""
 
     @property
     def first_step(self) -> int:
-        """The step from which on it trained with its values: that of another trial's checkpoint, or 0."""
+        """The step after which it trained with its own values: that of another trial's checkpoint, or 0."""
         return int(self.run.rpartition("-")[2]) if self.run != "run" else 0
 
     def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / TRIAL_FILE, asdict(self))
 
     @classmethod
     def load(cls, folder: Path) -> "TrialRecord | None":
-        """None where there is none yet."""
+        """The record in `folder`; None if the trial has not written one yet."""
         path = folder / TRIAL_FILE
         return cls(**json.loads(path.read_text())) if path.exists() else None
+
+
+@dataclass(frozen=True)
+class TrialOutcome:
+    """The result of one trial so far."""
+
+    trial: str
+    number: int
+    """Its place in the order in which trials began, from 0."""
+    state: State
+    message: str | None
+    assignment: dict[str, Scalar]
+    value: float | None
+    """The metric's best value under the assignment; None without an evaluation, or if its values were refused."""
+    curve: tuple[float, ...]
+    """The metric at each evaluation."""
+    seconds: float
+    """Duration of training, evaluations included."""
+    folder: Path
+    run: Path
+    """The run folder, whose best checkpoint has the best value."""
+
+    def line(self, metric: str) -> str:
+        """A description in one line."""
+        values = ", ".join(f"{name}={_short(value)}" for name, value in self.assignment.items())
+        reached = f"{metric} {self.value:.4f} after {len(self.curve)} evaluations" if self.value is not None else ""
+        result = "; ".join(text for text in (reached, self.message) if text)
+        return f"trial {self.number}: {self.state}, {result} ({values})"
 
 
 def evaluations(run: Path, metric: str) -> list[dict[str, Any]]:
@@ -53,7 +81,56 @@ def evaluations(run: Path, metric: str) -> list[dict[str, Any]]:
     return [record for record in records if record.get(metric) is not None]
 
 
-def values_of(folder: Path, metric: str) -> list[float]:
-    """The metric at each evaluation of the trial in `folder`; none where there is no trial."""
+def metric_values(folder: Path, metric: str) -> list[float]:
+    """The metric at each evaluation of the trial in `folder`; empty if there is no trial."""
     record = TrialRecord.load(folder)
     return [found[metric] for found in evaluations(folder / record.run, metric)] if record is not None else []
+
+
+def read_outcomes(settings: SweepSettings) -> list[TrialOutcome]:
+    """The outcomes of all trials that have begun, the best first and those without a value last."""
+    if not settings.trials_folder.is_dir():
+        return []
+    found = [(record, f) for f in settings.trials_folder.iterdir() if (record := TrialRecord.load(f)) is not None]
+    found.sort(key=lambda item: (item[0].started, item[0].trial))
+    outcomes = [_outcome(settings, folder, record, number) for number, (record, folder) in enumerate(found)]
+    sign = -1 if settings.is_maximized else 1
+    return sorted(outcomes, key=lambda o: (o.value is None, sign * (o.value or 0.0), o.number))
+
+
+def _outcome(settings: SweepSettings, folder: Path, record: TrialRecord, number: int) -> TrialOutcome:
+    run = folder / record.run
+    records = evaluations(run, settings.metric)
+    own = [r[settings.metric] for r in records if r["step"] > record.first_step]
+    return TrialOutcome(
+        trial=record.trial,
+        number=number,
+        state=record.state,
+        message=record.message,
+        assignment=record.assignment,
+        value=settings.best(own) if own and record.state != "refused" else None,
+        curve=tuple(r[settings.metric] for r in records),
+        seconds=records[-1]["seconds"] if records else 0.0,
+        folder=folder,
+        run=run,
+    )
+
+
+def outcome_rows(outcomes: list[TrialOutcome], metric: str) -> list[dict[str, Any]]:
+    """A row for each trial: trial, state, metric, evaluations, seconds, and each parameter (None if it has none)."""
+    names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.assignment))
+    return [
+        {
+            "trial": outcome.number,
+            "state": outcome.state,
+            metric: outcome.value,
+            "evaluations": len(outcome.curve),
+            "seconds": round(outcome.seconds, 1),
+            **{name: outcome.assignment.get(name) for name in names},
+        }
+        for outcome in outcomes
+    ]
+
+
+def _short(value: Scalar) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

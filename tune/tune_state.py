@@ -1,8 +1,8 @@
-"""Ray Tune's notes on a sweep: which trials there are, and what the searcher knows.
+"""Backs up the state that Ray Tune keeps of a sweep: which trials there are, and what the searcher knows.
 
-Tune writes over them in place, file by file, every other second. A kill may tear one, or leave files of two moments,
-after which Tune waits for ever for a trial that has ended; and without them the trials' results have no sweep. So a
-copy of one moment is kept beside them, as one file: on another machine it is all that there is.
+Tune overwrites its files in place every other second. A kill may cut one short, or leave files of two moments, after
+which Tune waits forever for a trial that has ended; without them no trial would be known. So a copy of one moment is
+kept beside them as one file, which is all that another machine needs.
 """
 
 import io
@@ -15,80 +15,80 @@ from pathlib import Path
 from rayrec.common.files import write_atomically
 
 STATE_FOLDER = ".tune"
-_KEPT_FILE = "tune-state.zip"
-# The last two are pickles, whatever they are called.
-_NOTES = ("experiment_state-*.json", "searcher-state-*.pkl", "search_gen_state-*.json")
-_TUNER = "tuner.pkl"
-"""What Tune was asked, written once."""
+_BACKUP_FILE = "tune-state.zip"
+# The last two are pickles, despite their names.
+_STATE_FILES = ("experiment_state-*.json", "searcher-state-*.pkl", "search_gen_state-*.json")
+_TUNER_FILE = "tuner.pkl"
+"""The arguments of the Tuner, written once."""
 _END_OF_PICKLE = b"."
 _QUIET_SECONDS = 0.2
-_ONE_WRITE_SECONDS = 1.0
-"""Within which Tune writes all its notes; the write before was earlier."""
+_SAVE_SECONDS = 1.0
+"""Tune writes all files of one save within this time; the previous save is older."""
 
 
 def can_be_restored(sweep: Path) -> bool:
-    """Whether Tune can go on from its notes, after the kept ones were put in place of torn or missing ones.
+    """Whether Tune can continue from its state, after the backup has replaced files that are cut short or missing.
 
-    Not where it was killed before it noted a trial.
+    It cannot if it was killed before it had saved a trial.
     """
-    state, kept = sweep / STATE_FOLDER, sweep / _KEPT_FILE
-    whole = _is_whole(_contents(state))
-    if whole and _is_of_one_moment(state):
+    state, backup_file = sweep / STATE_FOLDER, sweep / _BACKUP_FILE
+    is_complete = _is_complete(_contents(state))
+    if is_complete and _is_of_one_save(state):
         return True
-    if not kept.exists():
-        return whole
+    if not backup_file.exists():
+        return is_complete
     for path in _files(state):
         path.unlink()
-    with zipfile.ZipFile(kept) as archive:
+    with zipfile.ZipFile(backup_file) as archive:
         archive.extractall(state)
     return True
 
 
-def keep(sweep: Path) -> None:
-    """Copy the notes, unless some are being written just now."""
+def backup(sweep: Path) -> None:
+    """Copy the state, unless Tune is writing it at this moment."""
     state = sweep / STATE_FOLDER
-    before = _states(state)
+    before = _sizes_and_times(state)
     contents = _contents(state)
-    if not _is_whole(contents) or not _is_of_one_moment(state):
+    if not _is_complete(contents) or not _is_of_one_save(state):
         return
     time.sleep(_QUIET_SECONDS)
-    if _states(state) != before:
+    if _sizes_and_times(state) != before:
         return
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in contents.items():
             archive.writestr(name, content)
-    write_atomically(sweep / _KEPT_FILE, packed.getvalue())
+    write_atomically(sweep / _BACKUP_FILE, packed.getvalue())
 
 
 def forget(sweep: Path) -> None:
-    """Remove all notes."""
+    """Remove the state and its backup."""
     shutil.rmtree(sweep / STATE_FOLDER, ignore_errors=True)
-    (sweep / _KEPT_FILE).unlink(missing_ok=True)
+    (sweep / _BACKUP_FILE).unlink(missing_ok=True)
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for pattern in (*_NOTES, _TUNER) for path in folder.glob(pattern)]
+    return [path for pattern in (*_STATE_FILES, _TUNER_FILE) for path in folder.glob(pattern)]
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in _files(folder)}
 
 
-def _states(folder: Path) -> dict[str, tuple[int, int]]:
+def _sizes_and_times(folder: Path) -> dict[str, tuple[int, int]]:
     return {path.name: ((status := path.stat()).st_size, status.st_mtime_ns) for path in _files(folder)}
 
 
 def _newest(names: list[str]) -> list[str]:
-    """The last note of each kind; their names have the time at which Tune began."""
-    newest = (max((name for name in names if Path(name).match(pattern)), default=None) for pattern in _NOTES)
+    """The newest state file of each kind; their names contain the time at which Tune began."""
+    newest = (max((name for name in names if Path(name).match(pattern)), default=None) for pattern in _STATE_FILES)
     return [name for name in newest if name is not None]
 
 
-def _is_whole(contents: dict[str, bytes]) -> bool:
-    """Whether the newest notes are there, with a trial, to their last byte."""
+def _is_complete(contents: dict[str, bytes]) -> bool:
+    """Whether the newest state files are there to their last byte and know a trial."""
     newest = _newest(list(contents))
-    if not newest or not Path(newest[0]).match(_NOTES[0]):
+    if not newest or not Path(newest[0]).match(_STATE_FILES[0]):
         return False
     experiment, *pickles = (contents[name] for name in newest)
     try:
@@ -98,7 +98,7 @@ def _is_whole(contents: dict[str, bytes]) -> bool:
     return has_trials and all(content.endswith(_END_OF_PICKLE) for content in pickles)
 
 
-def _is_of_one_moment(folder: Path) -> bool:
-    states = _states(folder)
-    times = [states[name][1] for name in _newest(list(states))]
-    return max(times) - min(times) < _ONE_WRITE_SECONDS * 1e9
+def _is_of_one_save(folder: Path) -> bool:
+    files = _sizes_and_times(folder)
+    times = [files[name][1] for name in _newest(list(files))]
+    return max(times) - min(times) < _SAVE_SECONDS * 1e9

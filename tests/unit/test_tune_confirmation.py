@@ -9,9 +9,9 @@ from rayrec.common.errors import UserError
 from rayrec.recipes import read_recipe
 from tune.check import trial_recipe
 from tune.confirmation import SEEDS, Candidate, best_trials, candidates, confirmation_table, second_sweep
-from tune.outcome import TrialOutcome
 from tune.settings import SweepSettings
 from tune.space import Scalar, parse_space
+from tune.trial_folder import TrialOutcome
 
 SPACE = """
 train.dense_optimizer.lr: {loguniform: [1.0e-4, 0.1]}

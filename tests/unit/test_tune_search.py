@@ -9,9 +9,8 @@ from ray.tune.schedulers import TrialScheduler
 
 from rayrec.common.errors import ConfigError
 from rayrec.recipes import read_recipe
-from tune.asha import RememberingASHA
 from tune.check import searchable_space
-from tune.search import strategy
+from tune.search import RememberingASHA, strategy
 from tune.settings import Search, SweepSettings
 from tune.space import parse_space
 from tune.trial import EVALUATION, OBJECTIVE

@@ -121,11 +121,11 @@ WRONG = [
     ("train.epochs: {choice: []}", "s.yaml: train.epochs: choice"),
     (
         "train.epochs: {choice: [1], when: {model.kind: dlrm}}",
-        "when: 'model.kind' is no parameter that comes before it",
+        "when: 'model.kind' is not a parameter that comes before it",
     ),
     (
         "a: {choice: {x: {train.epochs: 1}}}\ntrain.seed: {choice: [1], when: {a: y}}",
-        "s.yaml: train.seed: when: 'a' never is 'y'; name one of its choices",
+        "s.yaml: train.seed: when: 'a' is never 'y'; name one of its choices",
     ),
     ("preprocess.seed: {choice: [1, 2]}", "s.yaml: preprocess.seed: cannot be searched: trials share one dataset"),
     ("size: {choice: [1, 2]}", "s.yaml: size: cannot be searched"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tune.tune_state import STATE_FOLDER, can_be_restored, forget, keep
+from tune.tune_state import STATE_FOLDER, backup, can_be_restored, forget
 
 FIRST, SECOND = "2026-01-01_00-00-00", "2026-01-02_00-00-00"
 
@@ -29,11 +29,11 @@ def _trials(sweep: Path) -> int:
 @pytest.mark.parametrize("torn", ["experiment_state", "searcher-state", "search_gen_state"])
 def test_torn_notes_are_replaced_by_the_kept_ones(torn: str, tmp_path: Path) -> None:
     _note(tmp_path, FIRST, trials=2)
-    keep(tmp_path)
+    backup(tmp_path)
     _note(tmp_path, SECOND, trials=3)
     (path,) = (tmp_path / STATE_FOLDER).glob(f"{torn}-{SECOND}.*")
     path.write_bytes(path.read_bytes()[:1])
-    keep(tmp_path)
+    backup(tmp_path)
     assert can_be_restored(tmp_path)
     assert _trials(tmp_path) == 2
 
@@ -41,18 +41,18 @@ def test_torn_notes_are_replaced_by_the_kept_ones(torn: str, tmp_path: Path) -> 
 def test_notes_of_two_moments_are_replaced_and_never_kept(tmp_path: Path) -> None:
     """Each file is whole; Tune was killed, or is, between two of them."""
     _note(tmp_path, FIRST, trials=2)
-    keep(tmp_path)
+    backup(tmp_path)
     _note(tmp_path, FIRST, trials=3)
     for path in (tmp_path / STATE_FOLDER).glob("search*"):
         os.utime(path, ns=(0, path.stat().st_mtime_ns - 2 * 10**9))
-    keep(tmp_path)
+    backup(tmp_path)
     assert can_be_restored(tmp_path)
     assert _trials(tmp_path) == 2
 
 
 def test_another_machine_has_what_is_kept_alone(tmp_path: Path) -> None:
     _note(tmp_path, FIRST, trials=2)
-    keep(tmp_path)
+    backup(tmp_path)
     shutil.rmtree(tmp_path / STATE_FOLDER)
     assert can_be_restored(tmp_path)
     assert _trials(tmp_path) == 2
@@ -61,19 +61,19 @@ def test_another_machine_has_what_is_kept_alone(tmp_path: Path) -> None:
 
 def test_whole_notes_are_taken_as_they_are(tmp_path: Path) -> None:
     _note(tmp_path, FIRST, trials=2)
-    keep(tmp_path)
+    backup(tmp_path)
     _note(tmp_path, SECOND, trials=3)
     assert can_be_restored(tmp_path)
     assert _trials(tmp_path) == 3
 
 
 def test_a_sweep_without_a_noted_trial_cannot_be_restored(tmp_path: Path) -> None:
-    keep(tmp_path)
+    backup(tmp_path)
     assert not can_be_restored(tmp_path)
     _note(tmp_path, FIRST, trials=0)
-    keep(tmp_path)
+    backup(tmp_path)
     assert not can_be_restored(tmp_path)
     _note(tmp_path, FIRST, trials=1)
-    keep(tmp_path)
+    backup(tmp_path)
     forget(tmp_path)
     assert not can_be_restored(tmp_path)
