@@ -32,7 +32,7 @@ from rayrec.ingest.reader import RowPacker
 from rayrec.preprocessing.rows.job import dataset_schema
 from rayrec.preprocessing.vocabularies.fit import vocabulary_file
 from rayrec.sources.criteo.generator import CriteoGenerator
-from rayrec.sources.criteo.source import CriteoText
+from rayrec.sources.criteo.layout import FORMAT
 
 _FREQUENCY_LIMIT = 15
 _COMPRESSIONS = ("none", "snappy", "lz4", "zstd")
@@ -68,7 +68,7 @@ def main() -> None:
 
 def _encoded_rows(folder: Path, rows: int) -> tuple[Schema, pa.Table]:
     """Generated rows as a dataset holds them."""
-    columns = CriteoText().columns
+    columns = FORMAT.columns
     raw = pa.Table.from_batches(chunk.rows for chunk in CriteoGenerator(seed=0).chunks(rows))
     vocabularies = {name: _fit(folder, raw[name], name) for name in columns.categorical}
     schema = dataset_schema(columns, RowsPreprocessConfig(frequency_limit=_FREQUENCY_LIMIT), vocabularies)

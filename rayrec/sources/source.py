@@ -12,7 +12,7 @@ from rayrec.config import SourceConfig
 from rayrec.inference.ranker import FeatureLookup
 from rayrec.preprocessing.pipeline import PreprocessingJob
 from rayrec.preprocessing.rows.job import RowsJob
-from rayrec.preprocessing.rows.text_reader import TextReader, TextSource
+from rayrec.preprocessing.rows.text_reader import TextFormat, TextReader
 from rayrec.raw.blocks import ExampleReader
 from rayrec.raw.files import InputFile
 from rayrec.recipes import Recipe
@@ -77,14 +77,14 @@ class Source(ABC):
 class TextExamplesSource(Source):
     """A source of text files with an example in each line."""
 
-    def __init__(self, text: TextSource) -> None:
-        self.text = text
+    def __init__(self, text_format: TextFormat) -> None:
+        self.format = text_format
 
     def job(self, recipe: Recipe, inputs: Inputs) -> PreprocessingJob:
-        return RowsJob(self.text, recipe.preprocess, inputs)
+        return RowsJob(self.format, recipe.preprocess, inputs)
 
     def reader(self, config: SourceConfig, files: Sequence[InputFile]) -> ExampleReader:
-        return TextReader.detect(self.text, files)
+        return TextReader.detect(self.format, files)
 
 
 def require_no_days(kind: str, days: int | None) -> None:

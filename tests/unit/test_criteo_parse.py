@@ -12,9 +12,9 @@ from rayrec.common.errors import UserError
 from rayrec.preprocessing.rows.text_reader import TextReader
 from rayrec.raw.files import Chunk, list_inputs, plan_chunks, read_lines
 from rayrec.raw.rejected import MAX_TEXT, Reason
-from rayrec.sources.criteo.parse import FEATURES_SCHEMA, LABELLED_SCHEMA, has_label, parse_lines
-from rayrec.sources.criteo.source import CriteoText
+from rayrec.sources.criteo.layout import FORMAT
 
+LABELLED_SCHEMA, FEATURES_SCHEMA = FORMAT.raw_schema(True), FORMAT.raw_schema(False)
 INTEGERS = [str(i) for i in range(13)]
 CATEGORIES = [f"{i:08x}" for i in range(26)]
 
@@ -77,7 +77,7 @@ def expected_row(line: bytes) -> dict[str, object]:
 @pytest.mark.parametrize("ending", [b"\n", b"\r\n"], ids=["lf", "crlf"])
 @pytest.mark.parametrize("name", GOOD)
 def test_good_row(name: str, ending: bytes) -> None:
-    parsed = parse_lines(GOOD[name] + ending)
+    parsed = FORMAT.parse_lines(GOOD[name] + ending)
     assert parsed.rows.schema == LABELLED_SCHEMA
     assert parsed.rows.to_pylist() == [expected_row(GOOD[name])]
     assert parsed.rejected_reasons == []
@@ -87,7 +87,7 @@ def test_good_row(name: str, ending: bytes) -> None:
 def test_bad_row_is_set_aside_among_good_ones(name: str) -> None:
     line, reason = BAD[name]
     first, last = row("0", {0: "10"}), row("1", {0: "30"})
-    parsed = parse_lines(b"\n".join([first, line, last, b""]))
+    parsed = FORMAT.parse_lines(b"\n".join([first, line, last, b""]))
     assert parsed.rejected_reasons == [reason]
     assert parsed.rejected_positions.tolist() == [1]
     assert parsed.rejected_texts == [line]
@@ -101,7 +101,7 @@ def test_many_rows_of_every_kind_keep_their_lines() -> None:
     lines = list(GOOD.values()) + [line for line, _ in BAD.values()]
     is_good = np.repeat([True, False], [len(GOOD), len(BAD)])
     order = rng.integers(0, len(lines), 5_000)
-    parsed = parse_lines(b"".join(lines[i] + b"\n" for i in order))
+    parsed = FORMAT.parse_lines(b"".join(lines[i] + b"\n" for i in order))
     assert parsed.positions.tolist() == np.flatnonzero(is_good[order]).tolist()
     assert parsed.rejected_positions.tolist() == np.flatnonzero(~is_good[order]).tolist()
     assert parsed.rows.to_pylist() == [expected_row(lines[i]) for i in order if is_good[i]]
@@ -109,15 +109,15 @@ def test_many_rows_of_every_kind_keep_their_lines() -> None:
 
 @pytest.mark.parametrize("line", [line for line, _ in BAD.values()], ids=list(BAD))
 def test_only_bad_rows(line: bytes) -> None:
-    parsed = parse_lines(line + b"\n")
+    parsed = FORMAT.parse_lines(line + b"\n")
     assert parsed.rows.num_rows == 0 and parsed.rows.schema == LABELLED_SCHEMA
     assert len(parsed.rejected_reasons) == parsed.num_lines == 1
 
 
 def test_rows_without_label() -> None:
     line = row()[2:]
-    assert not has_label(line) and has_label(row())
-    parsed = parse_lines(line + b"\n", is_labelled=False)
+    assert not FORMAT.has_label(line) and FORMAT.has_label(row())
+    parsed = FORMAT.parse_lines(line + b"\n", is_labelled=False)
     assert parsed.rows.schema == FEATURES_SCHEMA
     expected = expected_row(row())
     del expected["label"]
@@ -231,7 +231,7 @@ def test_blocks_of_a_chunk_count_lines_and_set_bad_rows_aside(tmp_path: Path) ->
     path.write_bytes(b"\n".join([row(), row("9"), row("0"), long, row(categories={1: "\udcff"})]))
     (chunk,) = plan_chunks(list_inputs([str(path)]), 2**20)
     # The last line has no newline and comes as a block of its own.
-    blocks = list(TextReader(CriteoText(), labelled=(True,)).read(chunk))
+    blocks = list(TextReader(FORMAT, labelled=(True,)).read(chunk))
     assert [line for block in blocks for line in block.lines] == [1, 3]
     assert [block.num_lines for block in blocks] == [4, 1]
     rejected = pa.concat_tables([block.rejected for block in blocks])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.preprocess import DaySplitConfig, FileSplitConfig, RowsPreprocessConfig
 from rayrec.ingest.dataset import REJECTED_FOLDER, VOCABULARY_FOLDER
-from rayrec.preprocessing.rows.text_reader import TextSource
+from rayrec.preprocessing.rows.text_reader import TextFormat
 from rayrec.raw.files import InputFile, list_inputs
 
 _SPLIT_NAME = re.compile(r"^[a-z][a-z0-9_]*$")
@@ -25,7 +25,7 @@ class Inputs:
 
 
 def resolve_inputs(
-    config: RowsPreprocessConfig, source: TextSource, paths: Mapping[str | None, Sequence[str]]
+    config: RowsPreprocessConfig, text_format: TextFormat, paths: Mapping[str | None, Sequence[str]]
 ) -> Inputs:
     """Find the raw files: `paths` by split, or all under None where splits do not come as files.
 
@@ -34,7 +34,7 @@ def resolve_inputs(
     _check_split_names(config, paths)
     found = [(file, split) for split, given in paths.items() for file in list_inputs(given)]
     check_files([file for file, _ in found])
-    entries = [(file, split, source.day_of(file.base_name)) for file, split in found]
+    entries = [(file, split, text_format.day_of(file.base_name)) for file, split in found]
     if all(day is not None for _, _, day in entries):
         entries.sort(key=lambda entry: entry[2] or 0)
     _check_days(config, entries)

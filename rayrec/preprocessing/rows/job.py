@@ -12,7 +12,7 @@ from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.extracted import ExtractedChunk
 from rayrec.preprocessing.rows.inputs import Inputs, resolve_inputs
 from rayrec.preprocessing.rows.splits import hashed_splits, rows_by_day, split_rows
-from rayrec.preprocessing.rows.text_reader import RawColumns, TextReader, TextSource
+from rayrec.preprocessing.rows.text_reader import RawColumns, TextFormat, TextReader
 from rayrec.preprocessing.segments import Piece
 from rayrec.preprocessing.vocabularies.fit import fit_vocabularies
 from rayrec.preprocessing.vocabularies.long import join_long_vocabularies
@@ -28,14 +28,14 @@ class RowsJob:
     """A job whose inputs and config were checked."""
 
     def __init__(
-        self, source: TextSource, config: PreprocessConfig, inputs: Mapping[str | None, Sequence[str]]
+        self, text_format: TextFormat, config: PreprocessConfig, inputs: Mapping[str | None, Sequence[str]]
     ) -> None:
         """`config` is a `RowsPreprocessConfig`. Raises UserError on inputs or a config that cannot work."""
         assert isinstance(config, RowsPreprocessConfig)
         self._config = config
-        self._source = source
-        _check_columns(config, self._source.columns)
-        self._inputs: Inputs = resolve_inputs(config, self._source, inputs)
+        self._format = text_format
+        _check_columns(config, self._format.columns)
+        self._inputs: Inputs = resolve_inputs(config, self._format, inputs)
 
     @property
     def files(self) -> tuple[InputFile, ...]:
@@ -48,7 +48,7 @@ class RowsJob:
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write vocabularies, splits and bad rows. Raises UserError."""
         config, spark, folder, progress = self._config, workspace.spark, workspace.folder, workspace.progress
-        reader = TextReader(self._source, (True,) * len(self.files))
+        reader = TextReader(self._format, (True,) * len(self.files))
         splits_by_hash = hashed_splits(config.split, config.seed)
         extracted, rejected = workspace.extract(reader, self.files, splits_by_hash, config.max_rejected_fraction)
 
@@ -56,9 +56,9 @@ class RowsJob:
         segments = segments_by_split(pieces)
         fitted_on = [s for split, of_split in segments.items() if split == "train" or config.vocabulary_from == "all"
                      for s in of_split]  # fmt: skip
-        limits = {name: config.frequency_limit_of(name) for name in self._source.columns.categorical}
+        limits = {name: config.frequency_limit_of(name) for name in self._format.columns.categorical}
         vocabularies = fit_vocabularies(spark, fitted_on, limits, folder, workspace.scratch, progress)
-        schema = dataset_schema(self._source.columns, config, vocabularies)
+        schema = dataset_schema(self._format.columns, config, vocabularies)
         long = {name: folder / v.file for name, v in vocabularies.items() if v.size > config.broadcast_limit}
         every_segment = [segment for of_split in segments.values() for segment in of_split]
         joined = join_long_vocabularies(spark, every_segment, long, config.broadcast_limit, workspace.scratch, progress)

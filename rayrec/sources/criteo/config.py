@@ -1,8 +1,7 @@
 """The section `source` of a recipe for Criteo's logs."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from rayrec.config.preprocess import PreprocessConfig, RowsPreprocessConfig
 from rayrec.config.source import SourceConfig
 
 
@@ -12,7 +11,6 @@ class CriteoSourceConfig(SourceConfig):
     One file (Kaggle) or `day_0` ... `day_23` (Terabyte), plain or gzip; an empty field is a missing value.
     """
 
-    preprocess: ClassVar[type[PreprocessConfig]] = RowsPreprocessConfig
     kind: Literal["criteo"] = "criteo"
 
 
