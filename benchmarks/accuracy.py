@@ -16,7 +16,7 @@ from typing import Any
 
 import rayrec
 from benchmarks.in_process import metrics, train
-from jobs.text_table import text_table
+from jobs.command.text_table import text_table
 from rayrec.common.files import write_json
 from rayrec.ingest.dataset import Dataset
 
@@ -73,9 +73,7 @@ def measure_generated(rows: int, seed: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         raw, dataset = Path(folder) / "raw", Path(folder) / "dataset"
         best = rayrec.generate("criteo", rows, raw, seed=seed).details["truth"]["best_auc"]
-        preprocessed = rayrec.preprocess(
-            "dlrm-criteo-debug", str(raw / "criteo.tsv"), dataset, overrides=GENERATED["dlrm"]
-        )
+        preprocessed = rayrec.preprocess("dlrm-criteo-debug", str(raw / "criteo.tsv"), dataset, set=GENERATED["dlrm"])
         for model in MODELS:
             run = Path(folder) / model
             started = time.perf_counter()

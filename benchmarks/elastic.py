@@ -148,7 +148,7 @@ def train(
         *("train.dense_optimizer.lr=0.0002", "train.embedding_optimizer.lr=0.005", *more),
     ]
     command = [
-        *(sys.executable, "-m", "jobs.train", "--recipe", RECIPE, "--data", str(folder / "dataset")),
+        *(sys.executable, "-m", "jobs.train", RECIPE, "--data", str(folder / "dataset")),
         *("--output", str(folder / name), "--workers", workers),
         *(word for value in values for word in ("--set", value)),
     ]

@@ -23,7 +23,7 @@ import torch
 import rayrec
 from benchmarks.in_process import metrics, train
 from benchmarks.result_rows import ResultRows
-from jobs.text_table import text_table
+from jobs.command.text_table import text_table
 from rayrec.config import RankingConfig
 from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.ingest.dataset import Dataset
@@ -165,7 +165,7 @@ def _preprocess(data: Path, output: Path, *, validation: bool) -> Dataset:
     (train,) = [*data.glob("*.train.rating*"), *data.glob("*.train.pairs*")]
     (lists,) = data.glob("*.test.negative*")
     split = {"kind": "files", "validation": validation, "negatives": 99}
-    rayrec.preprocess(RECIPE, [f"train={train}", f"test={lists}"], output, overrides={"preprocess.split": split})
+    rayrec.preprocess(RECIPE, [f"train={train}", f"test={lists}"], output, set={"preprocess.split": split})
     return Dataset.open(output)
 
 

@@ -42,7 +42,7 @@ def main() -> None:
 def measure(folder: Path, kills: int, rows: int, seed: int) -> dict[str, Any]:
     """Each pipeline with the stages in which it was killed, and whether its weights are the undisturbed ones."""
     raw = folder / "raw"
-    generate = [sys.executable, "-m", "jobs.generate", "--source", "criteo", "--rows", str(rows), "--output", str(raw)]
+    generate = [sys.executable, "-m", "jobs.generate", "criteo", "--rows", str(rows), "--output", str(raw)]
     subprocess.run(generate, check=True, capture_output=True)
     started = time.perf_counter()
     attempt(folder, folder / "undisturbed", None)
@@ -80,7 +80,7 @@ def measure(folder: Path, kills: int, rows: int, seed: int) -> dict[str, Any]:
 
 def attempt(folder: Path, output: Path, limit: float | None) -> str | None:
     """Run the command, for at most `limit` seconds; the stage in which it was killed, None where it finished."""
-    command = [sys.executable, "-m", "jobs.run", "--recipe", RECIPE, "--input", str(folder / "raw")]
+    command = [sys.executable, "-m", "jobs.run", RECIPE, "--input", str(folder / "raw")]
     command += ["--output", str(output)]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     with (folder / "log").open("w+") as log:

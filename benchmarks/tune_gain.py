@@ -59,9 +59,9 @@ def main() -> None:
 def measure(folder: Path, rows: int, data_seed: int, trials: int, seeds: int) -> dict[str, Any]:
     raw, data, sweep = folder / "raw", folder / "dataset", folder / "sweep"
     reachable = rayrec.generate("criteo", rows, raw, seed=data_seed).details["truth"]["best_auc"]
-    rayrec.preprocess(RECIPE, str(raw / "criteo.tsv"), data, overrides=SPLIT)
+    rayrec.preprocess(RECIPE, str(raw / "criteo.tsv"), data, set=SPLIT)
     command = [
-        *(sys.executable, "-m", "jobs.tune", "--recipe", RECIPE, "--data", str(data), "--output", str(sweep)),
+        *(sys.executable, "-m", "jobs.tune", RECIPE, "--data", str(data), "--output", str(sweep)),
         *("--trials", str(trials), "--scheduler", "asha", "--confirm", str(CONFIRMED), "--workers", "1", "--json"),
         *("--set", f"train.evaluations_per_epoch={EVALUATIONS}", "--set", "train.ingest.in_memory=true"),
     ]

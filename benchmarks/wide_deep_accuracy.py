@@ -22,7 +22,7 @@ import torch
 import rayrec
 from benchmarks.in_process import metrics, train
 from benchmarks.result_rows import ResultRows
-from jobs.text_table import text_table
+from jobs.command.text_table import text_table
 from rayrec.config import RankingConfig
 from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.features.schema import SCHEMA_FILE, Schema
@@ -81,7 +81,7 @@ def measure(
     if not (raw / TRUTH_FILE).exists():
         rayrec.generate("outbrain", rows, raw)
     if not (output / MANIFEST_FILE).exists():
-        rayrec.preprocess(RECIPE, str(raw), output, overrides=SETTINGS)
+        rayrec.preprocess(RECIPE, str(raw), output, set=SETTINGS)
     dataset = Dataset.open(output)
     truth = GeneratedTruth.model_validate_json((raw / TRUTH_FILE).read_text()).held_out
     assert truth is not None, "too few rows reach day 11"

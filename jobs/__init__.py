@@ -1,5 +1,24 @@
-"""The entry points: one module a command, each `class XRequest(Request)` and `run(request, progress) -> Result`.
+"""The commands, one module each: a request (`class TrainRequest(Request)`) and `run(request, progress) -> Result`.
 
-The command line, `python -m jobs.<command> --field value` (what `ray job submit` runs) and the Python API all build the
-same request and call the same `run` through `jobs.entry_point`.
+A command is declared once, by its request. `jobs.command` makes from it the command line (`rayrec train ...`, and
+`python -m jobs.train ...` with the same arguments) and the Python function (`rayrec.train`).
 """
+
+COMMANDS = {
+    "demo": "Generate data, preprocess, train on two workers, evaluate, export, serve one request.",
+    "doctor": "Check this machine and environment, and print the fix for each thing wrong.",
+    "recipes": "List the shipped recipes, or print one with every default filled in.",
+    "generate": "Write data with the real layout, drawn from a known truth.",
+    "preprocess": "Turn raw logs into a dataset folder, with Spark on Ray.",
+    "train": "Train a recipe's model on a dataset folder, with Ray Train and TorchRec.",
+    "run": "Preprocess, train, evaluate and export in one job; run again, it continues where it stopped.",
+    "evaluate": "Compute exact metrics over a split, each row once.",
+    "predict": "Score a file or folder, streaming; or recommend items to every user.",
+    "export": "Write the model folder that serve and predict read.",
+    "tune": "Search for better values of a recipe's keys, with Ray Tune.",
+    "plan": "Show how the tables would be sharded, without training.",
+    "serve": "Answer HTTP and gRPC requests with raw features, through Ray Serve.",
+    "benchmark": "Measure one part on this machine.",
+    "submit": "Run a command as a job of a Ray cluster, follow its log and exit with its code.",
+}
+"""Command -> first line of its request's docstring, so that listing the commands imports none of them."""

@@ -1,34 +1,37 @@
-"""Measure one part on this machine: `python -m jobs.benchmark --what train --recipe NAME [--data FOLDER]`."""
+"""`rayrec benchmark`: measures one part on this machine."""
 
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from jobs.entry_point import Job, main
-from jobs.request import TrainingRecipeRequest
-from jobs.result import Result
+from jobs.command.command_line import main
+from jobs.command.request import TrainingRecipeRequest
+from jobs.command.result import Result
+from jobs.command.runner import Command
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
 
 
 class BenchmarkRequest(TrainingRecipeRequest):
-    """Measure training, inference, ingest or preprocessing."""
+    """Measure one part on this machine."""
+
+    positional: ClassVar[tuple[str, ...]] = ("what", "recipe")
 
     what: Literal["train", "inference", "ingest", "preprocess"]
     """The part to measure."""
     data: Folder | None = None
-    """Dataset folder; by default one is made from generated rows."""
+    """Dataset folder, by default made from generated rows."""
     rows: PositiveInt = 200_000
-    """Rows to generate where no dataset is given."""
+    """Rows to generate if no dataset is given."""
     warmup_steps: PositiveInt = 20
     """Steps, or forward passes, that are not counted."""
     steps: PositiveInt = 100
-    """Steps, or forward passes, that are."""
+    """Steps, or forward passes, that are counted."""
     batch_size: tuple[PositiveInt, ...] = (1, 16, 256, 1024, 4096, 16384)
-    """Batch sizes of `inference`."""
+    """Batch size of `inference`; repeatable."""
 
 
 def run(request: BenchmarkRequest, progress: Progress) -> Result:
@@ -85,12 +88,12 @@ def run(request: BenchmarkRequest, progress: Progress) -> Result:
 
 def describe(result: Result) -> str:
     """The table as text."""
-    from jobs.text_table import text_table
+    from jobs.command.text_table import text_table
 
     return text_table(result.details["table"])
 
 
-JOB = Job("benchmark", BenchmarkRequest, run, describe)
+COMMAND = Command("benchmark", BenchmarkRequest, run, describe)
 
 if __name__ == "__main__":
-    raise SystemExit(main(JOB))
+    raise SystemExit(main(COMMAND))

@@ -1,6 +1,5 @@
 """`rayrec demo`: the whole way from raw logs to an answered HTTP request, each step as the command that does it."""
 
-import importlib
 import json
 import shlex
 import shutil
@@ -8,13 +7,14 @@ import socket
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from jobs.entry_point import Job, build_request, describe_result, execute, main
-from jobs.request import Request
-from jobs.result import RESULT_FILE, Result
+from jobs.command.command_line import main
+from jobs.command.request import Request
+from jobs.command.result import RESULT_FILE, Result, describe_result
+from jobs.command.runner import Command, build_request, execute, load_command
 from rayrec.common.errors import UserError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
@@ -33,11 +33,14 @@ _SHOWN = {
 
 
 class DemoRequest(Request):
-    """What the demo makes, and where."""
+    """Generate data, preprocess, train on two workers, evaluate, export, serve one request."""
+
+    positional: ClassVar[tuple[str, ...]] = ("model",)
 
     model: Literal["dlrm", "dcnv2", "neumf", "wide_deep"] = "dlrm"
+    """Kind of model."""
     output: LocalPath = Path("demo")
-    """Folder for all that the demo makes; that of an earlier demo is replaced."""
+    """Folder for everything that the demo makes; the folder of an earlier demo is replaced."""
     rows: PositiveInt = 100_000
     """Rows to generate."""
 
@@ -68,8 +71,8 @@ def run(request: DemoRequest, progress: Progress) -> Result:
         progress.finish()
         for command, arguments, options in steps:
             progress.message(f"\n$ {as_command(command, arguments, options)}")
-            job = importlib.import_module(f"jobs.{command}").JOB
-            results[command] = execute(job, build_request(job.request, {**arguments, **options}), progress)
+            step = load_command(command)
+            results[command] = execute(step, build_request(step.request, {**arguments, **options}), progress)
             progress.message(describe_result(results[command]))
         exchange = _serve_one_request(model, raw, progress)
     reached = results["evaluate"].metrics
@@ -148,7 +151,7 @@ def _free_port() -> int:
     raise UserError("no TCP port is free on 127.0.0.1")
 
 
-JOB = Job("demo", DemoRequest, run)
+COMMAND = Command("demo", DemoRequest, run)
 
 if __name__ == "__main__":
-    raise SystemExit(main(JOB))
+    raise SystemExit(main(COMMAND))

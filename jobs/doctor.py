@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cluster.java import provide_java
-from jobs.entry_point import Job, main
-from jobs.request import Request
-from jobs.result import Result
+from jobs.command.command_line import main
+from jobs.command.request import Request
+from jobs.command.result import Result
+from jobs.command.runner import Command
 from rayrec.common.progress import Progress
 from rayrec.config import Config
 
@@ -27,7 +28,7 @@ _PROBE_SECONDS = 180
 
 
 class DoctorRequest(Request):
-    """Nothing to choose."""
+    """Check this machine and environment, and print the fix for each thing wrong."""
 
 
 class Check(Config):
@@ -299,7 +300,7 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-JOB = Job("doctor", DoctorRequest, run, describe)
+COMMAND = Command("doctor", DoctorRequest, run, describe)
 
 if __name__ == "__main__":
-    raise SystemExit(main(JOB))
+    raise SystemExit(main(COMMAND))

@@ -1,14 +1,15 @@
-"""Evaluate a trained model: `python -m jobs.evaluate --source RUN|MODEL --data FOLDER [--split test]`."""
+"""`rayrec evaluate`: exact metrics of a trained model."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from jobs.entry_point import Job, main
-from jobs.request import Request
-from jobs.result import Result
+from jobs.command.command_line import main
+from jobs.command.request import Metavar, Request
+from jobs.command.result import Result
+from jobs.command.runner import Command
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
 
@@ -17,20 +18,22 @@ if TYPE_CHECKING:
 
 
 class EvaluateRequest(Request):
-    """Compute exact metrics over a split."""
+    """Compute exact metrics over a split, each row once."""
 
-    source: Folder
-    """Run folder or model folder."""
+    positional: ClassVar[tuple[str, ...]] = ("source",)
+
+    source: Annotated[Folder, Metavar("RUN|MODEL")]
+    """Run folder or model folder, or its URI."""
     data: Folder
-    """Dataset folder."""
+    """Dataset folder, the output of `rayrec preprocess`."""
     split: str = "test"
-    """Split to evaluate on."""
+    """Split of the dataset."""
     checkpoint: str = "best"
-    """Of a run: `best` (the latest where none was evaluated), `latest`, or a step."""
+    """Checkpoint of a run: best (the latest if none was evaluated), latest, or a step."""
     workers: PositiveInt | None = None
-    """By default as many as the model was trained on."""
+    """Worker processes, by default as many as the model was trained on."""
     device: Literal["auto", "cpu", "cuda"] | None = None
-    """By default as in training."""
+    """Device to compute on, by default as in training."""
 
 
 def run(request: EvaluateRequest, progress: Progress) -> Result:
@@ -80,7 +83,7 @@ def _fill_from_model_folder(folder: str, model: "ParallelModel") -> None:
     model.load(source.table, source.dense())
 
 
-JOB = Job("evaluate", EvaluateRequest, run)
+COMMAND = Command("evaluate", EvaluateRequest, run)
 
 if __name__ == "__main__":
-    raise SystemExit(main(JOB))
+    raise SystemExit(main(COMMAND))

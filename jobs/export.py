@@ -1,4 +1,4 @@
-"""Write the model folder of a run: `python -m jobs.export --run RUN --output MODEL`."""
+"""`rayrec export`: writes the model folder of a run."""
 
 import contextlib
 import json
@@ -6,11 +6,12 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from jobs.entry_point import Job, main
-from jobs.request import Request
-from jobs.result import Result
+from jobs.command.command_line import main
+from jobs.command.request import Metavar, Request
+from jobs.command.result import Result
+from jobs.command.runner import Command
 from rayrec.common.errors import UserError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress, SilentProgress
@@ -26,14 +27,16 @@ if TYPE_CHECKING:
 class ExportRequest(Request):
     """Write the model folder that serve and predict read."""
 
-    run: Folder
-    """Run folder, the output of `train`."""
+    positional: ClassVar[tuple[str, ...]] = ("run",)
+
+    run: Annotated[Folder, Metavar("RUN")]
+    """Run folder, the output of `rayrec train`, or its URI."""
     output: Folder
-    """Model folder to write."""
+    """Model folder to write; must not exist."""
     checkpoint: str = "best"
-    """`best` (the latest where none was evaluated), `latest`, or the step of a checkpoint."""
+    """Checkpoint of the run: best (the latest if none was evaluated), latest, or a step."""
     tables: Literal["fp32", "fp16", "int8"] = "fp32"
-    """What the embedding tables are stored in; the result tells what less than fp32 changes."""
+    """Precision of the stored embedding tables; the result shows what less than fp32 changes."""
 
 
 def run(request: ExportRequest, progress: Progress) -> Result:
@@ -125,7 +128,7 @@ def _metrics(run: "RunFolder", dataset: "Dataset", checkpoint: Path) -> "Metrics
     return {split: dict(reached)} if reached else {}
 
 
-JOB = Job("export", ExportRequest, run)
+COMMAND = Command("export", ExportRequest, run)
 
 if __name__ == "__main__":
-    raise SystemExit(main(JOB))
+    raise SystemExit(main(COMMAND))

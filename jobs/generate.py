@@ -1,12 +1,13 @@
 """`rayrec generate`: raw data with the real layout, drawn from a known truth."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, NonNegativeInt, PositiveInt
 
-from jobs.entry_point import Job, main
-from jobs.request import Request
-from jobs.result import Result
+from jobs.command.command_line import main
+from jobs.command.request import Metavar, Request
+from jobs.command.result import Result
+from jobs.command.runner import Command
 from rayrec.common.plugins import SOURCES
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
@@ -19,14 +20,18 @@ def _known(source: str) -> str:
 
 
 class GenerateRequest(Request):
-    """Which data to make up, and how much of it."""
+    """Write data with the real layout, drawn from a known truth."""
 
-    source: Annotated[str, AfterValidator(_known)]
-    """Kind of the source."""
+    positional: ClassVar[tuple[str, ...]] = ("source",)
+
+    source: Annotated[str, AfterValidator(_known), Metavar("|".join(SOURCES.packages))]
+    """Kind of the source whose layout the data have."""
     rows: PositiveInt
+    """Rows to write."""
     output: Folder
-    """New folder: the data, and often truth.json with what a model can reach on it at best."""
+    """Folder to write, with truth.json if the best reachable metric is known; must not exist."""
     seed: NonNegativeInt = 0
+    """Seed of the rows."""
     days: PositiveInt | None = None
     """Write a file for each of so many days; only sources that have such files."""
     compress: bool = False
@@ -48,7 +53,7 @@ def run(request: GenerateRequest, progress: Progress) -> Result:
     return Result(command="generate", output=request.output, rows=request.rows, details=details)
 
 
-JOB = Job("generate", GenerateRequest, run)
+COMMAND = Command("generate", GenerateRequest, run)
 
 if __name__ == "__main__":
-    raise SystemExit(main(JOB))
+    raise SystemExit(main(COMMAND))

@@ -1,15 +1,13 @@
-"""Show a sharding plan and what a step should cost, without training.
-
-`python -m jobs.plan --recipe NAME --data FOLDER --workers N [--hardware h200]`
-"""
+"""`rayrec plan`: shows a sharding plan and what a step should cost, without training."""
 
 from typing import TYPE_CHECKING
 
 from pydantic import PositiveInt
 
-from jobs.entry_point import Job, main
-from jobs.request import RecipeRequest
-from jobs.result import Result
+from jobs.command.command_line import main
+from jobs.command.request import RecipeRequest
+from jobs.command.result import Result
+from jobs.command.runner import Command
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
@@ -22,18 +20,18 @@ if TYPE_CHECKING:
 
 
 class PlanRequest(RecipeRequest):
-    """Show where every embedding table would lie."""
+    """Show how the tables would be sharded, without training."""
 
     data: Folder
-    """Dataset folder, whose schema has the tables' sizes."""
+    """Dataset folder, whose schema has the sizes of the tables."""
     workers: PositiveInt = 1
     """Workers to plan for."""
     workers_per_node: PositiveInt | None = None
-    """Workers on one machine; by default all of them."""
+    """Workers on one machine, by default all of them."""
     memory_per_worker: str = "80GB"
-    """Memory of one worker, such as 80GB or 64GiB."""
+    """Memory of one worker for tables, such as 80GB or 64GiB."""
     hardware: AcceleratorName | None = None
-    """Estimate a training step on workers of this kind: a100, h100 or h200."""
+    """Kind of GPU on which to estimate a training step, by default none."""
 
 
 def run(request: PlanRequest, progress: Progress) -> Result:
@@ -88,7 +86,7 @@ def describe(result: Result) -> str:
     return plan_table(result.details) + (f"\n\n{estimate_table(estimate)}" if estimate is not None else "")
 
 
-JOB = Job("plan", PlanRequest, run, describe)
+COMMAND = Command("plan", PlanRequest, run, describe)
 
 if __name__ == "__main__":
-    raise SystemExit(main(JOB))
+    raise SystemExit(main(COMMAND))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.text_table import text_table
+from jobs.command.text_table import text_table
 from rayrec.common.units import format_bytes
 
 

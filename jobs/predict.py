@@ -1,19 +1,17 @@
-"""Score a file or folder: `python -m jobs.predict --model MODEL --input PATH --output FOLDER [--raw]`.
-
-With `--top-k K` instead of an input: the best items of every user, of a model of users and items.
-"""
+"""`rayrec predict`: scores a file or folder, or recommends items to every user."""
 
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import PositiveInt
 
-from jobs.entry_point import Job, main
+from jobs.command.command_line import main
+from jobs.command.request import Metavar, PathText, Request, absolute_path
+from jobs.command.result import Result
+from jobs.command.runner import Command
 from jobs.export import exported
-from jobs.request import Request, absolute_path
-from jobs.result import Result
 from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
@@ -21,20 +19,22 @@ from rayrec.storage.location import Folder, local_path
 
 
 class PredictRequest(Request):
-    """Score a dataset's split, or raw rows, or recommend to every user."""
+    """Score a file or folder, streaming; or recommend items to every user."""
 
-    model: Folder
-    """Model folder or run folder."""
-    input: str | None = None
-    """Dataset folder; with `raw`, a file, folder, glob or URI of raw rows."""
+    positional: ClassVar[tuple[str, ...]] = ("model",)
+
+    model: Annotated[Folder, Metavar("RUN|MODEL")]
+    """Run folder or model folder, or its URI."""
     output: Folder
-    """Folder to write: `scores/`, and `rejected/` where raw rows could not be used; or `recommendations/`."""
+    """Folder to write: scores/, and rejected/ for unusable raw rows; or recommendations/. Must not exist."""
+    input: PathText | None = None
+    """Dataset folder or its URI; with --raw, a file, folder, glob or URI of raw rows."""
     raw: bool = False
-    """The input is raw rows."""
-    split: str | None = None
-    """Split of the dataset folder: `test` by default."""
+    """The input is raw rows, not a dataset folder."""
+    split: str = "test"
+    """Split of the dataset folder."""
     top_k: PositiveInt | None = None
-    """Instead of an input: so many items for every user, those of the training data left out."""
+    """Instead of scores, the best K new items for every user; takes no input."""
 
     def check(self) -> None:
         if self.input is None and self.top_k is None:
@@ -64,7 +64,6 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     if request.top_k is not None:
         return _recommend(request, request.top_k, progress)
     assert request.input is not None, "the request was checked"
-    split = request.split or "test"
     if not request.raw and not (request.dataset / MANIFEST_FILE).is_file():
         raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
@@ -82,10 +81,10 @@ def run(request: PredictRequest, progress: Progress) -> Result:
                 counts = predict_raw(model, reader, [request.input], request.output, progress)
         else:
             dataset = Dataset.open(request.dataset)
-            dataset.split(split)
+            dataset.split(request.split)
             with ray_session():
-                counts = predict_dataset(model, dataset, split, request.output, progress)
-    details = {"rejected": counts.rejected} if request.raw else {"split": split}
+                counts = predict_dataset(model, dataset, request.split, request.output, progress)
+    details = {"rejected": counts.rejected} if request.raw else {"split": request.split}
     return Result(command="predict", output=request.output, rows=counts.rows, details=details)
 
 
@@ -100,7 +99,7 @@ def _recommend(request: PredictRequest, k: int, progress: Progress) -> Result:
     return Result(command="predict", output=request.output, rows=users, details={"top_k": k})
 
 
-JOB = Job("predict", PredictRequest, run)
+COMMAND = Command("predict", PredictRequest, run)
 
 if __name__ == "__main__":
-    raise SystemExit(main(JOB))
+    raise SystemExit(main(COMMAND))

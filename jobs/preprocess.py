@@ -1,14 +1,15 @@
-"""Turn raw logs into a dataset folder: `python -m jobs.preprocess --recipe NAME --input RAW --output FOLDER`."""
+"""`rayrec preprocess`: turns raw logs into a dataset folder."""
 
 import re
 from collections.abc import Iterable
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field
 
-from jobs.entry_point import Job, main
-from jobs.request import RecipeRequest, absolute_path
-from jobs.result import Result
+from jobs.command.command_line import main
+from jobs.command.request import PathTexts, RecipeRequest, absolute_path
+from jobs.command.result import Result
+from jobs.command.runner import Command
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
 
@@ -16,12 +17,12 @@ _NAMED = re.compile(r"(?P<split>[A-Za-z_]\w*)=(?P<path>.+)", re.DOTALL)
 
 
 class PreprocessRequest(RecipeRequest):
-    """Preprocess raw files with Spark on Ray."""
+    """Turn raw logs into a dataset folder, with Spark on Ray."""
 
-    input: tuple[str, ...] = Field(min_length=1)
-    """Raw files, folders, globs or URIs; each SPLIT=PATH where preprocess.split.kind is files."""
+    input: Annotated[PathTexts, Field(min_length=1)]
+    """Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable."""
     output: Folder
-    """Dataset folder to write."""
+    """Dataset folder to write; must not exist."""
 
     def with_absolute_paths(self) -> Self:
         given = inputs_by_split(self.input, named=self.load_recipe().preprocess.reads_splits_from_files)
@@ -70,7 +71,7 @@ def inputs_by_split(inputs: Iterable[str], *, named: bool) -> dict[str | None, l
     return paths
 
 
-JOB = Job("preprocess", PreprocessRequest, run)
+COMMAND = Command("preprocess", PreprocessRequest, run)
 
 if __name__ == "__main__":
-    raise SystemExit(main(JOB))
+    raise SystemExit(main(COMMAND))

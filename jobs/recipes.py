@@ -1,17 +1,22 @@
 """`rayrec recipes`: lists the shipped recipes, or prints one with every default filled in."""
 
-from jobs.entry_point import Job, main
-from jobs.request import Request
-from jobs.result import Result
+from typing import ClassVar
+
+from jobs.command.command_line import main
+from jobs.command.request import RecipeText, Request
+from jobs.command.result import Result
+from jobs.command.runner import Command
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe, dump_recipe, load_recipe, shipped_recipes
 
 
 class RecipesRequest(Request):
-    """Which recipe to print; without a name all are listed."""
+    """List the shipped recipes, or print one with every default filled in."""
 
-    name: str | None = None
-    """Name of a shipped recipe, or path of a YAML file."""
+    positional: ClassVar[tuple[str, ...]] = ("name",)
+
+    name: RecipeText | None = None
+    """Recipe to print instead of the list: the name of a shipped one, or a YAML file."""
 
 
 def run(request: RecipesRequest, progress: Progress) -> Result:
@@ -33,7 +38,7 @@ def describe(result: Result) -> str:
     return "\n".join(f"{name:{width}}  {description}".rstrip() for name, description in recipes.items())
 
 
-JOB = Job("recipes", RecipesRequest, run, describe)
+COMMAND = Command("recipes", RecipesRequest, run, describe)
 
 if __name__ == "__main__":
-    raise SystemExit(main(JOB))
+    raise SystemExit(main(COMMAND))

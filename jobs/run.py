@@ -1,4 +1,4 @@
-"""Raw files to a model folder in one job: `python -m jobs.run --recipe NAME --input RAW --output FOLDER`.
+"""`rayrec run`: raw files to a model folder in one job.
 
 Stages write folders that are whole or absent (dataset, evaluation, model) or that can be continued (run), so a rerun
 after any end goes on with the first unfinished one.
@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jobs.entry_point import Job, describe_result, main
+from jobs.command.command_line import main
+from jobs.command.request import TrainingRecipeRequest
+from jobs.command.result import Result, describe_result
+from jobs.command.runner import Command
+from jobs.pipeline.stages import UNFINISHED_MODEL, stages_of
 from jobs.preprocess import PreprocessRequest
-from jobs.request import TrainingRecipeRequest
-from jobs.result import Result
-from jobs.stages import UNFINISHED_MODEL, stages_of
 from rayrec.common.files import locked, require_absent, write_json
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder, location
@@ -26,10 +27,10 @@ _REMAINS_OF_DATASET = ".dataset.unfinished-*"
 
 
 class RunRequest(PreprocessRequest, TrainingRecipeRequest):
-    """Preprocess, train, evaluate and export; a rerun continues where the last one stopped."""
+    """Preprocess, train, evaluate and export in one job; run again, it continues where it stopped."""
 
     output: Folder
-    """Folder of all stages: dataset/, run/, evaluation/, model/."""
+    """Folder of all stages (dataset/, run/, evaluation/, model/); an earlier attempt in it is continued."""
 
     @property
     def continues(self) -> bool:
@@ -96,7 +97,7 @@ def _tidy(folder: Path) -> None:
                 remains.unlink(missing_ok=True)
 
 
-JOB = Job("run", RunRequest, run)
+COMMAND = Command("run", RunRequest, run)
 
 if __name__ == "__main__":
-    raise SystemExit(main(JOB))
+    raise SystemExit(main(COMMAND))

@@ -1,4 +1,4 @@
-"""Answer HTTP requests: `python -m jobs.serve --model MODEL [--port 8000]`, until Ctrl-C or SIGTERM."""
+"""`rayrec serve`: answers HTTP requests until Ctrl-C or SIGTERM."""
 
 import json
 import logging
@@ -12,14 +12,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import Field, field_validator
 
-from jobs.entry_point import Job, main
+from jobs.command.command_line import main
+from jobs.command.request import Metavar, PathTexts, Request
+from jobs.command.result import Result
+from jobs.command.runner import Command
 from jobs.export import exported, is_run_folder
-from jobs.request import Request
-from jobs.result import Result
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.storage.location import LocalPath, location
@@ -32,24 +33,27 @@ _APPLICATION = "rayrec"
 
 
 class ServeRequest(Request):
-    """Serve models over HTTP."""
+    """Answer HTTP and gRPC requests with raw features, through Ray Serve."""
 
-    model: tuple[Annotated[str, BeforeValidator(str)], ...] = Field(min_length=1)
-    """Model folders, folders of the versions of a model or of several models, or run folders, or URIs of these; a
-    model's name is its folder's, or given as NAME=FOLDER."""
-    host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 listens on all of the machine's."""
+    positional: ClassVar[tuple[str, ...]] = ("model",)
+
+    model: Annotated[PathTexts, Metavar("MODEL"), Field(min_length=1)]
+    """Model folder, folder of models or of a model's versions, run folder, or a URI of these; NAME=FOLDER gives the
+    model another name than its folder's; repeatable."""
     port: int = Field(8000, ge=1, le=65_535)
+    """Port to listen on."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 listens on all addresses of the machine."""
     grpc_port: int | None = Field(None, ge=1, le=65_535)
-    """Port of the Open Inference Protocol over gRPC, which listens on all of the machine's addresses; none: no gRPC."""
+    """Port for gRPC (Open Inference Protocol), by default none; needs --host 0.0.0.0."""
     log_folder: LocalPath | None = None
-    """Where each replica writes logs of JSON lines: requests, and comparisons with a shadow."""
+    """Folder for logs of JSON lines (requests, comparisons with a shadow), by default Ray Serve's logs."""
     token_file: LocalPath | None = None
-    """Tokens, one a line, of which each request must have one; else those of the variable RAYREC_SERVE_TOKENS."""
+    """File of tokens, one a line; a request must carry one. By default those in RAYREC_SERVE_TOKENS, if any."""
     tls_certificate: LocalPath | None = None
-    """Certificate chain (PEM), for HTTPS; with `tls_key`."""
+    """Certificate chain for HTTPS, a PEM file; needs --tls-key."""
     tls_key: LocalPath | None = None
-    """Its private key (PEM)."""
+    """Private key of the certificate, a PEM file."""
 
     @field_validator("token_file", "tls_certificate", "tls_key")
     @classmethod
@@ -266,7 +270,7 @@ def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-JOB = Job("serve", ServeRequest, run)
+COMMAND = Command("serve", ServeRequest, run)
 
 if __name__ == "__main__":
-    raise SystemExit(main(JOB))
+    raise SystemExit(main(COMMAND))

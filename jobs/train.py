@@ -1,12 +1,13 @@
-"""Train a recipe's model on a dataset: `python -m jobs.train --recipe NAME --data FOLDER --output FOLDER`."""
+"""`rayrec train`: trains a recipe's model on a dataset."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.entry_point import Job, main
+from jobs.command.command_line import main
+from jobs.command.request import TrainingRecipeRequest
+from jobs.command.result import Result
+from jobs.command.runner import Command
 from jobs.initial_weights import initial_weights
-from jobs.request import TrainingRecipeRequest
-from jobs.result import Result
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class TrainRequest(TrainingRecipeRequest):
-    """Train a model."""
+    """Train a recipe's model on a dataset folder, with Ray Train and TorchRec."""
 
     data: Folder
-    """Dataset folder, the output of `preprocess`."""
+    """Dataset folder, the output of `rayrec preprocess`."""
     output: Folder
-    """Run folder to write."""
+    """Run folder to write; must not exist, unless with --resume."""
     resume: bool = False
-    """Continue the run in `output` from its latest checkpoint."""
+    """Continue the run in --output from its latest checkpoint."""
 
 
 def run(request: TrainRequest, progress: Progress) -> Result:
@@ -84,7 +85,7 @@ def _time_to_target(stop: "EarlyStopConfig | None", run: "RunFolder") -> dict[st
     return {"target": stop.model_dump(), "seconds_to_target": next(reached, None)}
 
 
-JOB = Job("train", TrainRequest, run)
+COMMAND = Command("train", TrainRequest, run)
 
 if __name__ == "__main__":
-    raise SystemExit(main(JOB))
+    raise SystemExit(main(COMMAND))

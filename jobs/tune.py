@@ -1,14 +1,15 @@
-"""Search over a recipe's keys: `python -m jobs.tune --recipe NAME --data FOLDER --output FOLDER --trials N`."""
+"""`rayrec tune`: searches for better values of a recipe's keys."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from jobs.entry_point import Job, main
-from jobs.request import TrainingRecipeRequest
-from jobs.result import Result
-from jobs.text_table import text_table
+from jobs.command.command_line import main
+from jobs.command.request import PathText, TrainingRecipeRequest
+from jobs.command.result import Result
+from jobs.command.runner import Command
+from jobs.command.text_table import text_table
 from rayrec.common.errors import ConfigError
 from rayrec.common.files import write_atomically
 from rayrec.common.progress import Progress
@@ -28,30 +29,30 @@ _SHOWN_TRIALS = 20
 
 
 class TuneRequest(TrainingRecipeRequest):
-    """Search for better values of a recipe's keys."""
+    """Search for better values of a recipe's keys, with Ray Tune."""
 
     small_files: ClassVar[tuple[str, ...]] = ("recipe", "space")
 
     data: Folder
-    """Dataset folder, the output of `preprocess`; all trials read it."""
+    """Dataset folder, the output of `rayrec preprocess`; all trials read it."""
     output: Folder
-    """Folder to write."""
+    """Folder of the sweep; must not exist, unless with --resume."""
     trials: PositiveInt
     """Trials to run."""
-    space: str | None = None
-    """Search space, a YAML file; by default the one shipped for the recipe's kind of model."""
+    space: PathText | None = None
+    """Search space, a YAML file, by default the one shipped for the recipe's kind of model."""
     search: Search = "optuna"
-    """`optuna` (TPE), `random`, `grid`, or `pbt`: population based training."""
+    """How values are chosen: optuna (TPE), random, grid, or pbt (population based training)."""
     scheduler: Scheduler = "none"
-    """`asha` stops trials early that are behind the others."""
+    """Whether trials are stopped early: none, or asha, which stops those that are behind the others."""
     metric: str | None = None
-    """What is searched for; by default that of train.checkpoint.keep_best, else auc."""
+    """Metric to improve, by default train.checkpoint.keep_best, else auc."""
     concurrent: PositiveInt | None = None
-    """Trials at once; by default as many as fit the cluster."""
+    """Trials at once, by default as many as fit the cluster."""
     confirm: NonNegativeInt = 0
-    """The best trials to train again with other seeds, beside the recipe as it stands; the best mean is the best."""
+    """Number of best trials to train again with other seeds, beside the recipe as it stands; the best mean wins."""
     resume: bool = False
-    """Continue the sweep in `output`."""
+    """Continue the sweep in --output."""
 
     def check(self) -> None:
         if self.confirm and self.search == "pbt":
@@ -178,7 +179,7 @@ def describe(result: Result) -> str:
     )
 
 
-JOB = Job("tune", TuneRequest, run, describe)
+COMMAND = Command("tune", TuneRequest, run, describe)
 
 if __name__ == "__main__":
-    raise SystemExit(main(JOB))
+    raise SystemExit(main(COMMAND))

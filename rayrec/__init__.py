@@ -1,7 +1,7 @@
 """rayrec: from raw click logs to a served ranking model, on one machine or a cluster.
 
 The functions of `rayrec.api` are attributes of this package: `rayrec.preprocess`, `rayrec.train`, `rayrec.evaluate`,
-`rayrec.run` (all of these), `rayrec.tune`, `rayrec.predict`, `rayrec.recommend`, `rayrec.export`, `rayrec.generate`,
+`rayrec.run` (all of these), `rayrec.tune`, `rayrec.predict`, `rayrec.export`, `rayrec.plan`, `rayrec.generate`,
 `rayrec.load_model`, `rayrec.load_recommender`, `rayrec.load_ranker`, `rayrec.load_recipe`.
 """
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
         load_ranker,
         load_recipe,
         load_recommender,
+        plan,
         predict,
         preprocess,
-        recommend,
         run,
         train,
         tune,
@@ -32,9 +32,9 @@ __all__ = [
     "load_ranker",
     "load_recipe",
     "load_recommender",
+    "plan",
     "predict",
     "preprocess",
-    "recommend",
     "run",
     "train",
     "tune",

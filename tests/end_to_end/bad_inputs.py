@@ -64,7 +64,7 @@ USAGE = [
         "port out of range",
         "serve full --port 99999",
         2,
-        "port: Input should be less than or equal to 65535 (got 99999)",
+        "port: Input should be less than or equal to 65535 (got '99999')",
     ),
     BadInput(
         "gRPC without leave to listen everywhere",
@@ -98,11 +98,12 @@ USAGE = [
         "token_file: takes a path of this machine, not a URI (got 's3://bucket/tokens')",
     ),
     BadInput(
-        "job to stop not named",
-        "jobs stop",
+        "number that is none",
+        "generate criteo --rows many --output raw",
         2,
-        "'stop' needs the id of a job; `rayrec jobs list` shows them",
+        "rows: Input should be a valid integer, unable to parse string as an integer (got 'many')",
     ),
+    BadInput("unknown command to submit", "submit trian", 2, "no command 'trian'; did you mean 'train'?"),
     BadInput(
         "no cluster to submit to",
         f"submit {TRAIN} --address http://127.0.0.1:9",

@@ -154,7 +154,7 @@ def test_the_whole_way(
 
     rayrec.export("s3://bucket/out/run", "s3://bucket/model", progress=False)
     predicted = rayrec.predict(
-        "s3://bucket/model", "s3://bucket/raw/criteo.tsv", "s3://bucket/scores", raw=True, progress=False
+        "s3://bucket/model", "s3://bucket/scores", input="s3://bucket/raw/criteo.tsv", raw=True, progress=False
     )
     assert (predicted.rows, predicted.to_json().count('"s3://bucket/scores"')) == (20_000, 1)
     assert has(bucket, "scores/result.json")

@@ -65,7 +65,7 @@ def test_preprocessing(environment: dict[str, str], tmp_path: Path) -> None:
 
     def command(output: str) -> list[str]:
         return [
-            *(sys.executable, "-m", "jobs.preprocess", "--recipe", "dlrm-criteo-debug"),
+            *(sys.executable, "-m", "jobs.preprocess", "dlrm-criteo-debug"),
             *("--input", str(tmp_path / "raw" / "criteo.tsv"), "--output", str(tmp_path / output)),
             *("--set", "preprocess.spark.executor_memory=1g"),
         ]
@@ -112,7 +112,7 @@ def test_sweep(environment: dict[str, str], tmp_path: Path) -> None:
 
     def command(output: str) -> list[str]:
         return [
-            *(sys.executable, "-m", "jobs.tune", "--recipe", str(config), "--data", str(data.folder)),
+            *(sys.executable, "-m", "jobs.tune", str(config), "--data", str(data.folder)),
             *("--search", "grid", "--trials", str(len(values)), "--space", str(space)),
             *("--output", str(tmp_path / output)),
         ]
@@ -156,7 +156,7 @@ def test_serving(environment: dict[str, str], tmp_path: Path) -> None:
     folder, log, port = tmp_path / "dlrm", tmp_path / "log", free_port()
     make_model_folder(folder)
     (folder / "config.yaml").write_text(dump_recipe(load_recipe(folder / "config.yaml", ["serve.replicas=2"])))
-    command = [sys.executable, "-m", "jobs.serve", "--model", str(folder), "--port", str(port)]
+    command = [sys.executable, "-m", "jobs.serve", str(folder), "--port", str(port)]
     predictor = load_model(folder)
     rows = make_raw_rows(predictor.schema, 50)
     url = f"http://127.0.0.1:{port}/v1/models/dlrm:predict"

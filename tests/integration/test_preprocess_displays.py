@@ -320,7 +320,6 @@ def test_a_killed_job_goes_on_from_its_last_finished_stage(
         sys.executable,
         "-m",
         "jobs.preprocess",
-        "--recipe",
         settings,
         "--input",
         raw,

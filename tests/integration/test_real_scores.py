@@ -36,8 +36,8 @@ def _scores(output: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
 
 def test_every_way_gives_the_same_score(folder: Path, shared_data: Path) -> None:
     dev = shared_data / "criteo-kaggle-8k" / "dev.tsv"
-    rayrec.predict(folder / "model", dev, folder / "raw-scores", raw=True, progress=False)
-    rayrec.predict(folder / "run", folder / "dataset", folder / "encoded-scores", progress=False)
+    rayrec.predict(folder / "model", folder / "raw-scores", input=dev, raw=True, progress=False)
+    rayrec.predict(folder / "run", folder / "encoded-scores", input=folder / "dataset", progress=False)
     raw, labels = _scores(folder / "raw-scores")
     encoded, encoded_labels = _scores(folder / "encoded-scores")
 

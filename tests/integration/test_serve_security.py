@@ -87,7 +87,7 @@ def test_https(tmp_path: Path) -> None:
     make_model_folder(tmp_path / "dlrm")
     certificate, key = make_certificate(tmp_path)
     port = free_port()
-    command = [sys.executable, "-m", "jobs.serve", "--model", str(tmp_path / "dlrm"), "--port", str(port)]
+    command = [sys.executable, "-m", "jobs.serve", str(tmp_path / "dlrm"), "--port", str(port)]
     command += ["--tls-certificate", str(certificate), "--tls-key", str(key)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)

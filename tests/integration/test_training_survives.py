@@ -110,7 +110,7 @@ def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, tmp_path: Pat
     """Everything is killed at once: driver, Ray, workers. A rerun with --resume continues."""
     run, config = tmp_path / "run", tmp_path / "recipe.yaml"
     config.write_text(dump_recipe(_recipe()))
-    command = [sys.executable, "-m", "jobs.train", "--recipe", config, "--data", dataset.folder, "--output", run]
+    command = [sys.executable, "-m", "jobs.train", config, "--data", dataset.folder, "--output", run]
     # A Ray of its own: it must not attach to that of the tests, which lives on.
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -132,7 +132,7 @@ def test_elastic_training_goes_on_without_a_killed_node(undisturbed: Path, datas
     """Training begins on two nodes of one CPU; one of them goes away with all that runs on it."""
     run, config, killed = tmp_path / "run", tmp_path / "recipe.yaml", list[int]()
     config.write_text(dump_recipe(_recipe()))
-    command = [sys.executable, "-m", "jobs.train", "--recipe", config, "--data", dataset.folder, "--output", run]
+    command = [sys.executable, "-m", "jobs.train", config, "--data", dataset.folder, "--output", run]
     command += ["--workers", "1:2"]
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
     own["RAY_AUTH_MODE"] = "disabled"

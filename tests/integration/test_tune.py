@@ -100,7 +100,7 @@ def test_a_sweep_on_two_cpus_survives_kills(
     """Two trials at once leave no CPU for reading. A trial's process is killed, then the driver's group."""
     space, sweep, log = tmp_path / "space.yaml", tmp_path / "sweep", tmp_path / "log"
     space.write_text(SPACE)
-    command = [sys.executable, "-m", "jobs.tune", "--recipe", recipe_file, "--data", dataset.folder, "--output", sweep]
+    command = [sys.executable, "-m", "jobs.tune", recipe_file, "--data", dataset.folder, "--output", sweep]
     command += ["--trials", str(TRIALS), "--scheduler", "asha", "--space", space, "--json"]
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     own["RAY_AUTH_MODE"] = "disabled"

@@ -1,6 +1,6 @@
 """The command line: every command parses, wrong usage exits with 2 in one line, nothing heavy is imported early."""
 
-import importlib
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
-from jobs.entry_point import Job, build_request
-from jobs.request import TrainingRecipeRequest
+import rayrec
+from jobs import COMMANDS as SUMMARIES
+from jobs.command.fields import fields_of
+from jobs.command.request import TrainingRecipeRequest
+from jobs.command.runner import Command, build_request, load_command
 from rayrec.cli import main as cli
 from rayrec.storage.location import local_path
+from tests import command_reference
 
 # Command, arguments, and the fields of the request that they make.
 COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
@@ -57,11 +61,10 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
         "submit",
         ["train", "r", "--data", "d", "--address", "http://h:1", "--output", "o", "--set", "a=1", "--set", "b=2",
          "--resume", "--no-wait", "--metadata", "team=ads", "--entrypoint-num-cpus", "2", "--json"],
-        {"command": "train", "address": "http://h:1", "wait": False, "metadata": ("team=ads",), "flags": ("--json",),
-         "entrypoint_num_cpus": 2.0,
-         "arguments": {"recipe": "r", "data": "d", "output": "o", "set": ["a=1", "b=2"], "resume": True}},
+        {"address": "http://h:1", "no_wait": True, "metadata": ("team=ads",), "entrypoint_num_cpus": 2.0,
+         "command": ("train", "r", "--data", "d", "--output", "o", "--set", "a=1", "--set", "b=2", "--resume",
+                     "--json")},
     ),
-    ("jobs", ["logs", "j", "--follow"], {"action": "logs", "job": "j", "follow": True}),
 ]  # fmt: skip
 
 
@@ -74,25 +77,24 @@ def call(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_the_table_has_every_command() -> None:
-    commands = {getattr(command.callback, "__name__", None) for command in cli.app.registered_commands}
-    assert {name for name, _, _ in COMMANDS} == commands
+    listed = [command.name for command in cli.app.registered_commands]
+    assert listed == list(SUMMARIES) and set(listed) == {name for name, _, _ in COMMANDS}
 
 
 @pytest.mark.parametrize(("command", "arguments", "expected"), COMMANDS, ids=[c for c, _, _ in COMMANDS])
 def test_commands_make_the_request(
     command: str, arguments: list[str], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = importlib.import_module(f"jobs.{command}").JOB
     requests = []
 
-    def run(job: Job[Any], values: dict[str, Any], **options: bool) -> int:
-        requests.append(build_request(job.request, values))
+    def run(command: Command[Any], values: dict[str, Any], **options: bool) -> int:
+        requests.append((command.name, build_request(command.request, values)))
         return 0
 
-    monkeypatch.setattr("jobs.entry_point.run_command", run)
-    assert job.command == command
+    monkeypatch.setattr("jobs.command.command_line.run_command", run)
     assert call([command, *arguments], monkeypatch) == 0
-    (request,) = requests
+    ((name, request),) = requests
+    assert name == command
     assert {name: getattr(request, name) for name in expected} == expected
 
 
@@ -100,9 +102,9 @@ def test_commands_make_the_request(
     ("arguments", "message"),
     [
         (["trian"], "error: No such command 'trian'. Did you mean 'train'?; see `rayrec --help`"),
-        (["train"], "error: Missing argument 'recipe'; see `rayrec train --help`"),
+        (["train"], "error: Missing argument 'RECIPE'; see `rayrec train --help`"),
         (["train", "r", "--foo"], "error: No such option: --foo; see `rayrec train --help`"),
-        (["generate", "criteo", "--rows", "x", "--output", "o"], "error: Invalid value for '--rows'"),
+        (["generate", "criteo", "--rows", "x", "--output", "o"], "error: rows: Input should be a valid integer"),
         (["generate", "criteo", "--rows", "0", "--output", "o"], "error: rows: Input should be greater than 0"),
         (
             ["generate", "movies", "--rows", "1", "--output", "o"],
@@ -112,15 +114,18 @@ def test_commands_make_the_request(
             ["generate", "interactions", "--rows", "1", "--output", "o", "--days", "2"],
             "error: days: source 'interactions' has no files of days; leave it out",
         ),
-        (["submit", "trian"], "error: No such command 'trian'. Did you mean 'train'?; see `rayrec submit --help`"),
-        (["submit", "train", "r", "--dta", "d"], "error: No such option: --dta"),
+        (["submit", "trian"], "error: no command 'trian'; did you mean 'train'?"),
+        (["submit"], "error: Missing argument 'COMMAND'; see `rayrec submit --help`"),
+        (
+            ["submit", "train", "r", "--dta", "d"],
+            "error: No such option: --dta (Possible options: --data, --set); see `rayrec train --help`",
+        ),
         (["submit", "train", "dlrm-crito", "--data", "d", "--output", "o"], "error: recipe 'dlrm-crito': not shipped"),
-        (["submit", "jobs", "list"], "error: 'jobs' talks to a cluster itself; it cannot be submitted"),
+        (["submit", "submit", "doctor"], "error: 'submit' talks to a cluster itself; it cannot be submitted"),
         (
             ["submit", "recipes", "--entrypoint-resources", "tpu=x"],
-            "error: --entrypoint-resources tpu=x: 'x' is no number",
+            "error: --entrypoint-resources tpu=x: 'x' is not a number",
         ),
-        (["jobs", "stop"], "error: 'stop' needs the id of a job; `rayrec jobs list` shows them"),
         (["recipes", "dlrm-crito"], "error: recipe 'dlrm-crito': not shipped; did you mean 'dlrm-criteo'?"),
     ],
 )
@@ -140,10 +145,14 @@ def test_version(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[s
 
 
 def test_every_command_has_help(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    for command, _, _ in COMMANDS:
+    for command, summary in SUMMARIES.items():
         assert call([command, "--help"], monkeypatch) == 0
         out = capfd.readouterr().out
         assert f"Usage: rayrec {command}" in out
+        assert " ".join(out.split("\n\n")[1].split()) == summary
+        for field in fields_of(load_command(command).request):
+            assert field.help, f"{command}: {field.name} has no docstring"
+            assert field.option in out or field.is_positional
         assert "--json" in out and "--debug" in out
 
 
@@ -168,3 +177,26 @@ def test_short_options_win_over_set() -> None:
     request = TrainingRecipeRequest(recipe="dlrm-criteo", set=("train.workers=4", "train.seed=7"), workers=2)
     train = request.load_recipe().train
     assert (train.workers, train.seed) == (2, 7)
+
+
+def test_the_reference_and_the_types_are_written_from_the_requests() -> None:
+    assert command_reference.DOCUMENT.read_text() == command_reference.document()
+    assert command_reference.STUB.read_text() == command_reference.stub()
+
+
+@pytest.mark.parametrize("values", [("a", "s3://b/c"), (Path("a"), "s3://b/c")])
+def test_python_functions_take_the_fields(values: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = []
+    monkeypatch.setattr(
+        "jobs.command.python_function.execute", lambda command, request, progress: requests.append(request)
+    )
+    rayrec.train("r", *values, workers="1:4", set={"train.epochs": 2}, progress=False)
+    rayrec.preprocess(recipe="r", input=values[0], output="o", progress=False)
+    train, preprocess = requests
+    assert (train.data, train.output, train.workers) == (Path("a"), local_path("s3://b/c"), "1:4")
+    assert train.set == ("train.epochs=2",)
+    assert preprocess.input == ("a",)
+    with pytest.raises(TypeError, match="output"):
+        rayrec.export("run")  # type: ignore[call-arg]
+    assert str(inspect.signature(rayrec.export)).startswith("(run: ")
+    assert "Run folder" in (rayrec.export.__doc__ or "")

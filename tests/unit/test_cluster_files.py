@@ -1,7 +1,6 @@
 """The files that make a cluster: valid by their schemas, and in step with the code that they start."""
 
 import ast
-import importlib
 import re
 import shlex
 import tomllib
@@ -15,8 +14,8 @@ import pytest
 import yaml
 
 from cluster.java import ADD_OPENS
-from cluster.job_package import PACKAGES
-from jobs.entry_point import _parser, build_request
+from cluster.job_client import PACKAGES
+from jobs.command.command_line import parse
 from serve.arguments import ServeArguments
 from tests import kuberay_fields
 
@@ -78,11 +77,7 @@ def test_the_job_runs_a_command_that_there_is() -> None:
     spec = _manifest("rayjob")["spec"]
     python, flag, module, *arguments = shlex.split(spec["entrypoint"])
     assert (python, flag) == ("python", "-m")
-    job = importlib.import_module(module).JOB
-    values = vars(_parser(job).parse_args(arguments))
-    request = build_request(
-        job.request, {name: value for name, value in values.items() if name not in {"json", "debug"}}
-    )
+    _, request, _ = parse([module.removeprefix("jobs."), *arguments])
     request.check()
     gpus = sum(
         group.get("replicas", 0) * int(c["resources"]["limits"].get("nvidia.com/gpu", 0))

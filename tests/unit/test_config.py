@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.entry_point import build_request
+from jobs.command.runner import build_request
 from jobs.train import TrainRequest
 from rayrec.common.errors import ConfigError
 from rayrec.config.train import EarlyStopConfig

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from jobs.command.result import Result
 from jobs.demo import _replace_earlier_demo, as_command
 from jobs.preprocess import inputs_by_split
-from jobs.result import Result
 from rayrec.common.errors import UserError
 
 

@@ -1,4 +1,4 @@
-"""result.json, and how a job's outcome and errors become exit codes and one line of text."""
+"""result.json, and how a command's outcome and errors become exit codes and one line of text."""
 
 import json
 import os
@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from jobs.entry_point import Job, as_arguments, build_request, execute, main, run_command
-from jobs.request import Request
-from jobs.result import Result
+from jobs.command.command_line import as_arguments, main
+from jobs.command.request import Request
+from jobs.command.result import Result
+from jobs.command.runner import Command, build_request, execute, run_command
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 
@@ -27,14 +28,14 @@ class StubRequest(Request):
     resume: bool = False
 
 
-def job_that(act: Callable[[StubRequest], Any]) -> Job[StubRequest]:
-    """A job whose work is `act`."""
+def command_that(act: Callable[[StubRequest], Any]) -> Command[StubRequest]:
+    """A command whose work is `act`."""
 
     def run(request: StubRequest, progress: Progress) -> Result:
         act(request)
         return Result(command="stub", output=request.output, rows=request.rows, metrics={"test": {"auc": 0.75}})
 
-    return Job("stub", StubRequest, run)
+    return Command("stub", StubRequest, run)
 
 
 def raising(error: BaseException) -> Callable[[StubRequest], None]:
@@ -46,8 +47,8 @@ def raising(error: BaseException) -> Callable[[StubRequest], None]:
 
 
 def test_done_writes_result_and_prints_a_summary(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    job = job_that(lambda request: request.output.mkdir())
-    code = run_command(job, {"output": tmp_path / "out", "rows": 1234})
+    command = command_that(lambda request: request.output.mkdir())
+    code = run_command(command, {"output": tmp_path / "out", "rows": 1234})
     out, err = capfd.readouterr()
     saved = Result.load(tmp_path / "out")
     assert (code, err) == (0, "")
@@ -62,7 +63,7 @@ def test_json_is_the_saved_object_alone_on_stdout(tmp_path: Path, capfd: pytest.
         print("a library prints")
         os.write(1, b"a child process prints\n")
 
-    code = run_command(job_that(act), {"output": tmp_path / "out"}, json_output=True)
+    code = run_command(command_that(act), {"output": tmp_path / "out"}, json_output=True)
     out, err = capfd.readouterr()
     assert code == 0
     assert json.loads(out) == json.loads((tmp_path / "out" / "result.json").read_text())
@@ -93,7 +94,7 @@ def test_json_is_the_saved_object_alone_on_stdout(tmp_path: Path, capfd: pytest.
 def test_errors(
     error: BaseException, code: int, status: str, line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    found = run_command(job_that(raising(error)), {"output": tmp_path / "out"}, json_output=True)
+    found = run_command(command_that(raising(error)), {"output": tmp_path / "out"}, json_output=True)
     out, err = capfd.readouterr()
     saved = Result.load(tmp_path / "out")
     assert (found, err) == (code, f"{line}\n")
@@ -102,7 +103,7 @@ def test_errors(
 
 
 def test_debug_shows_the_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run_command(job_that(raising(ZeroDivisionError("x"))), {"output": tmp_path / "out"}, debug=True)
+    run_command(command_that(raising(ZeroDivisionError("x"))), {"output": tmp_path / "out"}, debug=True)
     assert "Traceback" in capfd.readouterr().err
 
 
@@ -114,7 +115,7 @@ def test_a_failure_leaves_an_older_output_as_it_was(resume: bool, kept: bool, tm
     before = Result(command="earlier", output=tmp_path, rows=7)
     before.save(tmp_path)
     with pytest.raises(UserError):
-        execute(job_that(fail), StubRequest(output=tmp_path, resume=resume), SilentProgress())
+        execute(command_that(fail), StubRequest(output=tmp_path, resume=resume), SilentProgress())
     assert (Result.load(tmp_path) == before) is kept
 
 
@@ -123,7 +124,7 @@ def test_a_failure_before_there_is_a_folder_makes_none(tmp_path: Path) -> None:
         raise UserError("no input")
 
     with pytest.raises(UserError):
-        execute(job_that(fail), StubRequest(output=tmp_path / "out"), SilentProgress())
+        execute(command_that(fail), StubRequest(output=tmp_path / "out"), SilentProgress())
     assert not (tmp_path / "out").exists()
 
 
@@ -157,7 +158,7 @@ def test_program_arguments_are_the_fields(arguments: list[str], expected: StubRe
         seen.append(request)
         return Result(command="stub")
 
-    assert main(Job("stub", StubRequest, run), arguments) == 0
+    assert main(Command("stub", StubRequest, run), arguments) == 0
     assert seen == [expected]
 
 
@@ -175,7 +176,7 @@ def test_arguments_make_the_request_again(request_: StubRequest) -> None:
         seen.append(request)
         return Result(command="stub")
 
-    assert main(Job("stub", StubRequest, run), as_arguments(request_)) == 0
+    assert main(Command("stub", StubRequest, run), as_arguments(request_)) == 0
     assert seen == [request_]
 
 
@@ -183,9 +184,10 @@ def test_sigterm_cleans_up_like_an_interrupt(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from jobs.entry_point import Job, main\n"
-        "from jobs.request import Request\n"
-        "from jobs.result import Result\n"
+        "from jobs.command.command_line import main\n"
+        "from jobs.command.request import Request\n"
+        "from jobs.command.result import Result\n"
+        "from jobs.command.runner import Command\n"
         "from rayrec.common.files import new_folder\n"
         "class StubRequest(Request):\n"
         "    output: Path\n"
@@ -193,7 +195,7 @@ def test_sigterm_cleans_up_like_an_interrupt(tmp_path: Path) -> None:
         "    with new_folder(request.output) as folder:\n"
         "        print('ready', file=sys.stderr, flush=True)\n"
         "        time.sleep(600)\n"
-        "sys.exit(main(Job('stub', StubRequest, run), ['--output', sys.argv[1]]))\n"
+        "sys.exit(main(Command('stub', StubRequest, run), ['--output', sys.argv[1]]))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path / "out")], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from cluster.job_client import JobState
-from cluster.job_package import PACKAGES, job_package
+from cluster.job_client import PACKAGES, JobEnd, job_folder
 from jobs.benchmark import BenchmarkRequest
-from jobs.entry_point import as_arguments
+from jobs.command.command_line import as_arguments
+from jobs.command.request import Request
+from jobs.command.result import Result
 from jobs.evaluate import EvaluateRequest
 from jobs.predict import PredictRequest
 from jobs.preprocess import PreprocessRequest
-from jobs.request import Request
-from jobs.result import Result
 from jobs.serve import ServeRequest
 from jobs.submit import _require_success, _result_in
 from jobs.train import TrainRequest
@@ -80,7 +79,7 @@ def test_uris_are_sent_as_they_are() -> None:
         recipe="neumf-ml-1m-debug", set=(f"train.initial_weights={{gmf: '{URI}', mlp: /m}}",), data=URI, output=URI
     ).with_absolute_paths()
     arguments = as_arguments(request)
-    assert f"--data={URI}" in arguments and f"--output={URI}" in arguments
+    assert arguments[arguments.index("--data") + 1] == arguments[arguments.index("--output") + 1] == URI
     assert not any("=3A__" in argument for argument in arguments)
 
 
@@ -95,10 +94,10 @@ def _below(value: Any, here: Path) -> Any:
 def test_a_job_is_sent_the_code_and_its_recipe_and_no_data(tmp_path: Path) -> None:
     recipe = tmp_path / "own.yaml"
     recipe.write_text(OWN)
-    with job_package({"own.yaml": recipe}) as folder:
+    with job_folder({"recipe/own.yaml": str(recipe)}) as folder:
         sent = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
         size = sum((folder / path).stat().st_size for path in sent)
-        assert (folder / "files" / "own.yaml").read_text() == OWN
+        assert (folder / "files" / "recipe" / "own.yaml").read_text() == OWN
     assert not folder.exists()
     code = {
         path.relative_to(REPOSITORY)
@@ -106,7 +105,7 @@ def test_a_job_is_sent_the_code_and_its_recipe_and_no_data(tmp_path: Path) -> No
         for path in (REPOSITORY / package).rglob("*")
         if path.suffix in {".py", ".yaml", ".typed"}
     }
-    assert sent == {*code, Path("files/own.yaml")}
+    assert sent == {*code, Path("files/recipe/own.yaml")}
     assert size < 2_000_000
 
 
@@ -122,7 +121,7 @@ ENDS: list[tuple[str, int | None, str, type[BaseException] | None, str]] = [
     ("SUCCEEDED", 0, "", None, ""),
     ("FAILED", 2, f"{LOG}error: dlrm: train.epochs: wrong\n", ConfigError, "job j: dlrm: train.epochs: wrong"),
     ("FAILED", 1, f"{LOG}error: data: no such folder\n", UserError, "job j: data: no such folder"),
-    ("FAILED", 7, LOG, UserError, "job j: failed with exit code 7; `rayrec jobs logs j --address http://h` shows"),
+    ("FAILED", 7, LOG, UserError, "job j: failed with exit code 7; `ray job logs j --address http://h` shows"),
     ("FAILED", -9, LOG, UserError, "job j: was killed by signal 9"),
     ("FAILED", None, "Failed to set up\nruntime environment", UserError, "job j: did not start: Failed to set up runt"),
     ("FAILED", 130, f"{LOG}error: interrupted\n", KeyboardInterrupt, ""),
@@ -134,12 +133,12 @@ ENDS: list[tuple[str, int | None, str, type[BaseException] | None, str]] = [
 def test_the_end_of_a_job_is_the_end_of_the_command(
     status: str, code: int | None, message: str, error: type[BaseException] | None, line: str
 ) -> None:
-    state = JobState("j", status, "python", message, {}, code, 1.0, 2.0)
+    end = JobEnd(status, code, message)
     if error is None:
-        _require_success(state, "http://h")
+        _require_success(end, "j", "http://h")
         return
     with pytest.raises(error) as raised:
-        _require_success(state, "http://h")
+        _require_success(end, "j", "http://h")
     assert type(raised.value) is error
     assert str(raised.value).startswith(line)
 

@@ -1,11 +1,11 @@
-"""What every command leaves behind: `result.json` in its output folder, the same object that `--json` prints."""
+"""What every command leaves behind: `result.json` in its output folder, which `--json` prints too."""
 
 from pathlib import Path
 from typing import Any, Literal
 
 from rayrec.common.files import write_atomically
 from rayrec.config import Config
-from rayrec.storage.location import Folder
+from rayrec.storage.location import Folder, location
 
 RESULT_FILE = "result.json"
 
@@ -13,7 +13,7 @@ RESULT_FILE = "result.json"
 class Result(Config):
     """The outcome of one command.
 
-    A job's `run` fills `command`, `output`, `rows`, `metrics` and `details`; status, time and error are the runner's.
+    A command's `run` fills `command`, `output`, `rows`, `metrics` and `details`; the runner adds the rest.
     """
 
     command: str
@@ -21,15 +21,15 @@ class Result(Config):
     seconds: float = 0.0
     """Wall-clock time of the command, without the start of the interpreter."""
     output: Folder | None = None
-    """The folder (or file) that the command wrote; `result.json` is written into it where it is a folder."""
+    """The folder (or file) that the command wrote; `result.json` is written into it if it is a folder."""
     rows: int | None = None
     """Rows that the command read or wrote, as its documentation says."""
     metrics: dict[str, dict[str, float | None]] = {}
-    """By split, then by metric (`auc`, `log_loss`, ...); None where a metric is undefined."""
+    """Metrics by split, then by name (`auc`, `log_loss`, ...); None if a metric is undefined."""
     details: dict[str, Any] = {}
-    """What only this command reports; JSON values."""
+    """JSON values that only this command reports."""
     error: str | None = None
-    """One line, where the status is not `done`."""
+    """One line, unless the status is `done`."""
 
     def to_json(self) -> str:
         """Indented JSON; fields that do not apply (null, empty) are left out."""
@@ -45,3 +45,14 @@ class Result(Config):
     def load(cls, folder: Path) -> "Result":
         """Read `folder/result.json`."""
         return cls.model_validate_json((folder / RESULT_FILE).read_bytes())
+
+
+def describe_result(result: Result) -> str:
+    """The outcome in a line, and a line for each evaluated split."""
+    rows = f", {result.rows:,} rows" if result.rows is not None else ""
+    output = f" -> {location(result.output)}" if result.output is not None else ""
+    lines = [f"{result.command}: {result.status} in {result.seconds:.1f} s{rows}{output}"]
+    for split, metrics in result.metrics.items():
+        values = "  ".join(f"{name} {'-' if value is None else f'{value:.6g}'}" for name, value in metrics.items())
+        lines.append(f"  {split}: {values}")
+    return "\n".join(lines)

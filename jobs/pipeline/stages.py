@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jobs.command.result import RESULT_FILE, Result
 from jobs.preprocess import inputs_by_split
-from jobs.result import RESULT_FILE, Result
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe

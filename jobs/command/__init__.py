@@ -1,0 +1,1 @@
+"""What all commands share: requests, results, the runner, and the command line made from a request."""

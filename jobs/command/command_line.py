@@ -1,0 +1,106 @@
+"""The command line of a command, made from its request."""
+
+import difflib
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jobs import COMMANDS
+from jobs.command.fields import RequestField, fields_of
+from jobs.command.program import run_program, usage_error
+from jobs.command.request import Request
+from jobs.command.runner import Command, RequestT, build_request, load_command, run_command
+from rayrec.common.errors import ConfigError
+from rayrec.storage.location import location
+
+FLAGS = {"json": "Print only the result, as JSON.", "debug": "Show tracebacks and debug logs."}
+"""The options that every command has besides the fields of its request."""
+
+
+def main(command: Command[RequestT], arguments: Sequence[str] | None = None) -> int:
+    """Run `python -m jobs.NAME`, which takes the arguments of `rayrec NAME`; returns the exit code."""
+    return run_program(typer_command(command), f"python -m jobs.{command.name}", arguments)
+
+
+def typer_command(command: Command[RequestT]) -> Any:
+    """The typer command: an argument for each positional field, an option for each other one, --json and --debug."""
+    fields = fields_of(command.request)
+    forwards = command.request.forwards
+
+    def call(**values: Any) -> None:
+        given = _given(fields, values)
+        if forwards is not None:
+            given[forwards] = [*given[forwards], *_flags(values)]
+        raise typer.Exit(run_command(command, given, json_output=values["json"], debug=values["debug"]))
+
+    parameters = [_parameter(field) for field in fields]
+    parameters += [_keyword(name, bool, typer.Option(f"--{name}", help=text), False) for name, text in FLAGS.items()]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    # Plain help: importing rich's renderers takes longer than all the rest together.
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    settings = {"help_option_names": ["-h", "--help"], "ignore_unknown_options": forwards is not None}
+    app.command(command.name, help=inspect.getdoc(command.request), context_settings=settings)(call)
+    return typer.main.get_command(app)
+
+
+def parse(words: Sequence[str]) -> tuple[Command[Any], Request, list[str]]:
+    """A whole command line, such as `train dlrm-criteo --data ...`: its command, request, and the flags of `FLAGS`.
+
+    Raises ConfigError.
+    """
+    name, *arguments = words
+    if name not in COMMANDS:
+        nearest = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean '{nearest[0]}'?" if nearest else f"commands: {', '.join(COMMANDS)}"
+        raise ConfigError(f"no command '{name}'; {hint}")
+    command = load_command(name)
+    try:
+        values = typer_command(command).make_context(f"rayrec {name}", arguments).params
+    except typer.TyperException as error:
+        raise ConfigError(usage_error(error)) from None
+    return command, build_request(command.request, _given(fields_of(command.request), values)), _flags(values)
+
+
+def as_arguments(request: Request) -> list[str]:
+    """The arguments that make this request again; defaults are left out."""
+    positional, options = [], []
+    for field in fields_of(type(request)):
+        value = getattr(request, field.name)
+        if value is None or value == field.default:
+            continue
+        items = [location(v) if isinstance(v, Path) else str(v) for v in (value if field.is_repeated else (value,))]
+        if field.is_positional:
+            positional += items
+        else:
+            options += [field.option] if field.is_flag else [word for item in items for word in (field.option, item)]
+    return [*positional, *options]
+
+
+def _parameter(field: RequestField) -> inspect.Parameter:
+    """The field as a parameter of the function that typer makes a command from. Values stay text until validation."""
+    if field.is_flag:
+        assert field.default is False, f"{field.name}: a flag sets it to true"
+        return _keyword(field.name, bool, typer.Option(field.option, help=field.help), False)
+    kind = list[str] if field.is_repeated else str
+    default: Any = inspect.Parameter.empty if field.is_required else field.default_text or None
+    if field.is_repeated and field.default:
+        default = list(map(str, field.default))
+    if field.is_positional:
+        return _keyword(field.name, kind, typer.Argument(help=field.help, metavar=field.metavar), default)
+    return _keyword(field.name, kind, typer.Option(field.option, help=field.help, metavar=field.metavar), default)
+
+
+def _keyword(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+
+
+def _given(fields: Sequence[RequestField], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of options that were given; typer has None, or no items, for the others."""
+    return {field.name: values[field.name] for field in fields if values[field.name] not in (None, (), [])}
+
+
+def _flags(values: Mapping[str, Any]) -> list[str]:
+    return [f"--{name}" for name in FLAGS if values[name]]

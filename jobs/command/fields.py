@@ -1,0 +1,96 @@
+"""The fields of a request as options, from which command lines, Python functions and the reference are made."""
+
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from jobs.command.request import Metavar, Request
+from rayrec.storage.location import Folder, LocalPath
+
+_METAVARS = {Folder: "FOLDER|URI", LocalPath: "PATH", Path: "PATH", int: "N", float: "NUMBER", str: "TEXT"}
+
+
+@dataclass(frozen=True)
+class RequestField:
+    """One field of a request."""
+
+    name: str
+    type: Any
+    """The field's type with its annotations, without None."""
+    help: str
+    is_positional: bool
+    is_required: bool
+    default: Any
+    """None if the field is required."""
+
+    @property
+    def is_flag(self) -> bool:
+        return self.type is bool
+
+    @property
+    def is_repeated(self) -> bool:
+        return typing.get_origin(_plain(self.type)) is tuple
+
+    @property
+    def option(self) -> str:
+        """The option on the command line, such as `--top-k`."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def metavar(self) -> str:
+        """The word that stands for the value in help texts."""
+        return _metavar(self.type)
+
+    @property
+    def default_text(self) -> str:
+        """The default as the command line takes it; empty if the command line cannot say it (None, no items)."""
+        if self.default is None or self.is_flag:
+            return ""
+        return ", ".join(map(str, self.default)) if isinstance(self.default, tuple) else str(self.default)
+
+
+def fields_of(request: type[Request]) -> list[RequestField]:
+    """The fields in the order of help texts: positional, required, the command's own, those that commands share."""
+    hints = typing.get_type_hints(request, include_extras=True)
+    declared = [name for parent in request.__mro__ for name in vars(parent).get("__annotations__", {})]
+    # A field that a subclass declares again keeps its place.
+    own_first = reversed(dict.fromkeys(reversed(declared)))
+    positions = {name: position for position, name in enumerate(request.positional)}
+    fields = [
+        RequestField(
+            name=name,
+            type=_without_none(hints[name]),
+            help=" ".join((field.description or "").split()),
+            is_positional=name in positions,
+            is_required=field.is_required(),
+            default=None if field.is_required() else field.default,
+        )
+        for name in own_first
+        if (field := request.model_fields.get(name)) is not None
+    ]
+    return sorted(fields, key=lambda field: (positions.get(field.name, len(positions)), not field.is_required))
+
+
+def _without_none(hint: Any) -> Any:
+    if type(None) not in typing.get_args(hint):
+        return hint
+    (member,) = (member for member in typing.get_args(hint) if member is not type(None))
+    return member
+
+
+def _plain(hint: Any) -> Any:
+    """A type without its annotations."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+
+
+def _metavar(hint: Any) -> str:
+    given = [item.name for item in getattr(hint, "__metadata__", ()) if isinstance(item, Metavar)]
+    plain = _plain(hint)
+    if given:
+        return given[-1]
+    if typing.get_origin(plain) is Literal:
+        return "|".join(map(str, typing.get_args(plain)))
+    if typing.get_origin(plain) is tuple:
+        return _metavar(typing.get_args(plain)[0])
+    return _METAVARS[hint if hint in _METAVARS else plain]

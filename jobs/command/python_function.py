@@ -1,0 +1,57 @@
+"""The Python function of a command, made from its request."""
+
+import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from jobs.command.fields import RequestField, fields_of
+from jobs.command.result import Result
+from jobs.command.runner import Command, build_request, execute
+from rayrec.common.console import console_progress
+from rayrec.common.progress import SilentProgress
+
+PROGRESS = "Show progress on stderr."
+"""What the parameter `progress` does, which every function has besides the fields of its request."""
+
+
+def python_function(command: Command[Any]) -> Callable[..., Result]:
+    """A function with a parameter for each field, which runs the command and returns its result.
+
+    Positional and required fields may be given by position. Errors that the user can fix are
+    `rayrec.common.errors.UserError`, in one line.
+    """
+    fields = fields_of(command.request)
+    signature = inspect.Signature([*map(_parameter, fields), _progress()], return_annotation=Result)
+
+    def call(*args: Any, **kwargs: Any) -> Result:
+        values = signature.bind(*args, **kwargs).arguments
+        shown = values.pop("progress", True)
+        request = build_request(command.request, {name: value for name, value in values.items() if value is not None})
+        with console_progress() if shown else nullcontext(SilentProgress()) as progress:
+            return execute(command, request, progress)
+
+    call.__name__ = call.__qualname__ = command.name
+    call.__doc__ = docstring(command)
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    return call
+
+
+def docstring(command: Command[Any]) -> str:
+    """The docstring of the command's function: the request's, and what each parameter is."""
+    lines = [f"{field.name}: {field.help}" for field in fields_of(command.request)]
+    return "\n".join([inspect.getdoc(command.request) or "", "", *lines, f"progress: {PROGRESS}"])
+
+
+def _parameter(field: RequestField) -> inspect.Parameter:
+    by_position = field.is_positional or field.is_required
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD if by_position else inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if field.is_required else field.default,
+        annotation=field.type,
+    )
+
+
+def _progress() -> inspect.Parameter:
+    return inspect.Parameter("progress", inspect.Parameter.KEYWORD_ONLY, default=True, annotation=bool)

@@ -1,0 +1,149 @@
+"""The base of every request: its fields are a command's options, on the command line and in Python."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator
+
+from rayrec.common.files import is_uri
+from rayrec.config import Config
+from rayrec.recipes import Recipe, RecipeContent, read_recipe
+
+
+@dataclass(frozen=True)
+class Metavar:
+    """Annotates a field with the word that stands for its value in help texts."""
+
+    name: str
+
+
+def _as_text(given: object) -> object:
+    return fspath(given) if isinstance(given, PathLike) else given
+
+
+def _as_texts(given: object) -> object:
+    if isinstance(given, str | PathLike):
+        return (_as_text(given),)
+    return tuple(map(_as_text, given)) if isinstance(given, Sequence) else given
+
+
+def _as_overrides(given: object) -> object:
+    # JSON is YAML, which the values of overrides are.
+    return tuple(f"{key}={json.dumps(value)}" for key, value in given.items()) if isinstance(given, Mapping) else given
+
+
+PathText = Annotated[str, BeforeValidator(_as_text), Metavar("PATH")]
+"""A name, path or URI that stays text; a Path is accepted too."""
+PathTexts = Annotated[tuple[str, ...], BeforeValidator(_as_texts), Metavar("PATH")]
+"""Several names, paths or URIs; a single one is accepted too."""
+RecipeText = Annotated[str, BeforeValidator(_as_text), Metavar("RECIPE")]
+Overrides = Annotated[tuple[str, ...], BeforeValidator(_as_overrides), Metavar("SECTION.KEY=VALUE")]
+"""Overrides as text; a mapping from `section.key` to a value is accepted too."""
+
+
+class Request(Config):
+    """What a command is asked.
+
+    The docstring of a request is the help of its command, and those of its fields are the help of its options.
+    """
+
+    positional: ClassVar[tuple[str, ...]] = ()
+    """Fields that the command line takes by position, in this order."""
+    forwards: ClassVar[str | None] = None
+    """A positional field of another command's words; options unknown here go there, and --json and --debug too."""
+    small_files: ClassVar[tuple[str, ...]] = ()
+    """Fields that may name a YAML file, which travels with a submitted job; other paths are on shared storage."""
+
+    def check(self) -> None:
+        """Raise ConfigError for every mistake that can be found without the data."""
+
+    def reads(self) -> Iterator[Path]:
+        """Yield the folders that the command reads; some may be staged copies of URIs."""
+        yield from (value for name, value in self if isinstance(value, Path) and name != "output")
+
+    @property
+    def continues(self) -> bool:
+        """Whether the command continues the work in its `output`."""
+        return bool(getattr(self, "resume", False))
+
+    def with_absolute_paths(self) -> Self:
+        """The same request for a process that runs in another folder of a machine with the same storage."""
+        paths = {name: value for name, value in self if isinstance(value, Path) and name not in self.small_files}
+        return self.model_copy(update={name: path.expanduser().absolute() for name, path in paths.items()})
+
+
+class RecipeRequest(Request):
+    """The request of a command that takes a recipe."""
+
+    positional: ClassVar[tuple[str, ...]] = ("recipe",)
+    small_files: ClassVar[tuple[str, ...]] = ("recipe",)
+
+    recipe: RecipeText
+    """Name of a shipped recipe (see `rayrec recipes`), or a YAML file."""
+    set: Overrides = ()
+    """Override of the recipe; repeatable."""
+
+    def load_recipe(self) -> Recipe:
+        """The recipe with overrides applied. Raises ConfigError."""
+        return self.read_recipe().resolve()
+
+    def read_recipe(self) -> RecipeContent:
+        """The recipe with overrides applied, before defaults are filled in. Raises ConfigError."""
+        return read_recipe(self.recipe, self.overrides)
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """All overrides, each `section.key=value`; later ones win."""
+        return self.set
+
+    def check(self) -> None:
+        self.load_recipe()
+
+    def with_absolute_paths(self) -> Self:
+        """Also make the paths in the recipe absolute, by further overrides. Raises ConfigError on a wrong recipe."""
+        paths = _relative_paths(self.load_recipe())
+        overrides = tuple(f"{key}={path.absolute()}" for key, path in paths)
+        return super().with_absolute_paths().model_copy(update={"set": (*self.set, *overrides)})
+
+
+def _number_or_range(workers: int | str) -> int | str:
+    if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", str(workers)):
+        raise ValueError("write a number above 0, or MIN:MAX to train elastically")
+    return workers if ":" in str(workers) else int(workers)
+
+
+class TrainingRecipeRequest(RecipeRequest):
+    """A request with short options for the recipe's `train` section; they win over `set`."""
+
+    workers: Annotated[int | str, AfterValidator(_number_or_range), Metavar("N|MIN:MAX")] | None = None
+    """Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically."""
+    device: Literal["auto", "cpu", "cuda"] | None = None
+    """Device to train on (train.device), by default as in the recipe."""
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None
+    """Arithmetic of the dense network (train.precision), by default as in the recipe."""
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        least, _, most = str(self.workers or "").rpartition(":")
+        given = {"workers": most, "min_workers": least, "device": self.device, "precision": self.precision}
+        short = [f"train.{key}={value}" for key, value in given.items() if value]
+        return (*self.set, *short)
+
+
+def absolute_path(text: str) -> str:
+    """The absolute form of a path of raw files; a URI stays as it is."""
+    return text if is_uri(text) else str(Path(text).expanduser().absolute())
+
+
+def _relative_paths(config: Config, prefix: str = "") -> Iterator[tuple[str, Path]]:
+    """Yield the dotted key and value of each relative path in a config."""
+    for name, value in config:
+        if isinstance(value, Config):
+            yield from _relative_paths(value, f"{prefix}{name}.")
+        elif isinstance(value, Path) and not value.is_absolute():
+            yield f"{prefix}{name}", value

@@ -1,0 +1,217 @@
+"""Runs a command the same way for the terminal, a Ray job and Python.
+
+A command's module ends in
+
+    COMMAND = Command("train", TrainRequest, run)
+
+    if __name__ == "__main__":
+        raise SystemExit(main(COMMAND))
+
+which makes `python -m jobs.train` take the arguments of `rayrec train`.
+"""
+
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TextIO, TypeVar
+
+from pydantic import ValidationError
+
+from jobs.command.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE
+from jobs.command.request import Request
+from jobs.command.result import Result, describe_result
+from rayrec.common.console import console_progress, log_to_stderr
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.progress import Progress
+from rayrec.config.validation import describe_validation_error
+from rayrec.storage.location import shown, uri_of
+
+_LONGEST_LINE = 300
+"""Characters of an unexpected error that are shown without --debug."""
+
+RequestT = TypeVar("RequestT", bound=Request)
+
+
+@dataclass(frozen=True)
+class Command(Generic[RequestT]):
+    """One command: its request, its work, and how its result reads."""
+
+    name: str
+    request: type[RequestT]
+    run: Callable[[RequestT, Progress], Result]
+    """Raises UserError or ConfigError for what the user can fix."""
+    describe: Callable[[Result], str] = describe_result
+    """The text that a person sees on stdout instead of the JSON."""
+
+
+def load_command(name: str) -> Command[Any]:
+    """Import the module of a command."""
+    command: Command[Any] = importlib.import_module(f"jobs.{name}").COMMAND
+    return command
+
+
+def build_request(request: type[RequestT], values: Mapping[str, Any]) -> RequestT:
+    """Validate `values` by field. Raises ConfigError naming the field."""
+    try:
+        return request.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "missing":
+            raise ConfigError(f"{first['loc'][0]}: missing; it is required") from None
+        raise ConfigError(describe_validation_error(error, request)) from None
+
+
+def execute(command: Command[RequestT], request: RequestT, progress: Progress) -> Result:
+    """Run the command and write `result.json` into its output folder, even if it fails; errors go on to the caller.
+
+    Folders given as URIs are staged meanwhile. A failure is not written into a folder that had content before (the
+    output of an earlier command stays intact), unless the request resumes that work.
+    """
+    request.check()
+    with _staged(request, progress):
+        return _execute(command, request, progress)
+
+
+@contextlib.contextmanager
+def _staged(request: Request, progress: Progress) -> Iterator[None]:
+    """Fetch the folders that a request gives as URIs, and mirror its output to its URI while the block writes it.
+
+    Messages of a UserError from the block show URIs again. Raises UserError if a URI cannot be read or written.
+    """
+    output: Path | None = getattr(request, "output", None)
+    folders = [folder for folder in request.reads() if uri_of(folder)]
+    if not folders and (output is None or uri_of(output) is None):
+        yield
+        return
+    # Imported only when needed, because it takes a while.
+    from rayrec.storage.staged import fetch, mirrored
+
+    with contextlib.ExitStack() as stack:
+        if output is not None:
+            stack.enter_context(mirrored(output, continues=request.continues, progress=progress))
+        for folder in folders:
+            fetch(folder, progress)
+        try:
+            yield
+        except UserError as error:
+            raise type(error)(shown(str(error))) from error.__cause__
+
+
+def _execute(command: Command[RequestT], request: RequestT, progress: Progress) -> Result:
+    folder: Path | None = getattr(request, "output", None)
+    ours = folder is not None and (_is_empty(folder) or getattr(request, "resume", False))
+    started = time.perf_counter()
+    try:
+        result = command.run(request, progress)
+        progress.finish()
+    except BaseException as error:
+        if folder is not None and ours and folder.is_dir():
+            with contextlib.suppress(OSError):  # a full disk must not hide the error that it caused
+                _failure(command, error, started, folder).save(folder)
+        raise
+    result = result.model_copy(update={"seconds": time.perf_counter() - started})
+    if result.output is not None and result.output.is_dir():
+        result.save(result.output)
+    return result
+
+
+def _failure(command: Command[RequestT], error: BaseException, started: float, output: Path | None) -> Result:
+    return Result(
+        command=command.name,
+        status="interrupted" if exit_code(error) == INTERRUPTED else "failed",
+        seconds=time.perf_counter() - started,
+        output=output,
+        error=describe_error(error),
+    )
+
+
+def run_command(
+    command: Command[RequestT], values: Mapping[str, Any], *, json_output: bool = False, debug: bool = False
+) -> int:
+    """Run a command for a terminal; returns the exit code.
+
+    Only the result goes to stdout; logs, progress and the one line of an error go to stderr.
+    """
+    log_to_stderr(debug)
+    request = None
+    started = time.perf_counter()
+    try:
+        with _interruptible(), _stdout_kept_for_the_result() as stdout:
+            request = build_request(command.request, values)
+            with console_progress() as progress:
+                result = execute(command, request, progress)
+            print(result.to_json() if json_output else command.describe(result), file=stdout, flush=True)
+        return {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}[result.status]
+    except BaseException as error:
+        code = exit_code(error)
+        if debug:
+            traceback.print_exc()
+        unexpected = code == FAILED and not isinstance(error, UserError)
+        hint = "; run again with --debug for the traceback" if unexpected and not debug else ""
+        print(f"error: {describe_error(error)}{hint}", file=sys.stderr, flush=True)
+        if json_output:
+            print(_failure(command, error, started, getattr(request, "output", None)).to_json(), flush=True)
+        return code
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a command that ends with `error`."""
+    if isinstance(error, ConfigError):
+        return WRONG_USAGE
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+
+
+def describe_error(error: BaseException) -> str:
+    """One line on `error`."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, UserError):
+        return " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror.lower()}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # An exception from another process carries its traceback: the first line says where, the last one what.
+    text = " ... ".join(line[:_LONGEST_LINE] for line in dict.fromkeys((lines[0], lines[-1]))) if lines else ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _is_empty(folder: Path) -> bool:
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that temporary folders are removed and workers are stopped."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextlib.contextmanager
+def _stdout_kept_for_the_result() -> Iterator[TextIO]:
+    """Yield stdout, and send everything else that is printed to stderr.
+
+    Child processes are covered too: a JVM writes to descriptor 1.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr), open(kept, "w", closefd=False) as stdout:
+            yield stdout
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

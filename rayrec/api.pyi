@@ -1,0 +1,232 @@
+# Written by tests/command_reference.py.
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal
+
+from jobs.command.result import Result as Result
+from rayrec.inference.predictor import Predictor
+from rayrec.inference.ranker import Ranker
+from rayrec.inference.recommender import Recommender
+from rayrec.recipes import Recipe
+
+AnyPath = str | PathLike[str]
+COMMANDS: tuple[str, ...]
+
+def generate(
+    source: str,
+    rows: int,
+    output: AnyPath,
+    *,
+    seed: int = 0,
+    days: int | None = None,
+    compress: bool = False,
+    progress: bool = True,
+) -> Result:
+    """Write data with the real layout, drawn from a known truth.
+
+    source: Kind of the source whose layout the data have.
+    rows: Rows to write.
+    output: Folder to write, with truth.json if the best reachable metric is known; must not exist.
+    seed: Seed of the rows.
+    days: Write a file for each of so many days; only sources that have such files.
+    compress: Write gzip files.
+    progress: Show progress on stderr.
+    """
+
+def preprocess(
+    recipe: AnyPath,
+    input: AnyPath | Sequence[AnyPath],
+    output: AnyPath,
+    *,
+    set: Mapping[str, Any] | Sequence[str] = (),
+    progress: bool = True,
+) -> Result:
+    """Turn raw logs into a dataset folder, with Spark on Ray.
+
+    recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
+    input: Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable.
+    output: Dataset folder to write; must not exist.
+    set: Override of the recipe; repeatable.
+    progress: Show progress on stderr.
+    """
+
+def train(
+    recipe: AnyPath,
+    data: AnyPath,
+    output: AnyPath,
+    *,
+    resume: bool = False,
+    workers: int | str | None = None,
+    device: Literal["auto", "cpu", "cuda"] | None = None,
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None,
+    set: Mapping[str, Any] | Sequence[str] = (),
+    progress: bool = True,
+) -> Result:
+    """Train a recipe's model on a dataset folder, with Ray Train and TorchRec.
+
+    recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
+    data: Dataset folder, the output of `rayrec preprocess`.
+    output: Run folder to write; must not exist, unless with --resume.
+    resume: Continue the run in --output from its latest checkpoint.
+    workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
+    device: Device to train on (train.device), by default as in the recipe.
+    precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
+    set: Override of the recipe; repeatable.
+    progress: Show progress on stderr.
+    """
+
+def run(
+    recipe: AnyPath,
+    input: AnyPath | Sequence[AnyPath],
+    output: AnyPath,
+    *,
+    workers: int | str | None = None,
+    device: Literal["auto", "cpu", "cuda"] | None = None,
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None,
+    set: Mapping[str, Any] | Sequence[str] = (),
+    progress: bool = True,
+) -> Result:
+    """Preprocess, train, evaluate and export in one job; run again, it continues where it stopped.
+
+    recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
+    input: Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable.
+    output: Folder of all stages (dataset/, run/, evaluation/, model/); an earlier attempt in it is continued.
+    workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
+    device: Device to train on (train.device), by default as in the recipe.
+    precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
+    set: Override of the recipe; repeatable.
+    progress: Show progress on stderr.
+    """
+
+def evaluate(
+    source: AnyPath,
+    data: AnyPath,
+    *,
+    split: str = "test",
+    checkpoint: str = "best",
+    workers: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] | None = None,
+    progress: bool = True,
+) -> Result:
+    """Compute exact metrics over a split, each row once.
+
+    source: Run folder or model folder, or its URI.
+    data: Dataset folder, the output of `rayrec preprocess`.
+    split: Split of the dataset.
+    checkpoint: Checkpoint of a run: best (the latest if none was evaluated), latest, or a step.
+    workers: Worker processes, by default as many as the model was trained on.
+    device: Device to compute on, by default as in training.
+    progress: Show progress on stderr.
+    """
+
+def predict(
+    model: AnyPath,
+    output: AnyPath,
+    *,
+    input: AnyPath | None = None,
+    raw: bool = False,
+    split: str = "test",
+    top_k: int | None = None,
+    progress: bool = True,
+) -> Result:
+    """Score a file or folder, streaming; or recommend items to every user.
+
+    model: Run folder or model folder, or its URI.
+    output: Folder to write: scores/, and rejected/ for unusable raw rows; or recommendations/. Must not exist.
+    input: Dataset folder or its URI; with --raw, a file, folder, glob or URI of raw rows.
+    raw: The input is raw rows, not a dataset folder.
+    split: Split of the dataset folder.
+    top_k: Instead of scores, the best K new items for every user; takes no input.
+    progress: Show progress on stderr.
+    """
+
+def export(
+    run: AnyPath,
+    output: AnyPath,
+    *,
+    checkpoint: str = "best",
+    tables: Literal["fp32", "fp16", "int8"] = "fp32",
+    progress: bool = True,
+) -> Result:
+    """Write the model folder that serve and predict read.
+
+    run: Run folder, the output of `rayrec train`, or its URI.
+    output: Model folder to write; must not exist.
+    checkpoint: Checkpoint of the run: best (the latest if none was evaluated), latest, or a step.
+    tables: Precision of the stored embedding tables; the result shows what less than fp32 changes.
+    progress: Show progress on stderr.
+    """
+
+def tune(
+    recipe: AnyPath,
+    data: AnyPath,
+    output: AnyPath,
+    trials: int,
+    *,
+    space: AnyPath | None = None,
+    search: Literal["random", "grid", "optuna", "pbt"] = "optuna",
+    scheduler: Literal["none", "asha"] = "none",
+    metric: str | None = None,
+    concurrent: int | None = None,
+    confirm: int = 0,
+    resume: bool = False,
+    workers: int | str | None = None,
+    device: Literal["auto", "cpu", "cuda"] | None = None,
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None,
+    set: Mapping[str, Any] | Sequence[str] = (),
+    progress: bool = True,
+) -> Result:
+    """Search for better values of a recipe's keys, with Ray Tune.
+
+    recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
+    data: Dataset folder, the output of `rayrec preprocess`; all trials read it.
+    output: Folder of the sweep; must not exist, unless with --resume.
+    trials: Trials to run.
+    space: Search space, a YAML file, by default the one shipped for the recipe's kind of model.
+    search: How values are chosen: optuna (TPE), random, grid, or pbt (population based training).
+    scheduler: Whether trials are stopped early: none, or asha, which stops those that are behind the others.
+    metric: Metric to improve, by default train.checkpoint.keep_best, else auc.
+    concurrent: Trials at once, by default as many as fit the cluster.
+    confirm: Number of best trials to train again with other seeds, beside the recipe as it stands; the best mean wins.
+    resume: Continue the sweep in --output.
+    workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
+    device: Device to train on (train.device), by default as in the recipe.
+    precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
+    set: Override of the recipe; repeatable.
+    progress: Show progress on stderr.
+    """
+
+def plan(
+    recipe: AnyPath,
+    data: AnyPath,
+    *,
+    workers: int = 1,
+    workers_per_node: int | None = None,
+    memory_per_worker: str = "80GB",
+    hardware: Literal["a100", "h100", "h200"] | None = None,
+    set: Mapping[str, Any] | Sequence[str] = (),
+    progress: bool = True,
+) -> Result:
+    """Show how the tables would be sharded, without training.
+
+    recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
+    data: Dataset folder, whose schema has the sizes of the tables.
+    workers: Workers to plan for.
+    workers_per_node: Workers on one machine, by default all of them.
+    memory_per_worker: Memory of one worker for tables, such as 80GB or 64GiB.
+    hardware: Kind of GPU on which to estimate a training step, by default none.
+    set: Override of the recipe; repeatable.
+    progress: Show progress on stderr.
+    """
+
+def load_recipe(recipe: AnyPath, set: Mapping[str, Any] | None = None) -> Recipe:
+    """The validated recipe: a shipped one by name, or a YAML file, with values set by key, such as `train.epochs`."""
+
+def load_model(folder: AnyPath) -> Predictor:
+    """The predictor of a model folder, on CPU: `predict(rows)` takes raw features and gives probabilities."""
+
+def load_recommender(folder: AnyPath) -> Recommender:
+    """The recommender of a model folder of users and items: `recommend(user, k)` gives the best new items."""
+
+def load_ranker(folder: AnyPath) -> Ranker:
+    """The ranker of a model that looks up features: `rank(context, candidates, k)` gives the best candidates."""

@@ -1,0 +1,120 @@
+"""What is written from the requests of the commands: the options in docs/cli.md, and the types of the Python API.
+
+`python -m tests.command_reference` writes both files.
+"""
+
+import inspect
+import re
+import subprocess
+import sys
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+from jobs import COMMANDS
+from jobs.command.fields import RequestField, fields_of
+from jobs.command.python_function import docstring
+from jobs.command.request import Overrides, PathText, PathTexts, RecipeText
+from jobs.command.runner import load_command
+from rayrec import api
+from rayrec.storage.location import Folder, LocalPath
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DOCUMENT = REPOSITORY / "docs" / "cli.md"
+STUB = REPOSITORY / "rayrec" / "api.pyi"
+_BEGIN, _END = "<!-- written by tests/command_reference.py -->\n", "<!-- end -->\n"
+_STUB_TYPES = (
+    (Folder, "AnyPath"), (LocalPath, "AnyPath"), (PathText, "AnyPath"), (RecipeText, "AnyPath"),
+    (PathTexts, "AnyPath | Sequence[AnyPath]"), (Overrides, "Mapping[str, Any] | Sequence[str]"),
+)  # fmt: skip
+"""What a field of an annotated type takes in Python."""
+
+
+def document() -> str:
+    """docs/cli.md with the options as the requests have them."""
+    before, _, rest = DOCUMENT.read_text().partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    return before + _BEGIN + "\n" + "\n".join(map(_options, COMMANDS)) + _END + after
+
+
+def _options(command: str) -> str:
+    request = load_command(command).request
+    lines = [f"### rayrec {command}", "", *(inspect.getdoc(request) or "").splitlines(), ""]
+    fields = fields_of(request)
+    if fields:
+        lines += ["| option | default | |", "| --- | --- | --- |", *map(_row, fields), ""]
+    return "\n".join(lines) + "\n"
+
+
+def _row(field: RequestField) -> str:
+    if field.is_positional:
+        option = field.metavar + (" ..." if field.is_repeated else "")
+    else:
+        option = field.option if field.is_flag else f"{field.option} {field.metavar}"
+    default = "required" if field.is_required else f"`{field.default_text}`" if field.default_text else ""
+    return f"| `{option}` | {default} | {field.help} |".replace("|", "\\|").replace("\\| ", "| ").replace(" \\|", " |")
+
+
+def stub() -> str:
+    """rayrec/api.pyi: the typed functions of the commands, and the other functions as they are written."""
+    source = [
+        "# Written by tests/command_reference.py.",
+        "from collections.abc import Mapping, Sequence",
+        "from os import PathLike",
+        "from typing import Any, Literal",
+        "",
+        "from jobs.command.result import Result as Result",
+        "from rayrec.inference.predictor import Predictor",
+        "from rayrec.inference.ranker import Ranker",
+        "from rayrec.inference.recommender import Recommender",
+        "from rayrec.recipes import Recipe",
+        "AnyPath = str | PathLike[str]",
+        "COMMANDS: tuple[str, ...]",
+        *map(_command_stub, api.COMMANDS),
+        *map(_function_stub, (api.load_recipe, api.load_model, api.load_recommender, api.load_ranker)),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(STUB), "-"],
+        input="\n".join(source), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+def _command_stub(name: str) -> str:
+    command = load_command(name)
+    fields = fields_of(command.request)
+    by_position = [field for field in fields if field.is_positional or field.is_required]
+    by_name = [field for field in fields if field not in by_position]
+    parameters = [*map(_parameter, by_position), "*", *map(_parameter, by_name), "progress: bool = True"]
+    text = docstring(command).replace("\n", "\n    ")
+    return f'def {name}({", ".join(parameters)}) -> Result:\n    """{text}\n    """'
+
+
+def _parameter(field: RequestField) -> str:
+    if field.is_required:
+        return f"{field.name}: {_type_text(field.type)}"
+    optional = " | None" if field.default is None else ""
+    default = str(field.default) if isinstance(field.default, Path) else field.default
+    return f"{field.name}: {_type_text(field.type)}{optional} = {default!r}"
+
+
+def _type_text(hint: Any) -> str:
+    if hasattr(hint, "__metadata__"):
+        # A field may have further annotations, after those of its type.
+        known = (text for kind, text in _STUB_TYPES if kind.__metadata__[0] == hint.__metadata__[0])
+        return next(known, None) or _type_text(typing.get_args(hint)[0])
+    if typing.get_origin(hint) is Literal:
+        return f"Literal[{', '.join(map(repr, typing.get_args(hint)))}]"
+    if typing.get_origin(hint) is tuple:
+        return f"Sequence[{_type_text(typing.get_args(hint)[0])}]"
+    return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
+def _function_stub(function: Any) -> str:
+    code = inspect.getsource(function)
+    return re.sub(r'-> "(\w+)":', r"-> \1:", code[: code.index("    from ")].rstrip())
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document())
+    STUB.write_text(stub())
