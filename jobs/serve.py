@@ -118,8 +118,8 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
     from cluster.haproxy import SWITCH as HAPROXY_SWITCH
     from cluster.ray_session import ray_session
     from serve.arguments import ServeArguments
-    from serve.repository import scan
-    from serve.tokens import read_tokens
+    from serve.models.repository import scan
+    from serve.operations.tokens import read_tokens
 
     request.check()
     _require_free_port(request.host, request.port)
@@ -178,7 +178,7 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
             if request.grpc_port is None
             else gRPCOptions(
                 port=request.grpc_port,
-                grpc_servicer_functions=["serve.grpc_service.add_to_server"],
+                grpc_servicer_functions=["serve.protocols.grpc.service.add_to_server"],
                 request_timeout_s=timeout,
                 # Its messages are not in the pool of descriptors that reflection reads.
                 enable_reflection=False,

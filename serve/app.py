@@ -19,24 +19,22 @@ from rayrec.config import ServeConfig
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_memory import TableMemory
 from serve.arguments import ServeArguments
-from serve.gate import Limits
-from serve.grpc_service import GrpcMethods, GrpcService
+from serve.engine.admission import Admission, Limits
 from serve.http_app import create_app
-from serve.json_log import JsonLog
-from serve.metrics import ServingMetrics
-from serve.repository import scan
-from serve.request_log import RequestLog
-from serve.served_models import ServedModels
-from serve.served_version import ServedVersion
-from serve.staged_models import StagedModels
-from serve.tokens import read_tokens
-from serve.updates import Updates, poll_forever
+from serve.models.repository import StagedModels, scan
+from serve.models.served_models import ServedModels
+from serve.models.served_version import ServedVersion
+from serve.models.updates import Updates, poll_forever
+from serve.operations.json_log import JsonLog
+from serve.operations.metrics import ServingMetrics
+from serve.operations.tokens import read_tokens
+from serve.protocols.grpc.service import GrpcMethods
 
 _STUCK_SECONDS = 25.0
 
 
 def build(args: ServeArguments) -> Application:
-    """The Serve application for `args`. Raises UserError where a folder holds no whole model."""
+    """The Serve application for `args`. Raises UserError if a folder holds no whole model."""
     settings = settings_of(args)
     scale: dict[str, Any] = {"num_replicas": settings.replicas}
     if settings.max_replicas is not None:
@@ -61,7 +59,7 @@ def build(args: ServeArguments) -> Application:
 
 
 def settings_of(args: ServeArguments) -> ServeConfig:
-    """The settings given, else those of the first model's recipe. Raises UserError where a folder holds no model."""
+    """The settings given, else those of the first model's recipe. Raises UserError if a folder holds no model."""
     StagedModels(args.model.values()).refresh()
     first = next(iter(scan(args.model).values()))
     return args.settings(ModelFolder.open(next(iter(first.versions.values()))).recipe.serve)
@@ -71,39 +69,37 @@ def settings_of(args: ServeArguments) -> ServeConfig:
 @ray_serve.deployment(max_constructor_retry_count=1)
 @ray_serve.ingress()
 class ModelServer(GrpcMethods):
-    """A replica: the models in its memory, their routes, and the thread that brings new versions."""
+    """A replica: the models in its memory, their routes and calls, and the thread that loads new versions."""
 
     def __init__(
         self, folders: dict[str, Path], settings: ServeConfig, log_folder: Path | None, tokens: frozenset[str]
     ) -> None:
         torch.set_num_threads(settings.threads_per_replica)
-        self._limits = Limits(
-            max_rows=settings.max_rows_per_request,
-            max_body_bytes=int(settings.max_body_mib * 2**20),
-            timeout_seconds=settings.request_timeout_seconds,
-        )
-        self._tokens = tokens
-        self._models = ServedModels()
         # Beside the event loop, so that requests are read and checked while a batch is scored.
         self._executor = executor = ThreadPoolExecutor(1, "scoring")
         metrics = ServingMetrics()
         memory = TableMemory(settings.table_memory_gib * 2**30)
         replica = ray_serve.get_replica_context().replica_id.unique_id
+        limits = Limits(
+            max_rows=settings.max_rows_per_request,
+            max_body_bytes=int(settings.max_body_mib * 2**20),
+            timeout_seconds=settings.request_timeout_seconds,
+        )
+        access_log = JsonLog("access", log_folder, replica) if log_folder is not None else None
+        models = ServedModels()
+        super().__init__(models, Admission(limits, tokens, metrics, access_log))
 
         def load(name: str, version: str, folder: Path) -> ServedVersion:
             return ServedVersion.load(name, version, folder, executor, settings, metrics, memory)
 
-        access_log = JsonLog("access", log_folder, replica) if log_folder is not None else None
-        self._log = RequestLog(metrics, access_log)
-        self._grpc = GrpcService(self._models, self._limits, tokens, self._log)
-        updates = Updates(folders, load, self._models, JsonLog("shadow", log_folder, replica))
+        updates = Updates(folders, load, models, JsonLog("shadow", log_folder, replica))
         updates.load_all()
         poll_forever(updates, settings.poll_seconds)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(self._models, self._limits, self._tokens, self._log)
+        return create_app(self._models, self._admission)
 
     async def check_health(self) -> None:
-        """Serve asks every few seconds, and replaces a replica whose scoring thread does not come back."""
+        """Raises TimeoutError if the scoring thread is stuck: Serve asks every few seconds and replaces the replica."""
         loop = asyncio.get_running_loop()
         await asyncio.wait_for(loop.run_in_executor(self._executor, lambda: None), _STUCK_SECONDS)

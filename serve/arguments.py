@@ -1,4 +1,4 @@
-"""What the application is built from; imports no Ray, whose settings are read when it is imported."""
+"""The arguments of the application; imports no Ray, whose settings are read when it is imported."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,17 +11,18 @@ from rayrec.storage.location import Folder, local_path
 
 
 class ServeArguments(ServeConfig):
-    """What `serve.app:build` takes. Settings not given come from the `serve` section of the first model's config."""
+    """Arguments of `serve.app:build`. Settings not given come from the `serve` section of the first model's config."""
 
     model: dict[str, Folder] = Field(min_length=1)
-    """Folders by name: of a model, of the versions of one, or of several models (see `serve.repository`). Also read
-    from text: `FOLDER`, whose name becomes the model's, or `NAME=FOLDER`, several separated by commas."""
+    """Folders by name: a model, the versions of one, or several models (see `serve.models.repository`). Also read from
+    text: `FOLDER`, whose name becomes the model's, or `NAME=FOLDER`, several separated by commas."""
 
     log_folder: Path | None = None
-    """Where each replica writes its own log files (JSON lines); without one they are in Ray Serve's logs."""
+    """Where each replica writes its own log files (JSON lines); if absent, comparisons with a shadow are in Ray Serve's
+    logs and requests are not logged."""
 
     token_file: Path | None = None
-    """Tokens, one a line, of which each request must have one; without it those of RAYREC_SERVE_TOKENS, if any."""
+    """Tokens, one a line, of which each request must have one; if absent, those of RAYREC_SERVE_TOKENS, if any."""
 
     @field_validator("model", mode="before")
     @classmethod
@@ -29,7 +30,7 @@ class ServeArguments(ServeConfig):
         return named_folders(value.split(",")) if isinstance(value, str) else value
 
     def settings(self, recipe: ServeConfig) -> ServeConfig:
-        """The recipe's settings, with those given here in their place."""
+        """The recipe's settings, replaced by those given here."""
         given = {name: getattr(self, name) for name in self.model_fields_set if name in ServeConfig.model_fields}
         return recipe.model_copy(update=given)
 
@@ -37,7 +38,7 @@ class ServeArguments(ServeConfig):
 def named_folders(arguments: Sequence[str]) -> dict[str, Path]:
     """Folders by name, from `NAME=FOLDER` or `FOLDER`, which may be URIs.
 
-    Raises ConfigError on a name that is used twice or unfit.
+    Raises ConfigError for a name that is used twice or cannot stand in a URL.
     """
     folders: dict[str, Path] = {}
     for argument in arguments:

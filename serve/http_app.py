@@ -1,6 +1,5 @@
 """The HTTP application over the models of a replica; errors are one line of JSON, never a stack trace."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,38 +7,29 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import StarletteHTTPException
 from fastapi.responses import JSONResponse
 
-from serve import routes_v1, routes_v2
-from serve.gate import Gate, Limits
+from serve.engine.admission import Admission
+from serve.errors import RequestError
+from serve.models.served_models import ServedModels
 from serve.openapi import document
-from serve.protocol import RequestError
-from serve.request_log import RequestLog
-from serve.served_models import ServedModels
+from serve.protocols.http import Gate
+from serve.protocols.v1 import routes as v1
+from serve.protocols.v2 import routes as v2
 
-logger = logging.getLogger("ray.serve.rayrec")
-
-# The page has its style and script in itself, and talks to this server alone.
+# The page contains its style and script, and talks to this server alone.
 _PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 
-def create_app(
-    models: ServedModels,
-    limits: Limits,
-    tokens: frozenset[str],
-    log: RequestLog,
-) -> FastAPI:
-    """The application that answers for `models`, whatever they are at the moment of a request.
-
-    `tokens` are what `read_tokens` gives.
-    """
+def create_app(models: ServedModels, admission: Admission) -> FastAPI:
+    """The application that answers for `models`, whatever they are at the moment of a request."""
     app = FastAPI(title="rayrec", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Gate, limits=limits, tokens=tokens, log=log)
-    app.include_router(routes_v1.routes(models, limits))
-    app.include_router(routes_v2.routes(models, limits))
+    app.add_middleware(Gate, admission=admission)
+    app.include_router(v1.routes(models, admission.limits))
+    app.include_router(v2.routes(models, admission.limits))
 
-    page = (Path(__file__).parent / "playground.html").read_bytes()
+    page = Path(__file__).with_name("playground.html").read_bytes()
 
     @app.get("/")
     async def playground() -> Response:
@@ -47,7 +37,7 @@ def create_app(
 
     @app.get("/openapi.json")
     async def openapi() -> dict[str, Any]:
-        return document(models, limits.max_rows, tuple(routes_v1.VERBS))
+        return document(models, admission.limits.max_rows)
 
     @app.get("/healthz")
     async def health() -> dict[str, str]:
@@ -62,10 +52,5 @@ def create_app(
         paths = "POST /v1/models/NAME:predict (or :recommend), POST /v2/models/NAME/infer, GET /v1/models, GET /healthz"
         message = f"{request.method} {request.url.path[:200]}: {error.detail}; there are {paths}"
         return JSONResponse({"error": message}, status_code=error.status_code, headers=error.headers)
-
-    @app.exception_handler(Exception)
-    async def internal_error(request: Request, error: Exception) -> Response:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return JSONResponse({"error": "internal error; the server's log has the details"}, status_code=500)
 
     return app

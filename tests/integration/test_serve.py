@@ -83,11 +83,11 @@ def test_recommendations_are_the_recommenders(url: str, folders: dict[str, Path]
 @pytest.mark.parametrize("k", [None, 2])
 def test_ads_are_ranked_as_the_ranker_does(url: str, folders: dict[str, Path], k: int | None) -> None:
     expected = load_ranker(folders["ads"]).rank(CONTEXT, ADS, k)
-    body = {"context": CONTEXT, "ads": ADS, **({} if k is None else {"k": k})}
+    body = {"context": CONTEXT, "candidates": ADS, **({} if k is None else {"k": k})}
     answer = requests.post(f"{url}/v1/models/ads:rank", json=body, timeout=TIMEOUT)
     assert answer.status_code == 200
-    assert [entry["ad"] for entry in answer.json()["ads"]] == expected.ads
-    np.testing.assert_allclose([e["score"] for e in answer.json()["ads"]], expected.scores, rtol=0, atol=1e-6)
+    assert [entry["candidate"] for entry in answer.json()["candidates"]] == expected.candidates
+    np.testing.assert_allclose([e["score"] for e in answer.json()["candidates"]], expected.scores, rtol=0, atol=1e-6)
 
 
 def test_an_answer_has_the_id_of_its_request(url: str) -> None:
@@ -262,13 +262,25 @@ BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
     "v2, not JSON": ("POST", "/v2/models/dlrm/infer", b"x", 400, "not valid JSON"),
     "v2, GET": ("GET", "/v2/models/dlrm/infer", b"", 405, "use POST"),
     "v2, unknown model": ("POST", "/v2/models/x/infer", b"{}", 404, "no model 'x'"),
-    "no ranker": ("POST", "/v1/models/dlrm:rank", b'{"ads": [1]}', 404, "it cannot rank; use /v1/models/dlrm:predict"),
-    "no ads": ("POST", "/v1/models/ads:rank", b'{"context": {}}', 422, "ads: must be a list of at least one ad id"),
-    "ad of another type": ("POST", "/v1/models/ads:rank", b'{"ads": [1, "2"]}', 422, "ads[1]: a value of type str"),
+    "no ranker": (
+        "POST",
+        "/v1/models/dlrm:rank",
+        b'{"candidates": [1]}',
+        404,
+        "it cannot rank; use /v1/models/dlrm:predict",
+    ),
+    "no candidates": ("POST", "/v1/models/ads:rank", b'{"context": {}}', 422, "candidates: must be a list of at least"),
+    "ad of another type": (
+        "POST",
+        "/v1/models/ads:rank",
+        b'{"candidates": [1, "2"]}',
+        422,
+        "candidates[1]: a value of type str",
+    ),
     "unknown context": (
         "POST",
         "/v1/models/ads:rank",
-        b'{"ads": [1], "context": {"id": 1}}',
+        b'{"candidates": [1], "context": {"id": 1}}',
         422,
         "unknown field 'id'",
     ),

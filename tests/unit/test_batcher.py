@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from serve.batching import Batcher
+from serve.engine.batching import Batcher
 
 
 class Doubler:

@@ -1,19 +1,21 @@
 """What is refused before the routes: tokens, sizes, times; and the id of each request."""
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import Request
 from starlette.types import Receive, Scope, Send
 
 from rayrec.common.errors import ConfigError, UserError
-from serve.gate import Gate, Limits
-from serve.json_log import JsonLog
-from serve.metrics import ServingMetrics
-from serve.request_log import RequestLog
-from serve.tokens import is_allowed, read_tokens
+from serve.engine.admission import Admission, Limits
+from serve.operations.json_log import JsonLog
+from serve.operations.metrics import ServingMetrics
+from serve.operations.tokens import is_allowed, read_tokens
+from serve.protocols.http import Gate, read_body
 
 TOKEN = "0123456789abcdef"
 METRICS = ServingMetrics()
@@ -48,9 +50,8 @@ def ask(
     known = read_tokens(None, {"RAYREC_SERVE_TOKENS": ",".join(tokens)})
     raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
     scope = {"type": "http", "method": "POST", "path": path, "headers": raw}
-    asyncio.run(
-        asyncio.wait_for(Gate(app, limits=LIMITS, tokens=known, log=RequestLog(METRICS, log))(scope, receive, send), 10)
-    )
+    gate = Gate(app, Admission(LIMITS, known, METRICS, log))
+    asyncio.run(asyncio.wait_for(gate(scope, receive, send), 10))
     start, body = sent
     return start["status"], {name.decode(): value.decode() for name, value in start["headers"]}, body["body"]
 
@@ -118,6 +119,35 @@ def test_what_takes_too_long_is_504() -> None:
     status, _, body = ask(app=sleeping)
     assert status == 504
     assert json.loads(body) == {"error": "not done within 0.2 s; send fewer rows, or try again"}
+
+
+async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+    raise KeyError("a secret of the server")
+
+
+async def reading(scope: Scope, receive: Receive, send: Send) -> None:
+    async def disconnected() -> Any:
+        return {"type": "http.disconnect"}
+
+    await read_body(Request(scope, disconnected), LIMITS)
+
+
+async def leaving(scope: Scope, receive: Receive, send: Send) -> None:
+    raise asyncio.CancelledError
+
+
+def test_an_unexpected_error_is_500_without_its_text(tmp_path: Path) -> None:
+    status, _, body = ask(app=failing, log=JsonLog("access", tmp_path, "r1"))
+    assert status == 500
+    assert json.loads(body) == {"error": "internal error; the server's log has the details"}
+    assert json.loads((tmp_path / "access-r1.jsonl").read_text())["status"] == 500
+
+
+@pytest.mark.parametrize("app", [reading, leaving])
+def test_a_client_that_leaves_is_logged_as_499(app: Any, tmp_path: Path) -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        ask(app=app, log=JsonLog("access", tmp_path, "r1"))
+    assert json.loads((tmp_path / "access-r1.jsonl").read_text())["status"] == 499
 
 
 IDS = {"abc-1": True, "": False, "a" * 129: False, "a\xe9": False}

@@ -1,28 +1,32 @@
 """The Open Inference Protocol over gRPC: the messages are those of Triton's client, the scores the predictor's."""
 
 import asyncio
+import inspect
+import pickle
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from google.protobuf import descriptor_pb2
 from tritonclient.grpc import InferInput, service_pb2
 
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.examples import Examples
 from rayrec.inference.predictor import Predictor, load_model
-from serve import grpc_messages
-from serve.gate import Limits
-from serve.grpc_protocol import infer_request, infer_response, metadata_response
-from serve.grpc_service import METHODS, GrpcService
-from serve.metrics import ServingMetrics
-from serve.open_inference import metadata
-from serve.protocol import RequestError
-from serve.request_log import RequestLog
-from serve.served_models import ServedModel, ServedModels
-from serve.served_version import ServedVersion, score_together
-from serve.tokens import read_tokens
+from serve.engine.admission import Admission, Limits
+from serve.errors import RequestError
+from serve.models.served_models import ServedModel, ServedModels
+from serve.models.served_version import ServedVersion, score_together
+from serve.operations.metrics import ServingMetrics
+from serve.operations.tokens import read_tokens
+from serve.protocols.grpc import proto
+from serve.protocols.grpc.messages import infer_request, infer_response
+from serve.protocols.grpc.service import GrpcMethods
+from serve.protocols.v2.messages import metadata
 from tests.model_folders import make_model_folder, make_raw_rows
 
 ROWS = 30
@@ -50,14 +54,75 @@ def _fields(message: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", proto.METHODS)
 @pytest.mark.parametrize("kind", ["Request", "Response"])
 def test_messages_are_those_of_tritons_client(method: str, kind: str) -> None:
     """Both live in this process, though they have the same names."""
-    ours = getattr(grpc_messages, f"{method}{kind}").DESCRIPTOR
+    ours = getattr(proto, f"{method}{kind}").DESCRIPTOR
     theirs = getattr(service_pb2, f"{method}{kind}").DESCRIPTOR
     assert ours.full_name == theirs.full_name
     assert _fields(ours) == _fields(theirs)
+
+
+def _declared(text: str) -> dict[str, dict[str, tuple[str, int, str]]]:
+    """Label (empty, or the group of alternatives), number and type of the fields of each message in a .proto file."""
+    messages: dict[str, dict[str, tuple[str, int, str]]] = {}
+    blocks: list[tuple[str, str]] = []
+    for line in re.sub(r"//.*", "", text).splitlines():
+        if block := re.match(r"\s*(message|oneof|service) (\w+) {(})?", line):
+            blocks.append((block[1], block[2]))
+            if block[1] == "message":
+                messages[".".join(name for _, name in blocks)] = {}
+            if block[3]:
+                blocks.pop()
+        elif field := re.match(r"\s*(repeated )?([\w<>, ]+) (\w+) = (\d+);", line):
+            group = blocks[-1][1] if blocks[-1][0] == "oneof" else (field[1] or "").strip()
+            message = ".".join(name for kind, name in blocks if kind == "message")
+            messages[message][field[3]] = (group, int(field[4]), field[2])
+        elif line.strip() == "}":
+            blocks.pop()
+    return messages
+
+
+def _compiled(messages: Any, prefix: str = "") -> dict[str, dict[str, tuple[str, int, str]]]:
+    """The same of the messages of a descriptor."""
+    found: dict[str, dict[str, tuple[str, int, str]]] = {}
+    for message in messages:
+        maps = {entry.name: entry for entry in message.nested_type if entry.options.map_entry}
+        fields = found[prefix + message.name] = {}
+        for field in message.field:
+            label = "repeated" if field.label == field.LABEL_REPEATED else ""
+            kind = field.type_name.rpartition(".")[2] or field.Type.Name(field.type).removeprefix("TYPE_").lower()
+            if kind in maps:
+                label, kind = "", f"map<string, {maps[kind].field[1].type_name.rpartition('.')[2]}>"
+            if field.HasField("oneof_index"):
+                label = message.oneof_decl[field.oneof_index].name
+            fields[field.name] = (label, field.number, kind)
+        nested = [entry for entry in message.nested_type if entry.name not in maps]
+        found |= _compiled(nested, f"{prefix}{message.name}.")
+    return found
+
+
+def test_the_descriptor_is_that_of_the_proto_file() -> None:
+    """Whoever changes the one and not the other is told so; the docstring of `proto` has the command."""
+    text = Path(proto.__file__).with_name("open_inference.proto").read_text()
+    compiled = Path(proto.__file__).with_name("open_inference.binpb").read_bytes()
+    (file,) = descriptor_pb2.FileDescriptorSet.FromString(compiled).file
+    assert _declared(text) == _compiled(file.message_type)
+    assert len(_declared(text)) == 18
+    calls = [(call.name, call.input_type, call.output_type) for call in file.service[0].method]
+    assert re.findall(r"rpc (\w+)\((\w+)\) returns \((\w+)\)", text) == [
+        (name, asked.rpartition(".")[2], answered.rpartition(".")[2]) for name, asked, answered in calls
+    ]
+    assert f"package {file.package};" in text
+
+
+def test_serve_passes_its_context_and_pickles_a_request() -> None:
+    request = proto.ModelReadyRequest(name="m", version="2")
+    assert pickle.loads(pickle.dumps(request)) == request
+    for name in proto.METHODS:
+        assert list(inspect.signature(getattr(GrpcMethods, name)).parameters) == ["self", "request", "grpc_context"]
+        assert getattr(GrpcMethods, name).__name__ == name
 
 
 def raw_request(rows: list[dict[str, Any]]) -> Any:
@@ -96,7 +161,7 @@ def typed_request(rows: list[dict[str, Any]]) -> Any:
 
 
 def as_received(message: Any) -> Any:
-    return grpc_messages.ModelInferRequest.FromString(message.SerializeToString())
+    return proto.ModelInferRequest.FromString(message.SerializeToString())
 
 
 @pytest.mark.parametrize("make", [raw_request, typed_request])
@@ -142,8 +207,8 @@ def test_encoded_rows(predictor: Predictor) -> None:
 
 
 def test_metadata(predictor: Predictor) -> None:
-    told = metadata_response("m", ["1", "2"], predictor)
     expected = metadata("m", ["1", "2"], predictor)
+    told = proto.ModelMetadataResponse(**expected)
     assert (told.name, list(told.versions), told.platform) == ("m", ["1", "2"], "rayrec")
     for field in ("inputs", "outputs"):
         found = [{"name": e.name, "datatype": e.datatype, "shape": list(e.shape)} for e in getattr(told, field)]
@@ -214,13 +279,13 @@ class Context:
 
 
 CALLS: dict[str, tuple[str, Any, dict[str, str], grpc.StatusCode, str]] = {
-    "live": ("ServerLive", grpc_messages.ServerLiveRequest(), {}, grpc.StatusCode.OK, ""),
+    "live": ("ServerLive", proto.ServerLiveRequest(), {}, grpc.StatusCode.OK, ""),
     "scored": ("ModelInfer", one(), {"authorization": f"Bearer {TOKEN}"}, grpc.StatusCode.OK, ""),
     "no token": ("ModelInfer", one(), {}, grpc.StatusCode.UNAUTHENTICATED, "no valid token"),
     "wrong": ("ModelInfer", one("x"), {"authorization": f"Bearer {TOKEN}"}, grpc.StatusCode.INVALID_ARGUMENT, "'x'"),
     "no such model": (
         "ModelReady",
-        grpc_messages.ModelReadyRequest(name="other"),
+        proto.ModelReadyRequest(name="other"),
         {"authorization": f"Bearer {TOKEN}"},
         grpc.StatusCode.NOT_FOUND,
         "no model 'other'",
@@ -240,17 +305,18 @@ def test_calls(predictor: Predictor, case: str) -> None:
     method, request, sent, code, details = CALLS[case]
     metrics, models, context = ServingMetrics(), ServedModels(), Context(**sent)
     limits = Limits(max_rows=10, max_body_bytes=2000, timeout_seconds=20)
-    service = GrpcService(models, limits, read_tokens(None, {"RAYREC_SERVE_TOKENS": TOKEN}), RequestLog(metrics, None))
+    tokens = read_tokens(None, {"RAYREC_SERVE_TOKENS": TOKEN})
+    methods = GrpcMethods(models, Admission(limits, tokens, metrics))
     if method == "ModelInfer":
         request = as_received(request)
     with ThreadPoolExecutor(1) as pool:
         examples = Examples.load(predictor.folder)
         version = ServedVersion("m", "1", predictor, examples, pool, ServeConfig(), metrics)
         models.current = {"m": ServedModel("m", {"1": version}, {"1": 1.0})}
-        answer = asyncio.run(service.call(method, request, context))
+        answer = asyncio.run(getattr(methods, method)(request, grpc_context=context))
     assert context.code == code
     assert details in context.details
-    assert type(answer) is getattr(grpc_messages, f"{method}Response")
+    assert type(answer) is getattr(proto, f"{method}Response")
     if case == "scored":
         scores = np.array(answer.outputs[0].contents.fp32_contents)
         np.testing.assert_allclose(scores, predictor.predict([{"I1": 1.0}]), rtol=0, atol=1e-6)

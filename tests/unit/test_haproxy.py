@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from ray.serve._private import constants, haproxy
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
 from cluster.haproxy import SWITCH, serve_behind_haproxy
@@ -27,6 +28,15 @@ def test_the_environment_is_set_for_the_block(plain: None) -> None:
         assert os.environ["RAY_SERVE_HAPROXY_STATS_PORT"] != os.environ["RAY_SERVE_HAPROXY_METRICS_PORT"]
     assert dict(os.environ) == before
     assert not program.exists()
+
+
+def test_every_setting_is_one_that_ray_serve_reads(plain: None) -> None:
+    """Most of them are not documented: a release of Ray that renames one would silently ignore it."""
+    known = Path(constants.__file__).read_text() + Path(haproxy.__file__).read_text()
+    before = set(os.environ)
+    with serve_behind_haproxy():
+        unknown = [name for name in os.environ if name not in before and f'"{name}"' not in known]
+    assert unknown == []
 
 
 def test_whoever_decided_already_is_heard(plain: None, monkeypatch: pytest.MonkeyPatch) -> None:

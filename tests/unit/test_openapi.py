@@ -9,12 +9,13 @@ from jsonschema import Draft202012Validator
 
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.table_memory import TableMemory
-from serve.metrics import ServingMetrics
+from serve.errors import RequestError
+from serve.models.served_models import ServedModel, ServedModels
+from serve.models.served_version import ServedVersion
 from serve.openapi import document
-from serve.protocol import RequestError, parse_instances
-from serve.routes_v1 import VERBS
-from serve.served_models import ServedModel, ServedModels
-from serve.served_version import ServedVersion
+from serve.operations.metrics import ServingMetrics
+from serve.protocols.v1.messages import parse_instances
+from serve.protocols.v1.routes import VERBS
 from tests.display_models import ADS, CONTEXT, make_ranker
 from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder
 
@@ -38,11 +39,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> ServedModels:
 
 @pytest.fixture(scope="module")
 def described(models: ServedModels) -> dict[str, Any]:
-    return json.loads(json.dumps(document(models, 100, tuple(VERBS)), allow_nan=False))
+    return json.loads(json.dumps(document(models, 100), allow_nan=False))
 
 
 def test_what_it_describes(described: dict[str, Any]) -> None:
     posts = {path for path, operations in described["paths"].items() if "post" in operations}
+    assert {path.rpartition(":")[2] for path in posts if ":" in path} == set(VERBS)
     assert posts == {
         "/v1/models/ads:predict",
         "/v1/models/ads:rank",
@@ -58,13 +60,13 @@ def test_what_it_describes(described: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("body", "is_valid"),
     [
-        ({"context": CONTEXT, "ads": ADS}, True),
-        ({"ads": [1], "k": 3}, True),
-        ({"context": {**CONTEXT, "platform": None}, "ads": [1]}, True),
-        ({"ads": []}, False),
-        ({"ads": ["1"]}, False),
-        ({"context": {"uuid": 5}, "ads": [1]}, False),
-        ({"context": {"user": "ann"}, "ads": [1]}, False),
+        ({"context": CONTEXT, "candidates": ADS}, True),
+        ({"candidates": [1], "k": 3}, True),
+        ({"context": {**CONTEXT, "platform": None}, "candidates": [1]}, True),
+        ({"candidates": []}, False),
+        ({"candidates": ["1"]}, False),
+        ({"context": {"uuid": 5}, "candidates": [1]}, False),
+        ({"context": {"user": "ann"}, "candidates": [1]}, False),
         ({"context": CONTEXT}, False),
     ],
 )

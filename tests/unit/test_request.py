@@ -17,7 +17,9 @@ from rayrec.inference.predictor import load_model
 from rayrec.inference.raw_rows import RawRows
 from rayrec.storage.location import local_path
 from serve.arguments import ServeArguments, named_folders
-from serve.protocol import RequestError, parse_instances, predictions, unknown_model
+from serve.errors import RequestError
+from serve.models.served_models import ServedModel, ServedModels
+from serve.protocols.v1.messages import parse_instances, predictions
 from tests.model_folders import make_model_folder
 
 SCHEMA = Schema(
@@ -169,10 +171,19 @@ def test_scores_keep_their_value() -> None:
     np.testing.assert_array_equal(np.array(content["predictions"], np.float32), scores)
 
 
-def test_unknown_model_names_the_known() -> None:
-    assert unknown_model("dlrn", ["dlrm", "x"]).message == "no model 'dlrn'; did you mean 'dlrm'?"
-    assert unknown_model("zzz", ["b", "a"]).message == "no model 'zzz'; models: a, b"
-    assert unknown_model("zzz", ["a"]).status == 404
+@pytest.mark.parametrize(
+    ("name", "known", "message"),
+    [
+        ("dlrn", ["dlrm", "x"], "no model 'dlrn'; did you mean 'dlrm'?"),
+        ("zzz", ["b", "a"], "no model 'zzz'; models: a, b"),
+    ],
+)
+def test_unknown_model_names_the_known(name: str, known: list[str], message: str) -> None:
+    models = ServedModels()
+    models.current = {model: ServedModel(model, {}, {}) for model in known}
+    with pytest.raises(RequestError) as refused:
+        models.model(name)
+    assert (refused.value.status, refused.value.message) == (404, message)
 
 
 NAMES: dict[str, tuple[list[str], dict[str, str]]] = {

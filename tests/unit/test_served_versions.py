@@ -16,13 +16,13 @@ from rayrec.config import ServeConfig
 from rayrec.inference.folder.examples import EXAMPLES_FILE, Examples
 from rayrec.inference.folder.table_memory import TableMemory
 from rayrec.inference.predictor import load_model
-from serve.json_log import JsonLog
-from serve.metrics import ServingMetrics
-from serve.protocol import RequestError
-from serve.repository import Traffic, scan
-from serve.served_models import ServedModels
-from serve.served_version import Rows, ServedVersion
-from serve.updates import Updates
+from serve.errors import RequestError
+from serve.models.repository import Traffic, scan
+from serve.models.served_models import ServedModels
+from serve.models.served_version import Rows, ServedVersion
+from serve.models.updates import Updates
+from serve.operations.json_log import JsonLog
+from serve.operations.metrics import ServingMetrics
 from tests.model_folders import make_model_folder, make_raw_rows
 
 SEEDS = (1, 2, 3)

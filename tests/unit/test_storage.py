@@ -18,7 +18,7 @@ from rayrec.storage.location import local_path, location, resolve, shown, stagin
 from rayrec.storage.outputs import is_output
 from rayrec.storage.staged import fetch, mirrored
 from rayrec.storage.transfer import Upload
-from serve.staged_models import StagedModels
+from serve.models.repository import StagedModels
 
 URI = "s3://bucket/exp/run"
 

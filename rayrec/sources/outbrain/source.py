@@ -46,7 +46,7 @@ class OutbrainSource(Source):
         ads = shown.filter(pc.equal(shown["display_id"], display))["ad_id"].to_pylist()
         events = csv.read_csv(raw / "events.csv", convert_options=csv.ConvertOptions(null_values=["\\N", ""]))
         (event,) = events.filter(pc.equal(events["display_id"], display)).drop_columns("display_id").to_pylist()
-        return {"context": event, "ads": ads}
+        return {"context": event, "candidates": ads}
 
     def lookup(self, statistics: Path) -> AdLookup:
         return AdLookup(statistics)

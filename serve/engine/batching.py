@@ -1,7 +1,10 @@
 """Joins the requests that wait for the same model into one pass.
 
-While a pass runs the requests that come gather, and the next pass takes them all: an idle server scores a request at
-once, a busy one in batches as large as the load makes them. `wait_seconds` holds back an idle one for company.
+Requests that arrive during a pass gather, and the next pass takes them all: an idle server scores a request at once, a
+busy one in batches as large as the load makes them. `wait_seconds` makes an idle server wait for more requests.
+
+Why not `@serve.batch` of Ray Serve: it rejects a single request larger than a batch, sends a request that no longer
+fits into one back to the end of the queue, and fails every request of a batch together with a bad one.
 """
 
 import asyncio
@@ -30,7 +33,7 @@ class Batcher(Generic[RequestT, AnswerT]):
         max_size: int,
         wait_seconds: float,
     ) -> None:
-        """`size` of a request counts towards `max_size` of a pass (one request may be larger)."""
+        """A pass takes requests up to `max_size`, the sum of their `size`; one request alone may be larger."""
         self._answer = answer
         self._executor = executor
         self._size = size
@@ -40,13 +43,8 @@ class Batcher(Generic[RequestT, AnswerT]):
         self._waiting: deque[tuple[RequestT, asyncio.Future[AnswerT]]] = deque()
         self._passes: asyncio.Task[None] | None = None
 
-    @property
-    def waiting(self) -> int:
-        """Requests that no pass has taken yet."""
-        return len(self._waiting)
-
     async def __call__(self, request: RequestT) -> AnswerT:
-        """The answer to one request; raises what `answer` raises for it alone."""
+        """The answer to one request. Raises what `answer` raises for this request alone."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[AnswerT] = loop.create_future()
         self._waiting.append((request, future))
@@ -69,7 +67,7 @@ class Batcher(Generic[RequestT, AnswerT]):
         size = 0
         while self._waiting and len(taken) < self._max_requests:
             request, future = self._waiting[0]
-            if not future.done():  # else its client went away, or its time was up
+            if not future.done():  # else its client went away, or its time is up
                 size += self._size(request)
                 if taken and size > self._max_size:
                     break

@@ -8,12 +8,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from serve.json_log import JsonLog
-from serve.protocol import RequestError
-from serve.served_version import Rows, ServedVersion
+from serve.errors import RequestError
+from serve.models.served_version import Rows, ServedVersion
+from serve.operations.json_log import JsonLog
 
-MAX_WAITING = 64
-"""Requests that wait for a shadow; further ones are not compared, so that a slow shadow costs no memory."""
+_MAX_WAITING = 64
+"""Requests that may wait for a shadow; further ones are not compared, so that a slow shadow costs no memory."""
 
 
 class Shadow:
@@ -28,36 +28,12 @@ class Shadow:
 
     def compare(self, answered_by: str, rows: Rows, scores: NDArray[np.float32]) -> None:
         """Score `rows` too, after the answer; never delays or fails the request itself."""
-        if len(self._tasks) >= MAX_WAITING:
+        if len(self._tasks) >= _MAX_WAITING:
             self._dropped += 1
             return
         task = asyncio.get_running_loop().create_task(self._compare(answered_by, rows, scores))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _compare(self, answered_by: str, rows: Rows, scores: NDArray[np.float32]) -> None:
-        model, version = self.version.name, self.version.version
-        entry: dict[str, Any] = {"model": model, "answered_by": answered_by, "shadow": version, "rows": len(scores)}
-        try:
-            difference = np.abs(await self.version.score(self._as_it_reads(rows)) - scores)
-        except (RequestError, UserError, pa.ArrowException) as error:
-            self._failed += 1
-            self._log.write({**entry, "error": str(error)})
-            return
-        self._requests += 1
-        self._rows += len(scores)
-        self._sum += float(difference.sum())
-        self._max = max(self._max, float(difference.max()))
-        self._log.write(
-            {**entry, "mean_difference": float(difference.mean()), "max_difference": float(difference.max())}
-        )
-
-    def _as_it_reads(self, rows: Rows) -> Rows:
-        """The rows in the columns of this version, whose schema may be another."""
-        raw = self.version.predictor.raw_rows
-        if rows.encoded or rows.columns.schema.equals(raw.columns):
-            return rows
-        return Rows(raw.from_batch(rows.columns))
 
     def summary(self) -> dict[str, Any]:
         """What was found so far: counts, and differences of probabilities over all rows."""
@@ -69,3 +45,23 @@ class Shadow:
             "failed": self._failed,
             "dropped": self._dropped,
         }
+
+    async def _compare(self, answered_by: str, rows: Rows, scores: NDArray[np.float32]) -> None:
+        model, version = self.version.name, self.version.version
+        entry: dict[str, Any] = {"model": model, "answered_by": answered_by, "shadow": version, "rows": len(scores)}
+        raw_rows = self.version.predictor.raw_rows
+        try:
+            # The shadow's schema may be another.
+            if not rows.encoded and not rows.columns.schema.equals(raw_rows.columns):
+                rows = Rows(raw_rows.from_batch(rows.columns))
+            difference = np.abs(await self.version.score(rows) - scores)
+        except (RequestError, UserError, pa.ArrowException) as error:
+            self._failed += 1
+            self._log.write({**entry, "error": str(error)})
+            return
+        mean, largest = float(difference.mean()), float(difference.max())
+        self._requests += 1
+        self._rows += len(scores)
+        self._sum += float(difference.sum())
+        self._max = max(self._max, largest)
+        self._log.write({**entry, "mean_difference": mean, "max_difference": largest})

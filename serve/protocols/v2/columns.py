@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.features.schema import CategoricalFeature, Feature
 from rayrec.inference.predictor import Predictor
-from serve.protocol import RequestError
-from serve.served_version import Rows
-from serve.tensors import INTEGERS, Tensor
+from serve.errors import RequestError
+from serve.models.served_version import Rows
+from serve.protocols.v2.tensors import INTEGERS, Tensor
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def rows_of(tensors: list[Tensor], predictor: Predictor, max_rows: int, *, encoded: bool) -> Rows:
-    """The rows that the inputs of a request hold. Raises RequestError: 413 too many, 422 what does not fit."""
-    by_name = _together(tensors, max_rows)
+    """The rows that the inputs of a request hold. Raises RequestError: 413 too many, 422 wrong content."""
+    by_name = _by_name(tensors, max_rows)
     try:
         columns = _encoded_columns(by_name, predictor) if encoded else _raw_columns(by_name, predictor)
     except UserError as error:
@@ -26,29 +26,26 @@ def rows_of(tensors: list[Tensor], predictor: Predictor, max_rows: int, *, encod
     return Rows(columns, encoded)
 
 
-def _together(tensors: list[Tensor], max_rows: int) -> dict[str, Tensor]:
-    """By name: each given once, all of the same number of rows."""
+def _by_name(tensors: list[Tensor], max_rows: int) -> dict[str, Tensor]:
+    """Tensors by name; each must be given once, and all must have the same number of rows."""
     by_name: dict[str, Tensor] = {}
     for tensor in tensors:
-        where = f"input '{tensor.name[:100]}'"
         if tensor.name in by_name:
-            raise RequestError(422, f"{where}: given twice")
+            raise RequestError(422, f"{tensor.where}: given twice")
         if tensor.rows > max_rows:
-            raise RequestError(413, f"{where}: {tensor.rows} rows, at most {max_rows} a request; send several")
+            raise RequestError(413, f"{tensor.where}: {tensor.rows} rows, at most {max_rows} a request; send several")
         if tensor.rows == 0:
-            raise RequestError(422, f"{where}: no rows; send at least one")
+            raise RequestError(422, f"{tensor.where}: no rows; send at least one")
         if tensor.rows != tensors[0].rows:
-            first = f"input '{tensors[0].name[:100]}' has {tensors[0].rows}"
-            raise RequestError(422, f"{where}: {tensor.rows} rows, but {first}")
+            first = f"{tensors[0].where} has {tensors[0].rows}"
+            raise RequestError(422, f"{tensor.where}: {tensor.rows} rows, but {first}")
         by_name[tensor.name] = tensor
     return by_name
 
 
 def _raw_columns(tensors: dict[str, Tensor], predictor: Predictor) -> pa.RecordBatch:
     raw = predictor.raw_rows
-    for name in tensors:
-        if name not in raw.columns.names:
-            raise UserError(raw.unknown(name))
+    _require_known(tensors, raw.columns.names, predictor)
     rows = next(iter(tensors.values())).rows
     columns = []
     for field in raw.columns:
@@ -57,70 +54,64 @@ def _raw_columns(tensors: dict[str, Tensor], predictor: Predictor) -> pa.RecordB
             columns.append(pa.nulls(rows, field.type))
             continue
         is_list = pa.types.is_list(field.type)
-        _require_width(tensor, is_list)
         dtype = field.type.value_type if is_list else field.type
-        _require_datatype(tensor, dtype)
+        _require_fitting(tensor, dtype, is_list)
         if isinstance(tensor.values, list):
-            values = [_without_padding(row) for row in _rows_of(tensor)] if is_list else tensor.values
-            columns.append(raw.from_values(field.name, values))
-        else:
-            flat = _as_arrow(tensor, dtype)
-            columns.append(pa.ListArray.from_arrays(_offsets(tensor), flat) if is_list else flat)
+            columns.append(raw.from_values(field.name, _lists_without_padding(tensor) if is_list else tensor.values))
+            continue
+        flat = _as_arrow(tensor, dtype)
+        offsets = pa.array(np.arange(tensor.rows + 1) * tensor.width, pa.int32())
+        columns.append(pa.ListArray.from_arrays(offsets, flat) if is_list else flat)
     return pa.RecordBatch.from_arrays(columns, schema=raw.columns)
 
 
 def _encoded_columns(tensors: dict[str, Tensor], predictor: Predictor) -> pa.RecordBatch:
     """Columns as `FeatureEncoder.encode` makes them: float32 numbers, ids of the tables; every feature is there."""
-    known = [feature.name for feature in predictor.schema.features]
-    for name in tensors:
-        if name not in known:
-            raise UserError(predictor.raw_rows.unknown(name))
+    _require_known(tensors, [feature.name for feature in predictor.schema.features], predictor)
     columns = []
     for feature in predictor.schema.features:
-        tensor = tensors.get(feature.name)
-        if tensor is None:
+        if feature.name not in tensors:
             raise UserError(f"input '{feature.name}': missing; encoded rows have every feature of the model")
-        field = predictor.encoded_columns.field(feature.name)
-        columns.append(_encoded_column(tensor, feature, field.type))
+        dtype = predictor.encoded_columns.field(feature.name).type
+        columns.append(_encoded_column(tensors[feature.name], feature, dtype))
     return pa.RecordBatch.from_arrays(columns, schema=predictor.encoded_columns)
 
 
 def _encoded_column(tensor: Tensor, feature: Feature, dtype: pa.DataType) -> pa.Array:
-    is_list = pa.types.is_list(dtype)
-    _require_width(tensor, is_list)
-    where = f"input '{tensor.name}'"
-    _require_datatype(tensor, pa.int64() if isinstance(feature, CategoricalFeature) else pa.float64())
-    wanted: type = np.float64
-    if isinstance(feature, CategoricalFeature):
-        wanted = np.int64
+    is_list, is_category = pa.types.is_list(dtype), isinstance(feature, CategoricalFeature)
+    _require_fitting(tensor, pa.int64() if is_category else pa.float64(), is_list)
+    python_type = int if is_category else (int, float)
     if isinstance(tensor.values, list) and any(
-        isinstance(value, bool) or not isinstance(value, int if wanted is np.int64 else (int, float))
-        for value in tensor.values
+        isinstance(value, bool) or not isinstance(value, python_type) for value in tensor.values
     ):
-        raise UserError(f"{where}: a value of another type than {tensor.datatype}")
+        raise UserError(f"{tensor.where}: a value of another type than {tensor.datatype}")
     try:
-        values: NDArray[Any] = np.asarray(tensor.values).astype(wanted)
+        values: NDArray[Any] = np.asarray(tensor.values).astype(np.int64 if is_category else np.float64)
     except (OverflowError, ValueError, TypeError):
-        raise UserError(f"{where}: a value is out of range") from None
+        raise UserError(f"{tensor.where}: a value is out of range") from None
     if not isinstance(feature, CategoricalFeature):
         if not (np.abs(values) <= _FLOAT32_MAX).all():  # NaN too
-            raise UserError(f"{where}: encoded numbers are finite float32")
+            raise UserError(f"{tensor.where}: encoded numbers are finite float32")
         return pa.array(values.astype(np.float32))
     present = values >= 0 if is_list else np.ones(len(values), bool)
     if not ((values[present] >= 0) & (values[present] < feature.cardinality)).all():
-        raise UserError(f"{where}: encoded ids go from 0 to {feature.cardinality - 1}")
+        raise UserError(f"{tensor.where}: encoded ids go from 0 to {feature.cardinality - 1}")
     if not is_list:
         return pa.array(values, dtype)
     offsets = np.concatenate([[0], np.cumsum(present.reshape(tensor.rows, tensor.width).sum(axis=1))])
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values[present], dtype.value_type))
 
 
-def _require_width(tensor: Tensor, is_list: bool) -> None:
+def _require_known(tensors: dict[str, Tensor], features: list[str], predictor: Predictor) -> None:
+    unknown = next((name for name in tensors if name not in features), None)
+    if unknown is not None:
+        raise UserError(predictor.raw_rows.unknown(unknown))
+
+
+def _require_fitting(tensor: Tensor, dtype: pa.DataType, is_list: bool) -> None:
+    """Raises UserError unless the width and data type of a tensor are those of its feature."""
     if tensor.width != 1 and not is_list:
-        raise UserError(f"input '{tensor.name}': {tensor.width} values a row; the feature has one, shape [rows]")
-
-
-def _require_datatype(tensor: Tensor, dtype: pa.DataType) -> None:
+        raise UserError(f"{tensor.where}: {tensor.width} values a row; the feature has one, shape [rows]")
     if pa.types.is_string(dtype):
         fits, needs = tensor.datatype == "BYTES", "BYTES"
     elif pa.types.is_integer(dtype):
@@ -128,26 +119,18 @@ def _require_datatype(tensor: Tensor, dtype: pa.DataType) -> None:
     else:
         fits, needs = tensor.datatype != "BYTES", "FP64 (or another number)"
     if not fits:
-        raise UserError(f"input '{tensor.name}': datatype {tensor.datatype}, needs {needs}")
+        raise UserError(f"{tensor.where}: datatype {tensor.datatype}, needs {needs}")
 
 
-def _rows_of(tensor: Tensor) -> list[list[Any]]:
+def _lists_without_padding(tensor: Tensor) -> list[list[Any]]:
+    """The rows of JSON values without their padding: -1 among ids; the encoder itself leaves out empty strings."""
     assert isinstance(tensor.values, list)
-    return [tensor.values[row * tensor.width : (row + 1) * tensor.width] for row in range(tensor.rows)]
-
-
-def _without_padding(values: list[Any]) -> list[Any]:
-    """Ids are padded with -1; of strings the encoder leaves out the empty ones."""
-    return [None if isinstance(value, int) and value == -1 else value for value in values]
-
-
-def _offsets(tensor: Tensor) -> pa.Array:
-    return pa.array(np.arange(tensor.rows + 1) * tensor.width, pa.int32())
+    values = [None if isinstance(value, int) and value == -1 else value for value in tensor.values]
+    return [values[row * tensor.width : (row + 1) * tensor.width] for row in range(tensor.rows)]
 
 
 def _as_arrow(tensor: Tensor, dtype: pa.DataType) -> pa.Array:
     """Binary data as the values of a raw column; NaN numbers, the empty string and -1 among ids are missing."""
-    where = f"input '{tensor.name}'"
     if isinstance(tensor.values, pa.Array):
         return tensor.values
     values = np.asarray(tensor.values)
@@ -156,9 +139,9 @@ def _as_arrow(tensor: Tensor, dtype: pa.DataType) -> pa.Array:
             numbers = values.astype(np.float64)
             too_large = np.flatnonzero(np.abs(numbers) > _FLOAT32_MAX)
         if len(too_large):
-            raise UserError(f"row {too_large[0]}, {where}: out of range; numbers go up to {_FLOAT32_MAX:.3g}")
+            raise UserError(f"row {too_large[0]}, {tensor.where}: out of range; numbers go up to {_FLOAT32_MAX:.3g}")
         return pa.array(numbers)
     if values.dtype == np.uint64 and (values >= 2**63).any():
-        raise UserError(f"{where}: an id is out of range")
+        raise UserError(f"{tensor.where}: an id is out of range")
     ids = values.astype(np.int64)
     return pa.array(ids, mask=ids == -1)

@@ -1,4 +1,4 @@
-"""Logs of one JSON object a line."""
+"""Logs with one JSON object a line."""
 
 import json
 import logging
@@ -11,10 +11,10 @@ _MAX_BYTES, _OLD_FILES = 64 * 2**20, 4
 
 
 class JsonLog:
-    """A file of lines that is rotated at 64 MiB, four old ones being kept; without a folder, Ray Serve's own log."""
+    """A file of lines, rotated at 64 MiB with four old files kept; without a folder, Ray Serve's own log."""
 
     def __init__(self, name: str, folder: Path | None, replica: str) -> None:
-        """The file is `folder/NAME-REPLICA.jsonl`: each replica writes one of its own."""
+        """The file is `folder/NAME-REPLICA.jsonl`: each replica writes its own."""
         self._logger = logging.getLogger(f"ray.serve.rayrec.{name}")
         self._logger.setLevel(logging.INFO)
         if folder is not None:
@@ -27,5 +27,5 @@ class JsonLog:
             self._logger.propagate = False
 
     def write(self, entry: dict[str, Any]) -> None:
-        """One line, with the time (seconds since 1970)."""
+        """Write one line, with the time in seconds since 1970."""
         self._logger.info("%s", json.dumps({"time": round(time.time(), 3), **entry}))

@@ -1,14 +1,14 @@
-"""The Open Inference Protocol, version 2, of KServe and Triton, with its binary tensor extension.
+"""Bodies of the Open Inference Protocol, version 2, of KServe and Triton, with its binary tensor extension.
 
     https://github.com/kserve/open-inference-protocol
     https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
 
 An input is a feature: n raw values, shape [n] or [n, 1] (multi-hot: [n, most values of a row], padded). With the
-parameter `encoded: true` it is a column of a dataset folder. The output `score` is n probabilities. Knows neither Ray
-nor FastAPI.
+parameter `encoded: true` it is a column of a dataset folder. The output `score` is n probabilities.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.inference.predictor import Predictor
-from serve.protocol import RequestError, parse_json
-from serve.served_version import Rows
-from serve.tensor_columns import rows_of
-from serve.tensors import Tensor, read_tensor
+from serve.errors import RequestError
+from serve.models.served_version import Rows
+from serve.protocols.http import parse_json
+from serve.protocols.v2.columns import rows_of
+from serve.protocols.v2.tensors import Tensor, read_tensor
 
 OUTPUT = "score"
 _EXAMPLE = '{"inputs": [{"name": FEATURE, "shape": [1], "datatype": DATATYPE, "data": [VALUE]}, ...]}'
@@ -37,26 +38,27 @@ class InferRequest:
 
 
 def metadata(name: str, versions: list[str], predictor: Predictor) -> dict[str, Any]:
-    """What `GET /v2/models/NAME` tells: name, data type and shape of each input and of the output."""
+    """The answer to `GET /v2/models/NAME`: name, data type and shape of each input and of the output."""
     inputs = []
     for field in predictor.raw_rows.columns:
         is_list = pa.types.is_list(field.type)
         kind = field.type.value_type if is_list else field.type
         datatype = "FP64" if pa.types.is_floating(kind) else "BYTES" if pa.types.is_string(kind) else "INT64"
         inputs.append({"name": field.name, "datatype": datatype, "shape": [-1, -1] if is_list else [-1]})
-    return {
-        "name": name,
-        "versions": versions,
-        "platform": "rayrec",
-        "inputs": inputs,
-        "outputs": [{"name": OUTPUT, "datatype": "FP32", "shape": [-1]}],
-    }
+    outputs = [{"name": OUTPUT, "datatype": "FP32", "shape": [-1]}]
+    return {"name": name, "versions": versions, "platform": "rayrec", "inputs": inputs, "outputs": outputs}
+
+
+def require_known_outputs(names: Iterable[Any]) -> None:
+    """Raises RequestError 422 for an output that is not the score."""
+    if any(name != OUTPUT for name in names):
+        raise RequestError(422, f"outputs: the model has one, '{OUTPUT}'")
 
 
 def parse_infer(body: bytes, json_length: str | None, predictor: Predictor, max_rows: int) -> InferRequest:
-    """A request's body, checked. Raises RequestError: 400 no JSON, 413 too many rows, 422 wrong content.
+    """The checked content of a request. Raises RequestError: 400 not JSON, 413 too many rows, 422 wrong content.
 
-    `json_length` is the header `Inference-Header-Content-Length`: the JSON that comes before binary tensors.
+    `json_length` is the header `Inference-Header-Content-Length`: the length of the JSON before binary tensors.
     """
     length = len(body)
     if json_length is not None:
@@ -79,7 +81,7 @@ def parse_infer(body: bytes, json_length: str | None, predictor: Predictor, max_
 
 
 def answer(name: str, version: str, request: InferRequest, scores: NDArray[np.float32]) -> tuple[bytes, int | None]:
-    """The body of an answer, and the length of its JSON where bytes follow it."""
+    """The body of an answer, and the length of its JSON if bytes follow it."""
     output: dict[str, Any] = {"name": OUTPUT, "datatype": "FP32", "shape": [len(scores)]}
     head: dict[str, Any] = {"model_name": name, "model_version": version}
     if request.id is not None:
@@ -110,9 +112,8 @@ def _wants_binary(outputs: Any, parameters: dict[str, Any]) -> bool:
         return wanted
     if not isinstance(outputs, list) or not all(isinstance(output, dict) for output in outputs):
         raise RequestError(422, "outputs: must be a list of objects with a name")
+    require_known_outputs(output.get("name") for output in outputs)
     for output in outputs:
-        if output.get("name") != OUTPUT:
-            raise RequestError(422, f"outputs: the model has one, '{OUTPUT}'")
         own = output.get("parameters")
         wanted = bool(own.get("binary_data", wanted)) if isinstance(own, dict) else wanted
     return wanted

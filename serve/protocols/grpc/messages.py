@@ -1,7 +1,7 @@
-"""Scores over gRPC: messages of the Open Inference Protocol to checked rows, and scores to messages.
+"""Messages of the Open Inference Protocol to checked rows, and scores to messages.
 
 Tensors come as raw bytes (`raw_input_contents`, as Triton's clients send them) or as typed values (`contents`), and the
-scores go back the same way. Knows neither Ray nor gRPC.
+scores go back the same way.
 """
 
 from collections.abc import Mapping
@@ -12,18 +12,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.inference.predictor import Predictor
-from serve.grpc_messages import ModelInferResponse, ModelMetadataResponse
-from serve.open_inference import OUTPUT, InferRequest, metadata
-from serve.protocol import RequestError
-from serve.tensor_columns import rows_of
-from serve.tensors import Tensor, TensorHead
+from serve.errors import RequestError
+from serve.protocols.grpc.proto import ModelInferResponse
+from serve.protocols.v2.columns import rows_of
+from serve.protocols.v2.messages import OUTPUT, InferRequest, require_known_outputs
+from serve.protocols.v2.tensors import Tensor, TensorHead
 
 _CONTENTS = {
     "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents", "INT64": "int64_contents",
     "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents", "UINT64": "uint64_contents",
     "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
-"""Where the typed values of a data type are; FP16 has none and comes as bytes."""
+"""The field with the typed values of a data type; FP16 has none and comes as bytes."""
 
 
 def infer_request(message: Any, predictor: Predictor, max_rows: int) -> InferRequest:
@@ -34,15 +34,13 @@ def infer_request(message: Any, predictor: Predictor, max_rows: int) -> InferReq
     if raw and len(raw) != len(message.inputs):
         raise RequestError(422, f"raw_input_contents: {len(raw)} for {len(message.inputs)} inputs; send one for each")
     tensors = [_tensor(index, entry, raw) for index, entry in enumerate(message.inputs)]
-    for output in message.outputs:
-        if output.name != OUTPUT:
-            raise RequestError(422, f"outputs: the model has one, '{OUTPUT}'")
+    require_known_outputs(output.name for output in message.outputs)
     rows = rows_of(tensors, predictor, max_rows, encoded=_wants_encoded(message.parameters))
     return InferRequest(rows, message.id or None, binary=bool(raw))
 
 
 def infer_response(name: str, version: str, request: InferRequest, scores: NDArray[np.float32]) -> Any:
-    """The `ModelInferResponse` with the scores of the request's rows."""
+    """The `ModelInferResponse` with the (n,) scores of the request's rows."""
     answer = ModelInferResponse(model_name=name, model_version=version, id=request.id or "")
     output = answer.outputs.add(name=OUTPUT, datatype="FP32", shape=[len(scores)])
     if request.binary:
@@ -52,24 +50,19 @@ def infer_response(name: str, version: str, request: InferRequest, scores: NDArr
     return answer
 
 
-def metadata_response(name: str, versions: list[str], predictor: Predictor) -> Any:
-    """What `ModelMetadata` tells."""
-    return ModelMetadataResponse(**metadata(name, versions, predictor))
-
-
 def _tensor(index: int, entry: Any, raw: Any) -> Tensor:
     head = TensorHead.checked(index, entry.name, entry.datatype, list(entry.shape))
     if raw:
         return head.with_bytes(raw[index])
     if head.datatype not in _CONTENTS:
-        raise RequestError(422, f"{head.where}: {head.datatype} has no typed values; send raw_input_contents")
+        raise RequestError(422, f"input '{head.name}': {head.datatype} has no typed values; send raw_input_contents")
     values = getattr(entry.contents, _CONTENTS[head.datatype])
     if head.datatype != "BYTES":
         return head.with_values(np.array(values))
     try:
         return head.with_values(pa.array(list(values), pa.binary()).cast(pa.string()))
     except pa.ArrowInvalid:
-        raise RequestError(422, f"{head.where}: a string is not UTF-8") from None
+        raise RequestError(422, f"input '{head.name}': a string is not UTF-8") from None
 
 
 def _wants_encoded(parameters: Mapping[str, Any]) -> bool:

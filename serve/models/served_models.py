@@ -4,6 +4,7 @@ The state of a model is one immutable value that is replaced as a whole: a reque
 keeps the version that it was given until it is answered.
 """
 
+import difflib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serve.protocol import RequestError, unknown_model
-from serve.served_version import Rows, ServedVersion
-from serve.shadow import Shadow
+from serve.errors import RequestError
+from serve.models.served_version import Rows, ServedVersion
+from serve.models.shadow import Shadow
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,12 @@ class ServedModel:
     """Version -> share of the requests that name no version, of those above 0."""
     shadow: Shadow | None = None
     failed: Mapping[str, str] = field(default_factory=dict)
-    """What does not answer though it should: version, or `serving.json` -> why."""
+    """What should answer but does not: version, or `serving.json` -> why."""
 
     def version(self, wanted: str | None = None) -> ServedVersion:
-        """The version that answers a request. Raises RequestError 404 where the one it names is not loaded."""
+        """The version that answers a request. Raises RequestError 404 if the one it names is not loaded."""
         if wanted is None:
-            if len(self.weights) == 1:
-                (wanted,) = self.weights
-            else:
-                (wanted,) = random.choices(list(self.weights), list(self.weights.values()))
+            (wanted,) = random.choices(list(self.weights), list(self.weights.values()))
         if wanted not in self.versions:
             why = ", it failed to load" if wanted in self.failed else ""
             there = ", ".join(sorted(self.versions, key=int))
@@ -50,7 +48,7 @@ class ServedModel:
         return scores
 
     def describe(self) -> dict[str, Any]:
-        """State by version, for clients."""
+        """The state of each version, for clients."""
         total = sum(self.weights.values())
         states: dict[str, dict[str, Any]] = {
             version: {"state": "ready", "traffic": self.weights.get(version, 0.0) / total} for version in self.versions
@@ -69,8 +67,11 @@ class ServedModels:
         self.current: Mapping[str, ServedModel] = {}
 
     def model(self, name: str) -> ServedModel:
-        """Raises RequestError 404 where there is none of that name."""
+        """The model of that name. Raises RequestError 404 if there is none."""
         models = self.current
         if name not in models:
-            raise unknown_model(name, models)
+            names = sorted(models)
+            nearest = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean '{nearest[0]}'?" if nearest else f"models: {', '.join(names)}"
+            raise RequestError(404, f"no model '{name[:100]}'; {hint}")
         return models[name]

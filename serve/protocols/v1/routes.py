@@ -4,6 +4,7 @@ A verb is one entry of `VERBS`: a coroutine from the model, the version that was
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -11,53 +12,48 @@ from fastapi import APIRouter, Request, Response
 from rayrec.common.errors import UserError
 from rayrec.inference.ranker import Ranking
 from rayrec.inference.recommender import UnknownUserError
-from serve.body import read_body
-from serve.gate import Limits, note_served_by
-from serve.protocol import (
-    RequestError,
-    parse_instances,
-    parse_rank,
-    parse_recommend,
-    predictions,
-    ranked_ads,
-    recommendations,
-)
-from serve.served_models import ServedModel, ServedModels
-from serve.served_version import Rows, ServedVersion
+from serve.engine.admission import Limits
+from serve.errors import RequestError
+from serve.models.served_models import ServedModel, ServedModels
+from serve.models.served_version import Rows, ServedVersion
+from serve.protocols.http import call_of, read_body
+from serve.protocols.v1 import messages
 
 Verb = Callable[[ServedModel, ServedVersion, bytes, int], Awaitable[bytes]]
 """(model, version, body, most rows or items) -> body of the answer. Raises RequestError."""
 
 
 async def _predict(model: ServedModel, version: ServedVersion, body: bytes, max_rows: int) -> bytes:
-    rows = Rows(parse_instances(body, version.predictor.raw_rows, max_rows))
-    scores = await model.score(version, rows)
-    return predictions(model.name, version.version, scores)
+    rows = Rows(messages.parse_instances(body, version.predictor.raw_rows, max_rows))
+    return messages.predictions(model.name, version.version, await model.score(version, rows))
 
 
 async def _recommend(model: ServedModel, version: ServedVersion, body: bytes, max_rows: int) -> bytes:
-    if not version.recommends:
-        raise RequestError(404, f"model '{model.name}' scores more than a user and an item: it cannot recommend; "
-                                f"use /v1/models/{model.name}:predict")  # fmt: skip
-    asked = parse_recommend(body, max_rows)
+    if version.recommender is None:
+        raise _cannot(model, "scores more than a user and an item: it cannot recommend")
+    asked = messages.parse_recommend(body, max_rows)
+    recommend = partial(version.recommender.recommend, asked.user, asked.k, exclude_known=asked.exclude_known)
     try:
-        best = await version.recommend(asked)
+        best = await version.evaluate(recommend)
     except UnknownUserError as error:
         raise RequestError(404, str(error)) from None
-    return recommendations(model.name, version.version, asked.user, best.items, best.scores)
+    return messages.recommendations(model.name, version.version, asked.user, best.items, best.scores)
 
 
 async def _rank(model: ServedModel, version: ServedVersion, body: bytes, max_rows: int) -> bytes:
-    if not version.ranks:
-        raise RequestError(404, f"model '{model.name}' has no statistics to look features up in: it cannot rank; "
-                                f"use /v1/models/{model.name}:predict")  # fmt: skip
-    asked = parse_rank(body, max_rows)
+    if version.ranker is None:
+        raise _cannot(model, "has no statistics to look features up in: it cannot rank")
+    asked = messages.parse_rank(body, max_rows)
     try:
-        rows = await version.rows_to_rank(asked)
+        rows = await version.evaluate(partial(version.ranker.rows, asked.context, asked.candidates))
     except UserError as error:
         raise RequestError(422, str(error)) from None
-    best = Ranking.of(asked.ads, await model.score(version, rows), asked.k)
-    return ranked_ads(model.name, version.version, best.candidates, best.scores)
+    best = Ranking.of(asked.candidates, await model.score(version, Rows(rows)), asked.k)
+    return messages.ranking(model.name, version.version, best.candidates, best.scores)
+
+
+def _cannot(model: ServedModel, why: str) -> RequestError:
+    return RequestError(404, f"model '{model.name}' {why}; use /v1/models/{model.name}:predict")
 
 
 VERBS: dict[str, Verb] = {"predict": _predict, "recommend": _recommend, "rank": _rank}
@@ -74,8 +70,8 @@ def routes(models: ServedModels, limits: Limits) -> APIRouter:
             raise RequestError(405, "use POST with a JSON body", {"Allow": "POST"})
         model = models.model(name)
         chosen = model.version(version)
-        note_served_by(request.scope, name, chosen.version, verb)
-        body = await read_body(request, limits.max_body_bytes)
+        call_of(request).answered_by(name, chosen.version, verb)
+        body = await read_body(request, limits)
         answer = await VERBS[verb](model, chosen, body, limits.max_rows)
         return Response(answer, media_type="application/json")
 

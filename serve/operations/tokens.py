@@ -1,4 +1,4 @@
-"""Who may ask: API tokens, from a file or the environment, never from a command line.
+"""API tokens that requests must have, from a file or the environment, never from a command line.
 
 Only their SHA-256 leaves the process that read them, so they are in no log and no state of Ray. Imports no Ray.
 """
@@ -18,8 +18,8 @@ _SHORTEST = 16
 def read_tokens(file: Path | None, environment: Mapping[str, str] = os.environ) -> frozenset[str]:
     """SHA-256 (hexadecimal) of the tokens in `file`, one a line, or else in the variable, separated by commas.
 
-    Empty where neither is given: then everybody may ask. Raises UserError where the file cannot be read or has none,
-    ConfigError where a token is short enough to be guessed.
+    Empty if neither is given: then everybody may ask. Raises UserError if the file cannot be read or has no token,
+    ConfigError if a token is short enough to be guessed.
     """
     if file is not None:
         try:
@@ -40,12 +40,12 @@ def read_tokens(file: Path | None, environment: Mapping[str, str] = os.environ) 
 
 
 def is_allowed(authorization: str | None, tokens: frozenset[str]) -> bool:
-    """Whether the header `Authorization: Bearer TOKEN` has one of the tokens; always where there are none."""
+    """Whether the header `Authorization: Bearer TOKEN` has one of `tokens`; always, if there are none."""
     if not tokens:
         return True
     scheme, _, token = (authorization or "").partition(" ")
     digest = _digest(token.strip())
-    # Every one is compared, in constant time, so that the time tells nothing.
+    # All are compared, each in constant time, so that the time reveals nothing.
     matches = [hmac.compare_digest(digest, known) for known in tokens]
     return scheme.lower() == "bearer" and any(matches)
 

@@ -1,4 +1,4 @@
-"""The Prometheus metrics of a replica, through Ray, which exports them on each node's metrics port."""
+"""The Prometheus metrics of a replica, which Ray exports on the metrics port of each node."""
 
 import time
 from dataclasses import dataclass, field
@@ -14,6 +14,7 @@ from rayrec.inference.folder.reference_traffic import ReferenceTraffic, score_co
 _MODEL = ("model", "version")
 _SECONDS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0]
 _ROWS = [1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0]
+# Scores before the drift is worth showing, and scores after which older ones count half.
 _ENOUGH, _WINDOW = 1_000, 50_000
 _FLUSH_SECONDS = 1.0
 
@@ -40,9 +41,9 @@ class ServingMetrics:
 
 @dataclass
 class VersionStatistics:
-    """What the passes of one version see; lives in the scoring thread.
+    """Counts what the passes of one version see; lives in the scoring thread.
 
-    Telling Ray a counter a feature costs more than a small pass, so it is done at most once a second, by the next pass.
+    Reporting the counters of all features to Ray costs more than a small pass, so a pass does it at most once a second.
     """
 
     metrics: ServingMetrics
@@ -66,7 +67,7 @@ class VersionStatistics:
         return {"model": self.model, "version": self.version}
 
     def observe(self, requests: int, encoded: pa.RecordBatch, scores: NDArray[np.float32]) -> None:
-        """One pass: how many requests it joined, its encoded rows and their scores."""
+        """Count one pass: how many requests it joined, its encoded rows and their (n,) scores."""
         self.metrics.batch_requests.observe(requests, self._tags)
         self.metrics.batch_rows.observe(len(scores), self._tags)
         for name, (unknown, ids) in unknown_counts(self.schema, encoded).items():
@@ -81,7 +82,7 @@ class VersionStatistics:
         self._flushed = time.monotonic()
         for name, (unknown, ids) in self._ids.items():
             tags = {**self._tags, "feature": name}
-            # Ray's counters take no zero.
+            # Ray's counters refuse zero.
             if ids:
                 self.metrics.ids.inc(ids, tags)
             if unknown:
@@ -91,4 +92,4 @@ class VersionStatistics:
             return
         self.metrics.drift.set(self.reference.drift(self._scores), self._tags)
         if self._scores.sum() > _WINDOW:
-            self._scores /= 2  # the older a score, the less it counts
+            self._scores /= 2

@@ -4,13 +4,12 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
-from serve.body import read_body
-from serve.gate import Limits, note_served_by
-from serve.open_inference import answer, metadata, parse_infer
-from serve.protocol import RequestError
-from serve.served_models import ServedModels
+from serve.engine.admission import Limits
+from serve.errors import RequestError
+from serve.models.served_models import ServedModels
+from serve.protocols.http import call_of, read_body
+from serve.protocols.v2.messages import answer, metadata, parse_infer
 
 _JSON_LENGTH = "Inference-Header-Content-Length"
 
@@ -35,19 +34,17 @@ def routes(models: ServedModels, limits: Limits) -> APIRouter:
         model = models.model(name)
         return metadata(name, sorted(model.versions, key=int), model.version(version).predictor)
 
-    async def model_ready(name: str, version: str | None = None) -> Response:
-        """A model is listed once a version of it answers; 404 is what tells that one does not."""
-        chosen = models.model(name).version(version)
-        return JSONResponse({"name": name, "version": chosen.version, "ready": True})
+    async def model_ready(name: str, version: str | None = None) -> dict[str, Any]:
+        """A model is listed as soon as a version of it answers; 404 says that none does."""
+        return {"name": name, "version": models.model(name).version(version).version, "ready": True}
 
     async def infer(name: str, request: Request, version: str | None = None) -> Response:
         model = models.model(name)
         chosen = model.version(version)
-        note_served_by(request.scope, name, chosen.version, "infer")
-        body = await read_body(request, limits.max_body_bytes)
+        call_of(request).answered_by(name, chosen.version, "infer")
+        body = await read_body(request, limits)
         asked = parse_infer(body, request.headers.get(_JSON_LENGTH), chosen.predictor, limits.max_rows)
-        scores = await model.score(chosen, asked.rows)
-        content, json_length = answer(name, chosen.version, asked, scores)
+        content, json_length = answer(name, chosen.version, asked, await model.score(chosen, asked.rows))
         if json_length is None:
             return Response(content, media_type="application/json")
         return Response(content, media_type="application/octet-stream", headers={_JSON_LENGTH: str(json_length)})

@@ -1,8 +1,8 @@
 """Brings new versions into a running replica.
 
-Every replica looks at the model folders itself, so nothing has to be told to it and a replica that starts later sees
-the same. A version is loaded beside the ones that answer, checked against the scores stored in its folder, and only
-then put in their place; one that fails never answers, and is tried again when its files change.
+Every replica looks at the model folders itself, so nobody has to notify it, and a replica that starts later sees the
+same. A version is loaded beside the ones that answer, checked against the scores stored in its folder, and only then
+put in their place; one that fails never answers, and is tried again when its files change.
 """
 
 import logging
@@ -13,17 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from rayrec.common.errors import UserError
-from serve.json_log import JsonLog
-from serve.repository import TRAFFIC_FILE, ModelSource, Traffic, fingerprint, scan
-from serve.served_models import ServedModel, ServedModels
-from serve.served_version import ServedVersion
-from serve.shadow import Shadow
-from serve.staged_models import StagedModels
+from serve.models.repository import TRAFFIC_FILE, ModelSource, StagedModels, Traffic, fingerprint, scan
+from serve.models.served_models import ServedModel, ServedModels
+from serve.models.served_version import ServedVersion
+from serve.models.shadow import Shadow
+from serve.operations.json_log import JsonLog
 
 logger = logging.getLogger("ray.serve.rayrec")
 
 Load = Callable[[str, str, Path], ServedVersion]
-"""Loads a version of a model from its folder."""
+"""(model, version, folder) -> the loaded version. Raises UserError."""
 
 
 class Updates:
@@ -41,7 +40,7 @@ class Updates:
         self._seen: dict[tuple[str, str], int] = {}
 
     def load_all(self) -> None:
-        """Load what is to be served at the start. Raises UserError where a model has no version that loads."""
+        """Load what is to be served at the start. Raises UserError if a model has no version that loads."""
         self._staged.refresh()
         models = {name: self._model(name, source, settle=False) for name, source in scan(self._folders).items()}
         for name, model in models.items():
@@ -51,7 +50,7 @@ class Updates:
         self._models.current = models
 
     def poll(self) -> None:
-        """Look for changes once; what cannot be read leaves everything as it is."""
+        """Look for changes once; folders that cannot be read leave everything as it is."""
         try:
             self._staged.refresh()
             sources = scan(self._folders)
@@ -71,51 +70,35 @@ class Updates:
         self._loaded = {key: value for key, value in self._loaded.items() if key in kept}
 
     def _model(self, name: str, source: ModelSource, settle: bool) -> ServedModel:
-        """The state of one model: that which its folder asks for, or the present one where that fails."""
+        """The state of one model that its folder asks for, or the present one if that fails."""
         before = self._models.current.get(name) or ServedModel(name, {}, {})
         failed: dict[str, str] = {}
         try:
             traffic = Traffic.load(source.folder)
         except (UserError, OSError) as error:
-            failed[TRAFFIC_FILE] = _without_folder(str(error), source.folder)
-            return replace(before, failed=failed)
-        if traffic is None:
-            versions = self._newest(name, source, settle, failed)
-            weights = dict.fromkeys(versions, 1.0)
-        else:
-            versions = self._all_of(name, source, traffic, settle, failed)
-            weights = {version: weight for version, weight in traffic.weights.items() if weight}
-        if not versions:
-            return replace(before, failed=failed)
-        shadow = self._shadow(before, versions, traffic.shadow if traffic else None)
-        return ServedModel(name, versions, weights, shadow, failed)
-
-    def _newest(self, name: str, source: ModelSource, settle: bool, failed: dict[str, str]) -> dict[str, ServedVersion]:
-        """The newest version that loads."""
-        for version, folder in source.versions.items():
-            loaded = self._version(name, version, folder, settle, failed)
-            if loaded is not None:
-                return {version: loaded}
-        return {}
-
-    def _all_of(
-        self, name: str, source: ModelSource, traffic: Traffic, settle: bool, failed: dict[str, str]
-    ) -> dict[str, ServedVersion]:
-        """Every version that `serving.json` names, or none."""
-        versions = {}
-        for version in sorted(traffic.versions):
+            return replace(before, failed={TRAFFIC_FILE: _without_folder(str(error), source.folder)})
+        versions: dict[str, ServedVersion] = {}
+        for version in sorted(traffic.versions) if traffic else source.versions:
             if version not in source.versions:
                 failed[version] = f"{TRAFFIC_FILE} names it, but there is no such model folder"
                 continue
             loaded = self._version(name, version, source.versions[version], settle, failed)
             if loaded is not None:
                 versions[version] = loaded
-        return versions if versions.keys() == traffic.versions else {}
+                if traffic is None:
+                    break  # the newest that loads
+        # Every version that `serving.json` names, or none of them.
+        if not versions or (traffic and versions.keys() != traffic.versions):
+            return replace(before, failed=failed)
+        if traffic is None:
+            return ServedModel(name, versions, dict.fromkeys(versions, 1.0), None, failed)
+        weights = {version: weight for version, weight in traffic.weights.items() if weight}
+        return ServedModel(name, versions, weights, self._shadow(before, versions, traffic.shadow), failed)
 
     def _version(
         self, name: str, version: str, folder: Path, settle: bool, failed: dict[str, str]
     ) -> ServedVersion | None:
-        """The version as its files are now, else as it was loaded before; None where neither is there."""
+        """The version as its files are now, else as it was loaded before; None if neither exists."""
         key = (name, version)
         loaded_from, loaded = self._loaded.get(key, (None, None))
         try:
@@ -154,12 +137,12 @@ class Updates:
 
 
 def _without_folder(message: str, folder: Path) -> str:
-    """Clients are told what is wrong, not where the server keeps its files."""
+    """Clients learn what is wrong, not where the server keeps its files."""
     return message.replace(f"{folder}/", "").replace(str(folder), folder.name)
 
 
 def poll_forever(updates: Updates, seconds: float) -> None:
-    """Start a thread that polls as long as the process lives; it outlives an error of a poll."""
+    """Start a thread that polls as long as the process lives, whatever error a poll raises."""
 
     def run() -> None:
         while True:

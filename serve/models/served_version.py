@@ -1,11 +1,11 @@
 """One version of a model in a replica's memory: its predictor, its batches, its recommender or ranker."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +18,13 @@ from rayrec.inference.folder.table_memory import TableMemory
 from rayrec.inference.known_items import can_recommend
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.ranker import Ranker
-from rayrec.inference.recommender import Recommendations, Recommender
+from rayrec.inference.recommender import Recommender
 from rayrec.sources.registry import lookup_of
-from serve.batching import Batcher
-from serve.metrics import ServingMetrics, VersionStatistics
-from serve.protocol import RankRequest, RecommendRequest, RequestError
+from serve.engine.batching import Batcher
+from serve.errors import RequestError
+from serve.operations.metrics import ServingMetrics, VersionStatistics
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Rows:
 
 
 class ServedVersion:
-    """Answers requests for one model folder; nothing in it changes after construction but the waiting requests."""
+    """Answers requests for one model folder; only its queue of waiting requests changes after construction."""
 
     def __init__(
         self,
@@ -51,6 +53,11 @@ class ServedVersion:
         self.version = version
         self.predictor = predictor
         self.examples = examples
+        self.recommender = Recommender(predictor) if can_recommend(predictor.schema) else None
+        """Present if the model reads a user and an item alone."""
+        lookup = lookup_of(predictor.folder)
+        self.ranker = Ranker(predictor, lookup) if lookup is not None else None
+        """Present if the model's features are looked up from a context and its candidates."""
         self._executor = executor
         self._score = Batcher(
             self._score_together,
@@ -62,9 +69,6 @@ class ServedVersion:
         )
         reference = ReferenceTraffic.load(predictor.folder)
         self._statistics = VersionStatistics(metrics, name, version, predictor.schema, reference)
-        self._recommender = Recommender(predictor) if can_recommend(predictor.schema) else None
-        lookup = lookup_of(predictor.folder)
-        self.ranker = Ranker(predictor, lookup) if lookup is not None else None
 
     @classmethod
     def load(
@@ -77,7 +81,7 @@ class ServedVersion:
         metrics: ServingMetrics,
         memory: TableMemory,
     ) -> "ServedVersion":
-        """Load a model folder and check that it gives its stored scores. Raises UserError where it does not."""
+        """Load a model folder and check that it gives its stored scores. Raises UserError if it does not."""
         predictor = load_model(folder, memory)
         examples = Examples.load(predictor.folder)
         examples.check(predictor)
@@ -85,40 +89,17 @@ class ServedVersion:
         predictor.predict([{}] * settings.max_batch_size)
         return cls(name, version, predictor, examples, executor, settings, metrics)
 
-    @property
-    def waiting(self) -> int:
-        """Requests that no pass has taken yet."""
-        return self._score.waiting
-
-    @property
-    def recommends(self) -> bool:
-        """Whether it is a model of users and items alone."""
-        return self._recommender is not None
-
-    @property
-    def ranks(self) -> bool:
-        """Whether its features are looked up from a context and ads."""
-        return self.ranker is not None
-
     async def score(self, rows: Rows) -> NDArray[np.float32]:
-        """Probabilities (n,) of n rows, maybe from a pass with other requests. Raises RequestError."""
+        """Probabilities (n,) of n rows, perhaps from a pass with other requests. Raises RequestError."""
         scores = await self._score(rows)
         if not np.isfinite(scores).all():
             bad = int(np.flatnonzero(~np.isfinite(scores))[0])
             raise RequestError(422, f"row {bad}: its values are so large that the score is not a number")
         return scores
 
-    async def recommend(self, request: RecommendRequest) -> Recommendations:
-        """Ranks the catalogue for a user: a large pass of its own. Raises UnknownUserError."""
-        assert self._recommender is not None
-        rank = partial(self._recommender.recommend, request.user, request.k, exclude_known=request.exclude_known)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, rank)
-
-    async def rows_to_rank(self, request: RankRequest) -> Rows:
-        """The features of each ad, to be scored as other rows are. Raises UserError naming a wrong field."""
-        assert self.ranker is not None
-        rows = partial(self.ranker.rows, request.context, request.ads)
-        return Rows(await asyncio.get_running_loop().run_in_executor(self._executor, rows))
+    async def evaluate(self, function: Callable[[], ResultT]) -> ResultT:
+        """Call `function` in the thread in which models are evaluated, as a pass of its own."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
 
     def _score_together(self, requests: Sequence[Rows]) -> list[NDArray[np.float32]]:
         answers, encoded, scores = score_together(self.predictor, requests)

@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol: their data types, as JSON or as bytes, and Arrow columns made of them."""
+"""Tensors of the Open Inference Protocol: their data types, and their values as JSON or as bytes."""
 
 from dataclasses import dataclass
 from math import prod
@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from serve.protocol import RequestError
+from serve.errors import RequestError
 
 _NUMPY = {
     "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64,
@@ -29,7 +29,12 @@ class Tensor:
     rows: int
     width: int
     values: list[Any] | NDArray[Any] | pa.Array
-    """rows * width values in row-major order: a list where they came as JSON, a string array for BYTES."""
+    """rows * width values in row-major order: a list if they came as JSON, a string array for BYTES."""
+
+    @property
+    def where(self) -> str:
+        """The input, for messages."""
+        return _where(self.name)
 
 
 @dataclass(frozen=True)
@@ -43,41 +48,48 @@ class TensorHead:
 
     @classmethod
     def checked(cls, index: int, name: Any, datatype: Any, shape: Any) -> "TensorHead":
-        """That of the input at position `index`. Raises RequestError 422 where something of it cannot be."""
+        """The head of the input at position `index`. Raises RequestError 422."""
         if not isinstance(name, str):
             raise RequestError(422, f"inputs[{index}]: has no name; name a feature of the model")
-        head = cls(name, datatype, shape)
         if datatype not in DATA_TYPES:
-            raise RequestError(422, f"{head.where}: datatype must be one of {', '.join(DATA_TYPES)}")
+            raise RequestError(422, f"{_where(name)}: datatype must be one of {', '.join(DATA_TYPES)}")
         if (
             not isinstance(shape, list)
             or len(shape) not in (1, 2)
             or not all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**31 for size in shape)
         ):
-            raise RequestError(422, f"{head.where}: shape must be [rows] or [rows, values of a row]")
-        return head
+            raise RequestError(422, f"{_where(name)}: shape must be [rows] or [rows, values of a row]")
+        return cls(name, datatype, shape)
 
-    @property
-    def where(self) -> str:
-        """For messages."""
-        return f"input '{self.name[:100]}'"
-
-    def with_values(self, values: list[Any] | NDArray[Any] | pa.Array) -> Tensor:
-        """The tensor of flat values. Raises RequestError 422 where they are not as many as the shape says."""
-        if len(values) != prod(self.shape):
-            raise self.wrong_count()
+    def with_values(self, values: list[Any] | NDArray[Any] | pa.Array | None) -> Tensor:
+        """The tensor of flat values. Raises RequestError 422 unless they are as many as the shape says."""
+        count = prod(self.shape)
+        if values is None or len(values) != count:
+            where = _where(self.name)
+            raise RequestError(422, f"{where}: data must be a list of the {count} values that its shape says")
         rows, width = (*self.shape, 1)[:2]
         return Tensor(self.name, self.datatype, rows, width, values)
 
-    def with_bytes(self, data: bytes) -> Tensor:
-        """The tensor of values in the binary form of the protocol. Raises RequestError 422 where they do not fit."""
-        return self.with_values(_from_bytes(self.where, self.datatype, data, prod(self.shape)))
+    def with_json(self, data: Any) -> Tensor:
+        """The tensor of a JSON value, flat or nested as the shape says. Raises RequestError 422."""
+        rows, width = (*self.shape, 1)[:2]
+        if not isinstance(data, list):
+            return self.with_values(None)
+        if len(self.shape) == 2 and len(data) == rows and all(isinstance(row, list) for row in data):
+            fits = all(len(row) == width for row in data)
+            data = [value for row in data for value in row] if fits else None
+        return self.with_values(data)
 
-    def wrong_count(self) -> RequestError:
-        """What is told where the values are not those of the shape."""
-        return RequestError(
-            422, f"{self.where}: data must be a list of the {prod(self.shape)} values that its shape says"
-        )
+    def with_bytes(self, data: bytes) -> Tensor:
+        """The tensor of values in the binary form of the protocol. Raises RequestError 422."""
+        count = prod(self.shape)
+        if self.datatype == "BYTES":
+            return self.with_values(_strings(_where(self.name), data, count))
+        dtype = np.dtype(_NUMPY[self.datatype]).newbyteorder("<")
+        if len(data) != count * dtype.itemsize:
+            where = _where(self.name)
+            raise RequestError(422, f"{where}: {len(data)} bytes for {count} values of {self.datatype}")
+        return self.with_values(np.frombuffer(data, dtype))
 
 
 def read_tensor(entry: Any, index: int, binary: bytes) -> tuple[Tensor, int]:
@@ -88,39 +100,19 @@ def read_tensor(entry: Any, index: int, binary: bytes) -> tuple[Tensor, int]:
     parameters = entry.get("parameters")
     size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
     if size is None:
-        values = _flat(entry.get("data"), head.shape)
-        if values is None:
-            raise head.wrong_count()
-        return head.with_values(values), 0
+        return head.with_json(entry.get("data")), 0
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary):
-        raise RequestError(
-            422, f"{head.where}: binary_data_size must be a whole number up to the {len(binary)} bytes left"
-        )
+        most = f"a whole number up to the {len(binary)} bytes left"
+        raise RequestError(422, f"{_where(head.name)}: binary_data_size must be {most}")
     return head.with_bytes(binary[:size]), size
 
 
-def _flat(data: Any, shape: list[int]) -> list[Any] | None:
-    """`data`, flat or nested as `shape` says, as a flat list; None where it does not fit."""
-    if not isinstance(data, list):
-        return None
-    if len(shape) == 2 and len(data) == shape[0] and all(isinstance(row, list) for row in data):
-        if any(len(row) != shape[1] for row in data):
-            return None
-        data = [value for row in data for value in row]
-    return data if len(data) == prod(shape) else None
-
-
-def _from_bytes(where: str, datatype: str, data: bytes, count: int) -> NDArray[Any] | pa.Array:
-    if datatype == "BYTES":
-        return _strings(where, data, count)
-    dtype = np.dtype(_NUMPY[datatype]).newbyteorder("<")
-    if len(data) != count * dtype.itemsize:
-        raise RequestError(422, f"{where}: {len(data)} bytes for {count} values of {datatype}")
-    return np.frombuffer(data, dtype)
+def _where(name: str) -> str:
+    return f"input '{name[:100]}'"
 
 
 def _strings(where: str, data: bytes, count: int) -> pa.Array:
-    """Strings of BYTES data: each is its length (4 bytes, little endian) and its UTF-8."""
+    """The strings of BYTES data: each is its length (4 bytes, little endian) and its UTF-8."""
     lengths = _lengths(data, count)
     if lengths is None:
         raise RequestError(422, f"{where}: its bytes are not {count} strings, each after its length in 4 bytes")
@@ -139,12 +131,12 @@ def _strings(where: str, data: bytes, count: int) -> pa.Array:
 
 
 def _lengths(data: bytes, count: int) -> NDArray[np.int64] | None:
-    """Lengths of `count` strings that fill `data`; None where they do not."""
+    """The lengths of `count` strings that fill `data`; None if they do not."""
     if count == 0:
         return None if data else np.empty(0, np.int64)
     if len(data) < 4 * count:
         return None
-    # Hashed categories have one length, which is then told without a loop.
+    # Hashed categories all have one length, which is read without a loop.
     if len(data) % count == 0:
         table = np.frombuffer(data, np.uint8).reshape(count, -1)
         first = table[:, :4].copy().view(_LENGTH).ravel()

@@ -1,15 +1,16 @@
 """What lies in the folders that are served: models, their versions, and how traffic is split between them.
 
-    FOLDER                a model folder: one model, its only version is 1
+    FOLDER                a model folder: one model, whose only version is 1
     FOLDER/VERSION        model folders named by whole numbers: one model with versions
     FOLDER/NAME           folders of either kind: several models
 
-`serving.json` beside the versions of a model says which of them answer; without it the newest does. Reads names and
-small files only, so that it can be called every second.
+`serving.json` beside the versions of a model says which of them answer; without it the newest does. `scan` reads names
+and small files only, so that it can be called every second.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +20,12 @@ from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.config.validation import describe_validation_error
 from rayrec.inference.folder.layout import is_model_folder
+from rayrec.storage.location import uri_of
+from rayrec.storage.staged import fetch
 
 TRAFFIC_FILE = "serving.json"
+_FETCH_SECONDS = 30.0
+"""Between two listings of a bucket, which cost more than those of a folder."""
 
 
 class Traffic(Config):
@@ -32,19 +37,19 @@ class Traffic(Config):
     """A version that scores the same requests for comparison; its scores are never the answer."""
 
     @model_validator(mode="after")
-    def _somebody_answers(self) -> "Traffic":
+    def _some_version_answers(self) -> "Traffic":
         if not any(self.weights.values()):
             raise ValueError("no version has a weight above 0; nobody would answer")
         return self
 
     @property
     def versions(self) -> set[str]:
-        """All that must be loaded."""
+        """All versions that must be loaded."""
         return {*self.weights, *([self.shadow] if self.shadow is not None else [])}
 
     @classmethod
     def load(cls, folder: Path) -> "Traffic | None":
-        """Read `folder/serving.json`, None where there is none. Raises UserError where it is invalid."""
+        """Read `folder/serving.json`; None if it is absent. Raises UserError if it is invalid."""
         path = folder / TRAFFIC_FILE
         try:
             return cls.model_validate_json(path.read_bytes())
@@ -63,12 +68,27 @@ class ModelSource:
     """Version -> model folder, the newest first."""
 
 
+class StagedModels:
+    """Keeps the local copies of those folders that stand for URIs up to date."""
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self._folders = [folder for folder in folders if uri_of(folder) is not None]
+        self._next = 0.0
+
+    def refresh(self) -> None:
+        """Fetch what is new, at most every 30 seconds. Raises UserError."""
+        if self._folders and time.monotonic() >= self._next:
+            self._next = time.monotonic() + _FETCH_SECONDS
+            for folder in self._folders:
+                fetch(folder)
+
+
 def scan(folders: Mapping[str, Path]) -> dict[str, ModelSource]:
-    """The models in `folders`, by name. Raises UserError where one holds none, or a name is found twice."""
+    """The models in `folders`, by name. Raises UserError if a folder holds none, or a name is found twice."""
     found: dict[str, ModelSource] = {}
     for name, folder in folders.items():
         source = _model_source(folder)
-        sources = {name: source} if source else dict(_models_in(folder))
+        sources = {name: source} if source else _models_in(folder)
         if not sources:
             raise UserError(
                 f"{folder}: neither a model folder nor a folder of model folders; give the output of `rayrec export`"
@@ -81,31 +101,29 @@ def scan(folders: Mapping[str, Path]) -> dict[str, ModelSource]:
 
 
 def fingerprint(folder: Path) -> int:
-    """A number that changes when a file below `folder` does: names, sizes, times of change. Raises OSError."""
-    return hash(tuple(_files(folder)))
-
-
-def _files(folder: Path) -> Iterator[tuple[str, int, int, int]]:
+    """A number that changes when a file below `folder` does: its name, size or time of change. Raises OSError."""
+    files = []
     for root, _, names in os.walk(folder):
-        for name in sorted(names):
-            status = os.stat(os.path.join(root, name))
-            yield os.path.join(root, name), status.st_ino, status.st_size, status.st_mtime_ns
+        for path in sorted(os.path.join(root, name) for name in names):
+            status = os.stat(path)
+            files.append((path, status.st_ino, status.st_size, status.st_mtime_ns))
+    return hash(tuple(files))
 
 
 def _model_source(folder: Path) -> ModelSource | None:
     if is_model_folder(folder):
         return ModelSource(folder, {"1": folder})
-    numbers = [int(entry.name) for entry in _children(folder) if _is_version(entry.name) and is_model_folder(entry)]
+    # Whole numbers from 1, written without leading zeros, so that a version has one name.
+    named = (child for child in _children(folder) if child.name.isascii() and child.name.isdigit())
+    numbers = [int(child.name) for child in named if child.name[0] != "0" and is_model_folder(child)]
     if not numbers:
         return None
     return ModelSource(folder, {str(number): folder / str(number) for number in sorted(numbers, reverse=True)})
 
 
-def _models_in(folder: Path) -> Iterator[tuple[str, ModelSource]]:
-    for child in _children(folder):
-        source = _model_source(child)
-        if source is not None and not child.name.startswith("."):
-            yield child.name, source
+def _models_in(folder: Path) -> dict[str, ModelSource]:
+    children = [child for child in _children(folder) if not child.name.startswith(".")]
+    return {child.name: source for child in children if (source := _model_source(child)) is not None}
 
 
 def _children(folder: Path) -> list[Path]:
@@ -113,8 +131,3 @@ def _children(folder: Path) -> list[Path]:
         return sorted(Path(entry) for entry in os.scandir(folder) if entry.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _is_version(name: str) -> bool:
-    """Whole numbers from 1, written without leading zeros, so that a version has one name."""
-    return name.isascii() and name.isdigit() and not name.startswith("0")

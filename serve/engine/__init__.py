@@ -1,0 +1,1 @@
+"""How requests are admitted and joined into forward passes; knows no model and no protocol."""

@@ -1,0 +1,124 @@
+"""The rule that admits a request over HTTP and gRPC: its token, size and time limit, its metrics and log line."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from serve.errors import RequestError
+from serve.operations.json_log import JsonLog
+from serve.operations.metrics import ServingMetrics
+from serve.operations.tokens import is_allowed
+
+CLIENT_LEFT = 499
+"""The status, as nginx has it, of a request whose client went away before the answer."""
+
+logger = logging.getLogger("ray.serve.rayrec")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of one request."""
+
+    max_rows: int
+    max_body_bytes: int
+    timeout_seconds: float
+
+    def too_large(self) -> RequestError:
+        """The error of a body beyond the limit."""
+        return RequestError(413, f"the body is larger than {self.max_body_bytes / 2**20:g} MiB; send several requests")
+
+
+@dataclass
+class Call:
+    """A request as admission and the log see it; the code that answers it fills in the fields with defaults."""
+
+    request_id: str
+    client: str
+    http_method: str
+    path: str
+    authorization: str | None
+    size: int
+    """Bytes of the body, as far as they are known before it is read."""
+    needs_token: bool
+    model: str = ""
+    version: str = ""
+    method: str = ""
+    status: int = 0
+    """HTTP status, over gRPC too; 0 until the answer begins."""
+
+    def answered_by(self, model: str, version: str, method: str) -> None:
+        """Note which version of which model is asked to do what, for metrics and log."""
+        self.model, self.version, self.method = model, version, method
+
+
+class Admission:
+    """Refuses requests that may not or cannot be answered, ends those that take too long, and records every one."""
+
+    def __init__(
+        self, limits: Limits, tokens: frozenset[str], metrics: ServingMetrics, access_log: JsonLog | None = None
+    ) -> None:
+        """`tokens` come from `read_tokens`; without `access_log` a request leaves metrics only."""
+        self.limits = limits
+        self._tokens = tokens
+        self._metrics = metrics
+        self._access_log = access_log
+
+    @asynccontextmanager
+    async def admit(self, call: Call) -> AsyncIterator[None]:
+        """Answer a request within the block, which sets `call.status` as soon as the answer begins.
+
+        Raises RequestError: 401 no valid token, 413 too large, 504 too slow, 500 for an unexpected error, and whatever
+        the block raises; other errors come through only if the answer has already begun.
+        """
+        began = time.perf_counter()
+        try:
+            self._check(call)
+            async with asyncio.timeout(self.limits.timeout_seconds):
+                yield
+        except RequestError as error:
+            call.status = error.status
+            raise
+        except Exception as error:
+            if call.status:
+                raise
+            refused = self._unanswered(call, error)
+            call.status = refused.status
+            raise refused from None
+        finally:
+            self._record(call, time.perf_counter() - began)
+
+    def _check(self, call: Call) -> None:
+        if call.needs_token and not is_allowed(call.authorization, self._tokens):
+            headers = {"WWW-Authenticate": "Bearer"}
+            raise RequestError(401, "no valid token; send 'Authorization: Bearer TOKEN' (gRPC: as metadata)", headers)
+        if call.size > self.limits.max_body_bytes:
+            raise self.limits.too_large()
+
+    def _unanswered(self, call: Call, error: Exception) -> RequestError:
+        if isinstance(error, TimeoutError):
+            return RequestError(
+                504, f"not done within {self.limits.timeout_seconds:g} s; send fewer rows, or try again"
+            )
+        logger.error("%s %s failed", call.http_method, call.path, exc_info=error)
+        return RequestError(500, "internal error; the server's log has the details")
+
+    def _record(self, call: Call, seconds: float) -> None:
+        status = call.status or CLIENT_LEFT
+        tags = {"model": call.model, "version": call.version, "method": call.method}
+        self._metrics.requests.inc(1, {**tags, "status": str(status)})
+        if call.method:
+            self._metrics.seconds.observe(seconds, tags)
+        if self._access_log is not None:
+            request = {name: getattr(call, name) for name in ("request_id", "client", "http_method", "path")}
+            self._access_log.write({**request, **tags, "status": status, "seconds": round(seconds, 6)})
+
+
+def request_id(given: str | None) -> str:
+    """The id that a client, or Serve's proxy, gave a request; a new one unless that is a plain, short word."""
+    if given and len(given) <= 128 and given.isascii() and given.isprintable():
+        return given
+    return uuid.uuid4().hex

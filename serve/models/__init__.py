@@ -1,0 +1,1 @@
+"""Models, their versions and what they answer with; knows no protocol."""

@@ -1,0 +1,1 @@
+"""What clients speak: V1 and the Open Inference Protocol over HTTP and gRPC."""

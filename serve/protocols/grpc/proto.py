@@ -1,0 +1,43 @@
+"""The message classes of `open_inference.proto`, from its compiled descriptor `open_inference.binpb`.
+
+After a change to the .proto file, make the descriptor again with the package grpcio-tools:
+
+    cd serve/protocols/grpc
+    python -m grpc_tools.protoc --proto_path . --descriptor_set_out open_inference.binpb open_inference.proto
+"""
+
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+
+def _load_service() -> Any:
+    compiled = Path(__file__).with_name("open_inference.binpb").read_bytes()
+    (file,) = descriptor_pb2.FileDescriptorSet.FromString(compiled).file
+    # A pool of its own: generated code would add the messages to the pool of the process, where a client's copy of
+    # the same names (Triton's, KServe's) would clash with them.
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return pool.FindServiceByName(f"{file.package}.GRPCInferenceService")
+
+
+def _call(name: str) -> tuple[Any, Any]:
+    """The classes of a call's request and response."""
+    method = _service.FindMethodByName(name)
+    classes = message_factory.GetMessageClass(method.input_type), message_factory.GetMessageClass(method.output_type)
+    for message in classes:
+        # Serve's proxy sends a request on by pickle, which finds the class of a message by its module.
+        message.__module__ = __name__
+    return classes
+
+
+_service = _load_service()
+SERVICE: str = _service.full_name
+METHODS: tuple[str, ...] = tuple(method.name for method in _service.methods)
+ServerLiveRequest, ServerLiveResponse = _call("ServerLive")
+ServerReadyRequest, ServerReadyResponse = _call("ServerReady")
+ServerMetadataRequest, ServerMetadataResponse = _call("ServerMetadata")
+ModelReadyRequest, ModelReadyResponse = _call("ModelReady")
+ModelMetadataRequest, ModelMetadataResponse = _call("ModelMetadata")
+ModelInferRequest, ModelInferResponse = _call("ModelInfer")

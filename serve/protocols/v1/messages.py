@@ -1,0 +1,137 @@
+"""Bodies of the V1 inference protocol of KServe and TensorFlow Serving, with raw features as instances.
+
+    POST /v1/models/NAME:predict   {"instances": [{"I1": 3, "C1": "68fd1e64"}, ...]}   or one such object alone
+                                   -> {"model": "NAME", "version": "1", "predictions": [0.0312, ...]}
+    POST /v1/models/NAME:recommend {"user": "42", "k": 10, "exclude_known": true}      for a model of users and items
+                                   -> {"model": "NAME", "version": "1", "user": "42",
+                                       "items": [{"item": "318", "score": 0.97}, ...]}
+    POST /v1/models/NAME:rank      {"context": {"platform": 3, ...}, "candidates": [42337, 139684, ...], "k": 5}
+                                   -> {"model": "NAME", "version": "1",      for a model that looks features up
+                                       "candidates": [{"candidate": 42337, "score": 0.31}, ...]}
+
+Every error is {"error": "one line"} with its status.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.common.errors import UserError
+from rayrec.inference.raw_rows import RawRows
+from serve.errors import RequestError
+from serve.protocols.http import parse_json
+
+
+@dataclass(frozen=True)
+class RecommendRequest:
+    """For whom to recommend how many items."""
+
+    user: str
+    k: int
+    exclude_known: bool
+
+
+@dataclass(frozen=True)
+class RankRequest:
+    """A context and the candidates to rank in it; the ranker checks their values."""
+
+    context: dict[str, Any]
+    candidates: list[Any]
+    k: int | None
+
+
+def parse_instances(body: bytes, raw_rows: RawRows, max_rows: int) -> pa.RecordBatch:
+    """The checked raw rows of a request. Raises RequestError: 400 not JSON, 413 too many, 422 wrong content."""
+    rows = _instances(parse_json(body, '{"instances": [{"FEATURE": VALUE, ...}, ...]}'))
+    if not rows:
+        raise RequestError(422, "instances: empty; send at least one row")
+    if len(rows) > max_rows:
+        raise RequestError(413, f"instances: {len(rows)} rows, at most {max_rows} a request; send several requests")
+    try:
+        return raw_rows.from_rows(rows)
+    except UserError as error:
+        raise RequestError(422, str(error)) from None
+
+
+def parse_recommend(body: bytes, max_items: int) -> RecommendRequest:
+    """The content of a request for recommendations. Raises RequestError: 400 not JSON, 422 wrong content."""
+    content = _object(body, '{"user": USER, "k": 10}', ("user", "k", "exclude_known"))
+    if "user" not in content:
+        raise RequestError(422, "user: missing; name the user as the training data does")
+    user, k, exclude_known = content["user"], content.get("k", 10), content.get("exclude_known", True)
+    if isinstance(user, int) and not isinstance(user, bool):
+        user = str(user)  # ids that are numbers keep their digits in the vocabulary
+    if not isinstance(user, str):
+        raise RequestError(422, "user: must be a string or a whole number")
+    if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= max_items:
+        raise RequestError(422, f"k: must be a whole number from 1 to {max_items}")
+    if not isinstance(exclude_known, bool):
+        raise RequestError(422, "exclude_known: must be true or false")
+    return RecommendRequest(user, k, exclude_known)
+
+
+def parse_rank(body: bytes, max_rows: int) -> RankRequest:
+    """The content of a request to rank. Raises RequestError: 400 not JSON, 413 too many, 422 wrong content."""
+    content = _object(body, '{"context": {...}, "candidates": [ID, ...]}', ("context", "candidates", "k"))
+    context, candidates, k = content.get("context", {}), content.get("candidates"), content.get("k")
+    if not isinstance(context, dict):
+        raise RequestError(422, "context: must be an object; leave it out if nothing is known")
+    if not isinstance(candidates, list) or not candidates:
+        raise RequestError(422, "candidates: must be a list of at least one id")
+    if len(candidates) > max_rows:
+        raise RequestError(413, f"candidates: {len(candidates)}, at most {max_rows} a request; send several requests")
+    if k is not None and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
+        raise RequestError(422, "k: must be a whole number from 1, or left out for all candidates")
+    return RankRequest(context, candidates, k)
+
+
+def predictions(model: str, version: str, scores: NDArray[np.float32]) -> bytes:
+    """The body of an answer with (n,) scores; their digits are those of the float32 values."""
+    return _answer(model, version, predictions=scores.tolist())
+
+
+def recommendations(model: str, version: str, user: str, items: Iterable[str], scores: NDArray[np.float32]) -> bytes:
+    """The body of an answer with a user's items, in the order given, and their (n,) scores."""
+    return _answer(model, version, user=user, items=_scored("item", items, scores))
+
+
+def ranking(model: str, version: str, candidates: Iterable[Any], scores: NDArray[np.float32]) -> bytes:
+    """The body of an answer with candidates, in the order given, and their (n,) scores."""
+    return _answer(model, version, candidates=_scored("candidate", candidates, scores))
+
+
+def _object(body: bytes, example: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    content = parse_json(body, example)
+    if not isinstance(content, dict):
+        raise RequestError(422, f"the body must be {example}, not another value")
+    unknown = sorted(set(content) - set(keys))
+    if unknown:
+        raise RequestError(422, f"unknown key '{unknown[0][:100]}'; there are {', '.join(keys[:-1])} and {keys[-1]}")
+    return content
+
+
+def _instances(content: Any) -> list[Any]:
+    if not isinstance(content, dict):
+        raise RequestError(422, 'the body must be {"instances": [...]} or one object of features, not another value')
+    if "instances" not in content:
+        return [content]
+    if len(content) > 1:
+        other = next(key for key in content if key != "instances")
+        raise RequestError(422, f"unknown key '{other[:100]}' beside 'instances'; leave it out")
+    rows = content["instances"]
+    if not isinstance(rows, list):
+        raise RequestError(422, "instances: must be a list of objects of features")
+    return rows
+
+
+def _scored(kind: str, ids: Iterable[Any], scores: NDArray[np.float32]) -> list[dict[str, Any]]:
+    return [{kind: id_, "score": score} for id_, score in zip(ids, scores.tolist(), strict=True)]
+
+
+def _answer(model: str, version: str, **content: Any) -> bytes:
+    return json.dumps({"model": model, "version": version, **content}, allow_nan=False).encode()
