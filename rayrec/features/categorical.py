@@ -6,11 +6,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.features.integer_hash import hash_integers
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature
 from rayrec.features.string_hash import hash_strings
 from rayrec.features.transforms import Hash, HashIds
 from rayrec.features.vocabulary import VocabularyLookup
+from rayrec.random.splitmix64 import hash_integers
 
 
 def id_dtype(feature: CategoricalFeature) -> np.dtype[np.signedinteger]:

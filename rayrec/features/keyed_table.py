@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_file
-from rayrec.common.splitmix import mix
-from rayrec.features.integer_hash import hash_integers
 from rayrec.features.mapped_columns import Lists, MappedBatch, Numbers, Ranges, search_ranges
 from rayrec.features.string_hash import hash_strings
+from rayrec.random.splitmix64 import hash_integers, mix
 
 HASH = "hash"
 UNKNOWN = -1

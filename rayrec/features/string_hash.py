@@ -9,17 +9,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_MASK = 2**64 - 1
+from rayrec.random.splitmix64 import finalize, finalize_array
+
 _LEADING_BYTES = np.array([2 ** (8 * n) - 1 for n in range(9)], dtype=np.uint64)
 
 
 def hash_string(value: str) -> int:
     """The hash of one string."""
     data = value.encode()
-    hashed = _mix(len(data))
+    hashed = finalize(len(data))
     for start in range(0, len(data), 8):
-        hashed = _mix(hashed ^ int.from_bytes(data[start : start + 8], "little"))
+        hashed = finalize(hashed ^ int.from_bytes(data[start : start + 8], "little"))
     return hashed
 
 
@@ -35,25 +35,13 @@ def hash_strings(values: pa.Array) -> NDArray[np.uint64]:
     if offsets[-1] > first:
         data[:-8] = np.frombuffer(data_buffer, np.uint8, len(data) - 8, offset=int(first))
     words = np.lib.stride_tricks.sliding_window_view(data, 8)
-    hashes = _mix_array(length.astype(np.uint64))
+    hashes = finalize_array(length.astype(np.uint64))
     rows = np.flatnonzero(length > 0)
     position = 0
     while len(rows):
         remaining = length[rows] - position
         word = words[offsets[rows] - first + position].view("<u8")[:, 0] & _LEADING_BYTES[np.minimum(remaining, 8)]
-        hashes[rows] = _mix_array(hashes[rows] ^ word)
+        hashes[rows] = finalize_array(hashes[rows] ^ word)
         rows = rows[remaining > 8]
         position += 8
     return hashes
-
-
-def _mix(x: int) -> int:
-    x = ((x ^ (x >> 30)) * _FIRST) & _MASK
-    x = ((x ^ (x >> 27)) * _SECOND) & _MASK
-    return x ^ (x >> 31)
-
-
-def _mix_array(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
-    return x ^ (x >> np.uint64(31))

@@ -77,7 +77,7 @@ class HashIds(Config):
 class Hash(Config):
     """Value -> 1 + h mod (buckets - 1), h its 64-bit hash; missing values -> 0. Needs no list of values.
 
-    h is `rayrec.features.integer_hash.hash_integers` or `rayrec.features.string_hash.hash_strings`.
+    h is `rayrec.random.splitmix64.hash_integers` or `rayrec.features.string_hash.hash_strings`.
     """
 
     op: Literal["hash"] = "hash"

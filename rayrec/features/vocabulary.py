@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.common.splitmix import mix
 from rayrec.features.string_hash import hash_string, hash_strings
+from rayrec.random.splitmix64 import mix
 
 VOCABULARY_SCHEMA = pa.schema(
     [pa.field("value", pa.string(), False), pa.field("id", pa.int64(), False), pa.field("count", pa.int64(), False)]

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from rayrec.common.errors import UserError
 from rayrec.features.categorical import encode_categorical, fold_ids
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.integer_hash import hash_integers
 from rayrec.features.numeric import encode_numeric
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
 from rayrec.features.string_hash import hash_string
@@ -29,6 +28,7 @@ from rayrec.features.transforms import (
     Vocabulary,
 )
 from rayrec.features.vocabulary import write_vocabulary
+from rayrec.random.splitmix64 import hash_integers
 
 WORDS = ["red", "green", "blue", "cyan", "a rather long value"]
 SCHEMA = Schema(

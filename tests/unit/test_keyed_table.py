@@ -8,9 +8,9 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.features import keyed_table
-from rayrec.features.integer_hash import hash_integers, uniform
 from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable, hash_key, hash_texts, write_file
 from rayrec.features.mapped_columns import search_ranges
+from rayrec.random.splitmix64 import hash_integers, uniform
 
 PAIR = pa.schema(
     [

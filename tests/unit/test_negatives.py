@@ -10,7 +10,7 @@ from rayrec.common.errors import UserError
 from rayrec.ingest.interactions import negatives as negatives_module
 from rayrec.ingest.interactions.item_distribution import ItemDistribution
 from rayrec.ingest.interactions.negatives import ExactNegatives, UncheckedNegatives
-from rayrec.ingest.interactions.random_bits import derive_key, random_bits, uniform_below
+from rayrec.random.splitmix64_torch import derive_key, random_bits, uniform_below
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rayrec.common.errors import UserError
 from rayrec.ingest.interactions.item_distribution import ItemDistribution
-from rayrec.ingest.interactions.random_bits import uniform_below
 from rayrec.ingest.interactions.search import count_not_above
+from rayrec.random.splitmix64_torch import uniform_below
 
 
 class Negatives(Protocol):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rayrec.common.errors import ConfigError
 from rayrec.config.train import RecencyConfig
-from rayrec.ingest.interactions.random_bits import derive_key
+from rayrec.random.splitmix64_torch import derive_key
 
 _LARGEST_PRODUCT = 2**61
 """Of positives and points, so that a place on the line is computed in int64, rounding errors included."""

@@ -10,10 +10,10 @@ from rayrec.config.train import NegativesConfig, RecencyConfig
 from rayrec.features.schema import Schema
 from rayrec.ingest.interactions.item_distribution import ItemDistribution
 from rayrec.ingest.interactions.negatives import ExactNegatives, Negatives, UncheckedNegatives
-from rayrec.ingest.interactions.permutation import Permutation
 from rayrec.ingest.interactions.positives import Positives, interaction_columns
-from rayrec.ingest.interactions.random_bits import derive_key, random_bits
 from rayrec.ingest.interactions.recency import RecencyDraws
+from rayrec.random.permutation_torch import TablePermutation
+from rayrec.random.splitmix64_torch import derive_key, random_bits
 
 # Word of the key of each use of the seed, so that no two uses draw the same numbers.
 _ORDER, _NEGATIVES, _POSITIVES = 1, 2, 3
@@ -67,7 +67,7 @@ class SampledSplit:
     def epoch(self, seed: int, epoch: int) -> "SampledEpoch":
         """An epoch, as a function of the seed and its number alone."""
         device = self.positives.users.device
-        order = Permutation(len(self), derive_key(seed, _ORDER, epoch), device)
+        order = TablePermutation(len(self), derive_key(seed, _ORDER, epoch), device)
         return SampledEpoch(self, order, derive_key(seed, _NEGATIVES, epoch), derive_key(seed, _POSITIVES, epoch))
 
 
@@ -76,7 +76,7 @@ class SampledEpoch:
     """The samples of an epoch in its order, each computed from its place."""
 
     split: SampledSplit
-    order: Permutation
+    order: TablePermutation
     negatives_key: int
     positives_key: int
 

@@ -18,9 +18,8 @@ from rayrec.preprocessing.vocabularies.fit import fit_vocabularies
 from rayrec.preprocessing.vocabularies.long import join_long_vocabularies
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset, segments_by_split
 from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
-from rayrec.preprocessing.write.order import BlockwisePermutation
-from rayrec.preprocessing.write.order import Permutation as TotalPermutation
-from rayrec.preprocessing.write.shuffle import Permutation, write_shuffled
+from rayrec.preprocessing.write.shuffle import RowMapping, write_shuffled
+from rayrec.random.permutation import BlockwisePermutation, HashPermutation
 from rayrec.raw.files import InputFile
 
 
@@ -75,14 +74,14 @@ class RowsJob:
 
     def _permutation(
         self, pieces: Mapping[str, Sequence[Piece]], extracted: Sequence[ExtractedChunk]
-    ) -> Permutation | None:
+    ) -> RowMapping | None:
         """What moves the rows of train; None where they stay in the order of the input."""
         config = self._config
         match config.order:
             case "input":
                 return None
             case "total_random":
-                return TotalPermutation(sum(piece.rows for piece in pieces["train"]), config.seed)
+                return HashPermutation(sum(piece.rows for piece in pieces["train"]), config.seed)
             case "day_random":
                 return BlockwisePermutation(rows_by_day(pieces["train"], extracted, self._inputs.days), config.seed)
 

@@ -13,7 +13,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.progress import Progress
-from rayrec.common.splitmix import mix
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.ingest.dataset import PartInfo, SplitInfo
 from rayrec.preprocessing.segments import Segment
@@ -21,11 +20,13 @@ from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_o
 from rayrec.preprocessing.vocabularies.hash_ranges import partition_keys
 from rayrec.preprocessing.write.encode import RowEncoder, split_info
 from rayrec.preprocessing.write.shards import RowPacking, WrittenPart, rows_of_a_part, write_part
+from rayrec.random.splitmix64 import mix
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Permutation = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+RowMapping = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""Gives the output positions of input rows."""
 
 
 def write_shuffled(
@@ -33,7 +34,7 @@ def write_shuffled(
     encoder: RowEncoder,
     split: str,
     segments: Sequence[Segment],
-    permutation: Permutation,
+    permutation: RowMapping,
     layout: ShardLayoutConfig,
     progress: Progress,
     position: str | None = None,
@@ -96,7 +97,7 @@ class _Order(Protocol):
 
 @dataclass(frozen=True)
 class _ByPlace:
-    permutation: Permutation
+    permutation: RowMapping
     size: int
     """Rows of a part, the last one aside."""
     rows: int

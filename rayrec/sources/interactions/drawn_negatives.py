@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.common.splitmix import mix
-from rayrec.preprocessing.write.order import permute_each
+from rayrec.random.permutation import permute_each
+from rayrec.random.splitmix64 import mix
 
 _LEAST_BITS = 8
 """Of the permutations that `distinct` places come from: with 3 bits, the first of 5 candidates came 7 % too often; with

@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayrec.config import Config
-from rayrec.features.integer_hash import uniform
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
 from rayrec.preprocessing.vocabularies.hash_ranges import range_count
 from rayrec.preprocessing.workspace import Workspace
+from rayrec.random.splitmix64 import uniform
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.features.rows import FOLD
 from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, Table

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.sources.outbrain.synthetic.hashes import Hashes
+from rayrec.random.splitmix64 import StatelessRandom
 from rayrec.sources.outbrain.synthetic.similarity import Profiles, document_cosine
 from rayrec.sources.outbrain.synthetic.world import ASPECTS, CATEGORIES, Slots, World
 
@@ -59,7 +59,7 @@ class Preferences:
 
     def __init__(self, world: World, seed: int) -> None:
         self._world = world
-        self._hashes = Hashes(seed)
+        self._random = StatelessRandom(seed)
         self._context = {kind: self._effects(kind) for kind in _CONTEXT}
 
     def utilities(self, shown: ShownAds, profiles: dict[str, Profiles]) -> NDArray[np.float64]:
@@ -89,7 +89,7 @@ class Preferences:
         }
         total = np.zeros(len(ad))
         for name, deviation in _QUALITY.items():
-            effect = deviation * self._hashes.normal(name, numbers[name])
+            effect = deviation * self._random.normal(name, numbers[name])
             total += np.where(numbers[name] >= 0, effect, 0.0)
         days = np.maximum(meta.age, 0) / 86_400
         return total + np.where(meta.has_time, _FRESHNESS * np.exp(-days / _FRESH_DAYS), 0.0)
@@ -99,14 +99,14 @@ class Preferences:
         main = np.where(categories.confidence[:, 0] > 0.0, categories.values[:, 0], CATEGORIES)
         total = np.zeros(len(shown.ad))
         for kind, state in shown.context.items():
-            trait = self._hashes.choice(f"trait {kind}", main if kind in _OF_CATEGORY else advertiser, _TRAITS)
+            trait = self._random.choice(f"trait {kind}", main if kind in _OF_CATEGORY else advertiser, _TRAITS)
             total += np.where(state >= 0, self._context[kind][state, trait], 0.0)
         return total
 
     def _effects(self, kind: str) -> NDArray[np.float64]:
         """(states, traits), of mean 0 for each trait: what is common to all states is quality."""
         shape = CONTEXT_STATES[kind], _TRAITS
-        effects = self._hashes.normal(f"effects {kind}", np.arange(shape[0] * shape[1])).reshape(shape)
+        effects = self._random.normal(f"effects {kind}", np.arange(shape[0] * shape[1])).reshape(shape)
         effects -= effects.mean(axis=0)
         return effects * (_CONTEXT[kind] / effects.std())
 

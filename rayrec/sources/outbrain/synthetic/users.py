@@ -55,7 +55,7 @@ class Users:
         self._world, self.rng = world, rng
         self._promoted = world.promoted_documents(block * n)
         # What few write about, many read.
-        by_demand = world.hashes.uniform("demand", np.arange(TOPICS))[:, 0].argsort()
+        by_demand = world.random.uniform("demand", np.arange(TOPICS))[:, 0].argsort()
         self._topics = by_demand[(TOPICS * rng.random((n, 2)) ** 1.5).astype(np.int64)]
         self._place = (len(world.places) * rng.random(n) ** 2).astype(np.int64)
         self._platform = rng.choice(3, n, p=_PLATFORM_SHARES) + 1

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.common.splitmix import mix
-from rayrec.sources.outbrain.synthetic.hashes import Hashes
+from rayrec.random.splitmix64 import StatelessRandom, mix
 from rayrec.sources.outbrain.time_zones import DEFAULT_OFFSET, OFFSET_BY_COUNTRY, OFFSET_BY_STATE
 
 TOPICS = 200
@@ -61,8 +60,8 @@ class World:
     """What there is, by number."""
 
     def __init__(self, seed: int) -> None:
-        self.hashes = Hashes(seed)
-        self.places, self.place_offsets = _places(self.hashes)
+        self.random = StatelessRandom(seed)
+        self.places, self.place_offsets = _places(self.random)
 
     def promoted_documents(self, users: int) -> int:
         """How many promoted documents there are when so many users have come; grows slower than they do."""
@@ -100,7 +99,7 @@ class World:
 
     def aspect(self, name: str, document: NDArray[np.int64]) -> Slots:
         """The values of an aspect of documents (n,)."""
-        u = self.hashes.uniform(name, document, 16)
+        u = self.random.uniform(name, document, 16)
         topic = self.main_topic(document)
         match name:
             case "categories":
@@ -123,9 +122,9 @@ class World:
         return Slots(values, np.round(confidence, 6))
 
     def meta(self, document: NDArray[np.int64]) -> DocumentMeta:
-        u = self.hashes.uniform("meta", document, 5)
+        u = self.random.uniform("meta", document, 5)
         source = ((20.0 + 4.0 * np.sqrt(document)) * u[:, 0] ** 2).astype(np.int64)
-        publisher = np.where(self.hashes.uniform("publisher", source)[:, 0] < _NO_PUBLISHER, -1, source // 4)
+        publisher = np.where(self.random.uniform("publisher", source)[:, 0] < _NO_PUBLISHER, -1, source // 4)
         is_sourced = u[:, 1] >= _NO_SOURCE
         age = np.floor(-_MEAN_AGE_DAYS * 86_400 * np.log(1.0 - u[:, 2])).astype(np.int64)
         # Years ahead or decades ago, as in the real table.
@@ -151,7 +150,7 @@ class World:
 
     def advertiser(self, ad: NDArray[np.int64]) -> NDArray[np.int64]:
         campaign = self.campaign(ad)
-        return ((20.0 + 2.0 * np.sqrt(campaign)) * self.hashes.uniform("advertiser", campaign)[:, 0]).astype(np.int64)
+        return ((20.0 + 2.0 * np.sqrt(campaign)) * self.random.uniform("advertiser", campaign)[:, 0]).astype(np.int64)
 
     # Topics.
 
@@ -189,11 +188,11 @@ def repeated(values: NDArray[np.int64]) -> NDArray[np.bool_]:
     return ((values[:, :, None] == values[:, None, :]) & earlier).any(axis=2)
 
 
-def _places(hashes: Hashes) -> tuple[list[str], NDArray[np.int64]]:
+def _places(random: StatelessRandom) -> tuple[list[str], NDArray[np.int64]]:
     """Places from the most frequent one on, and their offsets from UTC in minutes."""
     states = sorted(state for state in OFFSET_BY_STATE if state.startswith("US>"))
     provinces = sorted(state for state in OFFSET_BY_STATE if state.startswith("CA>"))
-    u = hashes.uniform("place", np.arange(_NUM_PLACES), 3)
+    u = random.uniform("place", np.arange(_NUM_PLACES), 3)
     places: dict[str, int] = {}
     for kind, which, detail in u.tolist():
         if kind < 0.75:

@@ -1,24 +1,25 @@
-"""A pseudo-random permutation of 0 ... n - 1 that is computed where it is asked for, not stored.
+"""A pseudo-random permutation of 0 ... n - 1 over torch, computed element by element instead of stored.
 
 A Feistel network on pairs (left, right) with any number of left values (Black and Rogaway, "Ciphers with arbitrary
 finite domains", 2002): right has 2^k values with 2^k about the square root of n, left ceil(n / 2^k), so the pairs are
 hardly more than n. Each round adds a random function of one half to the other, which is undone by subtracting it. The
-functions have so few arguments that they are tables. The pairs beyond n (fewer than 2^k) are walked through
-("cycle walking"): where such a walk ends is a table as well, so a look-up never waits for the device.
+functions have so few arguments that they are tables. A pair beyond n (there are fewer than 2^k) is put through the
+network again until it leads to an element ("cycle walking"). The ends of these walks are a table as well, so a look-up
+never waits for the device.
 """
 
 import torch
 from torch import Tensor
 
-from rayrec.ingest.interactions.random_bits import derive_key, random_bits, uniform_below
+from rayrec.random.splitmix64_torch import derive_key, random_bits, uniform_below
 
 _ROUNDS = 8
-"""Four of each half; four in all make a network pseudo-random (Luby and Rackoff, 1988). Below about ten elements the
-orders are still not quite alike in frequency."""
+"""Each half is changed four times; four rounds in all make a network pseudo-random (Luby and Rackoff, 1988). With fewer
+than about ten elements, some orders are still slightly more frequent than others."""
 
 
-class Permutation:
-    """Memory of about 10 * sqrt(size) numbers."""
+class TablePermutation:
+    """A permutation whose Feistel rounds are tables on the device, of about 10 * sqrt(size) numbers in all."""
 
     def __init__(self, size: int, key: int, device: torch.device) -> None:
         """`size` from 1 to 2^60; `key` of 64 bits (see `derive_key`)."""
@@ -40,11 +41,11 @@ class Permutation:
         return elements
 
     def _shape(self, number: int) -> tuple[int, int]:
-        """(arguments, values) of a round's function: even rounds change left by right, odd ones right by left."""
+        """(arguments, values) of a round's function: an even round changes left by right, an odd one right by left."""
         return (self._lefts, self._rights) if number % 2 else (self._rights, self._lefts)
 
     def _pass(self, pairs: Tensor) -> Tensor:
-        """Once through the network: a bijection of all pairs, the elements beyond `size` included."""
+        """The pairs after one pass through the network: a bijection of all pairs, including those beyond `size`."""
         left = (pairs >> self._shift).int()
         right = (pairs & (self._rights - 1)).int()
         for number, table in enumerate(self._tables):
@@ -58,7 +59,7 @@ class Permutation:
     def _walk(self, device: torch.device) -> Tensor:
         """For each pair beyond `size`: the first element below `size` that it leads to.
 
-        A walk that comes back to its start meets no such element, and for that reason is never entered from one.
+        A walk that returns to its start meets no such element; for the same reason, no element leads into it.
         """
         starts = torch.arange(self._size, self._lefts * self._rights, device=device)
         landings = self._pass(starts)

@@ -6,26 +6,26 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from rayrec.preprocessing.write.order import BlockwisePermutation, Permutation
+from rayrec.random.permutation import BlockwisePermutation, HashPermutation
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 31, 32, 33, 1000, 4097, 100_003])
 def test_is_a_bijection(size: int) -> None:
     for seed in (0, 1, -1, 2**63):
-        assert np.array_equal(np.sort(Permutation(size, seed)(np.arange(size))), np.arange(size))
+        assert np.array_equal(np.sort(HashPermutation(size, seed)(np.arange(size))), np.arange(size))
 
 
 def test_a_row_alone_gets_the_position_that_it_gets_among_all() -> None:
     size = 10**9
     rows = np.array([0, 17, 999_999_999, 5])
-    together = Permutation(size, 3)(rows)
-    assert [int(Permutation(size, 3)(rows[i : i + 1])[0]) for i in range(4)] == together.tolist()
+    together = HashPermutation(size, 3)(rows)
+    assert [int(HashPermutation(size, 3)(rows[i : i + 1])[0]) for i in range(4)] == together.tolist()
     assert together.min() >= 0 and together.max() < size
 
 
 def test_seeds_give_unrelated_orders() -> None:
     size = 20_000
-    orders = [Permutation(size, seed)(np.arange(size)) for seed in range(4)]
+    orders = [HashPermutation(size, seed)(np.arange(size)) for seed in range(4)]
     for i, first in enumerate(orders):
         assert abs(np.corrcoef(first, np.arange(size))[0, 1]) < 0.03
         assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.03
@@ -35,7 +35,7 @@ def test_seeds_give_unrelated_orders() -> None:
 
 
 def test_every_order_of_few_rows_occurs_about_as_often() -> None:
-    counts = Counter(tuple(Permutation(4, seed)(np.arange(4)).tolist()) for seed in range(4800))
+    counts = Counter(tuple(HashPermutation(4, seed)(np.arange(4)).tolist()) for seed in range(4800))
     assert len(counts) == 24
     assert max(counts.values()) < 260 and min(counts.values()) > 140
 

@@ -1,4 +1,4 @@
-"""Seeded permutations of row numbers, computed for any row alone: a shuffle needs no state and has exact parts."""
+"""Seeded permutations of row numbers over NumPy, computed for any row alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.common.splitmix import mix
+from rayrec.random.splitmix64 import mix
 
 _ROUNDS = 6
 
 
-class Permutation:
-    """A pseudo-random bijection of 0 ... size - 1, fixed by `seed`.
+class HashPermutation:
+    """A pseudo-random permutation of 0 ... size - 1, fixed by `seed`.
 
-    A Feistel network over the least number of bits that holds `size`, with SplitMix64's finalizer as its round
-    function, repeated for results outside of the range until they fall inside (cycle walking, Black and Rogaway 2002).
+    It is a Feistel network over the least number of bits that holds `size`, with hashes by SplitMix64 as its rounds.
+    Results outside the range are put through it again until they fall inside (cycle walking, Black and Rogaway 2002).
     """
 
     def __init__(self, size: int, seed: int) -> None:
@@ -30,12 +30,12 @@ class Permutation:
 def permute_each(
     indices: NDArray[np.int64], sizes: NDArray[np.int64], seeds: NDArray[np.uint64], least_bits: int = 2
 ) -> NDArray[np.int64]:
-    """`indices` (n,), each moved by a permutation of its own: of 0 ... size - 1, fixed by its seed.
+    """The new positions (n,) of `indices` (n,), each by a permutation of its own of 0 ... size - 1, fixed by its seed.
 
-    `sizes` and `seeds`: (n,), or (1,) where one permutation moves them all. `least_bits` of the network: over few bits
-    some permutations are likelier than others, over more than a size needs a value is moved more often.
+    `sizes` and `seeds`: (n,), or (1,) if one permutation serves all indices. `least_bits`: the least width of the
+    network. A narrow one makes some permutations more frequent than others; a wider one than needed takes more passes.
     """
-    # Bits of the largest value; float64 tells them exactly up to 2^53.
+    # The bits of the largest value, which float64 gives exactly up to 2^53.
     bits = np.maximum(least_bits, np.frexp((sizes - 1).astype(np.float64))[1]).astype(np.uint64)
     network = _Network(bits // np.uint64(2), bits - bits // np.uint64(2), mix(seeds))
     limits = sizes.astype(np.uint64)
@@ -47,7 +47,7 @@ def permute_each(
 
 @dataclass(frozen=True)
 class _Network:
-    """A Feistel network for each value, or one for all."""
+    """A Feistel network for each value, or one for all values."""
 
     low_bits: NDArray[np.uint64]
     high_bits: NDArray[np.uint64]
@@ -59,7 +59,7 @@ class _Network:
         return _Network(self.low_bits[rows], self.high_bits[rows], self.key[rows])
 
     def cross(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        # The halves differ in width by a bit at most; they swap places, and widths, every round.
+        # The widths of the halves differ by one bit at most; the halves swap places, and widths, in every round.
         one = np.uint64(1)
         wide, narrow = self.high_bits, self.low_bits
         left, right = values >> narrow, values & ((one << narrow) - one)
@@ -71,11 +71,11 @@ class _Network:
 
 
 class BlockwisePermutation:
-    """Permutes the rows of consecutive blocks (days), each within itself."""
+    """Permutes the rows of consecutive blocks, such as days, within each block."""
 
     def __init__(self, sizes: Sequence[int], seed: int) -> None:
         self._bounds = np.concatenate(([0], np.cumsum(np.asarray(sizes, np.int64))))
-        self._blocks = [Permutation(size, seed + number) if size else None for number, size in enumerate(sizes)]
+        self._blocks = [HashPermutation(size, seed + number) if size else None for number, size in enumerate(sizes)]
 
     def __call__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The new positions (n,) of rows (n,)."""

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from rayrec.ingest.interactions.permutation import Permutation
-from rayrec.ingest.interactions.random_bits import derive_key
+from rayrec.random.permutation_torch import TablePermutation
+from rayrec.random.splitmix64_torch import derive_key
 
 CPU = torch.device("cpu")
 
 
 def elements(size: int, key: int) -> torch.Tensor:
-    return Permutation(size, key, CPU)(torch.arange(size))
+    return TablePermutation(size, key, CPU)(torch.arange(size))
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ def test_is_a_bijection(sizes):
 
 def test_any_part_is_computed_alone_also_of_a_size_that_no_memory_holds():
     whole = elements(10_000, 7)
-    assert torch.equal(Permutation(10_000, 7, CPU)(torch.tensor([9_999, 3, 3])), whole[[9_999, 3, 3]])
-    huge = Permutation(10**10, 7, CPU)(torch.arange(1_000) * 9_999_999)
+    assert torch.equal(TablePermutation(10_000, 7, CPU)(torch.tensor([9_999, 3, 3])), whole[[9_999, 3, 3]])
+    huge = TablePermutation(10**10, 7, CPU)(torch.arange(1_000) * 9_999_999)
     assert len(huge.unique()) == 1_000 and 0 <= huge.min() < 10**9 < 9 * 10**9 < huge.max() < 10**10
 
 
