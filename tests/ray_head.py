@@ -40,25 +40,40 @@ def ray_head(environment: Mapping[str, str], num_cpus: int = 1) -> Iterator[RayH
     """A head node that runs for the time of the block."""
     # Short: names of sockets in it may have a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
+    head, address, url = _start_head(environment, num_cpus, folder)
+    try:
+        yield RayHead(address, url, head.pid)
+    finally:
+        head.terminate()
+        head.wait(timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_head(
+    environment: Mapping[str, str], num_cpus: int, folder: Path, tries: int = 2
+) -> tuple["subprocess.Popen[bytes]", str, str]:
+    """The process, its address, its dashboard; tried twice if a busy machine is slower than Ray's fixed half minute."""
     gcs, dashboard, agent = free_ports(3)
     command = [
         str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats",
         f"--num-cpus={num_cpus}", f"--temp-dir={folder}", "--object-store-memory=80000000", f"--port={gcs}",
         f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}",
     ]  # fmt: skip
-    log = folder / "head.log"
+    log = folder / f"head-{tries}.log"
     with log.open("w") as out:
         head = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=dict(environment))
+    url = f"http://127.0.0.1:{dashboard}"
     try:
-        url = f"http://127.0.0.1:{dashboard}"
         # Not 127.0.0.1: nodes go by the address that the head has found for itself.
         address = _wait_for(lambda: re.search(rf"--address='([\d.]+:{gcs})'", log.read_text()), head, log)
         _wait_for(lambda: _answers(f"{url}/api/gcs_healthz"), head, log)
-        yield RayHead(address[1], url, head.pid)
-    finally:
+    except AssertionError:
         head.terminate()
         head.wait(timeout=60)
-        shutil.rmtree(folder, ignore_errors=True)
+        if tries == 1 or "timed out during startup" not in log.read_text():
+            raise
+        return _start_head(environment, num_cpus, folder, tries - 1)
+    return head, address[1], url
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(plugins: Path) -> Iterator[dict[str, str]]:
     """The environment of commands that know the plug-ins, with a Ray cluster whose workers know them too."""
     path = os.pathsep.join([str(REPOSITORY), str(plugins)])
-    own = {**os.environ, "PYTHONPATH": path, "PATH": f"{PROGRAM.parent}{os.pathsep}{os.environ['PATH']}"}
+    own = {**os.environ, "PYTHONPATH": path}
     with ray_head(own, num_cpus=8) as head:
         yield {**own, "RAY_ADDRESS": head.address}
 
@@ -62,7 +62,7 @@ def results(plugins: Path, environment: dict[str, str]) -> dict[str, dict[str, A
     printed = {}
     for line in BLOCKS[None].splitlines():
         program, *arguments = line.split()
-        command = [sys.executable, *arguments] if program == "python" else [program, *arguments, "--json"]
+        command = [sys.executable, *arguments] if program == "python" else [PROGRAM, *arguments, "--json"]
         done = subprocess.run(
             command, cwd=plugins, env=environment, capture_output=True, text=True, timeout=600, check=False
         )
