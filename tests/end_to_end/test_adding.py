@@ -13,9 +13,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.end_to_end.conftest import PROGRAM, REPOSITORY
+from tests.end_to_end.conftest import REPOSITORY
 from tests.ray_head import ray_head
 
+RAYREC = (sys.executable, "-m", "rayrec.cli")
 PAGE = (REPOSITORY / "docs" / "adding.md").read_text()
 BLOCK = re.compile(r"^(?:`(?P<name>[^`\n]+)`|The commands):\n\n```\w*\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = {match["name"]: match["content"] for match in BLOCK.finditer(PAGE)}
@@ -62,7 +63,7 @@ def results(plugins: Path, environment: dict[str, str]) -> dict[str, dict[str, A
     printed = {}
     for line in BLOCKS[None].splitlines():
         program, *arguments = line.split()
-        command = [sys.executable, *arguments] if program == "python" else [PROGRAM, *arguments, "--json"]
+        command = [sys.executable, *arguments] if program == "python" else [*RAYREC, *arguments, "--json"]
         done = subprocess.run(
             command, cwd=plugins, env=environment, capture_output=True, text=True, timeout=600, check=False
         )
@@ -91,7 +92,7 @@ def test_score_in_python(plugins: Path, environment: dict[str, str], results: di
 
 def test_kinds_are_known_where_recipes_are_checked(plugins: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(
-        [PROGRAM, "recipes", "fm-shop"], cwd=plugins, env=environment, capture_output=True, text=True, check=True
+        [*RAYREC, "recipes", "fm-shop"], cwd=plugins, env=environment, capture_output=True, text=True, check=True
     )
     assert "kind: shop" in done.stdout and "kind: fm" in done.stdout
     assert "kind: rows" in done.stdout, "the preprocessing of a source of examples"
