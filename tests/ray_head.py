@@ -19,6 +19,7 @@ import psutil
 from rayrec.common.ports import free_ports
 
 T = TypeVar("T")
+RAY = Path(sys.executable).with_name("ray")
 _WORKER_PORTS = itertools.count(20_000, 500)
 """Nodes of one machine must not give their workers the same ports."""
 
@@ -36,8 +37,8 @@ class RayHead:
 
 
 @contextmanager
-def ray_head(environment: Mapping[str, str], num_cpus: int = 1) -> Iterator[RayHead]:
-    """A head node that runs for the time of the block."""
+def ray_head(environment: Mapping[str, str], num_cpus: int = 1, program: Path = RAY) -> Iterator[RayHead]:
+    """A head node that runs for the time of the block; `program` is the `ray` of the environment that it runs in."""
     # Short: names of sockets in it may have a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
     head, address, url = _start_head(environment, num_cpus, folder)
@@ -55,7 +56,7 @@ def _start_head(
     """The process, its address, its dashboard; tried twice if a busy machine is slower than Ray's fixed half minute."""
     gcs, dashboard, agent = free_ports(3)
     command = [
-        str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats",
+        str(program), "start", "--head", "--block", "--disable-usage-stats",
         f"--num-cpus={num_cpus}", f"--temp-dir={folder}", "--object-store-memory=80000000", f"--port={gcs}",
         f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}",
     ]  # fmt: skip
@@ -85,7 +86,7 @@ def ray_nodes(head: RayHead, environment: Mapping[str, str], count: int) -> Iter
         for index, agent in enumerate(free_ports(count)):
             ports = next(_WORKER_PORTS)
             command = [
-                str(Path(sys.executable).with_name("ray")), "start", f"--address={head.address}", "--block",
+                str(RAY), "start", f"--address={head.address}", "--block",
                 "--disable-usage-stats", "--num-cpus=1", "--object-store-memory=80000000",
                 f"--dashboard-agent-listen-port={agent}", f"--min-worker-port={ports}",
                 f"--max-worker-port={ports + 499}",

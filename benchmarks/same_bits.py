@@ -1,0 +1,269 @@
+"""Do two checkouts of rayrec compute the same bits?
+
+    python -m benchmarks.same_bits --before CHECKOUT [--work FOLDER] [--rows 6000] [--output FILE]
+
+Each checkout runs its own `rayrec` commands on a Ray of its own: the three generators, `preprocess`, a short training
+of the four models on one and on two workers, `export`, and requests to `rayrec serve`. Files are compared by their
+SHA-256, numbers exactly. The program prints one row for each comparison with its first difference, and exits with 1 if
+any row differs. It knows recipes, commands, folders and HTTP only, so that the code behind them may change.
+
+CHECKOUT needs an environment with its dependencies in `.venv`, as `make setup` makes it. What it computes is kept in
+`--work` and found there by the next run; without `--work` nothing is kept.
+"""
+
+import argparse
+import csv
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import requests
+from rich.console import Console
+from rich.table import Table
+from safetensors.numpy import load_file
+
+from rayrec.common.ports import free_port
+from tests.ray_head import ray_head
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RECIPES = {
+    "dlrm": "dlrm-criteo-debug",
+    "dcnv2": "dcnv2-criteo-debug",
+    "neumf": "neumf-ml-1m-debug",
+    "wide_deep": "wide-deep-outbrain-debug",
+}
+DATASETS = {"criteo": ("dlrm", "criteo.tsv"), "interactions": ("neumf", "ratings.csv"), "outbrain": ("wide_deep", "")}
+"""The model whose recipe makes each dataset folder, and the raw file or folder that it reads."""
+DATA_OF = {"dlrm": "criteo", "dcnv2": "criteo", "neumf": "interactions", "wide_deep": "outbrain"}
+BROKEN_LINES = {"criteo.tsv": "1\tno number\n", "ratings.csv": "1,2\n"}
+"""A line that preprocessing must reject, added to a raw file."""
+TRAINING = ("--set", "train.epochs=1", "--set", "train.log_every_steps=1")
+MEASURED = {"seconds", "samples_per_second", "data_wait_share", "peak_memory_bytes", "overflows"}
+"""Keys of history.jsonl that differ from run to run."""
+
+INTENDED = {
+    "schema.json has no `leak`": "the contest's leak belongs to one data set, not to every schema",
+    "no metric map_with_leak@k": "it is of use for one closed contest only",
+    "source `movielens` is called `interactions`": "the same code reads interactions of any origin",
+    "`ads` of :rank are called `candidates`": "the server ranks the candidates of any data set",
+}
+"""Differences that are wanted, with the reason. They are taken out of both sides before these are compared."""
+
+
+@dataclass
+class Side:
+    """A checkout, the folder that it writes to, and what it computed."""
+
+    checkout: Path
+    folder: Path
+    rows: int
+
+    def compute(self) -> dict[str, Any]:
+        """What the checkout computes: the name of a comparison -> nested dicts and lists of what is compared."""
+        cache = self.folder / "computed.json"
+        if cache.exists():
+            return json.loads(cache.read_text())
+        self.folder.mkdir(parents=True)
+        others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        self.environment = {**others, "PYTHONPATH": str(self.checkout), "RAY_AUTH_MODE": "disabled"}
+        computed: dict[str, Any] = {}
+        with ray_head(self.environment, num_cpus=8, program=self.checkout / ".venv/bin/ray") as head:
+            self.environment["RAY_ADDRESS"] = head.address
+            for data in DATASETS:
+                computed |= self._dataset(data)
+            for model in RECIPES:
+                computed |= self._model(model)
+            computed |= self._answers()
+        cache.write_text(json.dumps(computed))
+        return json.loads(cache.read_text())  # the same types, whether it was computed now or before
+
+    def _rayrec(self, *arguments: object) -> str:
+        """Run a command in the folder; returns what it prints. Raises RuntimeError if it fails."""
+        print(f"{self.checkout.name}: rayrec {' '.join(map(str, arguments))}", file=sys.stderr, flush=True)
+        command = [str(self.checkout / ".venv/bin/rayrec"), *map(str, arguments)]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}:\n{done.stdout}\n{done.stderr}")
+        return done.stdout
+
+    def _dataset(self, data: str) -> dict[str, Any]:
+        """The generated raw files, and the dataset folder that the debug recipe makes of them."""
+        model, file = DATASETS[data]
+        raw, dataset = self.folder / "raw" / data, self.folder / "dataset" / data
+        source = "movielens" if data == "interactions" and "movielens" in self._rayrec("generate", "--help") else data
+        self._rayrec("generate", source, "--rows", self.rows, "--output", raw)
+        generated = _hashes(raw)
+        if file in BROKEN_LINES:
+            with (raw / file).open("a") as lines:
+                lines.write(BROKEN_LINES[file])
+        self._rayrec("preprocess", RECIPES[model], "--input", raw / file, "--output", dataset)
+        schema = json.loads((dataset / "schema.json").read_text())
+        schema.pop("leak", None)
+        manifest = json.loads((dataset / "manifest.json").read_text())
+        rejected = [row for path in sorted(dataset.glob("rejected/*")) for row in pq.read_table(path).to_pylist()]
+        return {
+            f"{data}: raw files": generated,
+            f"{data}: dataset folder": _hashes(dataset, without=("manifest.json", "schema.json", "rejected")),
+            f"{data}: schema.json": schema,
+            f"{data}: splits of manifest.json": manifest["splits"],
+            f"{data}: rejected rows": json.loads(json.dumps(rejected, default=str).replace(str(self.folder), "")),
+        }
+
+    def _model(self, model: str) -> dict[str, Any]:
+        """Losses, metrics and weights of a short training on one and on two workers."""
+        computed: dict[str, Any] = {}
+        for workers in (1, 2):
+            run, exported = (self.folder / kind / f"{model}-{workers}" for kind in ("run", "model"))
+            data = self.folder / "dataset" / DATA_OF[model]
+            self._rayrec("train", RECIPES[model], "--data", data, "--output", run, "--workers", workers, *TRAINING)
+            self._rayrec("export", run, "--output", exported)
+            history = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+            numbers = [_without_measured(record) for record in history if record["event"] in {"train", "evaluate"}]
+            tables = {file.stem: load_file(file) for file in (exported / "weights").rglob("*.safetensors")}
+            computed |= {
+                f"{model}, workers: {workers}: losses": [number for number in numbers if "loss" in number],
+                f"{model}, workers: {workers}: metrics": [number for number in numbers if "loss" not in number],
+                f"{model}, workers: {workers}: weights": {
+                    f"{table}/{name}": hashlib.sha256(value.tobytes()).hexdigest()
+                    for table, tensors in tables.items()
+                    for name, value in tensors.items()
+                },
+            }
+        return computed
+
+    def _answers(self) -> dict[str, Any]:
+        """What `rayrec serve` answers with the models of two workers."""
+        port = free_port()
+        models = [f"{model}={self.folder / 'model' / f'{model}-2'}" for model in RECIPES]
+        command = [str(self.checkout / ".venv/bin/rayrec"), "serve", *models, "--port", str(port)]
+        with (self.folder / "serve.log").open("w") as log:
+            server = subprocess.Popen(command, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
+        url = f"http://127.0.0.1:{port}/v1/models"
+        answers: dict[str, Any] = {}
+        try:
+            while not all(_answers(f"{url}/{model}:predict", {"instances": [{}]}) for model in RECIPES):
+                assert server.poll() is None, (self.folder / "serve.log").read_text()
+                time.sleep(1)
+            for model in RECIPES:
+                examples = json.loads((self.folder / "model" / f"{model}-2" / "examples.json").read_text())
+                answer = _answers(f"{url}/{model}:predict", {"instances": examples["instances"]})
+                answers[f"{model}: :predict over HTTP"] = {"examples": examples, "predictions": answer["predictions"]}
+            users = sorted({row["userId"] for row in _rows(self.folder / "raw/interactions/ratings.csv")})[:20]
+            answers["neumf: :recommend over HTTP"] = [
+                _answers(f"{url}/neumf:recommend", {"user": user, "k": 10})["items"] for user in users
+            ]
+            answers["wide_deep: :rank over HTTP"] = self._rankings(f"{url}/wide_deep:rank")
+            return answers
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(timeout=120)
+
+    def _rankings(self, url: str) -> list[list[Any]]:
+        """Candidates with their scores, best first, for the first displays of the test clicks."""
+        candidates: dict[str, list[int]] = {}
+        for row in _rows(self.folder / "raw/outbrain/clicks_test.csv"):
+            candidates.setdefault(row["display_id"], []).append(int(row["ad_id"]))
+        events = {row.pop("display_id"): row for row in _rows(self.folder / "raw/outbrain/events.csv")}
+        rankings = []
+        for display, ads in list(candidates.items())[:20]:
+            texts = {"uuid", "geo_location"}
+            context = {name: value if name in texts else int(value) for name, value in events[display].items() if value}
+            key = "candidates" if _answers(url, {"context": context, "candidates": ads}) else "ads"
+            answer = _answers(url, {"context": context, key: ads})
+            rankings.append([sorted(entry.values()) for entry in answer[key]])
+        return rankings
+
+
+def _hashes(folder: Path, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """SHA-256 of each file in a folder; truth.json as it reads, without the name of its source."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_dir() or path.name == "result.json" or name.startswith(without):
+            continue
+        found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.name == "truth.json":
+            found[name] = {key: value for key, value in json.loads(path.read_text()).items() if key != "source"}
+    return found
+
+
+def _without_measured(record: dict[str, Any]) -> dict[str, Any]:
+    """A record of history.jsonl without what was measured, learning rates (their keys may change) and the leak."""
+    left_out = ("lr_", "map_with_leak@")
+    return {key: value for key, value in record.items() if key not in MEASURED and not key.startswith(left_out)}
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def _answers(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a POST; empty if it is refused or nobody listens yet."""
+    try:
+        answer = requests.post(url, json=body, timeout=60)
+    except requests.ConnectionError:
+        return {}
+    return answer.json() if answer.ok else {}
+
+
+def flat(value: Any, where: str = "") -> dict[str, Any]:
+    """The numbers and texts of nested dicts and lists, by their path."""
+    if not isinstance(value, dict | list) or not value:
+        return {where: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {path: leaf for key, item in items for path, leaf in flat(item, f"{where}/{key}").items()}
+
+
+def first_difference(before: dict[str, Any], after: dict[str, Any]) -> str | None:
+    """The first path whose values differ, with both; None if all are equal."""
+    for path in {**before, **after}:
+        values = [side.get(path, "nothing") for side in (before, after)]
+        if values[0] != values[1]:
+            return f"{path}: {str(values[0])[:80]} before, {str(values[1])[:80]} after"
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, required=True, help="the other checkout")
+    parser.add_argument("--work", type=Path, help="folder that keeps what the other checkout computed")
+    parser.add_argument("--rows", type=int, default=6000, help="rows of each generated data set")
+    parser.add_argument("--output", type=Path, help="file to write the table to, as JSON")
+    options = parser.parse_args()
+    before = options.before.resolve()
+    with tempfile.TemporaryDirectory(prefix="rayrec-same-bits-") as temporary:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=before, capture_output=True, text=True, check=True)
+        kept = (options.work or Path(temporary)).resolve() / f"{commit.stdout[:12]}-{options.rows}"
+        if kept.exists() and not (kept / "computed.json").exists():
+            shutil.rmtree(kept)
+        expected = Side(before, kept, options.rows).compute()
+        actual = Side(REPOSITORY, Path(temporary) / "after", options.rows).compute()
+    sides = {what: (flat(expected.get(what)), flat(actual.get(what))) for what in {**expected, **actual}}
+    differences = {what: first_difference(*values) for what, values in sides.items()}
+    table = Table("what", "values", "equal, or the first difference", title=f"{before} and {REPOSITORY}")
+    for what, difference in differences.items():
+        table.add_row(what, str(len(sides[what][0])), difference or "equal")
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table)
+    console.print("Left out on both sides, because these changes are wanted:")
+    for change, reason in INTENDED.items():
+        console.print(f"  {change}: {reason}", highlight=False)
+    if options.output:
+        report = {"before": commit.stdout.strip(), "rows": options.rows, "intended": INTENDED}
+        options.output.write_text(json.dumps({**report, "differences": differences}, indent=2) + "\n")
+    sys.exit(any(differences.values()))
+
+
+if __name__ == "__main__":
+    main()
