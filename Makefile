@@ -47,8 +47,10 @@ lock: $(STAMP)
 demo: setup
 	$(BIN)/rayrec demo
 
+# The unit tests start nothing that shares a machine badly, so two processes run them.
 test: setup
-	$(BIN)/python -m pytest --durations=10 -m "not minutes" tests/unit tests/integration tests/end_to_end
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal tests/unit
+	$(BIN)/python -m pytest --durations=10 -m "not minutes" tests/integration tests/end_to_end
 
 # Tests that take minutes each: a search and a cluster that lose processes and nodes, the whole way on S3.
 test-minutes: setup

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +125,11 @@ def runs_on(node: int, title: str) -> bool:
             if title in " ".join(process.cmdline()):
                 return True
     return False
+
+
+def node_of(process: int, nodes: Sequence[int]) -> int:
+    """The node on which a process runs."""
+    return next(node for node in nodes if process in {member.pid for member in _processes_of(node)})
 
 
 def kill_node(node: int) -> None:

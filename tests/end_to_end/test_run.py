@@ -1,45 +1,24 @@
-"""`rayrec run`: one job that is killed at random moments ends in the model of the steps done one by one."""
+"""`rayrec run`: one job that is killed in each stage ends in the model of the steps done one by one."""
 
 import json
-import os
 import random
 import re
 import shutil
-import signal
-import subprocess
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import PROGRAM, RECIPE, Finished, Pipeline, environment, weights
+from tests.end_to_end.conftest import RECIPE, Finished, Pipeline, environment, weights
+from tests.holding import Hold
 
 Rayrec = Callable[..., Finished]
-KILLED_IN = {"preprocess": 25.0, "train": 8.0, "evaluate": 6.0}
-"""Stages, and within how many seconds of each the kill falls."""
-
-
-def _killed_in(stage: str, after: float, ray: str, arguments: list[str | Path]) -> str:
-    """Run the command and kill its process group so long after the stage began; returns what it said."""
-    process = subprocess.Popen(
-        [PROGRAM, *map(str, arguments)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(ray),
-        start_new_session=True,
-    )
-    assert process.stderr is not None
-    said: list[str] = []
-    killer = threading.Timer(after, os.killpg, (process.pid, signal.SIGKILL))
-    for line in process.stderr:
-        said.append(line)
-        if line.startswith(f"{stage} -> "):
-            killer.start()
-    killer.cancel()
-    process.wait(timeout=60)
-    return "".join(said)
+MOMENTS = {
+    "preprocess": [r"\.scratch$", r"/schema\.json$", r"/manifest\.json$"],
+    "train": [r"/run\.json$", r"/history\.jsonl$", r"/\.unfinished-step-\d+$", r"/step-\d+$"],
+    "evaluate": [r"/evaluation\b"],
+}
+"""For each stage, the paths of which it is about to make one when it is killed."""
 
 
 def test_a_run_killed_at_random_moments_ends_in_the_same_model(
@@ -47,13 +26,17 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_model(
 ) -> None:
     output = tmp_path / "out"
     arguments = ["run", RECIPE, "--input", pipeline.raw / "criteo.tsv", "--output", output, "--workers", "2"]
-    seed = random.randrange(10**6)
-    moments = random.Random(seed)
     said = []
-    for stage, seconds in KILLED_IN.items():
-        said.append(_killed_in(stage, moments.uniform(0, seconds), ray_cluster, arguments))
+    for stage, moments in MOMENTS.items():
+        hold = Hold(tmp_path / stage, rf"{output}/.*{random.choice(moments)}")
+        said.append(f"{stage}, at {hold.pattern}:")
+        with hold.held("rayrec.cli", *arguments, environment=environment(ray_cluster)) as held:
+            held.kill()
+            said.append(held.log.read_text())
+        hold.end()
+        assert re.findall(r"^(\w+) -> ", said[-1], re.MULTILINE)[-1] == stage, said[-1]
     done = rayrec(*arguments, "--json")
-    story = f"seed {seed}:\n" + "\n".join([*said, done.err])
+    story = "\n".join([*said, done.err])
     assert done.code == 0, story
     assert len(re.findall(r"^train -> ", story, re.MULTILINE)) >= 2, story
     assert weights(output / "model") == weights(pipeline.model), story

@@ -3,10 +3,6 @@
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +15,7 @@ import rayrec
 from rayrec.common.errors import UserError
 from rayrec.storage.location import local_path
 from rayrec.storage.staged import fetch
+from rayrec.training.checkpoint import folder_name
 from tests.builders import make_dataset
 from tests.end_to_end.conftest import (
     RECIPE,
@@ -30,6 +27,7 @@ from tests.end_to_end.conftest import (
     served,
     weights,
 )
+from tests.holding import Hold
 
 
 @pytest.fixture(scope="module")
@@ -56,34 +54,6 @@ def new_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 
 def has(bucket: fs.FileSystem, path: str) -> bool:
     return bucket.get_file_info(path).type == fs.FileType.File
-
-
-# The program, which sends twice a second: training is over in seconds here, and the kill has to fall into it.
-IMPATIENT = """
-from rayrec.cli.main import main
-from rayrec.storage import staged
-staged._PASS_SECONDS = 0.5
-main()
-"""
-
-
-def killed_when(has_happened: Callable[[], bool], ray: str, arguments: list[str]) -> None:
-    """Run a command, and kill its process group as soon as something has happened."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", IMPATIENT, *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(ray),
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 300
-    while not has_happened():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
 
 
 def lose(staging: Path) -> None:
@@ -130,13 +100,17 @@ def test_the_whole_way(
     with bucket.open_input_file("raw/criteo.tsv") as raw:
         assert raw.read() == (pipeline.raw / "criteo.tsv").read_bytes()
 
-    # A checkpoint every step, so that there is a moment between the first one that arrives and the end.
+    # The workers wait as they write the tenth checkpoint, while the first ones are sent.
     command = ["run", RECIPE, "--input", "s3://bucket/raw/criteo.tsv", "--output", "s3://bucket/out", "--workers", "2",
                "--set", "train.checkpoint.every_steps=1"]  # fmt: skip
-    killed_when(lambda: has(bucket, "out/run/checkpoints/index.json"), ray_cluster, command)
-    assert has(bucket, "out/dataset/manifest.json")
-    assert not has(bucket, "out/run/metrics.json")
-    lose(tmp_path / "one")
+    hold = Hold(tmp_path / "hold", rf"run/checkpoints/.*{folder_name(10)}")
+    with hold.held("tests.end_to_end.impatient", *command, environment=environment(ray_cluster), count=2) as held:
+        held.until(lambda: has(bucket, "out/run/checkpoints/index.json"))
+        held.kill()
+        assert has(bucket, "out/dataset/manifest.json")
+        assert not has(bucket, "out/run/metrics.json")
+        lose(tmp_path / "one")
+        hold.end()
 
     new_machine("two")
     done = run_rayrec(ray_cluster, *command)
@@ -194,10 +168,15 @@ def test_a_sweep_goes_on_on_another_machine(
     new_machine("one")
     command = ["tune", RECIPE, "--data", "s3://bucket/data", "--output", "s3://bucket/sweep", "--trials", "3",
                "--search", "random", "--workers", "1", "--concurrent", "1"]  # fmt: skip
-    killed_when(lambda: bool(finished()) and has(bucket, "sweep/tune-state.zip"), ray_cluster, command)
-    before = finished()
-    assert len(before) < 3, "it was killed too late"
-    lose(tmp_path / "one")
+    # The second trial waits as it writes a checkpoint.
+    hold = Hold(tmp_path / "hold", r"trials/\w+_00001/run/checkpoints")
+    with hold.held("tests.end_to_end.impatient", *command, environment=environment(ray_cluster)) as held:
+        held.until(lambda: bool(finished()) and has(bucket, "sweep/tune-state.zip"))
+        held.kill()
+        before = finished()
+        assert len(before) == 1
+        lose(tmp_path / "one")
+        hold.end()
 
     new_machine("two")
     done = run_rayrec(ray_cluster, *command, "--resume")

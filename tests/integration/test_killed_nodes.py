@@ -22,10 +22,12 @@ from cluster.java import provide_java
 from rayrec.common.ports import free_port
 from rayrec.inference.predictor import load_model
 from rayrec.recipes import dump_recipe, load_recipe
+from rayrec.training.checkpoint import folder_name
 from rayrec.training.history import read_history
 from tests.builders import make_dataset
+from tests.holding import Hold
 from tests.model_folders import make_model_folder, make_raw_rows
-from tests.ray_head import kill_node, ray_head, ray_nodes, runs_on
+from tests.ray_head import kill_node, node_of, ray_head, ray_nodes, runs_on
 from tests.training_runs import recipe
 
 pytestmark = pytest.mark.minutes
@@ -63,9 +65,9 @@ def test_preprocessing(environment: dict[str, str], tmp_path: Path) -> None:
     """A node with a Spark executor is killed while rows are parsed; in another run, when a shuffle is half read."""
     rayrec.generate("criteo", 60_000, tmp_path / "raw")
 
-    def command(output: str) -> list[str]:
+    def arguments(output: str) -> list[str]:
         return [
-            *(sys.executable, "-m", "jobs.preprocess", "dlrm-criteo-debug"),
+            "dlrm-criteo-debug",
             *("--input", str(tmp_path / "raw" / "criteo.tsv"), "--output", str(tmp_path / output)),
             *("--set", "preprocess.spark.executor_memory=1g"),
         ]
@@ -74,17 +76,19 @@ def test_preprocessing(environment: dict[str, str], tmp_path: Path) -> None:
         head = stack.enter_context(ray_head(environment, num_cpus=0))
         attached = {**environment, "RAY_ADDRESS": head.address}
         nodes = stack.enter_context(ray_nodes(head, environment, 2))
-        subprocess.run(command("undisturbed"), env=attached, check=True, capture_output=True)
+        command = [sys.executable, "-m", "jobs.preprocess", *arguments("undisturbed")]
+        subprocess.run(command, env=attached, check=True, capture_output=True)
         for output, sign in {"parsing": ".scratch/rows/*.parquet", "writing": "train/*.parquet"}.items():
             nodes += stack.enter_context(ray_nodes(head, environment, 2 - len(nodes)))
-            log = tmp_path / f"{output}.log"
-            with log.open("wb") as out:
-                process = subprocess.Popen(command(output), env=attached, stdout=out, stderr=out)
-            _until(lambda: any(tmp_path.glob(f".{output}.unfinished-*/{sign}")), process, log)  # noqa: B023
-            # A worker of Ray in Java is an executor.
-            nodes.pop(_kill_one_with("DefaultWorker", nodes))
-            assert not (tmp_path / output).exists(), "it was killed too late"
-            assert process.wait(300) == 0, log.read_text()
+            # The command cannot end before the kill.
+            hold = Hold(tmp_path / f"hold-{output}", rf"\.{output}\.unfinished-[^/]+/manifest\.json")
+            with hold.held("jobs.preprocess", *arguments(output), environment=attached, count=0) as held:
+                held.until(lambda: any(tmp_path.glob(f".{output}.unfinished-*/{sign}")))  # noqa: B023
+                # A worker of Ray in Java is an executor.
+                nodes.pop(_kill_one_with("DefaultWorker", nodes))
+                assert not (tmp_path / output).exists()
+                hold.end()
+                held.wait()
             assert _contents(tmp_path / output) == _contents(tmp_path / "undisturbed")
 
 
@@ -95,7 +99,7 @@ def _contents(dataset: Path) -> dict[str, bytes]:
 
 
 def test_sweep(environment: dict[str, str], tmp_path: Path) -> None:
-    """A grid of three trials, two at once; when one has a checkpoint, a node that trains is killed."""
+    """A grid of three trials, two at once; while one writes a checkpoint, its node is killed."""
     rows, batch, epochs, values = 12_800, 64, 2, [0.1, 0.01, 0.001]
     data = make_dataset(tmp_path / "data", {"train": rows, "validation": 800, "test": 100}, numeric=3, categorical=4)
     space, config = tmp_path / "space.yaml", tmp_path / "own.yaml"
@@ -110,22 +114,23 @@ def test_sweep(environment: dict[str, str], tmp_path: Path) -> None:
     )
     config.write_text(dump_recipe(made))
 
-    def command(output: str) -> list[str]:
+    def arguments(output: str) -> list[str]:
         return [
-            *(sys.executable, "-m", "jobs.tune", str(config), "--data", str(data.folder)),
+            *(str(config), "--data", str(data.folder)),
             *("--search", "grid", "--trials", str(len(values)), "--space", str(space)),
             *("--output", str(tmp_path / output)),
         ]
 
-    log = tmp_path / "log"
-    with ray_head(environment, num_cpus=0) as head, ray_nodes(head, environment, 2) as nodes, log.open("wb") as out:
+    hold = Hold(tmp_path / "hold", rf"disturbed/trials/.*{folder_name(100)}")
+    with ray_head(environment, num_cpus=0) as head, ray_nodes(head, environment, 2) as nodes:
         attached = {**environment, "RAY_ADDRESS": head.address}
-        process = subprocess.Popen(command("disturbed"), env=attached, stdout=out, stderr=out)
-        _until(lambda: any(tmp_path.glob("disturbed/trials/*/run/checkpoints/step-*")), process, log)
-        _kill_one_with("TrainWorker", nodes)
-        assert process.wait(400) == 0, log.read_text()
+        with hold.held("jobs.tune", *arguments("disturbed"), environment=attached) as held:
+            kill_node(node_of(next(iter(hold.waiting())), nodes))
+            hold.end()
+            held.wait()
         with ray_nodes(head, environment, 1):
-            subprocess.run(command("undisturbed"), env=attached, check=True, capture_output=True)
+            command = [sys.executable, "-m", "jobs.tune", *arguments("undisturbed")]
+            subprocess.run(command, env=attached, check=True, capture_output=True)
     disturbed, undisturbed = (_histories(tmp_path / name) for name in ("disturbed", "undisturbed"))
     assert disturbed.keys() == undisturbed.keys() == set(values)
     begun = {value: sum(r["event"] == "epoch" for r in records) for value, records in disturbed.items()}

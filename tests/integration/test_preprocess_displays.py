@@ -1,9 +1,7 @@
 """Outbrain's tables -> dataset folder: cell by cell as the pandas reference, in all forms; and what serves it."""
 
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -28,6 +26,7 @@ from rayrec.sources.outbrain.synthetic.generator import generate
 from rayrec.sources.registry import load_ranker, preprocessing
 from tests import outbrain_reference as reference
 from tests.builders import make_recipe
+from tests.holding import Hold
 from tests.model_folders import write_display_model
 from tests.untidy_outbrain import make_untidy
 
@@ -314,41 +313,26 @@ def test_a_killed_job_goes_on_from_its_last_finished_stage(
     spark: Any, ray_cluster: str, raw: Path, datasets: Callable[[str], Dataset], tmp_path: Path
 ) -> None:
     """SIGKILL in the middle; what comes out in the end is what comes out at once, cut into other tasks."""
-    whole, settings = recipe("full", **SETTINGS), tmp_path / "recipe.yaml"
+    whole, settings, work = recipe("full", **SETTINGS), tmp_path / "recipe.yaml", tmp_path / "work"
     settings.write_text(dump_recipe(whole))
-    command = [
-        sys.executable,
-        "-m",
-        "jobs.preprocess",
-        settings,
-        "--input",
-        raw,
-        "--output",
-        tmp_path / "out",
-    ]
+    arguments = [settings, "--input", raw, "--output", work / "out"]
+    # It waits as it is about to say that the features are done.
+    hold = Hold(tmp_path / "hold", r"out\.unfinished-[^/]+/\.scratch/features\.json$")
     environment = {**os.environ, "RAY_ADDRESS": ray_cluster, "PYTHONPATH": os.pathsep.join(sys.path)}
-    job = subprocess.Popen([str(part) for part in command], env=environment, stderr=subprocess.DEVNULL)
-    marks = {}
-    try:
-        deadline = time.monotonic() + 240
-        while "traffic" not in marks and job.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-            marks = {p.stem: p for p in tmp_path.glob(".out.unfinished-*/.scratch/*.json")}
-    finally:
-        job.kill()
-        job.wait()
+    with hold.held("jobs.preprocess", *arguments, environment=environment):
+        marks = {path.stem: path for path in work.glob(".out.unfinished-*/.scratch/*.json")}
     done = {name: path.stat().st_mtime_ns for name, path in marks.items()}
     assert {"tables", "clicks", "documents", "rates", "users", "views", "traffic"} <= set(done)
-    assert "features" not in done and not (tmp_path / "out").exists()
+    assert "features" not in done and not (work / "out").exists()
 
     messages = Messages()
-    manifest = preprocessing(whole, {None: [str(raw)]}, tmp_path / "out").run(spark, messages)
+    manifest = preprocessing(whole, {None: [str(raw)]}, work / "out").run(spark, messages)
     assert {text.partition(":")[0] for text in messages.texts if text.endswith("done before")} >= set(done)
     assert not {"parse", "join clicks and events", "rates of clicks", "users"} & set(messages.stages)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "recipe.yaml"]
+    assert [p.name for p in work.iterdir()] == ["out"]
     at_once = datasets("full")
     assert manifest.splits == at_once.manifest.splits
-    assert Dataset.open(tmp_path / "out").schema == at_once.schema
+    assert Dataset.open(work / "out").schema == at_once.schema
 
 
 class Messages(SilentProgress):

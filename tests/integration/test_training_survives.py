@@ -4,9 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -20,7 +18,8 @@ from rayrec.training.checkpoint import folder_name
 from rayrec.training.driver import train
 from rayrec.training.history import read_history
 from tests.builders import make_dataset
-from tests.ray_head import kill_node, ray_head, ray_nodes, runs_on
+from tests.holding import Hold
+from tests.ray_head import kill_node, node_of, ray_head, ray_nodes
 from tests.training_runs import Case, losses, recipe, run_cases, weights_of
 
 STEPS = 400
@@ -64,93 +63,67 @@ def _assert_same(run: Path, undisturbed: Path) -> None:
     assert losses(run) == losses(undisturbed)
 
 
-@contextmanager
-def _when_at_step(run: Path, step: int, act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` once the run's history reaches `step` while the block runs."""
-
-    def watch() -> None:
-        while not stop.wait(0.05):
-            if any(record["step"] >= step for record in read_history(run / "history.jsonl")):
-                act()
-                return
-
-    stop = threading.Event()
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+def _arguments(folder: Path, dataset: Dataset) -> list[str]:
+    """Those of `jobs.train` for a run in a folder."""
+    config = folder / "recipe.yaml"
+    config.write_text(dump_recipe(_recipe()))
+    return [str(config), "--data", str(dataset.folder), "--output", str(folder / "run")]
 
 
-def _train_workers() -> list[psutil.Process]:
-    """The processes of Ray Train's workers among this process's descendants."""
-    return [p for p in psutil.Process().children(recursive=True) if "TrainWorker" in " ".join(p.cmdline())]
+@pytest.fixture
+def hold(tmp_path: Path) -> Hold:
+    """Both workers wait at it as they begin to write their third checkpoint."""
+    return Hold(tmp_path / "hold", folder_name(150))
 
 
 def test_a_killed_worker_restarts_the_run(
-    ray_cluster: str, undisturbed: Path, dataset: Dataset, tmp_path: Path
+    ray_cluster: str, undisturbed: Path, dataset: Dataset, hold: Hold, tmp_path: Path
 ) -> None:
-    run, killed = tmp_path / "run", list[int]()
-
-    def kill() -> None:
-        victim = _train_workers()[-1]
-        victim.send_signal(signal.SIGKILL)
-        killed.append(victim.pid)
-
-    with _when_at_step(run, 120, kill):
-        train(_recipe(), dataset, run)
-    assert killed
-    assert [r["step"] for r in read_history(run / "history.jsonl") if r["event"] == "epoch"][1] in {100, 150}
+    environment = {**os.environ, "RAY_ADDRESS": ray_cluster}
+    with hold.held("jobs.train", *_arguments(tmp_path, dataset), environment=environment, count=2) as held:
+        os.kill(list(hold.waiting())[-1], signal.SIGKILL)
+        hold.end()
+        held.wait()
+    run = tmp_path / "run"
+    assert [r["step"] for r in read_history(run / "history.jsonl") if r["event"] == "epoch"][1] == 100
     _assert_same(run, undisturbed)
 
 
-def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, tmp_path: Path) -> None:
+def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, hold: Hold, tmp_path: Path) -> None:
     """Everything is killed at once: driver, Ray, workers. A rerun with --resume continues."""
-    run, config = tmp_path / "run", tmp_path / "recipe.yaml"
-    config.write_text(dump_recipe(_recipe()))
-    command = [sys.executable, "-m", "jobs.train", config, "--data", dataset.folder, "--output", run]
+    arguments = _arguments(tmp_path, dataset)
     # A Ray of its own: it must not attach to that of the tests, which lives on.
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def kill_all() -> None:
-        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-        for member in family:
-            member.send_signal(signal.SIGKILL)
-
-    with _when_at_step(run, 170, kill_all):
-        assert process.wait() == -signal.SIGKILL
-    assert max(losses(run)) < STEPS
-    subprocess.run([*command, "--resume"], env=environment, check=True, capture_output=True)
-    _assert_same(run, undisturbed)
+    with hold.held("jobs.train", *arguments, environment=environment, count=2) as held:
+        driver = psutil.Process(held.process.pid)
+        for member in [*driver.children(recursive=True), driver]:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        assert held.process.wait() == -signal.SIGKILL
+    assert max(losses(tmp_path / "run")) == 150
+    command = [sys.executable, "-m", "jobs.train", *arguments, "--resume"]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    _assert_same(tmp_path / "run", undisturbed)
 
 
 @pytest.mark.minutes
-def test_elastic_training_goes_on_without_a_killed_node(undisturbed: Path, dataset: Dataset, tmp_path: Path) -> None:
+def test_elastic_training_goes_on_without_a_killed_node(
+    undisturbed: Path, dataset: Dataset, hold: Hold, tmp_path: Path
+) -> None:
     """Training begins on two nodes of one CPU; one of them goes away with all that runs on it."""
-    run, config, killed = tmp_path / "run", tmp_path / "recipe.yaml", list[int]()
-    config.write_text(dump_recipe(_recipe()))
-    command = [sys.executable, "-m", "jobs.train", config, "--data", dataset.folder, "--output", run]
-    command += ["--workers", "1:2"]
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
     own["RAY_AUTH_MODE"] = "disabled"
-
-    def kill() -> None:
-        # The command itself belongs to the head.
-        killed.extend(node for node in nodes if runs_on(node, "TrainWorker"))
-        kill_node(killed[-1])
-
-    with ray_head(own, num_cpus=0) as head, ray_nodes(head, own, 2) as nodes, _when_at_step(run, 120, kill):
-        environment = {**own, "RAY_ADDRESS": head.address}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr
-    assert killed
-    starts = [record for record in read_history(run / "history.jsonl") if record["event"] == "epoch"]
+    arguments = [*_arguments(tmp_path, dataset), "--workers", "1:2"]
+    with ray_head(own, num_cpus=0) as head, ray_nodes(head, own, 2) as nodes:
+        attached = {**own, "RAY_ADDRESS": head.address}
+        with hold.held("jobs.train", *arguments, environment=attached, count=2) as held:
+            kill_node(node_of(list(hold.waiting())[-1], nodes))
+            hold.end()
+            held.wait()
+    starts = [r for r in read_history(tmp_path / "run" / "history.jsonl") if r["event"] == "epoch"]
     assert [start["workers"] for start in starts[:2]] == [2, 1]
-    assert starts[1]["step"] in {100, 150}
-    assert losses(run) == pytest.approx(losses(undisturbed), rel=1e-4)
+    assert starts[1]["step"] == 100
+    assert losses(tmp_path / "run") == pytest.approx(losses(undisturbed), rel=1e-4)
 
 
 def test_resume_of_another_run_is_refused(ray_cluster: str, undisturbed: Path, dataset: Dataset) -> None:

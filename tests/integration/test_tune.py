@@ -2,12 +2,9 @@
 
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,17 +18,20 @@ from jobs.tune import TuneRequest, run
 from rayrec.common.progress import SilentProgress
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import dump_recipe, load_recipe
+from rayrec.training.checkpoint import folder_name
 from rayrec.training.history import read_history
 from rayrec.training.run_folder import RunFolder
 from tests.builders import make_dataset
+from tests.holding import Hold
 from tests.ray_head import ray_head
 from tests.training_runs import recipe
 from tune.confirmation import SEEDS
+from tune.tune_state import STATE_FOLDER
 
 TRIALS = 4
 EVALUATIONS = 3
-NOTED_AFTER = 3
-"""Seconds in which Tune notes that a trial is over."""
+ROWS, BATCH = 6_000, 64
+STEPS = ROWS // BATCH
 # The last rate makes the loss infinite.
 SPACE = """
 train.dense_optimizer.lr: {choice: [0.1, 0.01, 1.0e-5, 1.0e+30]}
@@ -42,7 +42,7 @@ train.embedding_optimizer.lr: {loguniform: [0.05, 1.0]}
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("tune") / "data"
-    return make_dataset(folder, {"train": 6_000, "validation": 800, "test": 100}, numeric=3, categorical=4, seed=3)
+    return make_dataset(folder, {"train": ROWS, "validation": 800, "test": 100}, numeric=3, categorical=4, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,7 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "own.yaml"
     made = recipe(
         workers=1,
+        global_batch_size=BATCH,
         epochs=1,
         ingest={"in_memory": False, "read_streams": 4},
         dense_optimizer={"kind": "adam", "lr": 0.01},
@@ -85,36 +86,46 @@ def _processes_of_trials(head: int) -> list[psutil.Process]:
     return found
 
 
-def _wait(condition: Callable[[], bool], process: "subprocess.Popen[bytes]", log: Path, seconds: float = 300) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.2)
+def _noted(sweep: Path) -> bool:
+    """Whether Tune has noted the end of a trial."""
+    return any("TERMINATED" in path.read_text() for path in sweep.glob(f"{STATE_FOLDER}/experiment_state-*.json"))
 
 
 @pytest.mark.minutes
 def test_a_sweep_on_two_cpus_survives_kills(
     dataset: Dataset, recipe_file: Path, ray_cluster: str, tmp_path: Path
 ) -> None:
-    """Two trials at once leave no CPU for reading. A trial's process is killed, then the driver's group."""
-    space, sweep, log = tmp_path / "space.yaml", tmp_path / "sweep", tmp_path / "log"
+    """Two trials at once leave no CPU for reading. The processes of both are killed, later the driver's group."""
+    space, sweep = tmp_path / "space.yaml", tmp_path / "sweep"
     space.write_text(SPACE)
-    command = [sys.executable, "-m", "jobs.tune", recipe_file, "--data", dataset.folder, "--output", sweep]
-    command += ["--trials", str(TRIALS), "--scheduler", "asha", "--space", space, "--json"]
+    arguments = [str(recipe_file), "--data", str(dataset.folder), "--output", str(sweep)]
+    arguments += ["--trials", str(TRIALS), "--scheduler", "asha", "--space", str(space), "--json"]
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     own["RAY_AUTH_MODE"] = "disabled"
-    with ray_head(own, num_cpus=2) as head, log.open("wb") as out:
+    # Trials wait as they write a checkpoint: Tune knows of no evaluation before it, so that it stops none of them.
+    first, second = (folder_name(STEPS * number // EVALUATIONS) for number in (1, 2))
+    hold = Hold(tmp_path / "hold", rf"trials/\w+/run/checkpoints/\.unfinished-({first}|{second})")
+
+    def at(step: str) -> list[int]:
+        """The processes of workers that wait at a step."""
+        return [process for process, path in hold.waiting().items() if path.endswith(step)]
+
+    with ray_head(own, num_cpus=2) as head:
         environment = {**own, "RAY_ADDRESS": head.address}
-        driver = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
-        _wait(lambda: any(sweep.glob("trials/*/run/checkpoints/step-*")), driver, log)
-        _processes_of_trials(head.pid)[0].kill()
-        _wait(lambda: bool(_over(sweep)), driver, log)
-        time.sleep(NOTED_AFTER)
-        os.killpg(driver.pid, signal.SIGKILL)
-        driver.wait()
+        with hold.held("jobs.tune", *arguments, environment=environment, count=2) as driver:
+            hold.release(at(first)[0])
+            driver.until(lambda: at(second))
+            for trial in _processes_of_trials(head.pid):
+                with suppress(psutil.NoSuchProcess):
+                    trial.kill()
+            killed = at(second)
+            driver.until(lambda: set(at(second)) - set(killed))
+            hold.release((set(at(second)) - set(killed)).pop())
+            driver.until(lambda: _noted(sweep))
+            driver.kill()
         before = {trial: (sweep / "trials" / trial / "trial.json").stat().st_mtime_ns for trial in _over(sweep)}
-        assert len(before) < TRIALS, "it was killed too late"
+        assert 0 < len(before) < TRIALS
+        command = [sys.executable, "-m", "jobs.tune", *arguments]
 
         def resume(*more: str) -> "subprocess.CompletedProcess[str]":
             return subprocess.run(
@@ -122,7 +133,7 @@ def test_a_sweep_on_two_cpus_survives_kills(
             )
 
         done = resume()
-        assert done.returncode == 0, log.read_text() + done.stderr
+        assert done.returncode == 0, done.stderr
         tuned = load_recipe(sweep / "best.yaml")
         confirmed = resume("--confirm", "1")
     assert confirmed.returncode == 0, confirmed.stderr
