@@ -41,7 +41,7 @@ def ray_head(environment: Mapping[str, str], num_cpus: int = 1, program: Path = 
     """A head node that runs for the time of the block; `program` is the `ray` of the environment that it runs in."""
     # Short: names of sockets in it may have a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
-    head, address, url = _start_head(environment, num_cpus, folder)
+    head, address, url = _start_head(environment, num_cpus, program, folder)
     try:
         yield RayHead(address, url, head.pid)
     finally:
@@ -51,9 +51,9 @@ def ray_head(environment: Mapping[str, str], num_cpus: int = 1, program: Path = 
 
 
 def _start_head(
-    environment: Mapping[str, str], num_cpus: int, folder: Path, tries: int = 2
+    environment: Mapping[str, str], num_cpus: int, program: Path, folder: Path, tries: int = 2
 ) -> tuple["subprocess.Popen[bytes]", str, str]:
-    """The process, its address, its dashboard; tried twice if a busy machine is slower than Ray's fixed half minute."""
+    """The process, its address, its dashboard; tried twice if a busy machine is slower than Ray waits for."""
     gcs, dashboard, agent = free_ports(3)
     command = [
         str(program), "start", "--head", "--block", "--disable-usage-stats",
@@ -71,9 +71,9 @@ def _start_head(
     except AssertionError:
         head.terminate()
         head.wait(timeout=60)
-        if tries == 1 or "timed out during startup" not in log.read_text():
+        if tries == 1 or not re.search("timed out during startup|Failed to start the dashboard", log.read_text()):
             raise
-        return _start_head(environment, num_cpus, folder, tries - 1)
+        return _start_head(environment, num_cpus, program, folder, tries - 1)
     return head, address[1], url
 
 
