@@ -1,4 +1,4 @@
-"""The C library's allocator."""
+"""Tunes the allocator of the C library."""
 
 import ctypes
 
@@ -11,8 +11,8 @@ def keep_freed_memory() -> None:
     """Let this process keep up to 2 GiB of what it frees for what it allocates next.
 
     glibc gives blocks above 32 MiB back to the kernel, which hands out the next ones page by page, filled with zeros.
-    Where every step frees and allocates the same large tensors in host memory, that took half of the time. Where the C
-    library has no such options, nothing changes.
+    If every step frees and allocates the same large tensors in host memory, that took half of the time. Does nothing if
+    the C library lacks these options.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

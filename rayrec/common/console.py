@@ -1,4 +1,4 @@
-"""What a person sees on stderr while a command runs: progress by stage, and logs."""
+"""Shows the progress of a command by stage, and logs, on stderr."""
 
 import logging
 import sys
@@ -15,11 +15,11 @@ from rich.text import Text
 from rayrec.common.progress import Progress
 
 _PLAIN_SECONDS = 10.0
-"""Least time between two lines about one stage where stderr is no terminal."""
+"""Least time between two lines about one stage if stderr is not a terminal."""
 
 
 def log_to_stderr(debug: bool = False) -> None:
-    """Send the logs of this process to stderr: warnings, and with `debug` rayrec's own debug messages too."""
+    """Send the logs of this process to stderr: warnings, and with `debug` also rayrec's own debug messages."""
     console = Console(stderr=True)
     handler: logging.Handler
     if console.is_terminal:
@@ -34,7 +34,7 @@ def log_to_stderr(debug: bool = False) -> None:
 
 @contextmanager
 def console_progress() -> Iterator[Progress]:
-    """Progress on stderr: a live bar in a terminal, lines elsewhere."""
+    """Progress on stderr: a live bar in a terminal, otherwise lines."""
     console = Console(stderr=True)
     if not console.is_terminal:
         plain = _PlainProgress()
@@ -59,7 +59,7 @@ def console_progress() -> Iterator[Progress]:
 
 
 class _LiveProgress:
-    """One bar a stage; finished stages stay on the screen."""
+    """Shows a bar for each stage; finished stages stay on the screen."""
 
     def __init__(self, bars: RichProgress) -> None:
         self._bars = bars
@@ -83,14 +83,14 @@ class _LiveProgress:
     def finish(self) -> None:
         if self._task is not None:
             completed = self._bars.tasks[self._task].completed
-            # A stage without counts (or a known total) ends as a full bar.
+            # A stage without counts or a known total ends as a full bar.
             self._bars.update(self._task, total=completed or 1, completed=completed or 1)
             self._bars.stop_task(self._task)
             self._task = None
 
 
 class _PlainProgress:
-    """Lines for logs and pipes: the start of each stage, its state every few seconds, its end."""
+    """Prints lines for logs and pipes: the start of each stage, its state every few seconds, and its end."""
 
     def __init__(self) -> None:
         self._name: str | None = None
@@ -135,7 +135,7 @@ class _PlainProgress:
 
 
 class _CountColumn(ProgressColumn):
-    """Done, total and rate, once a stage has counted something."""
+    """Shows done, total and rate, once a stage has counted something."""
 
     def render(self, task: Task) -> Text:
         if not task.fields["counted"]:
@@ -146,7 +146,7 @@ class _CountColumn(ProgressColumn):
 
 
 class _RemainingColumn(ProgressColumn):
-    """Time left, where the total is known."""
+    """Shows the time left, if the total is known."""
 
     def render(self, task: Task) -> Text:
         if task.finished or task.time_remaining is None:

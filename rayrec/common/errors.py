@@ -10,8 +10,8 @@ class ConfigError(UserError):
 
 
 class SmallClusterError(ConfigError):
-    """The cluster has not the CPUs or GPUs, now: with more nodes the same would work."""
+    """The cluster lacks CPUs or GPUs at present; with more nodes the same would work."""
 
 
 class DiskFullError(UserError):
-    """No space is left on a disk: work that is half done can go on once there is."""
+    """A disk is full; unfinished work can continue once there is space."""

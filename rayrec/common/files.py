@@ -1,6 +1,5 @@
-"""Files and folders that are either whole or absent, whatever moment the process dies at."""
+"""Files and folders that are either complete or absent, even if the process dies at any moment; locks on them."""
 
-import fcntl
 import json
 import os
 import re
@@ -24,7 +23,7 @@ def is_uri(path: str) -> bool:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write `content` to `path` so that a reader sees the old file or the new one, never a part."""
+    """Write `content` to `path` so that a reader sees the old file or the new one, never a part of it."""
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -49,8 +48,8 @@ def write_json(path: Path, value: Any) -> None:
 def new_file(path: Path) -> Iterator[Path]:
     """Yield a path beside `path` to write to, which becomes `path` when the block ends without an error.
 
-    Two may write the same file at once: it is that of the last. Its folder is made, but not the folder around that: a
-    late task must not bring back an output that was given up.
+    Two processes may write the same file at once; the last one wins. The file's folder is made if missing, but not the
+    folder around that: a late task must not bring back an output that was given up.
     """
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
@@ -63,7 +62,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def remove_unfinished_files(folder: Path) -> None:
-    """Remove, from `folder` and all below, what writers of a `new_file` left that were killed; nobody may write now."""
+    """Remove what killed writers of a `new_file` left in `folder` and below it. Nobody may write there meanwhile."""
     for path in folder.rglob(".*"):
         if _UNFINISHED_FILE.fullmatch(path.name) and path.is_file():
             path.unlink()
@@ -73,7 +72,7 @@ def remove_unfinished_files(folder: Path) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling of `path` that becomes `path` when the block ends without an error.
 
-    On an error the sibling is removed. Raises UserError where `path` exists and is not an empty folder.
+    On an error the sibling is removed. Raises UserError if `path` exists and is not an empty folder.
     """
     require_absent(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,10 +90,10 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def resumable_folder(path: Path, fingerprint: str) -> Iterator[Path]:
-    """As `new_folder`, for long work: what was done of it is found again by the next caller with the same fingerprint.
+    """Like `new_folder`, for long work: the next caller with the same fingerprint finds what was done of it.
 
-    The sibling outlives a killed process and every error but a `UserError` (a full disk aside), after which the same
-    work could not succeed. Raises UserError where another process holds it.
+    The sibling survives a kill and every error except a `UserError` after which the same work could not succeed (one of
+    a full disk is survived). Raises UserError if another process writes the folder.
     """
     require_absent(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,25 +114,22 @@ def resumable_folder(path: Path, fingerprint: str) -> Iterator[Path]:
 
 @contextmanager
 def locked(lock: Path, output: Path | str) -> Iterator[None]:
-    """Hold a lock file, which ends with the process if not before. Raises UserError where another process holds it."""
-    while True:
-        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            raise UserError(f"{output}: another run is writing it; wait for its end") from None
-        if os.fstat(descriptor).st_nlink:
-            break
-        os.close(descriptor)  # its holder before removed it in between
+    """Hold a lock file, which is released when the process dies. Raises UserError if another process holds it."""
+    from filelock import FileLock, Timeout
+
+    held = FileLock(lock)
+    try:
+        held.acquire(blocking=False)
+    except Timeout:
+        raise UserError(f"{output}: another run is writing it; wait for its end") from None
     try:
         yield
     finally:
         lock.unlink(missing_ok=True)
-        os.close(descriptor)
+        held.release()
 
 
 def require_absent(path: Path) -> None:
-    """Raise UserError where `path` is something other than an empty folder."""
+    """Raise UserError if `path` exists and is not an empty folder."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise UserError(f"{path}: already exists; give another --output, or remove it first")

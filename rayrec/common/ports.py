@@ -1,10 +1,10 @@
-"""Ports of this machine for servers that are about to start."""
+"""Finds ports of this machine for servers that are about to start."""
 
 import socket
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of 127.0.0.1 that nothing listens on."""
+    """Different ports of 127.0.0.1 on which nothing listens."""
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
@@ -15,5 +15,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """One of them."""
+    """One port of 127.0.0.1 on which nothing listens."""
     return free_ports(1)[0]

@@ -1,25 +1,25 @@
-"""How long-running work says what it is doing; the CLI draws it, a notebook or a test stays silent."""
+"""How long-running work reports its progress, which the command line shows and a notebook or a test ignores."""
 
 from typing import Protocol
 
 
 class Progress(Protocol):
-    """Told of a job's stages, one after the other, and of the rows done in each."""
+    """Receives the stages of a job, one after the other, and the rows done in each."""
 
     def stage(self, name: str, total: int | None = None) -> None:
-        """A stage begins and the one before it, if any, is done. `total` rows are ahead; None where not yet known."""
+        """A stage begins, and the previous one, if any, is done. `total` rows are ahead; None if not yet known."""
 
     def finish(self) -> None:
-        """The current stage is done, and no other begins yet."""
+        """The current stage is done, and no other one begins yet."""
 
     def advance(self, rows: int) -> None:
         """`rows` more rows of the current stage are done. Called from any thread, a few times a second at most."""
 
     def note(self, text: str) -> None:
-        """Facts beside the current stage, such as the loss; replaces the note before it."""
+        """Show facts beside the current stage, such as the loss; replaces the previous note."""
 
     def message(self, text: str) -> None:
-        """One line that stays."""
+        """Show one line that stays."""
 
 
 class SilentProgress:

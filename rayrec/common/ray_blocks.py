@@ -1,10 +1,9 @@
-"""Blocks of a Ray Data execution that its consumer may leave at any block."""
+"""Blocks of a Ray Data execution, which the consumer may leave at any block and which carry errors of users."""
 
-import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -12,71 +11,42 @@ from rayrec.common.errors import UserError
 
 if TYPE_CHECKING:
     from ray.data import Dataset as RayDataset
-    from ray.data._internal.execution.execution_callback import ExecutionCallback
-    from ray.data._internal.execution.streaming_executor import StreamingExecutor
 
 _BLOCKS_AHEAD = 4
 _ERROR = "rayrec_user_error"
+"""The column of a block that reports a UserError instead of rows."""
 
 
 def stream_blocks(data: "RayDataset") -> Generator[pa.Table]:
     """The blocks, in the order of the execution. Closing the iterator ends the execution.
 
-    What has not begun is then forgotten and what runs is waited for. Ray Data would cancel it, and a task that ends in
-    the moment in which it is cancelled makes Ray abort the process that cancels: "Check failed: it !=
+    Work that has not begun is then forgotten, and running tasks are waited for. Ray Data would cancel them, and a task
+    that ends at the moment in which it is cancelled makes Ray abort the process that cancels: "Check failed: it !=
     submissible_tasks_.end()" in Ray's task_manager.cc, once in some hundred executions that were left early.
 
-    Raises UserError as a task does that is wrapped in `reports_user_errors`.
+    Raises the UserError that a `ReportingTask` or `ReportingWorker` met.
     """
-    leaving = _Leaving(uuid.uuid4().hex)
-    data.context.custom_execution_callback_classes.append(leaving)
+    from rayrec.internals.ray_data import AbandonableExecution
+
+    execution = AbandonableExecution.of(data.context)
     blocks = iter(data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=_BLOCKS_AHEAD))
     try:
         for block in blocks:
-            if _ERROR in block.column_names:
+            if _reports_error(block):
                 raise UserError(block[_ERROR].drop_null()[0].as_py())
             yield block
     finally:
-        _left.add(leaving.execution)
-        # Nobody is there any more who would want to know how these tasks end.
-        with suppress(Exception):
-            for _ in blocks:
-                pass
-        blocks.close()
-        _left.remove(leaving.execution)
-
-
-_left: set[str] = set()
-"""Executions of this process whose consumer has left and whose last tasks are waited for."""
+        with execution.abandoned():
+            # The consumer has left, so nobody needs to know how the last tasks end.
+            with suppress(Exception):
+                for _ in blocks:
+                    pass
+            blocks.close()
 
 
 @dataclass(frozen=True)
-class _Leaving:
-    """Makes the callback of one execution, as the classes do that Ray Data expects in its place.
-
-    It travels in the context of every task, and so knows the execution by a name instead of holding an event.
-    """
-
-    execution: str
-
-    def __call__(self) -> "ExecutionCallback":
-        from ray.data._internal.execution.execution_callback import ExecutionCallback
-
-        execution = self.execution
-
-        class Forgetting(ExecutionCallback):
-            def on_execution_step(self, executor: "StreamingExecutor") -> None:
-                if execution in _left:
-                    for state in executor._topology.values():
-                        for queue in state.input_queues:
-                            queue.clear()
-
-        return Forgetting()
-
-
-@dataclass(frozen=True)
-class reports_user_errors:  # noqa: N801 - used as a function, a class for pickle
-    """What a task does, with a UserError of it as its last block: an error that leaves a task cancels the others."""
+class ReportingTask:
+    """A function for tasks that reports its UserError as its last block: an error that leaves a task cancels others."""
 
     function: Callable[[pa.Table], Iterator[pa.Table]]
 
@@ -84,4 +54,33 @@ class reports_user_errors:  # noqa: N801 - used as a function, a class for pickl
         try:
             yield from self.function(table)
         except UserError as error:
-            yield pa.table({_ERROR: [str(error)]})
+            yield _error_block(error)
+
+
+class ReportingWorker:
+    """A worker of actors, `worker(**arguments)`, that reports its UserErrors, and those of its input, as blocks."""
+
+    def __init__(self, worker: Callable[..., Callable[[pa.Table], pa.Table]], arguments: dict[str, Any]) -> None:
+        self._error: pa.Table | None = None
+        try:
+            self._worker = worker(**arguments)
+        except UserError as error:
+            self._error = _error_block(error)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        if self._error is not None:
+            return self._error
+        if _reports_error(table):
+            return table
+        try:
+            return self._worker(table)
+        except UserError as error:
+            return _error_block(error)
+
+
+def _error_block(error: UserError) -> pa.Table:
+    return pa.table({_ERROR: [str(error)]})
+
+
+def _reports_error(block: pa.Table) -> bool:
+    return _ERROR in block.column_names

@@ -1,4 +1,4 @@
-"""Amounts of memory, as people write and read them."""
+"""Amounts of memory as people write and read them."""
 
 import re
 
@@ -15,7 +15,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """Bytes for people: '15.6 GiB'."""
+    """A number of bytes for people, such as '15.6 GiB'."""
     unit = "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024 or unit == "TiB":

@@ -1,15 +1,14 @@
-"""Ray Data over tasks of a batch job: read by tasks, worked on by a pool of actors that hold a model, in order."""
+"""Runs a batch job on Ray Data: a pool of actors, each of which holds a model, reads and scores tasks in order."""
 
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rayrec.common.errors import UserError
-from rayrec.common.ray_blocks import stream_blocks
+from rayrec.common.ray_blocks import ReportingTask, ReportingWorker, stream_blocks
 
 if TYPE_CHECKING:
     from ray.data import Dataset as RayDataset
@@ -25,13 +24,13 @@ def map_with_pool(
 ) -> Iterator[pa.Table]:
     """The blocks that `worker(**arguments)` makes of what `reader` reads, in the order of the tasks.
 
-    Memory is bounded: Ray Data pauses tasks whose output nobody takes. Needs a Ray session. A UserError of a task
-    arrives as one.
+    Memory is bounded: Ray Data pauses tasks whose output nobody takes. Needs a Ray session. Raises the UserError that
+    a reader or a worker raises.
     """
     import ray
     from ray.data import ActorPoolStrategy, DataContext
 
-    # It reports on its own doings; progress is shown by the job.
+    # Ray Data logs what it does; the job shows progress by itself.
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = DataContext.get_current().copy()
     context.execution_options.preserve_order = True
@@ -45,30 +44,14 @@ def map_with_pool(
     with DataContext.current(context):
         data: RayDataset = (
             ray.data.from_arrow(tasks)
-            .map_batches(reader, batch_size=None, batch_format="pyarrow")
+            .map_batches(ReportingTask(reader), batch_size=None, batch_format="pyarrow")
             .map_batches(
-                worker,
-                fn_constructor_kwargs=arguments,
+                ReportingWorker,
+                fn_constructor_kwargs={"worker": worker, "arguments": arguments},
                 batch_size=None,
                 batch_format="pyarrow",
                 compute=ActorPoolStrategy(min_size=1, max_size=actors),
             )
         )
-    with _user_errors(), closing(stream_blocks(data)) as blocks:
+    with closing(stream_blocks(data)) as blocks:
         yield from blocks
-
-
-@contextmanager
-def _user_errors() -> Iterator[None]:
-    """Raise a UserError that a task raised as it was raised there, without Ray's traceback."""
-    try:
-        yield
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            inner = getattr(cause, "cause", None)
-            for candidate in (inner, cause):
-                if isinstance(candidate, UserError):
-                    raise UserError(str(candidate).splitlines()[-1]) from None
-            cause = inner if isinstance(inner, BaseException) else cause.__cause__
-        raise

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from rayrec.common.ray_blocks import reports_user_errors, stream_blocks
+from rayrec.common.ray_blocks import ReportingTask, stream_blocks
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.plan import BatchPlan
 from rayrec.ingest.reader import PackedRows, RowPacker
@@ -57,7 +57,7 @@ def stream_reads(
     store = ray.cluster_resources().get("object_store_memory", 0.0)
     context.execution_options.resource_limits = ExecutionResources(object_store_memory=store / 4 / executions)
     data = descriptors.map_batches(
-        reports_user_errors(reader),
+        ReportingTask(reader),
         batch_size=None,
         batch_format="pyarrow",
         zero_copy_batch=True,

@@ -1,6 +1,6 @@
-"""Folders of a bucket, or of any file system that pyarrow names by a URI, as local folders that are kept like them.
+"""Local copies of folders in a bucket, or in any file system that pyarrow opens by a URI.
 
-Stores of objects have no rename, append, lock or map, on which all folders of rayrec are built. So a folder that is
-given by a URI has a local one: what is read is fetched into it before the work begins, what is written is sent from it
-while the work goes on. A command, a trial and a server see paths alone.
+Object stores cannot rename, append to, lock or map files, which all folders of rayrec need. So a folder that is given
+by a URI has a local copy: input is fetched into it before the work begins, and output is sent from it while the work
+continues. Commands, trials and servers see local paths only.
 """

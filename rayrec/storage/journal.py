@@ -1,4 +1,4 @@
-"""What a staged folder and its remote one have in common: the state of each file when it was last copied."""
+"""The journal of a staged folder: the state of each file, locally and remotely, when it was last copied."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from rayrec.storage.remote import RemoteFile
 
 @dataclass(frozen=True)
 class LocalFile:
-    """What tells one state of a local file from another."""
+    """Tells one state of a local file from another."""
 
     bytes: int
     modified_ns: int
@@ -25,16 +25,16 @@ class LocalFile:
 
 @dataclass(frozen=True)
 class Copied:
-    """A file that was the same on both sides."""
+    """The states of a file when it was the same on both sides."""
 
     remote: RemoteFile
     local: LocalFile
 
 
 class Journal:
-    """Lines of JSON that are added to as files are copied, by any thread.
+    """A file of JSON lines to which any thread appends as files are copied.
 
-    A kill loses no more than the copies under way, and of these `begun` knows: whether they arrived cannot be told.
+    A kill loses only the copies in progress. `begun` has their names, as nobody knows whether they arrived.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,21 +42,21 @@ class Journal:
         self._lock = threading.Lock()
         self.copied: dict[str, Copied] = {}
         self.begun: set[str] = set()
-        """Files that were being sent, or removed remotely, when the process before this one died."""
+        """Files that were being sent, or deleted remotely, when the previous process died."""
         for name, state in self._lines():
             self._note(name, state)
         self._rewrite()
 
     def begin(self, names: Iterable[str]) -> None:
-        """The remote files may change from now on."""
+        """Record that these remote files may change from now on."""
         self._append([[name, "begun"] for name in names])
 
     def add(self, name: str, remote: RemoteFile, local: LocalFile) -> None:
-        """A file is the same on both sides."""
+        """Record that a file is the same on both sides."""
         self._append([[name, [remote.bytes, remote.modified, local.bytes, local.modified_ns]]])
 
     def remove(self, name: str) -> None:
-        """A file is on no side."""
+        """Record that a file exists on neither side."""
         self._append([[name, None]])
 
     def _append(self, lines: list[list[object]]) -> None:
@@ -79,7 +79,7 @@ class Journal:
         if not self._path.exists():
             return
         for line in self._path.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):  # the last one may be torn
+            if line.endswith("\n"):  # the last one may be cut short
                 name, state = json.loads(line)
                 yield name, state
 

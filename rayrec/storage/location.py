@@ -1,8 +1,8 @@
-"""A URI and the local folder that stands for it: each can be told from the other.
+"""Translates between a URI and the local folder that is its copy.
 
 `s3://bucket/exp/run` lies in STAGING/s3=3A__bucket_exp_run/run. The name is the URI itself, with `_` for its slashes
 and `=` and two hexadecimal digits for all but letters, digits, `.` and `-`. So no list of folders is needed, and every
-process on every machine finds the same one.
+process on every machine finds the same folder.
 """
 
 import os
@@ -24,9 +24,9 @@ _LONGEST_NAME = 255
 
 
 def local_path(given: str | Path) -> Path:
-    """The path of a folder given as a path or a URI; that of a URI is where it is staged, file:// aside.
+    """The local path of a folder given as a path or a URI: where a URI is staged, unless it begins with file://.
 
-    Touches no file. Raises ConfigError on a URI that names no folder, or holds a password.
+    Touches no file. Raises ConfigError on a URI that does not name a folder, or contains a password.
     """
     text = str(given)
     if _COLLAPSED.match(text):
@@ -51,12 +51,12 @@ def local_path(given: str | Path) -> Path:
 
 
 def staging_root() -> Path:
-    """RAYREC_STAGING, where all URIs are staged."""
+    """The folder in which all URIs are staged: RAYREC_STAGING, if set."""
     return Path(os.environ.get(STAGING_VARIABLE) or _DEFAULT_STAGING).expanduser().absolute()
 
 
 def staged_root(path: Path) -> Path | None:
-    """The staged folder that `path` is or lies in; None where it is in none."""
+    """The staged folder that `path` is or lies in; None if there is none."""
     for index, part in enumerate(path.parts[:-1]):
         if re.fullmatch(_STAGED_NAME, part):
             return Path(*path.parts[: index + 2])
@@ -64,7 +64,7 @@ def staged_root(path: Path) -> Path | None:
 
 
 def uri_of(path: Path) -> str | None:
-    """The URI that a staged folder, or what lies in it, stands for; None for any other path."""
+    """The URI of a staged folder, or of a path in one; None for any other path."""
     root = staged_root(path)
     if root is None:
         return None
@@ -73,12 +73,12 @@ def uri_of(path: Path) -> str | None:
 
 
 def location(path: Path) -> str:
-    """A path as a person gave it: the URI of a staged one."""
+    """A path as a person gave it: the URI if it is staged."""
     return uri_of(path) or str(path)
 
 
 def resolve(given: str, beside: Path) -> Path:
-    """The local path of a folder that a file in `beside` names: in the staged folder around that, where it is in it."""
+    """The local path of a folder that a file in `beside` names: in the staged folder of `beside`, if it lies there."""
     root = staged_root(beside)
     if root is not None and is_uri(given):
         around, inner = urlsplit(location(root)), urlsplit(given)
@@ -89,7 +89,7 @@ def resolve(given: str, beside: Path) -> Path:
 
 
 def shown(text: str) -> str:
-    """A text for a person: with URIs, less their queries, in the place of staged folders."""
+    """A text for a person, with URIs, without their queries, in place of staged folders."""
     pattern = rf"{re.escape(str(staging_root()))}/({_STAGED_NAME})/[^\s/'\":,;)]+"
     return re.sub(pattern, lambda match: _decode(match[1]).partition("?")[0], text)
 
@@ -130,6 +130,6 @@ def _refuse_uri(given: object) -> object:
 
 
 Folder = Annotated[Path, BeforeValidator(_as_local), PlainSerializer(location, when_used="json")]
-"""The type of a field that takes a folder or a URI: a Path; in JSON it is the URI again."""
+"""The type of a field that takes a folder or a URI: a Path, which is the URI again in JSON."""
 LocalPath = Annotated[Path, BeforeValidator(_refuse_uri)]
-"""The type of a field that takes a path and no URI."""
+"""The type of a field that takes a path but not a URI."""

@@ -1,4 +1,4 @@
-"""Which files of a folder are outputs, and in what order they may appear elsewhere."""
+"""The output files of a folder, and the order in which they may appear elsewhere."""
 
 import os
 from collections.abc import Iterable
@@ -6,12 +6,12 @@ from pathlib import Path
 
 from rayrec.storage.journal import LocalFile
 
-# Names that begin with a dot are temporary or of this machine; this one is a part of torch's checkpoints.
+# Other names that begin with a dot are temporary or concern this machine only; this one is in torch's checkpoints.
 _DOTTED_OUTPUTS = {".metadata"}
 
 
 def is_output(name: str) -> bool:
-    """Whether a file, by its path within a folder, is a whole part of what the folder is for."""
+    """Whether a file, given by its path in a folder, is a finished part of the folder's content."""
     *folders, file = name.split("/")
     return not any(folder.startswith(".") for folder in folders) and (
         not file.startswith(".") or file in _DOTTED_OUTPUTS
@@ -21,8 +21,7 @@ def is_output(name: str) -> bool:
 def outputs(folder: Path) -> dict[str, LocalFile]:
     """The output files below a folder, in the order in which they may appear elsewhere; those that vanish are left out.
 
-    Large files first. Files of JSON say what is whole, or refer to others, so they come after all of these, in the
-    order in which they were written.
+    Manifests come after all other files, in the order in which they were written.
     """
     found = {}
     for root, folders, files in os.walk(folder):
@@ -35,18 +34,18 @@ def outputs(folder: Path) -> dict[str, LocalFile]:
                     found[name] = LocalFile.of(path.stat())
                 except FileNotFoundError:
                     continue
-    return dict(sorted(found.items(), key=lambda item: (says_what_is_whole(item[0]), _order(*item))))
+    return dict(sorted(found.items(), key=lambda item: (is_manifest(item[0]), _order(*item))))
 
 
-def says_what_is_whole(name: str) -> bool:
-    """Whether a file must not appear before those that were written before it."""
+def is_manifest(name: str) -> bool:
+    """Whether a file says that other files are complete, or refers to them, so that it must not appear before them."""
     return name.endswith(".json")
 
 
 def in_order_of_removal(names: Iterable[str]) -> list[str]:
-    """The same files so that none is left that says that others are whole."""
-    return sorted(names, key=lambda name: (not says_what_is_whole(name), name))
+    """The files with manifests first, so that none is left that refers to a file that is gone."""
+    return sorted(names, key=lambda name: (not is_manifest(name), name))
 
 
 def _order(name: str, file: LocalFile) -> tuple[int, str]:
-    return (file.modified_ns if says_what_is_whole(name) else 0, name)
+    return (file.modified_ns if is_manifest(name) else 0, name)

@@ -1,4 +1,4 @@
-"""A folder of a remote file system: listed, read, written a whole file at a time."""
+"""Folders of remote file systems, whose files are read and written whole."""
 
 import io
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from rayrec.common.errors import UserError
 _BLOCK_BYTES = 2**23
 _RETRY_SECONDS = 5
 _OBJECT_STORES = {"s3", "gcs", "abfs"}
-"""In which a folder is but the beginning of names, and nothing is there of a new one."""
+"""File systems in which a folder is only the beginning of names, so a new one does not exist."""
 _PROBE = ".rayrec-probe"
 _REASONS = {
     "no such bucket; make it, or correct the URI": ("NO_SUCH_BUCKET", "bucket does not exist"),
@@ -29,22 +29,22 @@ _REASONS = {
         "NETWORK_CONNECTION", "curlCode", "CURL error",
     ),
 }  # fmt: skip
-"""What is wrong and what to do about it, by what the errors of AWS's and Google's libraries hold."""
+"""What is wrong and how to fix it, by texts that errors of AWS's and Google's libraries contain."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """What tells one state of a remote file from another."""
+    """Tells one state of a remote file from another."""
 
     bytes: int
     modified: int
-    """Seconds since the epoch: the finest that every request of S3 answers with."""
+    """Seconds since the epoch, the finest unit in which every request of S3 answers."""
 
 
 def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
-    """The file system that a URI names, and the path in it. Gives up on a store that does not answer after seconds.
+    """The file system that a URI names, and the path in it. Gives up after seconds on a store that does not answer.
 
-    Raises UserError on a URI that pyarrow does not know.
+    Raises UserError on a URI that pyarrow cannot open.
     """
     if uri.startswith(("gs://", "gcs://")) and "retry_limit_seconds" not in uri:
         uri += f"{'&' if urlsplit(uri).query else '?'}retry_limit_seconds={_RETRY_SECONDS}"  # by default 15 minutes
@@ -57,7 +57,7 @@ class Remote:
     """A folder of a file system; files are named by their paths in it. Every method raises UserError."""
 
     def __init__(self, filesystem: fs.FileSystem, path: str, name: str) -> None:
-        """`name`: as it is shown to a person."""
+        """`name`: the folder as it is shown to a person."""
         self._filesystem, self._path, self._name = filesystem, path.rstrip("/"), name
 
     @classmethod
@@ -65,7 +65,7 @@ class Remote:
         return cls(*open_filesystem(uri), uri)
 
     def files(self) -> dict[str, RemoteFile]:
-        """All files below the folder; none where there is no such folder. A bucket has to be there."""
+        """All files below the folder; empty if there is no such folder. The bucket must exist."""
         with _explained(self._name, "read"):
             if self._filesystem.type_name in _OBJECT_STORES:
                 bucket = self._path.partition("/")[0]
@@ -81,7 +81,7 @@ class Remote:
             }
 
     def read(self, name: str, sink: BinaryIO) -> int:
-        """Copy a file to `sink`; returns its bytes."""
+        """Copy a file to `sink`; returns the number of bytes."""
         copied = 0
         with _explained(self._name, "read"), self._filesystem.open_input_stream(f"{self._path}/{name}") as source:
             while block := source.read(_BLOCK_BYTES):
@@ -89,7 +89,7 @@ class Remote:
         return copied
 
     def write(self, name: str, source: BinaryIO, size: int) -> RemoteFile:
-        """Make a file of the next `size` bytes of `source`: it appears when all of them are there."""
+        """Write a file from the next `size` bytes of `source`; it appears when all of them have arrived."""
         path = f"{self._path}/{name}"
         with _explained(self._name, "written"):
             if self._filesystem.type_name not in _OBJECT_STORES:
@@ -100,7 +100,7 @@ class Remote:
             return _state(*self._filesystem.get_file_info([path]))
 
     def delete(self, name: str) -> None:
-        """Remove a file; one that is not there is removed already."""
+        """Delete a file if it exists."""
         path = f"{self._path}/{name}"
         with _explained(self._name, "written"):
             (info,) = self._filesystem.get_file_info([path])
@@ -108,7 +108,7 @@ class Remote:
                 self._filesystem.delete_file(path)
 
     def require_writable(self) -> None:
-        """Raise UserError where files cannot be made or removed: found before the work, not after it."""
+        """Raise UserError if files cannot be written or deleted, before the work instead of after it."""
         self.write(_PROBE, io.BytesIO(), 0)
         self.delete(_PROBE)
 
@@ -119,7 +119,7 @@ def _state(info: fs.FileInfo) -> RemoteFile:
 
 @contextmanager
 def _explained(name: str, done: str) -> Iterator[None]:
-    """Raise a UserError in the place of pyarrow's errors, which may have hundreds of lines."""
+    """Raise a UserError in place of pyarrow's errors, which may have hundreds of lines."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
@@ -127,6 +127,6 @@ def _explained(name: str, done: str) -> Iterator[None]:
 
 
 def reason(error: str, otherwise: str) -> str:
-    """What an error of pyarrow's comes down to, and what to do about it: `otherwise` where it is an unknown one."""
-    known = (told for told, signs in _REASONS.items() if any(sign in error for sign in signs))
+    """What an error of pyarrow means and how to fix it; for an unknown one its first line and `otherwise`."""
+    known = (explanation for explanation, signs in _REASONS.items() if any(sign in error for sign in signs))
     return next(known, f"{error.splitlines()[0][:300] if error else 'unknown reason'}; {otherwise}")

@@ -1,8 +1,6 @@
-"""A staged folder: brought up to date before it is read, and its URI kept like it while it is written."""
+"""Staged folders: fetched from their URI before they are read, and sent to it while they are written."""
 
-import fcntl
 import logging
-import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -23,15 +21,15 @@ from rayrec.storage.transfer import Upload, download
 logger = logging.getLogger(__name__)
 
 _PASS_SECONDS = 5.0
-"""Between two passes that send what a running command wrote."""
+"""Pause between two passes that send what a running command wrote."""
 _MOST_TRIES = 3
 
 
 def fetch(path: Path, progress: Progress | None = None) -> None:
-    """Bring a staged folder up to date with its URI; nothing is done for any other path.
+    """Bring a staged folder up to date with its URI; does nothing for any other path.
 
-    One process at a time does so. While a process of this machine writes the folder, it is what that has written.
-    Raises UserError where the remote folder cannot be read.
+    Only one process at a time does so, and none while a process of this machine writes the folder, which is then ahead
+    of its URI. Raises UserError if the remote folder cannot be read.
     """
     if staged_root(path) == path:
         _StagedFolder(path).refresh(progress or SilentProgress())
@@ -39,12 +37,12 @@ def fetch(path: Path, progress: Progress | None = None) -> None:
 
 @contextmanager
 def mirrored(path: Path, *, continues: bool, progress: Progress) -> Iterator[None]:
-    """Keep the URI of a staged folder like what the block writes into it; nothing is done for any other path.
+    """Send what the block writes into a staged folder to its URI; does nothing for any other path.
 
-    Every few seconds what is new is sent, in the order in which it was written, and at the end all that is left, also
-    where the block ends in an error. `continues`: what is there is fetched first; else it is an error. Raises
-    UserError where the URI cannot be written; at the end it says where the local copy is, which is kept, and which
-    the next command that is given the URI sends.
+    New files are sent every few seconds, in the order in which they were written, and the rest at the end, even if the
+    block ends with an error. `continues`: files at the URI are fetched first; otherwise they are an error. Raises
+    UserError if the URI cannot be written. At the end of the block, its message names the local copy, which is kept and
+    which the next command that is given the URI sends.
     """
     if staged_root(path) != path:
         yield
@@ -75,34 +73,39 @@ class _StagedFolder:
         self._uri = location(path)
         home = path.parent
         home.mkdir(parents=True, exist_ok=True)
-        self._lock, self._writer = home / ".lock", home / ".writer"
+        from filelock import FileLock
+
+        self._lock = FileLock(home / ".lock")
+        """Held while a process of this machine brings the folder up to date, or looks whether another writes it."""
+        self._writer = home / ".writer"
+        """The lock file of the process that writes the folder."""
         self._journal_file = home / ".journal"
         self._unsent = home / ".unsent"
-        """There while the folder may be ahead of its URI; without it the folder is a copy, whatever happened to it."""
+        """Exists while the folder may be ahead of its URI; without it, the folder is only a copy."""
 
     def refresh(self, progress: Progress) -> None:
-        with self._locked():
+        with self._lock:
             if not self._is_being_written():
                 self._bring_up_to_date(Remote.open(self._uri), Journal(self._journal_file), progress)
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Be the one process of this machine that writes the folder. Raises UserError where another one is."""
+        """Be the only process of this machine that writes the folder. Raises UserError if another one does."""
         with ExitStack() as stack:
-            with self._locked():  # in which others look whether somebody is
+            with self._lock:
                 stack.enter_context(locked(self._writer, self._uri))
             yield
 
     def begin(self, continues: bool, progress: Progress) -> Upload:
-        """Make the folder that of the URI. Raises UserError where it cannot be written, or should be empty."""
-        with self._locked():
+        """Make the folder equal to its URI. Raises UserError if that cannot be written, or must be empty but is not."""
+        with self._lock:
             remote, journal = Remote.open(self._uri), Journal(self._journal_file)
             if continues or self._unsent.exists():
                 self._bring_up_to_date(remote, journal, progress)
             if not continues:
                 if any(map(is_output, remote.files())):
                     raise UserError(f"{self._uri}: already exists; give another --output, or remove it first")
-                # What was fetched from the URI before its files were removed.
+                # These files were fetched before they were removed from the URI.
                 shutil.rmtree(self._path, ignore_errors=True)
                 self._journal_file.unlink(missing_ok=True)
                 journal = Journal(self._journal_file)
@@ -111,7 +114,7 @@ class _StagedFolder:
             return self._upload(remote, journal)
 
     def finish(self, upload: Upload, progress: Progress) -> None:
-        """Send what is left."""
+        """Send what has not been sent yet."""
         if not any(upload.pass_once(progress) for _ in range(_MOST_TRIES)):
             raise UserError(f"{self._uri}: files of {self._path} changed while they were sent")
         progress.finish()
@@ -142,7 +145,7 @@ class _StagedFolder:
     def _remove(self, name: str) -> None:
         path = self._path / name
         path.unlink(missing_ok=True)
-        # Remotely there are no empty folders.
+        # There are no empty folders at the URI.
         for folder in path.relative_to(self._path).parents[:-1]:
             with suppress(OSError):
                 (self._path / folder).rmdir()
@@ -157,7 +160,7 @@ class _StagedFolder:
             return False
 
     def _require_as_left(self, files: dict[str, RemoteFile], journal: Journal) -> None:
-        """Raise UserError where others changed the URI since this machine's last, unfinished work on it."""
+        """Raise UserError if others changed the URI since this machine's last, unfinished work on it."""
         left = {name: copied.remote for name, copied in journal.copied.items()}
         changed = [
             name
@@ -167,43 +170,27 @@ class _StagedFolder:
         if changed:
             raise UserError(
                 f"{self._uri}: {min(changed)} was changed by another machine, while {self._path.parent} has work that "
-                "was never sent; move that folder away to go on with what the URI has"
+                "was never sent; move that folder away to continue with what is at the URI"
             )
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Wait until no other process of this machine brings the folder up to date."""
-        descriptor = os.open(self._lock, os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
     def _is_being_written(self) -> bool:
         try:
-            descriptor = os.open(self._writer, os.O_RDWR)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            with locked(self._writer, self._uri):
+                return False
+        except UserError:
             return True
-        finally:
-            os.close(descriptor)
-        return False
 
 
 def _send_passes(upload: Upload, ended: threading.Event) -> None:
-    """One pass of an upload after the other."""
-    told = False
+    """Run one pass of an upload after another."""
+    has_warned = False
     is_over = True
     while not ended.wait(_PASS_SECONDS if is_over else _PASS_SECONDS / 10):
         try:
             is_over = upload.pass_once()
-            told = False
+            has_warned = False
         except UserError as error:
-            # The work goes on: the last pass, at its end, is the one that has to succeed.
-            if not told:
+            # The work continues; only the last pass, at its end, has to succeed.
+            if not has_warned:
                 logger.warning("%s; trying again", error)
-            told = True
+            has_warned = True

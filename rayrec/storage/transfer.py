@@ -1,4 +1,4 @@
-"""Copies files between a folder and a remote one, several at once, with what both hold kept in a journal."""
+"""Copies files between a folder and a remote one, several at once, and records in a journal what both hold."""
 
 import io
 import os
@@ -13,7 +13,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import new_file
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.storage.journal import Journal, LocalFile
-from rayrec.storage.outputs import in_order_of_removal, outputs, says_what_is_whole
+from rayrec.storage.outputs import in_order_of_removal, is_manifest, outputs
 from rayrec.storage.remote import Remote, RemoteFile
 
 _AT_ONCE = 8
@@ -23,7 +23,7 @@ T = TypeVar("T")
 def download(
     remote: Remote, files: Mapping[str, RemoteFile], folder: Path, journal: Journal, progress: Progress, title: str
 ) -> None:
-    """Fetch files; each appears whole. Raises UserError."""
+    """Fetch files, each of which appears only when it is complete. Raises UserError."""
     if not files:
         return
     counted = _Counted(progress, title, sum(file.bytes for file in files.values()))
@@ -37,32 +37,36 @@ def download(
         journal.add(name, files[name], LocalFile.of(target.stat()))
         counted.add(files[name].bytes)
 
-    ordinary = [name for name in files if not says_what_is_whole(name)]
+    ordinary = [name for name in files if not is_manifest(name)]
     _each(one, ordinary)
-    _each(one, [name for name in files if says_what_is_whole(name)])
+    _each(one, [name for name in files if is_manifest(name)])
 
 
 class Upload:
-    """Sends what a process writes into a folder, pass after pass."""
+    """Sends what a process writes into a folder, in several passes."""
 
     def __init__(self, remote: Remote, folder: Path, journal: Journal, title: str) -> None:
         self._remote, self._folder, self._journal, self._title = remote, folder, journal, title
         self._seen: set[str] = set()
 
     def pass_once(self, progress: Progress | None = None) -> bool:
-        """Send new and changed files, then remove those that were there in an earlier pass and are gone.
+        """Send new and changed files, then delete those that an earlier pass saw and that are gone.
 
-        False where the folder changed underway: then those that say what is whole were not sent, nor was anything
-        removed, as what they say may not have been sent. The next pass makes up for it. Raises UserError.
+        Returns False if the folder changed meanwhile: then no manifest was sent and nothing was deleted, because files
+        that a manifest refers to may be missing. The next pass does so. Raises UserError.
         """
-        # Read before the others are looked for, and as they were then, so that all that they speak of is found.
-        spoken = {name: _content(self._folder / name) for name in outputs(self._folder) if says_what_is_whole(name)}
+        # Manifests are read first, and sent as they were then, so that all files that they refer to are found.
+        manifests = {name: _content(self._folder / name) for name in outputs(self._folder) if is_manifest(name)}
         found = outputs(self._folder)
-        if any(content is None or content.file != found.get(name) for name, content in spoken.items()):
+        if any(content is None or content.file != found.get(name) for name, content in manifests.items()):
             return False
         changed = {name: file for name, file in found.items() if not self._is_sent(name, file)}
-        ordinary = [name for name in changed if not says_what_is_whole(name)]
-        counted = _Counted(progress or SilentProgress(), self._title, sum(changed[name].bytes for name in ordinary))
+        ordinary = [name for name in changed if not is_manifest(name)]
+        counted = _Counted(
+            progress or SilentProgress(),
+            self._title,
+            sum(changed[name].bytes for name in ordinary),
+        )
 
         def one(name: str) -> bool:
             try:
@@ -70,7 +74,7 @@ class Upload:
             except FileNotFoundError:
                 return False
             with source:
-                # A file that grows is sent up to here, and again by the next pass.
+                # A file that grows is sent up to this size, and again by the next pass.
                 file = LocalFile.of(os.fstat(source.fileno()))
                 self._send(name, source, file)
             counted.add(file.bytes)
@@ -80,7 +84,7 @@ class Upload:
         self._seen |= found.keys()
         if not are_sent:
             return False
-        for name, content in spoken.items():
+        for name, content in manifests.items():
             if content is not None and not self._is_sent(name, content.file):
                 self._send(name, io.BytesIO(content.data), content.file)
         gone = {name for name in self._seen - found.keys() if not (self._folder / name).exists()}
@@ -101,7 +105,7 @@ class Upload:
 
 
 class _Counted:
-    """Bytes as a stage of a progress, in MiB."""
+    """Shows copied bytes as a stage of the progress, in MiB."""
 
     def __init__(self, progress: Progress, title: str, size: int) -> None:
         self._progress, self._done, self._lock = progress, 0, threading.Lock()
@@ -119,7 +123,7 @@ def _mib(size: int) -> int:
 
 
 def _each(work: Callable[[str], T], names: Iterable[str]) -> list[T]:
-    """The results in order; the first error ends it, once what is under way has ended."""
+    """The results in order. The first error ends the work, after the copies that have begun."""
     with ThreadPoolExecutor(_AT_ONCE, "rayrec-storage") as pool:
         futures = [pool.submit(work, name) for name in names]
         try:
@@ -136,7 +140,7 @@ class _Content:
 
 
 def _content(path: Path) -> _Content | None:
-    """None where the file went away."""
+    """The content of a file; None if it has gone."""
     try:
         with path.open("rb") as source:
             file = LocalFile.of(os.fstat(source.fileno()))

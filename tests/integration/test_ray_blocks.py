@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.common.ray_blocks import reports_user_errors, stream_blocks
+from rayrec.common.ray_blocks import ReportingTask, stream_blocks
+from rayrec.inference.actor_pool import map_with_pool
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -32,7 +33,7 @@ def blocks_of(folder: Path, bad: int | None = None):
     data.context.execution_options.preserve_order = True
     data.context.target_max_block_size = 1
     data = data.map_batches(
-        reports_user_errors(work), batch_size=None, batch_format="pyarrow", compute=TaskPoolStrategy(size=RUNNING)
+        ReportingTask(work), batch_size=None, batch_format="pyarrow", compute=TaskPoolStrategy(size=RUNNING)
     )
     return closing(stream_blocks(data))
 
@@ -65,3 +66,34 @@ def test_a_user_error_of_a_task_is_raised_in_its_place_and_ends_the_execution(tm
     assert numbers == [0, 0, 1, 1, 2, 2]
     assert not executors()
     assert len(list(tmp_path.iterdir())) < TASKS / 2
+
+
+class Worker:
+    def __init__(self, fails: str) -> None:
+        self.fails = fails
+        if fails == "start":
+            raise UserError("worker at its start; do better")
+
+    def __call__(self, task: pa.Table) -> pa.Table:
+        (number,) = task["number"].to_pylist()
+        if self.fails == "work" and number == 3:
+            raise UserError("worker at task 3; do better")
+        return task
+
+
+@pytest.mark.parametrize(
+    ("fails", "message"), [("start", "worker at its start"), ("work", "worker at task 3"), ("read", "reader at task 3")]
+)
+def test_a_user_error_of_a_pool_is_raised_in_its_place(fails, message):
+    def reader(task: pa.Table):
+        if fails == "read" and task["number"].to_pylist() == [3]:
+            raise UserError("reader at task 3; do better")
+        yield task
+
+    tasks = [pa.table({"number": [number]}) for number in range(5)]
+    numbers = []
+    with pytest.raises(UserError) as caught:
+        for block in map_with_pool(tasks, reader, Worker, {"fails": fails}):
+            numbers += block["number"].to_pylist()
+    assert str(caught.value) == f"{message}; do better"
+    assert numbers == ([] if fails == "start" else [0, 1, 2])
