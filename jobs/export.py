@@ -4,7 +4,6 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -18,7 +17,6 @@ from rayrec.common.progress import Progress, SilentProgress
 from rayrec.storage.location import Folder
 
 if TYPE_CHECKING:
-    from rayrec.inference.folder.mapped_table import TablePrecision
     from rayrec.inference.folder.model_folder import Metrics
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.run_folder import RunFolder
@@ -40,59 +38,38 @@ class ExportRequest(Request):
 
 
 def run(request: ExportRequest, progress: Progress) -> Result:
-    """Export a checkpoint; `metrics` are those that it reached, `details` name it and say what its tables cost."""
-    require_absent(request.output)
-    exported = export_run(request.run, request.output, request.checkpoint, progress, request.tables)
-    details = {"checkpoint": exported.checkpoint.name, "tables": request.tables, "table_bytes": exported.table_bytes}
-    if exported.loss is not None:
-        details["precision_loss"] = exported.loss
-        progress.message(_told(request.tables, exported.loss))
-    return Result(command="export", output=request.output, metrics=exported.metrics, details=details)
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What was exported."""
-
-    checkpoint: Path
-    metrics: "Metrics"
-    """What the checkpoint reached, by split."""
-    table_bytes: int
-    loss: dict[str, Any] | None
-    """As `export_checkpoint` returns it."""
-
-
-def export_run(
-    run_folder: Path, output: Path, checkpoint: str, progress: Progress, tables: "TablePrecision" = "fp32"
-) -> Exported:
-    """Export a checkpoint of a run to `output`."""
+    """Export a checkpoint; `metrics` are those that it reached, `details` its name and the bytes of its tables."""
     from rayrec.ingest.dataset import Dataset
     from rayrec.storage.staged import fetch
     from rayrec.training.run_folder import RunFolder
 
-    run = RunFolder.open(run_folder)
-    fetch(run.dataset_folder, progress)
-    dataset = Dataset.open(run.dataset_folder)
-    folder = run.checkpoint(checkpoint)
+    require_absent(request.output)
+    trained = RunFolder.open(request.run)
+    fetch(trained.dataset_folder, progress)
+    dataset = Dataset.open(trained.dataset_folder)
+    checkpoint = trained.checkpoint(request.checkpoint)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from rayrec.inference.folder.export import export_checkpoint
     from rayrec.inference.folder.model_folder import ModelFolder
 
-    metrics = _metrics(run, dataset, folder)
-    progress.stage(f"export {folder.name}")
-    loss = export_checkpoint(folder, output, recipe=run.recipe, dataset=dataset, metrics=metrics, tables=tables)
-    return Exported(folder, metrics, ModelFolder.open(output).table_bytes(), loss)
-
-
-def _told(tables: str, loss: dict[str, Any]) -> str:
-    change = loss["auc_change"]
-    auc = "AUC is undefined" if change is None else f"AUC changes by {change:+.2e}"
-    return f"tables as {tables}: {auc} on {loss['rows']:,} rows of {loss['split']}"
+    metrics = _metrics(trained, dataset, checkpoint)
+    progress.stage(f"export {checkpoint.name}")
+    loss = export_checkpoint(
+        checkpoint, request.output, recipe=trained.recipe, dataset=dataset, metrics=metrics, tables=request.tables
+    )
+    table_bytes = ModelFolder.open(request.output).table_bytes()
+    details: dict[str, Any] = {"checkpoint": checkpoint.name, "tables": request.tables, "table_bytes": table_bytes}
+    if loss is not None:
+        details["precision_loss"] = loss
+        change = loss["auc_change"]
+        auc = "AUC is undefined" if change is None else f"AUC changes by {change:+.2e}"
+        progress.message(f"tables as {request.tables}: {auc} on {loss['rows']:,} rows of {loss['split']}")
+    return Result(command="export", output=request.output, metrics=metrics, details=details)
 
 
 @contextlib.contextmanager
 def exported(path: Path) -> Iterator[Path]:
-    """The model folder at `path`; of a run folder, that of its best checkpoint, exported for the time of the block."""
+    """Yield the model folder at `path`; the best checkpoint of a run folder is exported for the time of the block."""
     from rayrec.inference.folder.layout import is_model_folder
 
     if is_model_folder(path):
@@ -101,20 +78,21 @@ def exported(path: Path) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="rayrec-model-") as temporary:
             # The folder's name becomes the model's name in serving.
             output = Path(temporary) / path.absolute().name
-            export_run(path, output, "best", SilentProgress())
+            run(ExportRequest(run=path, output=output), SilentProgress())
             yield output
     else:
         raise UserError(f"{path}: neither a model nor a run folder; give the output of `rayrec export` or `train`")
 
 
 def is_run_folder(path: Path) -> bool:
+    """Whether `path` is a run folder; does not import torch."""
     from rayrec.training.run_folder import RUN_FILE
 
     return (path / RUN_FILE).is_file()
 
 
 def _metrics(run: "RunFolder", dataset: "Dataset", checkpoint: Path) -> "Metrics":
-    """What the checkpoint reached: of the last one all splits, of another its evaluation during training."""
+    """The metrics of all splits for the last checkpoint, and of its evaluation during training for another one."""
     from rayrec.training.checkpoint import read_progress
     from rayrec.training.run_folder import METRICS_FILE
 

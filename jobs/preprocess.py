@@ -11,6 +11,7 @@ from jobs.command.request import PathTexts, RecipeRequest, absolute_path
 from jobs.command.result import Result
 from jobs.command.runner import Command
 from rayrec.common.progress import Progress
+from rayrec.recipes import Recipe
 from rayrec.storage.location import Folder
 
 _NAMED = re.compile(r"(?P<split>[A-Za-z_]\w*)=(?P<path>.+)", re.DOTALL)
@@ -24,26 +25,27 @@ class PreprocessRequest(RecipeRequest):
     output: Folder
     """Dataset folder to write; must not exist."""
 
+    def inputs(self, recipe: Recipe) -> dict[str | None, list[str]]:
+        """The input paths by split; those that name no split under None."""
+        return inputs_by_split(self.input, named=recipe.preprocess.reads_splits_from_files)
+
     def with_absolute_paths(self) -> Self:
-        given = inputs_by_split(self.input, named=self.load_recipe().preprocess.reads_splits_from_files)
         inputs = tuple(
             absolute_path(path) if split is None else f"{split}={absolute_path(path)}"
-            for split, paths in given.items()
+            for split, paths in self.inputs(self.load_recipe()).items()
             for path in paths
         )
         return super().with_absolute_paths().model_copy(update={"input": inputs})
 
 
 def run(request: PreprocessRequest, progress: Progress) -> Result:
-    """Preprocess; `rows` counts those of all splits, `details` them by split, and the rejected ones by reason."""
+    """Preprocess; `rows` counts those of all splits, `details` those of each, and the rejected ones by reason."""
     from cluster.ray_session import ray_session
     from cluster.spark_session import spark_session
     from rayrec.sources.registry import preprocessing
 
     recipe = request.load_recipe()
-    by_file = recipe.preprocess.reads_splits_from_files
-    inputs = inputs_by_split(request.input, named=by_file)
-    job = preprocessing(recipe, inputs, request.output)
+    job = preprocessing(recipe, request.inputs(recipe), request.output)
     progress.stage("start Spark on Ray")
     with ray_session(), spark_session(recipe.preprocess.spark) as spark:
         manifest = job.run(spark, progress)
@@ -57,10 +59,10 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
 
 
 def inputs_by_split(inputs: Iterable[str], *, named: bool) -> dict[str | None, list[str]]:
-    """Paths by split, those that name none under None.
+    """Paths by split; those that name no split under None.
 
-    `named`: whether the recipe expects SPLIT=PATH; without it only the usual names of splits are read as such, since a
-    path may hold an equals sign (`year=2014/clicks`).
+    `named`: whether the recipe expects SPLIT=PATH. If not, only the usual names of splits are read as such, since a
+    path may contain an equals sign (`year=2014/clicks`).
     """
     paths: dict[str | None, list[str]] = {}
     for text in inputs:

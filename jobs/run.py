@@ -1,7 +1,7 @@
 """`rayrec run`: raw files to a model folder in one job.
 
-Stages write folders that are whole or absent (dataset, evaluation, model) or that can be continued (run), so a rerun
-after any end goes on with the first unfinished one.
+Each stage writes a folder that is whole or absent (dataset, evaluation, model) or that can be continued (run), so a
+rerun continues with the first unfinished stage, whatever ended the last one.
 """
 
 import shutil
@@ -10,43 +10,30 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jobs.command.command_line import main
-from jobs.command.request import TrainingRecipeRequest
 from jobs.command.result import Result, describe_result
 from jobs.command.runner import Command
-from jobs.pipeline.stages import UNFINISHED_MODEL, stages_of
-from jobs.preprocess import PreprocessRequest
+from jobs.pipeline.stages import STAGES, UNFINISHED_MODEL, RunRequest
 from rayrec.common.files import locked, require_absent, write_json
 from rayrec.common.progress import Progress
-from rayrec.storage.location import Folder, location
+from rayrec.storage.location import location
 
 PIPELINE_FILE = "pipeline.json"
 _LOCK_FILE = ".lock"
-_REMAINS = (".run.unfinished-*", ".evaluation.unfinished-*", ".rayrec-evaluate-*", f"*{UNFINISHED_MODEL}*")
-"""What stages that were killed leave beside the folders that they write, and do not continue."""
-_REMAINS_OF_DATASET = ".dataset.unfinished-*"
-
-
-class RunRequest(PreprocessRequest, TrainingRecipeRequest):
-    """Preprocess, train, evaluate and export in one job; run again, it continues where it stopped."""
-
-    output: Folder
-    """Folder of all stages (dataset/, run/, evaluation/, model/); an earlier attempt in it is continued."""
-
-    @property
-    def continues(self) -> bool:
-        return True
+_LEFTOVERS = (".run.unfinished-*", ".evaluation.unfinished-*", ".rayrec-evaluate-*", f"*{UNFINISHED_MODEL}*")
+"""What killed stages leave beside the folders that they write, and do not continue."""
+_LEFTOVERS_OF_DATASET = ".dataset.unfinished-*"
 
 
 def run(request: RunRequest, progress: Progress) -> Result:
-    """Do the stages that are not finished; `rows` are those of the dataset, `metrics` the evaluation's.
+    """Run the unfinished stages; `rows` are those of the dataset, `metrics` the evaluation's.
 
-    `details.stages` has the seconds of each stage, None where it was finished before. Raises ConfigError where a
-    finished stage was made from another recipe or other raw files.
+    `details.stages` has the seconds of each stage, None if it was finished before. Raises ConfigError if a finished
+    stage was made from another recipe or other raw files.
     """
     with _owned(request):
-        stages = stages_of(request)
+        stages = [stage(request) for stage in STAGES]
         seconds: dict[str, float | None] = {}
-        # Looked at before anything runs, so that a changed recipe is refused at once.
+        # Checked before anything runs, so that a changed recipe is refused at once.
         finished = [stage.finished() for stage in stages]
         first = finished.index(None) if None in finished else len(stages)
         results = [result for result in finished[:first] if result is not None]
@@ -71,30 +58,29 @@ def run(request: RunRequest, progress: Progress) -> Result:
 
 @contextmanager
 def _owned(request: RunRequest) -> Iterator[None]:
-    """Make the folder, or take over that of an earlier attempt, for this process alone.
+    """Make the output folder, or take over that of an earlier attempt, for this process alone.
 
-    Raises UserError where something else is in it, or another process is at work in it.
+    Raises UserError if something else is in it, or another process works in it.
     """
     marker = request.output / PIPELINE_FILE
     if not marker.exists():
         require_absent(request.output)
         write_json(marker, {"recipe": request.recipe, "set": request.set, "input": request.input})
     with locked(request.output / _LOCK_FILE, request.output):
-        _tidy(request.output)
+        _remove_leftovers(request.output)
         yield
-        _tidy(request.output)
+        _remove_leftovers(request.output)
 
 
-def _tidy(folder: Path) -> None:
-    """Remove what no stage continues."""
-    # A killed preprocessing goes on from what it left.
-    finished = (_REMAINS_OF_DATASET,) if (folder / "dataset").exists() else ()
-    for pattern in (*_REMAINS, *finished):
-        for remains in folder.glob(pattern):
-            if remains.is_dir():
-                shutil.rmtree(remains, ignore_errors=True)
+def _remove_leftovers(folder: Path) -> None:
+    # A killed preprocessing is continued from what it left.
+    finished = (_LEFTOVERS_OF_DATASET,) if (folder / "dataset").exists() else ()
+    for pattern in (*_LEFTOVERS, *finished):
+        for leftover in folder.glob(pattern):
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
             else:
-                remains.unlink(missing_ok=True)
+                leftover.unlink(missing_ok=True)
 
 
 COMMAND = Command("run", RunRequest, run)

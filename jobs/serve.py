@@ -79,7 +79,7 @@ class ServeRequest(Request):
             raise ConfigError("--tls-certificate and --tls-key: give both or none")
         if self.grpc_port is None:
             return
-        # Ray Serve's gRPC server has neither an address to listen on nor TLS: both must be wanted.
+        # Ray Serve's gRPC server listens on all addresses and has no TLS: the user must accept both.
         if self.host not in {"0.0.0.0", "::"}:
             raise ConfigError("--grpc-port: gRPC listens on all of the machine's addresses; allow it by --host 0.0.0.0")
         if self.tls_certificate is not None:
@@ -114,7 +114,7 @@ def run(request: ServeRequest, progress: Progress) -> Result:
 
 @contextmanager
 def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
-    """Serve for the time of the block; yields the URL, and tells it with a request to try."""
+    """Serve during the block; yields the URL, and shows it with a request to try."""
     from cluster.haproxy import SWITCH as HAPROXY_SWITCH
     from cluster.ray_session import ray_session
     from serve.arguments import ServeArguments
@@ -135,7 +135,7 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
         arguments = ServeArguments(model=served, log_folder=request.log_folder, token_file=request.token_file)
         models = {name: next(iter(source.versions.values())) for name, source in scan(served).items()}
         if request.tls_certificate is not None:
-            # It has no TLS; Serve's own proxy does.
+            # HAProxy has no TLS here; Serve's own proxy does.
             os.environ.setdefault(HAPROXY_SWITCH, "0")
         stack.enter_context(ray_session())
         progress.stage("start server")
@@ -144,7 +144,9 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
         progress.finish()
         tokens = bool(read_tokens(request.token_file))
         if not tokens and not request.is_local:
-            progress.message(f"whoever reaches {request.host}:{request.port} may ask; --token-file admits only some")
+            progress.message(
+                f"anybody who reaches {request.host}:{request.port} gets answers; --token-file limits that"
+            )
         name, folder = next(iter(models.items()))
         progress.message(f"serving {', '.join(models)} at {url}; try\n  {example(url, name, folder, tokens)}")
         yield url
@@ -159,13 +161,13 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
     from serve.app import build, settings_of
 
     application = build(arguments)
-    # The replica answers 504 first; this bounds those that no replica has taken.
+    # The replica answers 504 first; this is the limit for requests that no replica has taken.
     timeout = settings_of(arguments).request_timeout_seconds + 5
-    # What it tells is told here: the address, once requests are answered.
+    # Ray Serve would show its address before it answers requests; `serving` shows it afterwards.
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         ray_serve.start(
-            # On every node with a replica, each would listen for clients on its own machine, which knows of none.
+            # Proxies on other nodes would listen on those machines' own loopback addresses, where no client is.
             proxy_location="HeadOnly" if request.is_local else "EveryNode",
             http_options=HTTPOptions(
                 host=request.host,
@@ -180,7 +182,7 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
                 port=request.grpc_port,
                 grpc_servicer_functions=["serve.protocols.grpc.service.add_to_server"],
                 request_timeout_s=timeout,
-                # Its messages are not in the pool of descriptors that reflection reads.
+                # The messages are not in the pool of descriptors that reflection reads.
                 enable_reflection=False,
             ),
             logging_config=LoggingConfig(enable_access_log=False),
@@ -192,14 +194,14 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
         if request.tls_certificate is not None:
             _require_tls(request.host, request.port)
         yield
-        # Its replicas end when they have answered what they began; the proxies live until then.
+        # Replicas end when they have answered the requests that they began; the proxies live until then.
         ray_serve.delete(_APPLICATION)
     finally:
         _shut_down()
 
 
 def _require_tls(host: str, port: int) -> None:
-    """Serve behind HAProxy, as the cluster at hand may have been started, leaves TLS out and says nothing."""
+    """Raise UserError if the server has no TLS: behind HAProxy, Ray Serve leaves it out and does not say so."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -213,7 +215,7 @@ def _require_tls(host: str, port: int) -> None:
 
 
 def _shut_down() -> None:
-    """End Serve. Its own call is one that Ray would repeat when the controller is gone, and says so on stderr."""
+    """End Ray Serve, without the retries and messages of its own shutdown once the controller is gone."""
     import ray
     from ray import serve as ray_serve
     from ray.exceptions import RayActorError
@@ -222,23 +224,23 @@ def _shut_down() -> None:
         controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
         ray.get(controller.graceful_shutdown.options(max_task_retries=0).remote(), timeout=60)
     except (ValueError, RayActorError, TimeoutError):
-        pass  # it has not started, or it is gone, which is how the call ends
+        pass  # the controller has not started, or it is gone, which is how the call ends
     ray_serve.shutdown()
 
 
 def _why_not_deployed(error: RuntimeError) -> Exception:
-    """The user's mistake that a replica met, of whose traceback Serve keeps the text alone; else `error`."""
+    """The UserError that a replica raised, of which Serve keeps only the text of the traceback; else `error`."""
     from ray import serve as ray_serve
 
     application = ray_serve.status().applications.get(_APPLICATION)
     deployments = application.deployments.values() if application else ()
-    told = "\n".join(deployment.message for deployment in deployments)
-    found = re.findall(r"^(?:\w+\.)+UserError: (.+)$", told, re.MULTILINE)
+    messages = "\n".join(deployment.message for deployment in deployments)
+    found = re.findall(r"^(?:\w+\.)+UserError: (.+)$", messages, re.MULTILINE)
     return UserError(found[-1]) if found else error
 
 
 def example(url: str, name: str, folder: Path, tokens: bool = False) -> str:
-    """A curl command with values that the model knows."""
+    """A curl command that sends values of the model's vocabularies."""
     from rayrec.features.schema import Schema
     from rayrec.inference.folder.example_row import example_row
 
@@ -261,7 +263,7 @@ def _require_free_port(host: str, port: int, option: str = "--port") -> None:
 
 @contextmanager
 def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM are the ordinary end of serving, not an error."""
+    """Call `stop` on Ctrl-C and SIGTERM, which are the ordinary end of serving, not an error."""
     previous = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

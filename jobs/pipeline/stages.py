@@ -1,4 +1,4 @@
-"""The stages of `rayrec run`: what each writes, and how one that is finished is recognised."""
+"""The stages of `rayrec run`: what each writes, and how a finished one is recognised."""
 
 import hashlib
 import json
@@ -6,80 +6,85 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
+from jobs.command.request import TrainingRecipeRequest
 from jobs.command.result import RESULT_FILE, Result
-from jobs.preprocess import inputs_by_split
+from jobs.preprocess import PreprocessRequest
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe
-
-if TYPE_CHECKING:
-    from jobs.run import RunRequest
-    from rayrec.training.run_folder import RunFolder
+from rayrec.storage.location import Folder
 
 UNFINISHED_MODEL = ".export"
-# Where and how often, not what: another value needs nothing to be made again.
-_OF_NO_CONSEQUENCE = frozenset({
+"""The model folder until it is whole."""
+# These say where and how often, not what: a finished stage stays valid when they change.
+_IRRELEVANT_KEYS = frozenset({
     "preprocess.spark", "train.workers", "train.min_workers", "train.elastic_interval_seconds", "train.device",
     "train.max_failures", "train.log_every_steps", "train.tracking",
 })  # fmt: skip
 
 
-def stages_of(request: "RunRequest") -> "tuple[Stage, ...]":
-    """In the order in which they run; each reads what those before it wrote."""
-    return (_Preprocess(request), _Train(request), _Evaluate(request), _Export(request))
+class RunRequest(PreprocessRequest, TrainingRecipeRequest):
+    """Preprocess, train, evaluate and export in one job; run again, it continues where it stopped."""
+
+    output: Folder
+    """Folder of all stages (dataset/, run/, evaluation/, model/); an earlier attempt in it is continued."""
+
+    @property
+    def continues(self) -> bool:
+        return True
 
 
 class Stage(ABC):
     """One stage of a pipeline and the folder that it writes."""
 
-    name: str
-    folder_name: str
+    name: ClassVar[str]
+    folder_name: ClassVar[str]
 
-    def __init__(self, request: "RunRequest") -> None:
+    def __init__(self, request: RunRequest) -> None:
         self._request = request
         self._recipe = request.load_recipe()
-        self._root = request.output
-
-    @property
-    def folder(self) -> Path:
-        return self._root / self.folder_name
+        self.folder = request.output / self.folder_name
+        self._dataset_folder = request.output / PreprocessStage.folder_name
+        self._run_folder = request.output / TrainStage.folder_name
 
     @abstractmethod
     def finished(self) -> Result | None:
-        """What it made where that is whole; else None. Raises ConfigError where it was made from something else."""
+        """The result of the stage if its folder is whole, else None.
+
+        Raises ConfigError if the folder was made from something else.
+        """
 
     def run(self, progress: Progress) -> Result:
-        """Make it, or continue what is there."""
+        """Write the folder, or continue an unfinished one."""
         started = time.perf_counter()
-        result = self._make(progress)
+        result = self._run(progress)
         return result.model_copy(update={"seconds": time.perf_counter() - started})
 
     @abstractmethod
-    def _make(self, progress: Progress) -> Result: ...
+    def _run(self, progress: Progress) -> Result: ...
 
     def _require_recipe(self, made_with: Recipe, sections: Collection[str], allowed: Collection[str] = ()) -> None:
-        """Raise ConfigError where a section of the recipe is not what the folder was made with."""
+        """Raise ConfigError if sections of the recipe differ from those that the folder was made with."""
         for key, before, now in _differences(made_with.model_dump(mode="json"), self._recipe.model_dump(mode="json")):
-            parents = {key[: i + 1] for i in range(len(key))}
-            exempt = any(".".join(parent) in {*_OF_NO_CONSEQUENCE, *allowed} for parent in parents)
-            if key[0] in sections and not exempt:
-                raise self._made_from_another(f"{'.'.join(key)} is now {now!r} and was {before!r}")
+            parents = {".".join(key[: i + 1]) for i in range(len(key))}
+            if key[0] in sections and parents.isdisjoint({*_IRRELEVANT_KEYS, *allowed}):
+                raise self._changed(f"{'.'.join(key)} is now {now!r} and was {before!r}")
 
-    def _made_from_another(self, difference: str) -> ConfigError:
-        """The error that says how the folder does not fit, and what to do about it."""
-        later = [stage.folder_name for stage in (_Preprocess, _Train, _Evaluate, _Export)]
-        stale = [
-            str(self._root / name) for name in later[later.index(self.folder_name) :] if (self._root / name).exists()
-        ]
+    def _changed(self, difference: str) -> ConfigError:
+        """An error that says why the folder does not fit, and what to do."""
+        folders = [self._request.output / stage.folder_name for stage in STAGES]
+        stale = [str(folder) for folder in folders[folders.index(self.folder) :] if folder.exists()]
         return ConfigError(
             f"{self.folder}: {difference} when it was made; set it back, or remove {' '.join(stale)} to make "
             f"{'them' if len(stale) > 1 else 'it'} again, or give another --output"
         )
 
 
-class _Preprocess(Stage):
+class PreprocessStage(Stage):
+    """Raw files to dataset/."""
+
     name, folder_name = "preprocess", "dataset"
 
     def finished(self) -> Result | None:
@@ -91,22 +96,23 @@ class _Preprocess(Stage):
             return None
         dataset = Dataset.open(self.folder)
         self._require_recipe(dataset.recipe, ("source", "preprocess"))
-        named = self._recipe.preprocess.reads_splits_from_files
         before = dataset.manifest.sources
-        now = source_files(preprocessing_job(self._recipe, inputs_by_split(self._request.input, named=named)))
+        now = source_files(preprocessing_job(self._recipe, self._request.inputs(self._recipe)))
         if before != now:
-            changed = [f.path for f in (*now, *before) if f not in before or f not in now]
-            raise self._made_from_another(f"{changed[0] if changed else 'the order of --input'} is not what it was")
+            changed = [file.path for file in (*now, *before) if file not in before or file not in now]
+            raise self._changed(f"{changed[0] if changed else 'the order of --input'} is not what it was")
         rows = sum(split.rows for split in dataset.manifest.splits.values())
         return Result(command="preprocess", output=self.folder, rows=rows)
 
-    def _make(self, progress: Progress) -> Result:
+    def _run(self, progress: Progress) -> Result:
         from jobs.preprocess import run
 
         return run(self._request.model_copy(update={"output": self.folder}), progress)
 
 
-class _Train(Stage):
+class TrainStage(Stage):
+    """dataset/ to run/."""
+
     name, folder_name = "train", "run"
 
     def finished(self) -> Result | None:
@@ -118,26 +124,26 @@ class _Train(Stage):
         is_whole = (self.folder / METRICS_FILE).is_file()
         allowed = () if is_whole else {f"train.{field}" for field in RESUMABLE_CHANGES}
         self._require_recipe(run.recipe, ("model", "train", "evaluate"), allowed)
-        if not run.was_trained_on(self._root / _Preprocess.folder_name):
-            raise self._made_from_another("the dataset is not what it was")
+        if not run.was_trained_on(self._dataset_folder):
+            raise self._changed("the dataset is not what it was")
         if not is_whole:
             return None
         return Result(command="train", output=self.folder, metrics=json.loads((self.folder / METRICS_FILE).read_text()))
 
-    def _make(self, progress: Progress) -> Result:
+    def _run(self, progress: Progress) -> Result:
         from jobs.train import TrainRequest, run
 
         request = TrainRequest(
             **self._request.model_dump(include={"recipe", "set", "workers", "device", "precision"}),
-            data=self._root / _Preprocess.folder_name,
+            data=self._dataset_folder,
             output=self.folder,
             resume=self.folder.exists(),
         )
         return run(request, progress)
 
 
-class _OfRun(Stage):
-    """A stage that reads the finished run, and notes which one that was."""
+class _AfterTraining(Stage):
+    """A stage that reads the finished run, whose fingerprint is in its result."""
 
     def finished(self) -> Result | None:
         if not (self.folder / RESULT_FILE).is_file():
@@ -146,72 +152,77 @@ class _OfRun(Stage):
             return None
         result = Result.load(self.folder)
         if result.details.get("run") != self._run_fingerprint():
-            raise self._made_from_another(f"{self._run.path} is not what it was")
+            raise self._changed(f"{self._run_folder} is not what it was")
         return result
 
-    @property
-    def _run(self) -> "RunFolder":
-        from rayrec.training.run_folder import RunFolder
-
-        return RunFolder(self._root / _Train.folder_name)
-
     def _run_fingerprint(self) -> str:
-        """Changes with the best checkpoint; of a run that is not finished it is nothing's."""
-        from rayrec.training.run_folder import METRICS_FILE
+        """A hash that changes with the run's metrics and best checkpoint; empty if the run is not finished."""
+        from rayrec.training.run_folder import METRICS_FILE, RunFolder
 
-        if not (self._run.path / METRICS_FILE).is_file():
+        metrics = self._run_folder / METRICS_FILE
+        if not metrics.is_file():
             return ""
-        digest = hashlib.sha256((self._run.path / METRICS_FILE).read_bytes())
-        for file in sorted(self._run.checkpoint("best").glob("*.json")):
+        digest = hashlib.sha256(metrics.read_bytes())
+        for file in sorted(RunFolder(self._run_folder).checkpoint("best").glob("*.json")):
             digest.update(file.read_bytes())
         return digest.hexdigest()
 
+    def _finish(self, result: Result, folder: Path) -> Result:
+        """Write into `folder`, which becomes the stage's, the result that shows that it is finished."""
+        details = {**result.details, "run": self._run_fingerprint()}
+        result = result.model_copy(update={"output": self.folder, "details": details})
+        result.save(folder)
+        return result
 
-class _Evaluate(_OfRun):
+
+class EvaluateStage(_AfterTraining):
+    """run/ to evaluation/, which has the metrics of a held-out split."""
+
     name, folder_name = "evaluate", "evaluation"
 
-    def _make(self, progress: Progress) -> Result:
+    def _run(self, progress: Progress) -> Result:
         from jobs.evaluate import EvaluateRequest, run
         from rayrec.common.files import new_folder
         from rayrec.ingest.dataset import Dataset
 
-        dataset = Dataset.open(self._root / _Preprocess.folder_name)
+        dataset = Dataset.open(self._dataset_folder)
         splits = [name for name, split in dataset.manifest.splits.items() if name != "train" and split.rows]
-        made = Result(command="evaluate")
+        result = Result(command="evaluate")
         if splits:
-            split = "test" if "test" in splits else splits[0]
+            workers = self._request.workers
             request = EvaluateRequest(
-                source=self._run.path,
+                source=self._run_folder,
                 data=dataset.folder,
-                split=split,
-                workers=workers if isinstance(workers := self._request.workers, int) else None,
+                split="test" if "test" in splits else splits[0],
+                workers=workers if isinstance(workers, int) else None,
                 device=self._request.device,
             )
-            made = run(request, progress)
-        made = made.model_copy(update={"output": self.folder, "details": {"run": self._run_fingerprint()}})
+            result = run(request, progress)
         with new_folder(self.folder) as folder:
-            made.save(folder)
-        return made
+            return self._finish(result, folder)
 
 
-class _Export(_OfRun):
+class ExportStage(_AfterTraining):
+    """run/ to model/."""
+
     name, folder_name = "export", "model"
 
-    def _make(self, progress: Progress) -> Result:
+    def _run(self, progress: Progress) -> Result:
         from jobs.export import ExportRequest, run
 
-        # Under another name until its result, by which it is recognised, is in it too.
-        unfinished = self._root / UNFINISHED_MODEL
-        made = run(ExportRequest(run=self._run.path, output=unfinished), progress)
-        details = {**made.details, "run": self._run_fingerprint()}
-        made = made.model_copy(update={"output": self.folder, "details": details})
-        made.save(unfinished)
+        # It gets its name when its result, by which it is recognised, is in it too.
+        unfinished = self._request.output / UNFINISHED_MODEL
+        result = self._finish(run(ExportRequest(run=self._run_folder, output=unfinished), progress), unfinished)
         unfinished.rename(self.folder)
-        return made
+        return result
+
+
+STAGES = (PreprocessStage, TrainStage, EvaluateStage, ExportStage)
+"""All stages in order; each reads what those before it wrote."""
 
 
 def _differences(before: Any, now: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Where two JSON values differ, and how."""
+    """Yield the key and both values wherever two JSON values differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in {**before, **now}:
             yield from _differences(before.get(name), now.get(name), (*key, name))
