@@ -1,6 +1,7 @@
 """`rayrec plan`: shows a sharding plan and what a step should cost, without training."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveInt
 
@@ -8,8 +9,10 @@ from jobs.command.command_line import main
 from jobs.command.request import RecipeRequest
 from jobs.command.result import Result
 from jobs.command.runner import Command
+from jobs.command.text_table import text_table
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
+from rayrec.common.units import format_bytes, parse_bytes
 from rayrec.storage.location import Folder
 from rayrec.training.hardware import AcceleratorName
 
@@ -36,14 +39,13 @@ class PlanRequest(RecipeRequest):
 
 def run(request: PlanRequest, progress: Progress) -> Result:
     """Plan; `details` holds what training writes to plan.json, and with `hardware` an `estimate`."""
-    from rayrec.common.units import parse_bytes
     from rayrec.ingest.dataset import Dataset
 
     recipe = request.load_recipe()
     dataset = Dataset.open(request.data)
     local = request.workers_per_node or request.workers
     if request.workers % local:
-        raise ConfigError(f"--workers-per-node: {request.workers} workers are no multiple of {local}")
+        raise ConfigError(f"--workers-per-node: {request.workers} workers are not a multiple of {local}")
     memory = parse_bytes(request.memory_per_worker)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from rayrec.models.registry import build_model
@@ -80,10 +82,53 @@ def _estimate(
 
 def describe(result: Result) -> str:
     """The plan as a table: sharding, ranks and bytes of each embedding table; then bytes by rank; then the estimate."""
-    from jobs.plan_table import estimate_table, plan_table
-
     estimate = result.details.get("estimate")
-    return plan_table(result.details) + (f"\n\n{estimate_table(estimate)}" if estimate is not None else "")
+    return _plan_table(result.details) + (f"\n\n{_estimate_table(estimate)}" if estimate is not None else "")
+
+
+def _plan_table(plan: Mapping[str, Any]) -> str:
+    """A line a table (rows x columns, sharding, ranks, bytes), then the bytes of each rank; `plan` as in plan.json."""
+    tables: dict[str, list[Mapping[str, Any]]] = {}
+    for shard in plan["shards"]:
+        tables.setdefault(shard["table"], []).append(shard)
+    rows = [
+        {
+            "table": name,
+            "rows": max(s["row"] + s["rows"] for s in shards),
+            "dim": max(s["column"] + s["columns"] for s in shards),
+            "sharding": shards[0]["sharding"],
+            "ranks": _ranges(sorted({s["rank"] for s in shards})),
+            "bytes": format_bytes(sum(s["bytes"] for s in shards)),
+        }
+        for name, shards in tables.items()
+    ]
+    ranks = [{"rank": rank, "bytes": format_bytes(size)} for rank, size in enumerate(plan["bytes_by_rank"])]
+    return f"{text_table(rows)}\n\n{text_table(ranks)}"
+
+
+def _estimate_table(estimate: Mapping[str, Any]) -> str:
+    """What a step should cost: samples/s, milliseconds, bytes sent and memory of the busiest rank."""
+    milliseconds = ", ".join(f"{name} {1000 * seconds:.2f}" for name, seconds in estimate["seconds"].items())
+    sent = ", ".join(f"{name} {format_bytes(size)}" for name, size in estimate["sent_bytes"].items())
+    return (
+        f"estimate for {estimate['hardware']}, {estimate['precision']}, batches of {estimate['global_batch_size']:,} "
+        f"(docs/scaling.md says how good it is):\n"
+        f"  {estimate['samples_per_second']:,.0f} samples/s\n"
+        f"  milliseconds a step: {milliseconds}\n"
+        f"  sent by the busiest rank in a step: {sent}\n"
+        f"  memory of the fullest rank: {format_bytes(max(estimate['memory_by_rank']))}"
+    )
+
+
+def _ranges(ranks: list[int]) -> str:
+    """[0, 1, 2, 5] -> '0-2,5'."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 COMMAND = Command("plan", PlanRequest, run, describe)

@@ -144,9 +144,7 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
         progress.finish()
         tokens = bool(read_tokens(request.token_file))
         if not tokens and not request.is_local:
-            progress.message(
-                f"anybody who reaches {request.host}:{request.port} gets answers; --token-file limits that"
-            )
+            progress.message(f"anybody who reaches {request.host}:{request.port} may ask; --token-file limits that")
         name, folder = next(iter(models.items()))
         progress.message(f"serving {', '.join(models)} at {url}; try\n  {example(url, name, folder, tokens)}")
         yield url
