@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rayrec.common.errors import UserError
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobDetails
 
 PACKAGES = ("rayrec", "jobs", "tune", "serve", "cluster", "cuda_ops")
 """The code that a job is sent."""
@@ -33,17 +36,6 @@ _AGENT_SECONDS = 60
 _CHATTY = (
     "ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging",
 )  # fmt: skip
-
-
-class JobEnd(NamedTuple):
-    """How a job ended."""
-
-    status: str
-    """STOPPED, SUCCEEDED or FAILED."""
-    exit_code: int | None
-    """Exit code of the command, negative if a signal ended it; None if it never began or was stopped."""
-    message: str
-    """The last lines of the job's log, or why it did not start."""
 
 
 class JobClient:
@@ -85,7 +77,7 @@ class JobClient:
                         raise
                     time.sleep(1.0)
 
-    def follow(self, job: str, show: Callable[[str], None]) -> JobEnd:
+    def follow(self, job: str, show: Callable[[str], None]) -> "JobDetails":
         """Pass each line of the job's log to `show`, from the first one on, until the job is over.
 
         A lost connection is made again, because the job does not depend on it. Ctrl-C leaves the job running.
@@ -123,7 +115,7 @@ class JobClient:
             text: str = self._client.get_job_logs(job)
             return text
 
-    def stop(self, job: str) -> JobEnd:
+    def stop(self, job: str) -> "JobDetails":
         """Interrupt the job as Ctrl-C would, and wait until it is over; does nothing to one that is over."""
         with self._user_errors():
             self._client.stop_job(job)
@@ -131,13 +123,11 @@ class JobClient:
             time.sleep(0.5)
         return end
 
-    def _end(self, job: str) -> JobEnd | None:
+    def _end(self, job: str) -> "JobDetails | None":
         """How the job ended; None while it runs."""
         with self._user_errors():
             found = self._client.get_job_info(job)
-        if not found.status.is_terminal():
-            return None
-        return JobEnd(found.status.value, found.driver_exit_code, found.message or "")
+        return found if found.status.is_terminal() else None
 
     @contextmanager
     def _user_errors(self) -> Iterator[None]:

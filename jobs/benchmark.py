@@ -3,14 +3,11 @@
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import PositiveInt
 
-from jobs.command.command_line import main
-from jobs.command.request import TrainingRecipeRequest
-from jobs.command.result import Result
-from jobs.command.runner import Command
+from jobs.command import Command, Positional, Result, TrainingRecipeRequest, main
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
 
@@ -18,9 +15,7 @@ from rayrec.storage.location import Folder
 class BenchmarkRequest(TrainingRecipeRequest):
     """Measure one part on this machine."""
 
-    positional: ClassVar[tuple[str, ...]] = ("what", "recipe")
-
-    what: Literal["train", "inference", "ingest", "preprocess"]
+    what: Annotated[Literal["train", "inference", "ingest", "preprocess"], Positional()]
     """The part to measure."""
     data: Folder | None = None
     """Dataset folder, by default made from generated rows."""

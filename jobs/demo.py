@@ -6,14 +6,23 @@ import shutil
 import socket
 import urllib.request
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, PositiveInt
 
-from jobs.command.command_line import as_arguments, main
-from jobs.command.request import Metavar, Request
-from jobs.command.result import RESULT_FILE, Result, describe_result
-from jobs.command.runner import Command, build_request, execute, load_command
+from jobs.command import (
+    RESULT_FILE,
+    Command,
+    Positional,
+    Request,
+    Result,
+    as_arguments,
+    build_request,
+    describe_result,
+    execute,
+    load_command,
+    main,
+)
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import require_absent
 from rayrec.common.plugins import MODELS
@@ -35,9 +44,7 @@ def _known(model: str) -> str:
 class DemoRequest(Request):
     """Generate data, preprocess, train on two workers, evaluate, export, serve one request."""
 
-    positional: ClassVar[tuple[str, ...]] = ("model",)
-
-    model: Annotated[str, AfterValidator(_known), Metavar("|".join(MODELS.packages))] = "dlrm"
+    model: Annotated[str, AfterValidator(_known), Positional("|".join(MODELS.packages))] = "dlrm"
     """Kind of model."""
     output: LocalPath = Path("demo")
     """Folder for everything that the demo makes; the folder of an earlier demo is replaced."""

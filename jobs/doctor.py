@@ -14,10 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cluster.java import provide_java
-from jobs.command.command_line import main
-from jobs.command.request import Request
-from jobs.command.result import Result
-from jobs.command.runner import Command
+from jobs.command import Command, Request, Result, main
 from rayrec.common.progress import Progress
 from rayrec.config import Config
 

@@ -2,14 +2,11 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import PositiveInt
 
-from jobs.command.command_line import main
-from jobs.command.request import Metavar, Request
-from jobs.command.result import Result
-from jobs.command.runner import Command
+from jobs.command import Command, Positional, Request, Result, main
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
 
@@ -20,9 +17,7 @@ if TYPE_CHECKING:
 class EvaluateRequest(Request):
     """Compute exact metrics over a split, each row once."""
 
-    positional: ClassVar[tuple[str, ...]] = ("source",)
-
-    source: Annotated[Folder, Metavar("RUN|MODEL")]
+    source: Annotated[Folder, Positional("RUN|MODEL")]
     """Run folder or model folder, or its URI."""
     data: Folder
     """Dataset folder, the output of `rayrec preprocess`."""

@@ -5,12 +5,9 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from jobs.command.command_line import main
-from jobs.command.request import Metavar, Request
-from jobs.command.result import Result
-from jobs.command.runner import Command
+from jobs.command import Command, Positional, Request, Result, main
 from rayrec.common.errors import UserError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress, SilentProgress
@@ -25,9 +22,7 @@ if TYPE_CHECKING:
 class ExportRequest(Request):
     """Write the model folder that serve and predict read."""
 
-    positional: ClassVar[tuple[str, ...]] = ("run",)
-
-    run: Annotated[Folder, Metavar("RUN")]
+    run: Annotated[Folder, Positional("RUN")]
     """Run folder, the output of `rayrec train`, or its URI."""
     output: Folder
     """Model folder to write; must not exist."""

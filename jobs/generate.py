@@ -1,13 +1,10 @@
 """`rayrec generate`: raw data with the real layout, drawn from a known truth."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import AfterValidator, NonNegativeInt, PositiveInt
 
-from jobs.command.command_line import main
-from jobs.command.request import Metavar, Request
-from jobs.command.result import Result
-from jobs.command.runner import Command
+from jobs.command import Command, Positional, Request, Result, main
 from rayrec.common.plugins import SOURCES
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
@@ -22,9 +19,7 @@ def _known(source: str) -> str:
 class GenerateRequest(Request):
     """Write data with the real layout, drawn from a known truth."""
 
-    positional: ClassVar[tuple[str, ...]] = ("source",)
-
-    source: Annotated[str, AfterValidator(_known), Metavar("|".join(SOURCES.packages))]
+    source: Annotated[str, AfterValidator(_known), Positional("|".join(SOURCES.packages))]
     """Kind of the source whose layout the data have."""
     rows: PositiveInt
     """Rows to write."""

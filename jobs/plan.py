@@ -5,11 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveInt
 
-from jobs.command.command_line import main
-from jobs.command.request import RecipeRequest
-from jobs.command.result import Result
-from jobs.command.runner import Command
-from jobs.command.text_table import text_table
+from jobs.command import Command, RecipeRequest, Result, main, text_table
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.common.units import format_bytes, parse_bytes

@@ -3,14 +3,11 @@
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Self
 
 from pydantic import PositiveInt
 
-from jobs.command.command_line import main
-from jobs.command.request import Metavar, PathText, Request, absolute_path
-from jobs.command.result import Result
-from jobs.command.runner import Command
+from jobs.command import Command, PathText, Positional, Request, Result, absolute_path, main
 from jobs.export import exported
 from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent
@@ -21,9 +18,7 @@ from rayrec.storage.location import Folder, local_path
 class PredictRequest(Request):
     """Score a file or folder, streaming; or recommend items to every user."""
 
-    positional: ClassVar[tuple[str, ...]] = ("model",)
-
-    model: Annotated[Folder, Metavar("RUN|MODEL")]
+    model: Annotated[Folder, Positional("RUN|MODEL")]
     """Run folder or model folder, or its URI."""
     output: Folder
     """Folder to write: scores/, and rejected/ for unusable raw rows; or recommendations/. Must not exist."""

@@ -6,10 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
-from jobs.command.command_line import main
-from jobs.command.request import PathTexts, RecipeRequest, absolute_path
-from jobs.command.result import Result
-from jobs.command.runner import Command
+from jobs.command import Command, PathTexts, RecipeRequest, Result, absolute_path, main
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe
 from rayrec.storage.location import Folder

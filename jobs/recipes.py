@@ -1,19 +1,12 @@
 """`rayrec recipes`: lists the shipped recipes, or prints one with every default filled in."""
 
-from typing import ClassVar
-
-from jobs.command.command_line import main
-from jobs.command.request import RecipeText, Request
-from jobs.command.result import Result
-from jobs.command.runner import Command
+from jobs.command import Command, RecipeText, Request, Result, main
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe, dump_recipe, load_recipe, shipped_recipes
 
 
 class RecipesRequest(Request):
     """List the shipped recipes, or print one with every default filled in."""
-
-    positional: ClassVar[tuple[str, ...]] = ("name",)
 
     name: RecipeText | None = None
     """Recipe to print instead of the list: the name of a shipped one, or a YAML file."""

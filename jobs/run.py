@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jobs.command.command_line import main
-from jobs.command.result import Result, describe_result
-from jobs.command.runner import Command
+from jobs.command import Command, Result, describe_result, main
 from jobs.pipeline.stages import STAGES, UNFINISHED_MODEL, RunRequest
 from rayrec.common.files import locked, require_absent, write_json
 from rayrec.common.progress import Progress

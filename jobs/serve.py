@@ -12,14 +12,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, field_validator
 
-from jobs.command.command_line import main
-from jobs.command.request import Metavar, PathTexts, Request
-from jobs.command.result import Result
-from jobs.command.runner import Command
+from jobs.command import Command, PathTexts, Positional, Request, Result, main
 from jobs.export import exported, is_run_folder
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
@@ -35,9 +32,7 @@ _APPLICATION = "rayrec"
 class ServeRequest(Request):
     """Answer HTTP and gRPC requests with raw features, through Ray Serve."""
 
-    positional: ClassVar[tuple[str, ...]] = ("model",)
-
-    model: Annotated[PathTexts, Metavar("MODEL"), Field(min_length=1)]
+    model: Annotated[PathTexts, Positional("MODEL"), Field(min_length=1)]
     """Model folder, folder of models or of a model's versions, run folder, or a URI of these; NAME=FOLDER gives the
     model another name than its folder's; repeatable."""
     port: int = Field(8000, ge=1, le=65_535)

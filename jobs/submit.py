@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, NonNegativeFloat
 
-from jobs.command.command_line import as_arguments, main, parse
-from jobs.command.program import INTERRUPTED, WRONG_USAGE
-from jobs.command.request import Metavar, Request
-from jobs.command.result import Result
-from jobs.command.runner import Command
+from jobs.command import Command, Metavar, Positional, Request, Result, as_arguments, main, parse_command
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.program import INTERRUPTED, WRONG_USAGE
 from rayrec.common.progress import Progress
 from rayrec.common.units import parse_bytes
 from rayrec.config.yaml_file import is_yaml_file
 
 if TYPE_CHECKING:
-    from cluster.job_client import JobClient, JobEnd
+    from ray.job_submission import JobDetails
+
+    from cluster.job_client import JobClient
 
 
 class SubmitRequest(Request):
@@ -29,10 +28,9 @@ class SubmitRequest(Request):
     Its paths are on storage that the nodes of the cluster share; a recipe file travels along.
     """
 
-    positional: ClassVar[tuple[str, ...]] = ("command",)
     forwards: ClassVar[str | None] = "command"
 
-    command: Annotated[tuple[str, ...], Metavar("COMMAND"), Field(min_length=1)]
+    command: Annotated[tuple[str, ...], Positional("COMMAND"), Field(min_length=1)]
     """Any other command with its arguments and options."""
     address: Annotated[str, Metavar("URL")] | None = None
     """URL of the cluster's dashboard, by default RAY_API_SERVER_ADDRESS, RAY_ADDRESS, else http://127.0.0.1:8265."""
@@ -58,7 +56,7 @@ def run(request: SubmitRequest, progress: Progress) -> Result:
     """
     if request.command[0] == "submit":
         raise ConfigError("'submit' talks to a cluster itself; it cannot be submitted")
-    command, inner, flags = parse(request.command)
+    command, inner, flags = parse_command(request.command)
     inner.check()
     sent = inner.with_absolute_paths()
     options = _options(request, command.name)
@@ -83,7 +81,7 @@ def run(request: SubmitRequest, progress: Progress) -> Result:
         _stop_or_leave(client, job, progress)
         raise
     _require_success(end, job, client.address)
-    details["exit_code"] = end.exit_code
+    details["exit_code"] = end.driver_exit_code
     own = _result_in(client.logs(job)) if "--json" in flags else None
     if own is None:
         return Result(command="submit", details=details)
@@ -127,23 +125,24 @@ def _pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
-def _require_success(end: "JobEnd", job: str, address: str) -> None:
+def _require_success(end: "JobDetails", job: str, address: str) -> None:
     """Raise the error that stands for the exit code of a job that did not succeed."""
     if end.status == "SUCCEEDED":
         return
-    if end.status == "STOPPED" or end.exit_code == INTERRUPTED:
+    if end.status == "STOPPED" or end.driver_exit_code == INTERRUPTED:
         raise KeyboardInterrupt
-    own_error = next((line for line in reversed(end.message.splitlines()) if line.startswith("error: ")), None)
+    message = end.message or ""
+    own_error = next((line for line in reversed(message.splitlines()) if line.startswith("error: ")), None)
     log = f"; `{_ray_job('logs', job, address)}` shows its log"
     if own_error is not None:
         reason = own_error.removeprefix("error: ")
-    elif end.exit_code is None:
-        reason = f"did not start: {' '.join(end.message.split())[:500]}"
-    elif end.exit_code < 0:
-        reason = f"was killed by signal {-end.exit_code}{log}"
+    elif end.driver_exit_code is None:
+        reason = f"did not start: {' '.join(message.split())[:500]}"
+    elif end.driver_exit_code < 0:
+        reason = f"was killed by signal {-end.driver_exit_code}{log}"
     else:
-        reason = f"failed with exit code {end.exit_code}{log}"
-    raise (ConfigError if end.exit_code == WRONG_USAGE else UserError)(f"job {job}: {reason}")
+        reason = f"failed with exit code {end.driver_exit_code}{log}"
+    raise (ConfigError if end.driver_exit_code == WRONG_USAGE else UserError)(f"job {job}: {reason}")
 
 
 def _stop_or_leave(client: "JobClient", job: str, progress: Progress) -> None:

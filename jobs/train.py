@@ -3,10 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.command.command_line import main
-from jobs.command.request import TrainingRecipeRequest
-from jobs.command.result import Result
-from jobs.command.runner import Command
+from jobs.command import Command, Result, TrainingRecipeRequest, main
 from jobs.initial_weights import initial_weights
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress

@@ -5,11 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from jobs.command.command_line import main
-from jobs.command.request import PathText, TrainingRecipeRequest
-from jobs.command.result import Result
-from jobs.command.runner import Command
-from jobs.command.text_table import text_table
+from jobs.command import Command, PathText, Result, TrainingRecipeRequest, main, text_table
 from rayrec.common.errors import ConfigError
 from rayrec.common.files import write_atomically
 from rayrec.common.progress import Progress

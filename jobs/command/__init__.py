@@ -1,1 +1,23 @@
-"""What all commands share: requests, results, the runner, and the command line made from a request."""
+"""What all commands share: requests, results, the runner, the command line and the Python function of a request."""
+
+from jobs.command.command_line import as_arguments, main, parse_command
+from jobs.command.request import (
+    Metavar,
+    PathText,
+    PathTexts,
+    Positional,
+    RecipeRequest,
+    RecipeText,
+    Request,
+    TrainingRecipeRequest,
+    absolute_path,
+)
+from jobs.command.result import RESULT_FILE, Result, describe_result
+from jobs.command.runner import Command, build_request, execute, load_command
+from jobs.command.text_table import text_table
+
+__all__ = [
+    "RESULT_FILE", "Command", "Metavar", "PathText", "PathTexts", "Positional", "RecipeRequest", "RecipeText",
+    "Request", "Result", "TrainingRecipeRequest", "absolute_path", "as_arguments", "build_request", "describe_result",
+    "execute", "load_command", "main", "parse_command", "text_table",
+]  # fmt: skip

@@ -10,10 +10,10 @@ import typer
 
 from jobs import COMMANDS
 from jobs.command.fields import RequestField, fields_of
-from jobs.command.program import run_program, usage_error
 from jobs.command.request import Request
 from jobs.command.runner import Command, RequestT, build_request, load_command, run_command
 from rayrec.common.errors import ConfigError
+from rayrec.common.program import run_program, usage_error
 from rayrec.storage.location import location
 
 FLAGS = {"json": "Print only the result, as JSON.", "debug": "Show tracebacks and debug logs."}
@@ -46,7 +46,7 @@ def typer_command(command: Command[RequestT]) -> Any:
     return typer.main.get_command(app)
 
 
-def parse(words: Sequence[str]) -> tuple[Command[Any], Request, list[str]]:
+def parse_command(words: Sequence[str]) -> tuple[Command[Any], Request, list[str]]:
     """A whole command line, such as `train dlrm-criteo --data ...`: its command, request, and the flags of `FLAGS`.
 
     Raises ConfigError.

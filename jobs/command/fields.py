@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jobs.command.request import Metavar, Request
+from jobs.command.request import Metavar, Positional, Request
 from rayrec.storage.location import Folder, LocalPath
 
 _METAVARS = {Folder: "FOLDER|URI", LocalPath: "PATH", Path: "PATH", int: "N", float: "NUMBER", str: "TEXT"}
@@ -56,20 +56,19 @@ def fields_of(request: type[Request]) -> list[RequestField]:
     declared = [name for parent in request.__mro__ for name in vars(parent).get("__annotations__", {})]
     # A field that a subclass declares again keeps its place.
     own_first = reversed(dict.fromkeys(reversed(declared)))
-    positions = {name: position for position, name in enumerate(request.positional)}
     fields = [
         RequestField(
             name=name,
             type=_without_none(hints[name]),
             help=" ".join((field.description or "").split()),
-            is_positional=name in positions,
+            is_positional=any(isinstance(item, Positional) for item in _annotations(_without_none(hints[name]))),
             is_required=field.is_required(),
             default=None if field.is_required() else field.default,
         )
         for name in own_first
         if (field := request.model_fields.get(name)) is not None
     ]
-    return sorted(fields, key=lambda field: (positions.get(field.name, len(positions)), not field.is_required))
+    return sorted(fields, key=lambda field: (not field.is_positional, not field.is_required))
 
 
 def _without_none(hint: Any) -> Any:
@@ -79,13 +78,17 @@ def _without_none(hint: Any) -> Any:
     return member
 
 
+def _annotations(hint: Any) -> tuple[Any, ...]:
+    return getattr(hint, "__metadata__", ())
+
+
 def _plain(hint: Any) -> Any:
     """A type without its annotations."""
     return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
 
 
 def _metavar(hint: Any) -> str:
-    given = [item.name for item in getattr(hint, "__metadata__", ()) if isinstance(item, Metavar)]
+    given = [item.name for item in _annotations(hint) if isinstance(item, Metavar) and item.name]
     plain = _plain(hint)
     if given:
         return given[-1]

@@ -17,9 +17,13 @@ from rayrec.recipes import Recipe, RecipeContent, read_recipe
 
 @dataclass(frozen=True)
 class Metavar:
-    """Annotates a field with the word that stands for its value in help texts."""
+    """Annotates a field with the word that stands for its value in help texts; by default its type decides."""
 
-    name: str
+    name: str = ""
+
+
+class Positional(Metavar):
+    """Annotates a field that the command line takes by position."""
 
 
 def _as_text(given: object) -> object:
@@ -41,7 +45,7 @@ PathText = Annotated[str, BeforeValidator(_as_text), Metavar("PATH")]
 """A name, path or URI that stays text; a Path is accepted too."""
 PathTexts = Annotated[tuple[str, ...], BeforeValidator(_as_texts), Metavar("PATH")]
 """Several names, paths or URIs; a single one is accepted too."""
-RecipeText = Annotated[str, BeforeValidator(_as_text), Metavar("RECIPE")]
+RecipeText = Annotated[str, BeforeValidator(_as_text), Positional("RECIPE")]
 Overrides = Annotated[tuple[str, ...], BeforeValidator(_as_overrides), Metavar("SECTION.KEY=VALUE")]
 """Overrides as text; a mapping from `section.key` to a value is accepted too."""
 
@@ -52,8 +56,6 @@ class Request(Config):
     The docstring of a request is the help of its command, and those of its fields are the help of its options.
     """
 
-    positional: ClassVar[tuple[str, ...]] = ()
-    """Fields that the command line takes by position, in this order."""
     forwards: ClassVar[str | None] = None
     """A positional field of another command's words; options unknown here go there, and --json and --debug too."""
     small_files: ClassVar[tuple[str, ...]] = ()
@@ -80,7 +82,6 @@ class Request(Config):
 class RecipeRequest(Request):
     """The request of a command that takes a recipe."""
 
-    positional: ClassVar[tuple[str, ...]] = ("recipe",)
     small_files: ClassVar[tuple[str, ...]] = ("recipe",)
 
     recipe: RecipeText

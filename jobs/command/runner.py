@@ -24,11 +24,11 @@ from typing import Any, Generic, TextIO, TypeVar
 
 from pydantic import ValidationError
 
-from jobs.command.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE
 from jobs.command.request import Request
 from jobs.command.result import Result, describe_result
 from rayrec.common.console import console_progress, log_to_stderr
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE
 from rayrec.common.progress import Progress
 from rayrec.config.validation import describe_validation_error
 from rayrec.storage.location import shown, uri_of

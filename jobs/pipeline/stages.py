@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jobs.command.request import TrainingRecipeRequest
-from jobs.command.result import RESULT_FILE, Result
+from jobs.command import RESULT_FILE, Result, TrainingRecipeRequest
 from jobs.preprocess import PreprocessRequest
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress

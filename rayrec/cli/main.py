@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from jobs import COMMANDS
-from jobs.command.program import run_program
+from rayrec.common.program import run_program
 
 
 class _Group(TyperGroup):

@@ -15,7 +15,7 @@ import yaml
 
 from cluster.java import ADD_OPENS
 from cluster.job_client import PACKAGES
-from jobs.command.command_line import parse
+from jobs.command.command_line import parse_command
 from serve.arguments import ServeArguments
 from tests import kuberay_fields
 
@@ -77,7 +77,7 @@ def test_the_job_runs_a_command_that_there_is() -> None:
     spec = _manifest("rayjob")["spec"]
     python, flag, module, *arguments = shlex.split(spec["entrypoint"])
     assert (python, flag) == ("python", "-m")
-    _, request, _ = parse([module.removeprefix("jobs."), *arguments])
+    _, request, _ = parse_command([module.removeprefix("jobs."), *arguments])
     request.check()
     gpus = sum(
         group.get("replicas", 0) * int(c["resources"]["limits"].get("nvidia.com/gpu", 0))

@@ -2,11 +2,12 @@
 
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cluster.job_client import PACKAGES, JobEnd, job_folder
+from cluster.job_client import PACKAGES, job_folder
 from jobs.benchmark import BenchmarkRequest
 from jobs.command.command_line import as_arguments
 from jobs.command.request import Request
@@ -133,7 +134,7 @@ ENDS: list[tuple[str, int | None, str, type[BaseException] | None, str]] = [
 def test_the_end_of_a_job_is_the_end_of_the_command(
     status: str, code: int | None, message: str, error: type[BaseException] | None, line: str
 ) -> None:
-    end = JobEnd(status, code, message)
+    end: Any = SimpleNamespace(status=status, driver_exit_code=code, message=message)
     if error is None:
         _require_success(end, "j", "http://h")
         return
