@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from cluster.haproxy import serve_behind_haproxy
 from cluster.java import provide_java
+from cluster.ray_serve import serve_behind_haproxy
 from rayrec.common.errors import UserError
 
 

@@ -110,7 +110,7 @@ def run(request: ServeRequest, progress: Progress) -> Result:
 @contextmanager
 def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
     """Serve during the block; yields the URL, and shows it with a request to try."""
-    from cluster.haproxy import SWITCH as HAPROXY_SWITCH
+    from cluster.ray_serve import HAPROXY_SWITCH
     from cluster.ray_session import ray_session
     from serve.arguments import ServeArguments
     from serve.models.repository import scan
@@ -151,6 +151,7 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
     from ray.serve.config import HTTPOptions, gRPCOptions
     from ray.serve.schema import LoggingConfig
 
+    from cluster.ray_serve import shut_down_serve
     from serve.app import build, settings_of
 
     application = build(arguments)
@@ -190,7 +191,7 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
         # Replicas end when they have answered the requests that they began; the proxies live until then.
         ray_serve.delete(_APPLICATION)
     finally:
-        _shut_down()
+        shut_down_serve()
 
 
 def _require_tls(host: str, port: int) -> None:
@@ -205,20 +206,6 @@ def _require_tls(host: str, port: int) -> None:
             f"--tls-certificate: the server does not speak TLS ({type(error).__name__}); start Ray with "
             "RAY_SERVE_ENABLE_HA_PROXY=0, and check that the key fits the certificate"
         ) from None
-
-
-def _shut_down() -> None:
-    """End Ray Serve, without the retries and messages of its own shutdown once the controller is gone."""
-    import ray
-    from ray import serve as ray_serve
-    from ray.exceptions import RayActorError
-
-    try:
-        controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-        ray.get(controller.graceful_shutdown.options(max_task_retries=0).remote(), timeout=60)
-    except (ValueError, RayActorError, TimeoutError):
-        pass  # the controller has not started, or it is gone, which is how the call ends
-    ray_serve.shutdown()
 
 
 def _why_not_deployed(error: RuntimeError) -> Exception:

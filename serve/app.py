@@ -19,7 +19,7 @@ from rayrec.config import ServeConfig
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_memory import TableMemory
 from serve.arguments import ServeArguments
-from serve.engine.admission import Admission, Limits
+from serve.engine.admission import Admission
 from serve.http_app import create_app
 from serve.models.repository import StagedModels, scan
 from serve.models.served_models import ServedModels
@@ -80,17 +80,12 @@ class ModelServer(GrpcMethods):
         metrics = ServingMetrics()
         memory = TableMemory(settings.table_memory_gib * 2**30)
         replica = ray_serve.get_replica_context().replica_id.unique_id
-        limits = Limits(
-            max_rows=settings.max_rows_per_request,
-            max_body_bytes=int(settings.max_body_mib * 2**20),
-            timeout_seconds=settings.request_timeout_seconds,
-        )
         access_log = JsonLog("access", log_folder, replica) if log_folder is not None else None
         models = ServedModels()
-        super().__init__(models, Admission(limits, tokens, metrics, access_log))
+        super().__init__(models, Admission(settings, tokens, metrics, access_log))
 
         def load(name: str, version: str, folder: Path) -> ServedVersion:
-            return ServedVersion.load(name, version, folder, executor, settings, metrics, memory)
+            return ServedVersion(name, version, folder, executor, settings, metrics, memory)
 
         updates = Updates(folders, load, models, JsonLog("shadow", log_folder, replica))
         updates.load_all()

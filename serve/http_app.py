@@ -26,8 +26,8 @@ def create_app(models: ServedModels, admission: Admission) -> FastAPI:
     """The application that answers for `models`, whatever they are at the moment of a request."""
     app = FastAPI(title="rayrec", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Gate, admission=admission)
-    app.include_router(v1.routes(models, admission.limits))
-    app.include_router(v2.routes(models, admission.limits))
+    app.include_router(v1.routes(models, admission.settings))
+    app.include_router(v2.routes(models, admission.settings))
 
     page = Path(__file__).with_name("playground.html").read_bytes()
 
@@ -37,7 +37,7 @@ def create_app(models: ServedModels, admission: Admission) -> FastAPI:
 
     @app.get("/openapi.json")
     async def openapi() -> dict[str, Any]:
-        return document(models, admission.limits.max_rows)
+        return document(models, admission.settings.max_rows_per_request)
 
     @app.get("/healthz")
     async def health() -> dict[str, str]:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from rayrec.config import ServeConfig
 from serve.errors import RequestError
 from serve.operations.json_log import JsonLog
 from serve.operations.metrics import ServingMetrics
@@ -17,19 +18,6 @@ CLIENT_LEFT = 499
 """The status, as nginx has it, of a request whose client went away before the answer."""
 
 logger = logging.getLogger("ray.serve.rayrec")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of one request."""
-
-    max_rows: int
-    max_body_bytes: int
-    timeout_seconds: float
-
-    def too_large(self) -> RequestError:
-        """The error of a body beyond the limit."""
-        return RequestError(413, f"the body is larger than {self.max_body_bytes / 2**20:g} MiB; send several requests")
 
 
 @dataclass
@@ -59,10 +47,10 @@ class Admission:
     """Refuses requests that may not or cannot be answered, ends those that take too long, and records every one."""
 
     def __init__(
-        self, limits: Limits, tokens: frozenset[str], metrics: ServingMetrics, access_log: JsonLog | None = None
+        self, settings: ServeConfig, tokens: frozenset[str], metrics: ServingMetrics, access_log: JsonLog | None = None
     ) -> None:
         """`tokens` come from `read_tokens`; without `access_log` a request leaves metrics only."""
-        self.limits = limits
+        self.settings = settings
         self._tokens = tokens
         self._metrics = metrics
         self._access_log = access_log
@@ -77,7 +65,7 @@ class Admission:
         began = time.perf_counter()
         try:
             self._check(call)
-            async with asyncio.timeout(self.limits.timeout_seconds):
+            async with asyncio.timeout(self.settings.request_timeout_seconds):
                 yield
         except RequestError as error:
             call.status = error.status
@@ -95,14 +83,12 @@ class Admission:
         if call.needs_token and not is_allowed(call.authorization, self._tokens):
             headers = {"WWW-Authenticate": "Bearer"}
             raise RequestError(401, "no valid token; send 'Authorization: Bearer TOKEN' (gRPC: as metadata)", headers)
-        if call.size > self.limits.max_body_bytes:
-            raise self.limits.too_large()
+        require_size(call.size, self.settings)
 
     def _unanswered(self, call: Call, error: Exception) -> RequestError:
         if isinstance(error, TimeoutError):
-            return RequestError(
-                504, f"not done within {self.limits.timeout_seconds:g} s; send fewer rows, or try again"
-            )
+            seconds = self.settings.request_timeout_seconds
+            return RequestError(504, f"not done within {seconds:g} s; send fewer rows, or try again")
         logger.error("%s %s failed", call.http_method, call.path, exc_info=error)
         return RequestError(500, "internal error; the server's log has the details")
 
@@ -115,6 +101,12 @@ class Admission:
         if self._access_log is not None:
             request = {name: getattr(call, name) for name in ("request_id", "client", "http_method", "path")}
             self._access_log.write({**request, **tags, "status": status, "seconds": round(seconds, 6)})
+
+
+def require_size(size: int, settings: ServeConfig) -> None:
+    """Raises RequestError 413 for a body of more bytes than the limit."""
+    if size > settings.max_body_mib * 2**20:
+        raise RequestError(413, f"the body is larger than {settings.max_body_mib:g} MiB; send several requests")
 
 
 def request_id(given: str | None) -> str:

@@ -42,21 +42,28 @@ class ServedVersion:
         self,
         name: str,
         version: str,
-        predictor: Predictor,
-        examples: Examples,
+        folder: Path,
         executor: Executor,
         settings: ServeConfig,
         metrics: ServingMetrics,
+        memory: TableMemory,
     ) -> None:
-        """`executor` has one thread, in which every model of the replica is evaluated."""
+        """Load a model folder and check that it gives its stored scores. Raises UserError if it does not.
+
+        `executor` has one thread, in which every model of the replica is evaluated.
+        """
         self.name = name
         self.version = version
-        self.predictor = predictor
-        self.examples = examples
-        self.recommender = Recommender(predictor) if can_recommend(predictor.schema) else None
+        self.predictor = load_model(folder, memory)
+        self.examples = Examples.load(folder)
+        self.examples.check(self.predictor)
+        # The first passes allocate and choose kernels; larger batches take other paths.
+        self.predictor.predict([{}] * settings.max_batch_size)
+        schema = self.predictor.schema
+        self.recommender = Recommender(self.predictor) if can_recommend(schema) else None
         """Present if the model reads a user and an item alone."""
-        lookup = lookup_of(predictor.folder)
-        self.ranker = Ranker(predictor, lookup) if lookup is not None else None
+        lookup = lookup_of(folder)
+        self.ranker = Ranker(self.predictor, lookup) if lookup is not None else None
         """Present if the model's features are looked up from a context and its candidates."""
         self._executor = executor
         self._score = Batcher(
@@ -67,27 +74,7 @@ class ServedVersion:
             max_size=settings.max_batch_rows,
             wait_seconds=settings.batch_wait_ms / 1000,
         )
-        reference = ReferenceTraffic.load(predictor.folder)
-        self._statistics = VersionStatistics(metrics, name, version, predictor.schema, reference)
-
-    @classmethod
-    def load(
-        cls,
-        name: str,
-        version: str,
-        folder: Path,
-        executor: Executor,
-        settings: ServeConfig,
-        metrics: ServingMetrics,
-        memory: TableMemory,
-    ) -> "ServedVersion":
-        """Load a model folder and check that it gives its stored scores. Raises UserError if it does not."""
-        predictor = load_model(folder, memory)
-        examples = Examples.load(predictor.folder)
-        examples.check(predictor)
-        # The first passes allocate and choose kernels; larger batches take other paths.
-        predictor.predict([{}] * settings.max_batch_size)
-        return cls(name, version, predictor, examples, executor, settings, metrics)
+        self._statistics = VersionStatistics(metrics, name, version, schema, ReferenceTraffic.load(folder))
 
     async def score(self, rows: Rows) -> NDArray[np.float32]:
         """Probabilities (n,) of n rows, perhaps from a pass with other requests. Raises RequestError."""

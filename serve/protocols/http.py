@@ -12,7 +12,8 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.engine.admission import CLIENT_LEFT, Admission, Call, Limits, request_id
+from rayrec.config import ServeConfig
+from serve.engine.admission import CLIENT_LEFT, Admission, Call, request_id, require_size
 from serve.errors import RequestError
 
 _CALL = "rayrec.call"
@@ -59,7 +60,7 @@ def call_of(request: Request) -> Call:
     return call
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
+async def read_body(request: Request, settings: ServeConfig) -> bytes:
     """The whole body, read no further than the limit. Raises RequestError: 413 too large, 415 compressed."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
@@ -68,8 +69,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     try:
         async for chunk in request.stream():
             body += chunk
-            if len(body) > limits.max_body_bytes:
-                raise limits.too_large()
+            require_size(len(body), settings)
     except ClientDisconnect:
         raise RequestError(CLIENT_LEFT, "the client went away before its request was read") from None
     return bytes(body)

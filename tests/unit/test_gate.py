@@ -11,7 +11,8 @@ from fastapi import Request
 from starlette.types import Receive, Scope, Send
 
 from rayrec.common.errors import ConfigError, UserError
-from serve.engine.admission import Admission, Limits
+from rayrec.config import ServeConfig
+from serve.engine.admission import Admission
 from serve.operations.json_log import JsonLog
 from serve.operations.metrics import ServingMetrics
 from serve.operations.tokens import is_allowed, read_tokens
@@ -19,7 +20,7 @@ from serve.protocols.http import Gate, read_body
 
 TOKEN = "0123456789abcdef"
 METRICS = ServingMetrics()
-LIMITS = Limits(max_rows=10, max_body_bytes=1000, timeout_seconds=0.2)
+SETTINGS = ServeConfig(max_body_mib=1000 / 2**20, request_timeout_seconds=0.2)
 
 
 async def answering(scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,7 +51,7 @@ def ask(
     known = read_tokens(None, {"RAYREC_SERVE_TOKENS": ",".join(tokens)})
     raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
     scope = {"type": "http", "method": "POST", "path": path, "headers": raw}
-    gate = Gate(app, Admission(LIMITS, known, METRICS, log))
+    gate = Gate(app, Admission(SETTINGS, known, METRICS, log))
     asyncio.run(asyncio.wait_for(gate(scope, receive, send), 10))
     start, body = sent
     return start["status"], {name.decode(): value.decode() for name, value in start["headers"]}, body["body"]
@@ -129,7 +130,7 @@ async def reading(scope: Scope, receive: Receive, send: Send) -> None:
     async def disconnected() -> Any:
         return {"type": "http.disconnect"}
 
-    await read_body(Request(scope, disconnected), LIMITS)
+    await read_body(Request(scope, disconnected), SETTINGS)
 
 
 async def leaving(scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,9 +15,9 @@ from google.protobuf import descriptor_pb2
 from tritonclient.grpc import InferInput, service_pb2
 
 from rayrec.config import ServeConfig
-from rayrec.inference.folder.examples import Examples
+from rayrec.inference.folder.table_memory import TableMemory
 from rayrec.inference.predictor import Predictor, load_model
-from serve.engine.admission import Admission, Limits
+from serve.engine.admission import Admission
 from serve.errors import RequestError
 from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import ServedVersion, score_together
@@ -304,14 +304,13 @@ CALLS: dict[str, tuple[str, Any, dict[str, str], grpc.StatusCode, str]] = {
 def test_calls(predictor: Predictor, case: str) -> None:
     method, request, sent, code, details = CALLS[case]
     metrics, models, context = ServingMetrics(), ServedModels(), Context(**sent)
-    limits = Limits(max_rows=10, max_body_bytes=2000, timeout_seconds=20)
+    settings = ServeConfig(max_rows_per_request=10, max_body_mib=2000 / 2**20, request_timeout_seconds=20)
     tokens = read_tokens(None, {"RAYREC_SERVE_TOKENS": TOKEN})
-    methods = GrpcMethods(models, Admission(limits, tokens, metrics))
+    methods = GrpcMethods(models, Admission(settings, tokens, metrics))
     if method == "ModelInfer":
         request = as_received(request)
     with ThreadPoolExecutor(1) as pool:
-        examples = Examples.load(predictor.folder)
-        version = ServedVersion("m", "1", predictor, examples, pool, ServeConfig(), metrics)
+        version = ServedVersion("m", "1", predictor.folder, pool, ServeConfig(), metrics, TableMemory(2**30))
         models.current = {"m": ServedModel("m", {"1": version}, {"1": 1.0})}
         answer = asyncio.run(getattr(methods, method)(request, grpc_context=context))
     assert context.code == code

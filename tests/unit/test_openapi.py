@@ -30,7 +30,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> ServedModels:
     models = ServedModels()
     with ThreadPoolExecutor(1) as executor:
         loaded = {
-            name: ServedVersion.load(name, "1", folder, executor, ServeConfig(), ServingMetrics(), TableMemory(2**30))
+            name: ServedVersion(name, "1", folder, executor, ServeConfig(), ServingMetrics(), TableMemory(2**30))
             for name, folder in folders.items()
         }
     models.current = {name: ServedModel(name, {"1": version}, {"1": 1.0}) for name, version in loaded.items()}

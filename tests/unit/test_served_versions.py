@@ -50,7 +50,7 @@ class Server:
 
     def _load(self, name: str, version: str, folder: Path) -> ServedVersion:
         self.loads.append((name, version))
-        return ServedVersion.load(name, version, folder, self._executor, ServeConfig(max_batch_size=4), METRICS, MEMORY)
+        return ServedVersion(name, version, folder, self._executor, ServeConfig(max_batch_size=4), METRICS, MEMORY)
 
     def poll(self, times: int = 2) -> None:
         """Twice by default: a folder is loaded when it looked the same in two polls."""

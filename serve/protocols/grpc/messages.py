@@ -16,14 +16,14 @@ from serve.errors import RequestError
 from serve.protocols.grpc.proto import ModelInferResponse
 from serve.protocols.v2.columns import rows_of
 from serve.protocols.v2.messages import OUTPUT, InferRequest, require_known_outputs
-from serve.protocols.v2.tensors import Tensor, TensorHead
+from serve.protocols.v2.tensors import Tensor, make_tensor
 
 _CONTENTS = {
     "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents", "INT64": "int64_contents",
     "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents", "UINT64": "uint64_contents",
-    "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
+    "FP32": "fp32_contents", "FP64": "fp64_contents",
 }  # fmt: skip
-"""The field with the typed values of a data type; FP16 has none and comes as bytes."""
+"""The field with the typed numbers of a data type; FP16 has none and comes as bytes."""
 
 
 def infer_request(message: Any, predictor: Predictor, max_rows: int) -> InferRequest:
@@ -51,18 +51,20 @@ def infer_response(name: str, version: str, request: InferRequest, scores: NDArr
 
 
 def _tensor(index: int, entry: Any, raw: Any) -> Tensor:
-    head = TensorHead.checked(index, entry.name, entry.datatype, list(entry.shape))
+    head = index, entry.name, entry.datatype, list(entry.shape)
     if raw:
-        return head.with_bytes(raw[index])
-    if head.datatype not in _CONTENTS:
-        raise RequestError(422, f"input '{head.name}': {head.datatype} has no typed values; send raw_input_contents")
-    values = getattr(entry.contents, _CONTENTS[head.datatype])
-    if head.datatype != "BYTES":
-        return head.with_values(np.array(values))
-    try:
-        return head.with_values(pa.array(list(values), pa.binary()).cast(pa.string()))
-    except pa.ArrowInvalid:
-        raise RequestError(422, f"input '{head.name}': a string is not UTF-8") from None
+        return make_tensor(*head, None, raw[index])
+    if entry.datatype == "FP16":
+        raise RequestError(422, f"input '{entry.name[:100]}': FP16 has no typed values; send raw_input_contents")
+    values: Any = None
+    if entry.datatype == "BYTES":
+        try:
+            values = pa.array(list(entry.contents.bytes_contents), pa.binary()).cast(pa.string())
+        except pa.ArrowInvalid:
+            raise RequestError(422, f"input '{entry.name[:100]}': a string is not UTF-8") from None
+    elif entry.datatype in _CONTENTS:
+        values = np.array(getattr(entry.contents, _CONTENTS[entry.datatype]))
+    return make_tensor(*head, values)
 
 
 def _wants_encoded(parameters: Mapping[str, Any]) -> bool:

@@ -108,5 +108,5 @@ class GrpcMethods:
         model = self._models.model(request.model_name)
         version = model.version(request.model_version or None)
         call.answered_by(model.name, version.version, "infer")
-        asked = infer_request(request, version.predictor, self._admission.limits.max_rows)
+        asked = infer_request(request, version.predictor, self._admission.settings.max_rows_per_request)
         return infer_response(model.name, version.version, asked, await model.score(version, asked.rows))

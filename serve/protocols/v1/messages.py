@@ -92,17 +92,17 @@ def parse_rank(body: bytes, max_rows: int) -> RankRequest:
 
 def predictions(model: str, version: str, scores: NDArray[np.float32]) -> bytes:
     """The body of an answer with (n,) scores; their digits are those of the float32 values."""
-    return _answer(model, version, predictions=scores.tolist())
+    return answer(model, version, predictions=scores.tolist())
 
 
-def recommendations(model: str, version: str, user: str, items: Iterable[str], scores: NDArray[np.float32]) -> bytes:
-    """The body of an answer with a user's items, in the order given, and their (n,) scores."""
-    return _answer(model, version, user=user, items=_scored("item", items, scores))
+def answer(model: str, version: str, **content: Any) -> bytes:
+    """The body of an answer by a version of a model."""
+    return json.dumps({"model": model, "version": version, **content}, allow_nan=False).encode()
 
 
-def ranking(model: str, version: str, candidates: Iterable[Any], scores: NDArray[np.float32]) -> bytes:
-    """The body of an answer with candidates, in the order given, and their (n,) scores."""
-    return _answer(model, version, candidates=_scored("candidate", candidates, scores))
+def with_scores(kind: str, ids: Iterable[Any], scores: NDArray[np.float32]) -> list[dict[str, Any]]:
+    """Items or candidates, in the order given, each with its score."""
+    return [{kind: id_, "score": score} for id_, score in zip(ids, scores.tolist(), strict=True)]
 
 
 def _object(body: bytes, example: str, keys: tuple[str, ...]) -> dict[str, Any]:
@@ -127,11 +127,3 @@ def _instances(content: Any) -> list[Any]:
     if not isinstance(rows, list):
         raise RequestError(422, "instances: must be a list of objects of features")
     return rows
-
-
-def _scored(kind: str, ids: Iterable[Any], scores: NDArray[np.float32]) -> list[dict[str, Any]]:
-    return [{kind: id_, "score": score} for id_, score in zip(ids, scores.tolist(), strict=True)]
-
-
-def _answer(model: str, version: str, **content: Any) -> bytes:
-    return json.dumps({"model": model, "version": version, **content}, allow_nan=False).encode()

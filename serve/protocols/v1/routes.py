@@ -10,9 +10,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from rayrec.common.errors import UserError
+from rayrec.config import ServeConfig
 from rayrec.inference.ranker import Ranking
 from rayrec.inference.recommender import UnknownUserError
-from serve.engine.admission import Limits
 from serve.errors import RequestError
 from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import Rows, ServedVersion
@@ -37,7 +37,8 @@ async def _recommend(model: ServedModel, version: ServedVersion, body: bytes, ma
         best = await version.evaluate(recommend)
     except UnknownUserError as error:
         raise RequestError(404, str(error)) from None
-    return messages.recommendations(model.name, version.version, asked.user, best.items, best.scores)
+    items = messages.with_scores("item", best.items, best.scores)
+    return messages.answer(model.name, version.version, user=asked.user, items=items)
 
 
 async def _rank(model: ServedModel, version: ServedVersion, body: bytes, max_rows: int) -> bytes:
@@ -49,7 +50,8 @@ async def _rank(model: ServedModel, version: ServedVersion, body: bytes, max_row
     except UserError as error:
         raise RequestError(422, str(error)) from None
     best = Ranking.of(asked.candidates, await model.score(version, Rows(rows)), asked.k)
-    return messages.ranking(model.name, version.version, best.candidates, best.scores)
+    candidates = messages.with_scores("candidate", best.candidates, best.scores)
+    return messages.answer(model.name, version.version, candidates=candidates)
 
 
 def _cannot(model: ServedModel, why: str) -> RequestError:
@@ -59,7 +61,7 @@ def _cannot(model: ServedModel, why: str) -> RequestError:
 VERBS: dict[str, Verb] = {"predict": _predict, "recommend": _recommend, "rank": _rank}
 
 
-def routes(models: ServedModels, limits: Limits) -> APIRouter:
+def routes(models: ServedModels, settings: ServeConfig) -> APIRouter:
     """The routes over `models`."""
     router = APIRouter(prefix="/v1/models")
 
@@ -71,8 +73,8 @@ def routes(models: ServedModels, limits: Limits) -> APIRouter:
         model = models.model(name)
         chosen = model.version(version)
         call_of(request).answered_by(name, chosen.version, verb)
-        body = await read_body(request, limits)
-        answer = await VERBS[verb](model, chosen, body, limits.max_rows)
+        body = await read_body(request, settings)
+        answer = await VERBS[verb](model, chosen, body, settings.max_rows_per_request)
         return Response(answer, media_type="application/json")
 
     router.add_api_route("/{name}:{verb}", call, methods=["GET", "POST"])

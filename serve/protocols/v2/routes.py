@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from serve.engine.admission import Limits
+from rayrec.config import ServeConfig
 from serve.errors import RequestError
 from serve.models.served_models import ServedModels
 from serve.protocols.http import call_of, read_body
@@ -14,7 +14,7 @@ from serve.protocols.v2.messages import answer, metadata, parse_infer
 _JSON_LENGTH = "Inference-Header-Content-Length"
 
 
-def routes(models: ServedModels, limits: Limits) -> APIRouter:
+def routes(models: ServedModels, settings: ServeConfig) -> APIRouter:
     """The routes over `models`."""
     router = APIRouter(prefix="/v2")
 
@@ -42,8 +42,8 @@ def routes(models: ServedModels, limits: Limits) -> APIRouter:
         model = models.model(name)
         chosen = model.version(version)
         call_of(request).answered_by(name, chosen.version, "infer")
-        body = await read_body(request, limits)
-        asked = parse_infer(body, request.headers.get(_JSON_LENGTH), chosen.predictor, limits.max_rows)
+        body = await read_body(request, settings)
+        asked = parse_infer(body, request.headers.get(_JSON_LENGTH), chosen.predictor, settings.max_rows_per_request)
         content, json_length = answer(name, chosen.version, asked, await model.score(chosen, asked.rows))
         if json_length is None:
             return Response(content, media_type="application/json")

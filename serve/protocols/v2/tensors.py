@@ -17,7 +17,6 @@ _NUMPY = {
 }  # fmt: skip
 DATA_TYPES = (*_NUMPY, "BYTES")
 INTEGERS = tuple(name for name in _NUMPY if "INT" in name)
-_LENGTH = np.dtype("<u4")
 
 
 @dataclass(frozen=True)
@@ -37,116 +36,88 @@ class Tensor:
         return _where(self.name)
 
 
-@dataclass(frozen=True)
-class TensorHead:
-    """What a request says of an input before its values."""
+def make_tensor(index: int, name: Any, datatype: Any, shape: Any, values: Any, data: bytes | None = None) -> Tensor:
+    """The checked tensor of the input at position `index`. Raises RequestError 422.
 
-    name: str
-    datatype: str
-    shape: list[int]
-    """[rows] or [rows, values of a row]."""
-
-    @classmethod
-    def checked(cls, index: int, name: Any, datatype: Any, shape: Any) -> "TensorHead":
-        """The head of the input at position `index`. Raises RequestError 422."""
-        if not isinstance(name, str):
-            raise RequestError(422, f"inputs[{index}]: has no name; name a feature of the model")
-        if datatype not in DATA_TYPES:
-            raise RequestError(422, f"{_where(name)}: datatype must be one of {', '.join(DATA_TYPES)}")
-        if (
-            not isinstance(shape, list)
-            or len(shape) not in (1, 2)
-            or not all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**31 for size in shape)
-        ):
-            raise RequestError(422, f"{_where(name)}: shape must be [rows] or [rows, values of a row]")
-        return cls(name, datatype, shape)
-
-    def with_values(self, values: list[Any] | NDArray[Any] | pa.Array | None) -> Tensor:
-        """The tensor of flat values. Raises RequestError 422 unless they are as many as the shape says."""
-        count = prod(self.shape)
-        if values is None or len(values) != count:
-            where = _where(self.name)
-            raise RequestError(422, f"{where}: data must be a list of the {count} values that its shape says")
-        rows, width = (*self.shape, 1)[:2]
-        return Tensor(self.name, self.datatype, rows, width, values)
-
-    def with_json(self, data: Any) -> Tensor:
-        """The tensor of a JSON value, flat or nested as the shape says. Raises RequestError 422."""
-        rows, width = (*self.shape, 1)[:2]
-        if not isinstance(data, list):
-            return self.with_values(None)
-        if len(self.shape) == 2 and len(data) == rows and all(isinstance(row, list) for row in data):
-            fits = all(len(row) == width for row in data)
-            data = [value for row in data for value in row] if fits else None
-        return self.with_values(data)
-
-    def with_bytes(self, data: bytes) -> Tensor:
-        """The tensor of values in the binary form of the protocol. Raises RequestError 422."""
-        count = prod(self.shape)
-        if self.datatype == "BYTES":
-            return self.with_values(_strings(_where(self.name), data, count))
-        dtype = np.dtype(_NUMPY[self.datatype]).newbyteorder("<")
-        if len(data) != count * dtype.itemsize:
-            where = _where(self.name)
-            raise RequestError(422, f"{where}: {len(data)} bytes for {count} values of {self.datatype}")
-        return self.with_values(np.frombuffer(data, dtype))
+    Its values are `data`, the binary form of the protocol, or else `values`: flat, or nested as the shape says.
+    """
+    if not isinstance(name, str):
+        raise RequestError(422, f"inputs[{index}]: has no name; name a feature of the model")
+    where = _where(name)
+    if datatype not in DATA_TYPES:
+        raise RequestError(422, f"{where}: datatype must be one of {', '.join(DATA_TYPES)}")
+    if (
+        not isinstance(shape, list)
+        or len(shape) not in (1, 2)
+        or not all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**31 for size in shape)
+    ):
+        raise RequestError(422, f"{where}: shape must be [rows] or [rows, values of a row]")
+    count = prod(shape)
+    rows, width = (*shape, 1)[:2]
+    if data is not None:
+        values = _from_bytes(where, datatype, data, count)
+    elif len(shape) == 2 and isinstance(values, list) and all(isinstance(row, list) for row in values):
+        fits = len(values) == rows and all(len(row) == width for row in values)
+        values = [value for row in values for value in row] if fits else None
+    if not isinstance(values, list | np.ndarray | pa.Array) or len(values) != count:
+        raise RequestError(422, f"{where}: data must be a list of the {count} values that its shape says")
+    return Tensor(name, datatype, rows, width, values)
 
 
 def read_tensor(entry: Any, index: int, binary: bytes) -> tuple[Tensor, int]:
     """The tensor of one entry of `inputs`, and how many bytes of `binary` it took. Raises RequestError 422."""
     if not isinstance(entry, dict):
         raise RequestError(422, f"inputs[{index}]: must be an object with name, shape, datatype and data")
-    head = TensorHead.checked(index, entry.get("name"), entry.get("datatype"), entry.get("shape"))
+    head = index, entry.get("name"), entry.get("datatype"), entry.get("shape")
     parameters = entry.get("parameters")
     size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
     if size is None:
-        return head.with_json(entry.get("data")), 0
+        return make_tensor(*head, entry.get("data")), 0
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary):
         most = f"a whole number up to the {len(binary)} bytes left"
-        raise RequestError(422, f"{_where(head.name)}: binary_data_size must be {most}")
-    return head.with_bytes(binary[:size]), size
+        raise RequestError(422, f"inputs[{index}]: binary_data_size must be {most}")
+    return make_tensor(*head, None, binary[:size]), size
 
 
 def _where(name: str) -> str:
     return f"input '{name[:100]}'"
 
 
+def _from_bytes(where: str, datatype: str, data: bytes, count: int) -> NDArray[Any] | pa.Array:
+    if datatype == "BYTES":
+        return _strings(where, data, count)
+    dtype = np.dtype(_NUMPY[datatype]).newbyteorder("<")
+    if len(data) != count * dtype.itemsize:
+        raise RequestError(422, f"{where}: {len(data)} bytes for {count} values of {datatype}")
+    return np.frombuffer(data, dtype)
+
+
 def _strings(where: str, data: bytes, count: int) -> pa.Array:
     """The strings of BYTES data: each is its length (4 bytes, little endian) and its UTF-8."""
-    lengths = _lengths(data, count)
-    if lengths is None:
-        raise RequestError(422, f"{where}: its bytes are not {count} strings, each after its length in 4 bytes")
-    ends = np.cumsum(lengths)
-    kept = np.ones(len(data), bool)
-    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64) + 4 * np.arange(count)
-    kept[(starts[:, None] + np.arange(4)).ravel()] = False
-    text = np.frombuffer(data, np.uint8)[kept].tobytes()
-    offsets = np.concatenate([[0], ends]).astype(np.int32)
-    strings = pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text))
+    texts = _equally_long(data, count)
+    if texts is None:
+        values, position = [], 0
+        while position + 4 <= len(data):
+            end = position + 4 + int.from_bytes(data[position : position + 4], "little")
+            values.append(data[position + 4 : end])
+            position = end
+        if position != len(data) or len(values) != count:
+            raise RequestError(422, f"{where}: its bytes are not {count} strings, each after its length in 4 bytes")
+        texts = pa.array(values, pa.binary())
     try:
-        strings.validate(full=True)
+        return texts.cast(pa.string())
     except pa.ArrowInvalid:
         raise RequestError(422, f"{where}: a string is not UTF-8") from None
-    return strings
 
 
-def _lengths(data: bytes, count: int) -> NDArray[np.int64] | None:
-    """The lengths of `count` strings that fill `data`; None if they do not."""
-    if count == 0:
-        return None if data else np.empty(0, np.int64)
-    if len(data) < 4 * count:
+def _equally_long(data: bytes, count: int) -> pa.Array | None:
+    """The strings as bytes if all have one length, as hashed categories have: they are read without a loop."""
+    if count == 0 or len(data) % count or len(data) < 4 * count:
         return None
-    # Hashed categories all have one length, which is read without a loop.
-    if len(data) % count == 0:
-        table = np.frombuffer(data, np.uint8).reshape(count, -1)
-        first = table[:, :4].copy().view(_LENGTH).ravel()
-        if (first == table.shape[1] - 4).all():
-            return first.astype(np.int64)
-    lengths = np.empty(count, np.int64)
-    position = 0
-    for index in range(count):
-        if position + 4 > len(data):
-            return None
-        lengths[index] = int.from_bytes(data[position : position + 4], "little")
-        position += 4 + int(lengths[index])
-    return lengths if position == len(data) else None
+    table = np.frombuffer(data, np.uint8).reshape(count, -1)
+    length = table.shape[1] - 4
+    if (table[:, :4].copy().view("<u4") != length).any():
+        return None
+    offsets = np.arange(count + 1, dtype=np.int32) * length
+    text = pa.py_buffer(np.ascontiguousarray(table[:, 4:]))
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), text])

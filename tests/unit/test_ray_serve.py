@@ -1,14 +1,15 @@
-"""HAProxy in front of Serve: what Ray is started with, and that nothing of it listens to the network unasked."""
+"""Ray Serve is as `cluster.ray_serve` expects beyond its public interface; HAProxy listens to no network unasked."""
 
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from ray.serve._private import constants, haproxy
+from ray.serve._private import constants, controller, haproxy
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
-from cluster.haproxy import SWITCH, serve_behind_haproxy
+from cluster import ray_serve
+from cluster.ray_serve import HAPROXY_SWITCH, serve_behind_haproxy
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_environment_is_set_for_the_block(plain: None) -> None:
     before = dict(os.environ)
     with serve_behind_haproxy():
-        assert os.environ[SWITCH] == "1"
+        assert os.environ[HAPROXY_SWITCH] == "1"
         program = Path(os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"])
         assert os.access(program, os.X_OK)
         assert program.parent.stat().st_mode & 0o077 == 0
@@ -39,8 +40,14 @@ def test_every_setting_is_one_that_ray_serve_reads(plain: None) -> None:
     assert unknown == []
 
 
+def test_the_controller_is_found_by_its_name() -> None:
+    """Otherwise a server ends without waiting for its replicas."""
+    assert (ray_serve._CONTROLLER, ray_serve._NAMESPACE) == (constants.SERVE_CONTROLLER_NAME, constants.SERVE_NAMESPACE)
+    assert callable(controller.ServeController.graceful_shutdown)
+
+
 def test_whoever_decided_already_is_heard(plain: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setenv(HAPROXY_SWITCH, "0")
     before = dict(os.environ)
     with serve_behind_haproxy():
         assert dict(os.environ) == before
