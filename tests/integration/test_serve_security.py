@@ -120,7 +120,7 @@ def test_limits(server: Server) -> None:
 
 
 def begin(server: Server, body: bytes) -> socket.socket:
-    """A request that a replica has begun to read, without its body: only its reader says to continue."""
+    """Send the head of a request, and wait until the replica that reads its body says to continue."""
     address = server.url.removeprefix("http://")
     host, _, port = address.partition(":")
     connection = socket.create_connection((host, int(port)), timeout=60)

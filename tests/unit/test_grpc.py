@@ -104,7 +104,7 @@ def _compiled(messages: Any, prefix: str = "") -> dict[str, dict[str, tuple[str,
 
 
 def test_the_descriptor_is_that_of_the_proto_file() -> None:
-    """Whoever changes the one and not the other is told so; the docstring of `proto` has the command."""
+    """Fails if only one of the two is changed; the docstring of `proto` has the command that compiles."""
     text = Path(proto.__file__).with_name("open_inference.proto").read_text()
     compiled = Path(proto.__file__).with_name("open_inference.binpb").read_bytes()
     (file,) = descriptor_pb2.FileDescriptorSet.FromString(compiled).file

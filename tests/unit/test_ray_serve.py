@@ -46,7 +46,7 @@ def test_the_controller_is_found_by_its_name() -> None:
     assert callable(controller.ServeController.graceful_shutdown)
 
 
-def test_whoever_decided_already_is_heard(plain: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_of_the_user_stands(plain: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HAPROXY_SWITCH, "0")
     before = dict(os.environ)
     with serve_behind_haproxy():
