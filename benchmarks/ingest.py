@@ -25,8 +25,8 @@ from cluster.ray_session import ray_session
 from rayrec.common.files import write_json
 from rayrec.config.train import IngestConfig
 from rayrec.ingest.dataset import Dataset, Manifest, SplitInfo
-from rayrec.ingest.in_memory import InMemorySplit
 from rayrec.ingest.loader import BatchLoader, open_batches
+from rayrec.ingest.reads import InMemorySplit
 from rayrec.recipes import load_recipe
 from tests.builders import make_rows, make_schema, write_part
 

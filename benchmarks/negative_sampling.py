@@ -23,8 +23,8 @@ import torch
 from rayrec.common.files import write_json
 from rayrec.config.train import NegativesConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
-from rayrec.ingest.interactions.loader import SampledLoader, SampleSlices
 from rayrec.ingest.interactions.positives import Positives
+from rayrec.ingest.interactions.sampled_loader import SampledLoader, SampleSlices
 from rayrec.ingest.interactions.samples import SampledSplit
 
 _SHAPES = {"ml-1m": (994_169, 6_040, 3_706), "20M x 140k x 27k": (20_000_000, 140_000, 27_000)}

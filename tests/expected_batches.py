@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from rayrec.ingest.batch_order import BatchOrder
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.plan import BatchPlan
 from rayrec.models.common.batch import Batch
 
 
-def expected_rows(dataset: Dataset, plan: BatchPlan) -> Iterator[pa.Table]:
+def expected_rows(dataset: Dataset, plan: BatchOrder) -> Iterator[pa.Table]:
     """The rows of each of the rank's batches, in order, without padding."""
     units = plan.units
     for batch in range(plan.start_batch, plan.num_batches):

@@ -9,8 +9,8 @@ from rayrec.recipes import Recipe
 
 def measure_ingest(recipe: Recipe, dataset: Dataset) -> list[dict[str, Any]]:
     """One epoch of `train`, in the recipe's batches, after a warm-up epoch; needs a Ray session."""
-    from rayrec.ingest.in_memory import InMemorySplit
     from rayrec.ingest.loader import open_batches
+    from rayrec.ingest.reads import InMemorySplit
 
     table = []
     store = InMemorySplit.read(dataset, "train")

@@ -1,1 +1,1 @@
-"""From Parquet shards to batches: the plan of the data order, the reader, the batches."""
+"""Turns Parquet shards into batches: the order of the data, the readers, the batches."""

@@ -1,4 +1,4 @@
-"""Every user of a split with every item of the catalogue: what full ranking scores, in batches of one size."""
+"""Every user of a split with every item of the catalogue, in batches of one size, for full ranking."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,35 +9,35 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.features.schema import Schema
+from rayrec.ingest.batch_order import Units
 from rayrec.ingest.batches import HostBatch
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.plan import Units
 from rayrec.ingest.reader import RowPacker
 from rayrec.models.common.batch import Batch
 
 
 @dataclass(frozen=True, eq=False)
 class AllCandidates:
-    """One rank's users, each with its positives in the split and what it is not to be offered.
+    """One rank's users, each with its positives in the split and the items that it must not be offered.
 
-    A candidate is each item but the user's positives of `train`; a positive of the split is one in any case. Id 0,
-    which unknown users and items share, is neither user nor candidate, so an interaction with it is left out. In
-    memory are the pairs of this rank's users alone: 8 bytes each. Needs a dataset of user and item alone.
+    Every item is a candidate, except the user's positives in `train` that are not positives in the split. Id 0, which
+    unknown users and items share, is neither a user nor a candidate, so interactions with it are left out. Only the
+    pairs of this rank's users are in memory, 8 bytes each. Needs a dataset with a user and an item only.
     """
 
     schema: Schema
     users: NDArray[np.int64]
-    """Ids of this rank's users, ascending."""
+    """Ids of this rank's users, in ascending order."""
     users_per_rank: int
-    """Most users of any rank: all ranks yield batches for so many."""
+    """The largest number of users of any rank; all ranks yield batches for that many."""
     positives: NDArray[np.int64]
     """Sorted pairs (see `_pairs`) of this rank's users in the split."""
     seen: NDArray[np.int64]
-    """Likewise in `train`."""
+    """Sorted pairs of this rank's users in `train`."""
 
     @classmethod
     def read(cls, dataset: Dataset, split: str, *, rank: int = 0, world_size: int = 1) -> "AllCandidates":
-        """Read the positive rows of `split` and of `train`, a row group at a time."""
+        """Read the positive rows of `split` and of `train`, one row group at a time."""
         items = _items(dataset.schema)
         positives = np.unique(np.concatenate([np.empty(0, np.int64), *_pairs(dataset, split)]))
         users = np.unique(positives // items)
@@ -54,7 +54,7 @@ class AllCandidates:
     def batches(self, size: int, device: torch.device) -> Iterator[Batch]:
         """Batches of `size` rows, as many on every rank, by user and then item; `group` is the user's id.
 
-        What is no candidate, and rows beyond the last one, have weight 0.
+        Items that are not candidates, and rows beyond the last one, have weight 0.
         """
         interactions = self.schema.interactions
         assert interactions is not None
@@ -84,14 +84,14 @@ class AllCandidates:
 
 
 def _items(schema: Schema) -> int:
-    """Rows of the items' table."""
+    """The number of rows of the items' table."""
     assert schema.interactions is not None
     (items,) = (f.cardinality for f in schema.categorical if f.name == schema.interactions.item)
     return items
 
 
 def _pairs(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
-    """The positive rows of each row group as user * items + item."""
+    """The positive rows of each row group as pairs: user * items + item."""
     interactions = dataset.schema.interactions
     assert interactions is not None
     names = [feature.name for feature in dataset.schema.categorical]
@@ -107,7 +107,7 @@ def _pairs(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
 
 
 def _contains(ascending: Tensor, values: Tensor) -> Tensor:
-    """(n,) bool: which of `values` are among `ascending`."""
+    """(n,) bool: whether each of `values` is in `ascending`."""
     if not len(ascending):
         return torch.zeros_like(values, dtype=torch.bool)
     place = torch.searchsorted(ascending, values).clamp(max=len(ascending) - 1)

@@ -1,4 +1,4 @@
-"""Batches from packed rows: the consumer's half of a plan, which only copies slices."""
+"""Assembles batches from packed rows by copying slices."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from rayrec.features.schema import MultiHotFeature, Schema
-from rayrec.ingest.plan import BatchPlan
+from rayrec.ingest.batch_order import BatchOrder
 from rayrec.ingest.reader import PackedRows, RowPacker
 from rayrec.ingest.row_order import group_starts
 from rayrec.models.common.batch import Batch
@@ -25,7 +25,7 @@ class HostBatch:
     ids: Tensor
     """Ids of all features, one feature after the other."""
     lengths: Tensor | None
-    """(features * B,) ids of each row of each feature; None where it is 1 everywhere."""
+    """(features * B,) the number of ids in each row of each feature; None if it is 1 everywhere."""
     ids_per_feature: list[int]
     label: Tensor
     weight: Tensor
@@ -33,7 +33,7 @@ class HostBatch:
     leak: Tensor | None = None
 
     def to_batch(self, schema: Schema, device: torch.device) -> Batch:
-        """Copy to `device`, without waiting where the arrays are pinned."""
+        """Copy to `device`, without waiting if the arrays are pinned."""
 
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device, non_blocking=True)
@@ -50,7 +50,7 @@ class HostBatch:
             lengths=lengths,
             offsets=offsets,
             stride=size,
-            # Given here, because asking the device for them later would wait for it.
+            # Given here, because computing them later would wait for the device.
             length_per_key=self.ids_per_feature,
             offset_per_key=[int(start) for start in starts],
         )
@@ -66,7 +66,7 @@ class HostBatch:
 
 @dataclass
 class _Piece:
-    """Rows start ... stop - 1 of `rows`, which are rows at, at + 1 ... of a batch."""
+    """Rows start ... stop - 1 of `rows`, which become rows at, at + 1 ... of a batch."""
 
     rows: PackedRows
     start: int
@@ -83,25 +83,25 @@ class _Piece:
 
 
 @dataclass(frozen=True)
-class _HeldRead:
-    """A read that has arrived."""
+class _CurrentRead:
+    """The read of a lane that batches take rows from."""
 
     index: int
     rows: PackedRows
     bounds: NDArray[np.int64] | None
-    """Where groups begin in `rows`, and their end; None where slices are cut at any row."""
+    """Where groups begin in `rows`, and their end; None if slices are cut at any row."""
     before: int
-    """Rows that are there in front of those of the plan's read."""
+    """Rows in `rows` before those of the read itself."""
 
     @classmethod
-    def of(cls, index: int, rows: PackedRows, plan: BatchPlan) -> "_HeldRead":
-        if not plan.row_order.whole_groups:
+    def of(cls, index: int, rows: PackedRows, order: BatchOrder) -> "_CurrentRead":
+        if not order.row_order.whole_groups:
             return cls(index, rows, None, 0)
         bounds = np.append(group_starts(_present(rows.group)), len(rows))
-        return cls(index, rows, bounds, min(1, plan.read(index).start))
+        return cls(index, rows, bounds, min(1, order.read(index).start))
 
     def piece(self, start: int, stop: int, at: int) -> _Piece:
-        """A slice of the plan's read, or the groups that begin in it."""
+        """Rows start ... stop - 1 of the read, or the groups that begin in them."""
         if self.bounds is None:
             return _Piece(self.rows, start, stop, at)
         first, last = np.searchsorted(self.bounds, [start + self.before, stop + self.before])
@@ -109,35 +109,37 @@ class _HeldRead:
 
 
 class BatchAssembler:
-    """Yields the batches of a plan, merging its reads, which `arriving` gives in the plan's order."""
+    """Assembles one rank's batches of an epoch from its reads."""
 
-    def __init__(self, packer: RowPacker, plan: BatchPlan, *, pin_memory: bool) -> None:
+    def __init__(self, packer: RowPacker, order: BatchOrder, *, pin_memory: bool) -> None:
         self._schema = packer.schema
         self._id_type = torch.int32 if packer.id_type == np.int32 else torch.int64
-        self._plan = plan
+        self._order = order
         self._pin_memory = pin_memory
 
     def batches(self, arriving: Iterator[PackedRows]) -> Iterator[HostBatch]:
-        """The batches from the plan's first on; holds one read of each lane."""
-        plan = self._plan
-        held: dict[int, _HeldRead] = {}
+        """The batches from `start_batch` on; `arriving` yields the reads in order. Holds one read of each lane."""
+        order = self._order
+        held: dict[int, _CurrentRead] = {}
         arrived = 0
-        for number in range(plan.start_batch, plan.num_batches):
+        for number in range(order.start_batch, order.num_batches):
             pieces, filled = [], 0
-            for lane, read, start, stop in plan.slices(number):
+            for lane, read, start, stop in order.slices(number):
                 if lane not in held or held[lane].index != read:
                     assert read == arrived, (read, arrived)
                     held.pop(lane, None)  # before waiting for the next one
-                    held[lane] = _HeldRead.of(read, next(arriving), plan)
+                    held[lane] = _CurrentRead.of(read, next(arriving), order)
                     arrived += 1
                 piece = held[lane].piece(start, stop, filled)
                 pieces.append(piece)
                 filled += piece.stop - piece.start
-            yield self._merge(pieces, filled, plan.local_size(number))
+            yield self._merge(pieces, filled, order.local_size(number))
 
     def _merge(self, pieces: list[_Piece], filled: int, size: int) -> HostBatch:
-        """Copy the pieces and pad them to `size` rows: a padding row repeats the first row with weight 0 and empty
-        lists; without any row, ids and numbers are 0."""
+        """Copy the pieces and pad them to `size` rows.
+
+        A padding row repeats the first row with weight 0 and empty lists; without any row, ids and numbers are 0.
+        """
         schema = self._schema
         has_lists = any(isinstance(f, MultiHotFeature) for f in schema.categorical)
         dense = self._empty((size, len(schema.numeric)), torch.float32)
@@ -214,12 +216,12 @@ class BatchAssembler:
             start += per_feature[index]
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        # Pinned memory comes from torch's cache, which waits for a buffer's copies before it gives it out again.
+        # Torch's cache of pinned memory waits for copies from a buffer before it reuses the buffer.
         return torch.empty(shape, dtype=dtype, pin_memory=self._pin_memory)
 
 
 def _copy(target: NDArray, parts: list[tuple[slice, NDArray]], filled: int) -> None:
-    """Fill rows of `target`, the rest with its first row (0 where there is none)."""
+    """Fill rows of `target`, and the rest with its first row, or with 0 if there is none."""
     for place, values in parts:
         target[place] = values
     target[filled:] = target[:1] if filled else 0
@@ -232,6 +234,6 @@ def _present(column: NDArray | None) -> NDArray:
 
 @lru_cache(maxsize=8)
 def one_id_each(size: int, features: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(lengths, offsets) of `features` features with one id a row: the same for every batch of a size."""
+    """(lengths, offsets) of `features` features with one id in each row, the same for every batch of a size."""
     count = size * features
     return torch.ones(count, dtype=dtype, device=device), torch.arange(count + 1, dtype=dtype, device=device)

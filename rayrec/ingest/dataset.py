@@ -18,7 +18,7 @@ from rayrec.recipes import Recipe
 
 MANIFEST_FILE = "manifest.json"
 STATISTICS_FOLDER = "statistics"
-"""Tables that the features of rows are looked up in; export copies them into the model folder."""
+"""Tables in which features of rows are looked up; export copies them into the model folder."""
 VOCABULARY_FOLDER = "vocabulary"
 REJECTED_FOLDER = "rejected"
 
@@ -33,8 +33,8 @@ class PartInfo(Config):
     bytes: int
     sha256: str
     longest_group: int | None = None
-    """Most rows of a group (`Schema.group`), where the rows of each follow each other in one row group; None where that
-    is not known."""
+    """Rows of the largest group (`Schema.group`) if the rows of each group follow each other in one row group; None if
+    that is not known."""
 
 
 class SplitInfo(Config):
@@ -42,20 +42,20 @@ class SplitInfo(Config):
 
     rows: int
     positives: float
-    """Sum of the labels: gives the base rate that normalised entropy compares with."""
+    """Sum of the labels, from which normalised entropy takes its base rate."""
     parts: tuple[PartInfo, ...]
     labelled: bool = True
-    """Whether the labels are known; else they are 0, and nothing is measured on the split."""
+    """Whether the labels are known; otherwise they are 0, and nothing is measured on the split."""
 
     @property
     def longest_group(self) -> int | None:
-        """As `PartInfo.longest_group`, of all parts."""
+        """Rows of the largest group of all parts; None if one of them does not know it."""
         longest = [part.longest_group for part in self.parts]
         return None if None in longest else max((rows for rows in longest if rows is not None), default=None)
 
 
 class SourceFile(Config):
-    """What identifies a raw input file, to tell whether a dataset was made from it."""
+    """Identifies a raw input file, to tell whether a dataset was made from it."""
 
     path: str
     bytes: int
@@ -64,7 +64,7 @@ class SourceFile(Config):
 
 
 class Manifest(Config):
-    """Written last: a folder without one is unfinished, and no command reads it."""
+    """The content of manifest.json, which is written last: no command reads a folder without one."""
 
     version: int = 1
     splits: dict[str, SplitInfo]
@@ -88,7 +88,7 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Dataset":
-        """Open a finished dataset folder. Raises UserError where it is missing, unfinished or invalid."""
+        """Open a finished dataset folder. Raises UserError if it is missing, unfinished or invalid."""
         folder = Path(folder).absolute()
         path = folder / MANIFEST_FILE
         if not folder.is_dir():
@@ -102,7 +102,7 @@ class Dataset:
         return cls(folder, Schema.load(folder), manifest)
 
     def split(self, name: str) -> SplitInfo:
-        """Raises UserError on a split that the dataset does not have, or that has no rows."""
+        """A split. Raises UserError if the dataset does not have it, or it has no rows."""
         split = self.manifest.splits.get(name)
         if split is None or split.rows == 0:
             filled = [n for n, s in self.manifest.splits.items() if s.rows]
@@ -111,11 +111,11 @@ class Dataset:
 
     @property
     def evaluation_splits(self) -> list[str]:
-        """The splits that a model can be measured on: those beside `train` with rows whose labels are known."""
+        """The splits on which a model can be measured: all but `train` that have rows with known labels."""
         return [n for n, split in self.manifest.splits.items() if n != "train" and split.rows and split.labelled]
 
     def labelled_split(self, name: str) -> SplitInfo:
-        """As `split`; also raises UserError on one without labels."""
+        """A split with known labels. Raises UserError if there is none of this name."""
         split = self.split(name)
         if not split.labelled:
             raise UserError(
@@ -126,5 +126,5 @@ class Dataset:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe that the dataset was made with."""
+        """The recipe with which the dataset was made."""
         return Recipe.model_validate(self.manifest.config)

@@ -1,4 +1,4 @@
-"""Batches of one epoch on a device: read ahead of the consumer by a thread, from a stream or from memory."""
+"""Loads the batches of one epoch onto a device: a thread reads ahead of the consumer, from a stream or from memory."""
 
 import contextlib
 import queue
@@ -6,19 +6,44 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, Unpack
 
 import torch
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import IngestConfig
+from rayrec.ingest.batch_order import BatchOrder, EpochOptions, Units
 from rayrec.ingest.batches import BatchAssembler
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.in_memory import InMemorySplit
-from rayrec.ingest.plan import BatchPlan, Shuffle, Units
 from rayrec.ingest.reader import PackedRows, RowPacker
-from rayrec.ingest.stream import stream_reads
+from rayrec.ingest.reads import InMemorySplit, stream_reads
 from rayrec.models.common.batch import Batch
+
+
+class EpochLoader(Protocol):
+    """The batches of one epoch of a split for one rank; used once, as a context manager."""
+
+    wait_seconds: float
+    """Seconds for which the consumer has waited for batches so far."""
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of the epoch, including those before the first one that is given; the same on every rank."""
+
+    @property
+    def rows_dropped(self) -> int:
+        """Rows, or samples if negatives are drawn, that are in no batch of this epoch."""
+
+    def row_count(self, batch: int) -> int | None:
+        """Rows of the global batch over all ranks, without padding; None if only the batch itself tells."""
+
+    def __enter__(self) -> Self: ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
 
 
 def open_batches(
@@ -26,27 +51,22 @@ def open_batches(
     split: str,
     config: IngestConfig,
     *,
-    global_batch_size: int,
     rank: int = 0,
     world_size: int = 1,
-    seed: int = 0,
-    epoch: int = 0,
-    start_batch: int = 0,
-    drop_last: bool,
-    shuffle: Shuffle | None = None,
+    device: str | torch.device = "cpu",
     contiguous: bool = False,
     whole_groups: bool = False,
-    device: str | torch.device = "cpu",
     store: InMemorySplit | None = None,
+    **options: Unpack[EpochOptions],
 ) -> "BatchLoader":
     """Open one epoch of a split for one rank; iterate inside a `with` block.
 
-    `shuffle` overrides the config's. With `contiguous` a rank's share of a batch is one run of rows of the epoch's
-    order, instead of rows of `config.read_streams` places. With `whole_groups` no batch and no rank's share of one cuts
-    a group; batches then differ by some rows, and what shuffles rows shuffles groups. `store`: the split in memory,
-    kept by the caller over several epochs; without one the split is read into memory here if the config says so, else
-    streamed through Ray Data (needs a Ray session).
-    Raises UserError where no batch can be filled, or the rows of a group lie in several row groups.
+    With `contiguous` a rank's share of a batch is one run of rows of the epoch's order, instead of rows of
+    `config.read_streams` places. With `whole_groups` neither a batch nor a rank's share of one cuts a group; batches
+    then differ by some rows, and groups are shuffled instead of rows. `store`: the split in memory, kept by the caller
+    over several epochs; without one the split is read into memory here if the config says so, and otherwise streamed
+    through Ray Data (needs a Ray session). `options`: see `BatchOrder`.
+    Raises UserError if no batch can be filled, or the rows of a group lie in several row groups.
     """
     info = dataset.split(split)
     if whole_groups and info.longest_group is None:
@@ -57,33 +77,33 @@ def open_batches(
     units = Units.of(info.parts)
     streams = config.read_streams
     if contiguous:
-        # A lane for each rank, which then reads on where its last batch ended; not possible with fewer row groups.
-        streams = world_size if min(len(units), global_batch_size) >= world_size else 1
-    plan = BatchPlan(
+        # A lane for each rank, which continues where its last batch ended; not possible with fewer row groups.
+        streams = world_size if min(len(units), options["global_batch_size"]) >= world_size else 1
+    options.setdefault("shuffle", config.shuffle)
+    order = BatchOrder(
         units=units,
-        global_batch_size=global_batch_size,
         world_size=world_size,
         rank=rank,
         read_streams=streams,
-        shuffle=shuffle or config.shuffle,
-        seed=seed,
-        epoch=epoch,
-        drop_last=drop_last,
-        start_batch=start_batch,
         longest_group=info.longest_group if whole_groups else None,
+        **options,
     )
-    if plan.num_batches == 0:
+    if order.num_batches == 0:
         raise UserError(
-            f"{dataset.folder}: split '{split}' has {plan.total_rows} rows, which fill no batch of "
-            f"{global_batch_size}; lower global_batch_size"
+            f"{dataset.folder}: split '{split}' has {order.total_rows} rows, which fill no batch of "
+            f"{order.global_batch_size}; lower global_batch_size"
         )
     if store is None and config.in_memory:
         store = InMemorySplit.read(dataset, split)
-    return BatchLoader(dataset, plan, store, torch.device(device), config)
+    return BatchLoader(dataset, order, store, torch.device(device), config.task_cpus, config.prefetch_batches)
+
+
+_Item = tuple[Batch, torch.Event | None] | BaseException | None
+"""A batch and the event that it is copied, an error of the reading thread, or None at the end of the epoch."""
 
 
 class BatchLoader:
-    """The batches of a plan from its `start_batch` on. Use it once, as a context manager:
+    """The batches of an epoch from `start_batch` on. Use it once, as a context manager:
 
         with open_batches(dataset, "train", config, global_batch_size=1024, drop_last=True) as batches:
             for batch in batches: ...
@@ -94,41 +114,40 @@ class BatchLoader:
     def __init__(
         self,
         dataset: Dataset,
-        plan: BatchPlan,
+        order: BatchOrder,
         store: InMemorySplit | None,
         device: torch.device,
-        config: IngestConfig,
+        task_cpus: int | None,
+        prefetch_batches: int,
     ) -> None:
         self._dataset = dataset
-        self._plan = plan
+        self._order = order
         self._store = store
-        self._task_cpus = config.task_cpus
-        # A thread has a current device of its own, so "the current one" is settled here, on the caller's.
-        unsettled = device.type == "cuda" and device.index is None
-        self._device = torch.device("cuda", torch.cuda.current_device()) if unsettled else device
-        self._ready: queue.Queue[tuple[Batch, torch.Event | None] | BaseException | None] = queue.Queue(
-            config.prefetch_batches
-        )
+        self._task_cpus = task_cpus
+        # Each thread has its own current device, so "cuda" is resolved here, in the caller's thread.
+        is_current = device.type == "cuda" and device.index is None
+        self._device = torch.device("cuda", torch.cuda.current_device()) if is_current else device
+        self._ready: queue.Queue[_Item] = queue.Queue(prefetch_batches)
         self._exhausted = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="rayrec-ingest", daemon=True)
         self.wait_seconds = 0.0
-        """Time that the consumer has waited for batches so far."""
+        """Seconds for which the consumer has waited for batches so far."""
 
     @property
     def num_batches(self) -> int:
-        """Batches of the epoch, those before `start_batch` included; the same on every rank."""
-        return self._plan.num_batches
+        """Batches of the epoch, including those before `start_batch`; the same on every rank."""
+        return self._order.num_batches
 
     @property
     def rows_dropped(self) -> int:
-        """Rows of the split that are in no batch of this epoch; with whole groups about as many."""
-        return self._plan.rows_dropped
+        """Rows of the split that are in no batch of this epoch; with whole groups, about that many."""
+        return self._order.rows_dropped
 
     def row_count(self, batch: int) -> int | None:
-        """Rows of the global batch over all ranks, padding not counted: the sum of its weights where the schema has
-        no weight column. None with whole groups: the batch itself tells."""
-        return None if self._plan.longest_group is not None else self._plan.row_count(batch)
+        """Rows of the global batch over all ranks, without padding: the sum of its weights if the schema has no weight
+        column. None with whole groups, where only the batch itself tells."""
+        return None if self._order.longest_group is not None else self._order.row_count(batch)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -148,7 +167,7 @@ class BatchLoader:
             if copied is not None:
                 stream = torch.cuda.current_stream(self._device)
                 stream.wait_event(copied)
-                # The memory was allocated on the copying stream: it must not be reused while this one reads it.
+                # The memory belongs to the copying stream, which must not reuse it while this stream reads it.
                 batch.record_stream(stream)
             yield batch
 
@@ -157,7 +176,7 @@ class BatchLoader:
     ) -> None:
         self._stopped.set()
         while self._thread.is_alive():
-            # Unblocks a producer that waits for room; one that waits for Ray Data ends with the next read.
+            # This unblocks a producer that waits for room; one that waits for Ray Data ends with the next read.
             with contextlib.suppress(queue.Empty):
                 self._ready.get_nowait()
             self._thread.join(timeout=0.01)
@@ -166,15 +185,15 @@ class BatchLoader:
         try:
             self._produce_batches()
             self._put(None)
-        except BaseException as error:  # raised again where the batches are consumed
+        except BaseException as error:  # raised again in the consumer
             self._put(error)
 
     def _produce_batches(self) -> None:
         packer = RowPacker(self._dataset.folder, self._dataset.schema)
         cuda = self._device.type == "cuda"
         if cuda:
-            torch.cuda.set_device(self._device)  # else pinning memory would open a context on the first GPU
-        assembler = BatchAssembler(packer, self._plan, pin_memory=cuda)
+            torch.cuda.set_device(self._device)  # otherwise pinning memory would open a context on the first GPU
+        assembler = BatchAssembler(packer, self._order, pin_memory=cuda)
         stream = torch.cuda.Stream(self._device) if cuda else None
         reads = self._reads()
         try:
@@ -191,11 +210,11 @@ class BatchLoader:
 
     def _reads(self) -> Generator[PackedRows]:
         if self._store is not None:
-            return self._store.reads(self._plan)
-        return stream_reads(self._dataset, self._plan, task_cpus=self._task_cpus)
+            return self._store.reads(self._order)
+        return stream_reads(self._dataset, self._order, task_cpus=self._task_cpus)
 
-    def _put(self, item: tuple[Batch, torch.Event | None] | BaseException | None) -> bool:
-        """Wait for room; False where the consumer has left."""
+    def _put(self, item: _Item) -> bool:
+        """Put an item as soon as there is room; False if the consumer has left."""
         while not self._stopped.is_set():
             try:
                 self._ready.put(item, timeout=0.1)

@@ -1,7 +1,7 @@
-"""Row groups of Parquet parts as a few contiguous arrays, with no Python loop over values."""
+"""Reads row groups of Parquet parts into a few contiguous arrays, without a Python loop over values."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,17 +14,19 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.features.schema import MultiHotFeature, Schema
+from rayrec.ingest.dataset import Dataset
 
 Rows = NDArray[np.int64] | slice
 """Rows of a row group, in the order in which they are wanted."""
+_FIRST_ROWS_BATCH = 16_384
 
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """n lists of ids, end to end."""
+    """n lists of ids, one after the other in one array."""
 
     offsets: NDArray[np.int32]
-    """(n + 1,): where each list starts in `values`; the first is 0."""
+    """(n + 1,) where each list starts in `values`; the first is 0."""
     values: NDArray[np.integer[Any]]
 
     def take(self, rows: Rows) -> "Ragged":
@@ -36,7 +38,7 @@ class Ragged:
 
 @dataclass(frozen=True, eq=False)
 class PackedRows:
-    """n encoded rows, columns packed by kind in the schema's order."""
+    """n encoded rows, their columns packed by kind in the schema's order."""
 
     label: NDArray[np.float32]
     """(n,)"""
@@ -65,7 +67,7 @@ class PackedRows:
         return PackedRows(
             label=self.label[rows],
             dense=self.dense[rows],
-            # Feature by feature: a gather over both axes at once is several times slower.
+            # A gather over both axes at once would be several times slower.
             one_hot=_stack((ids[rows] for ids in self.one_hot), self.one_hot.dtype, rows, len(self)),
             multi_hot=tuple(ragged.take(rows) for ragged in self.multi_hot),
             weight=None if self.weight is None else self.weight[rows],
@@ -91,20 +93,20 @@ class RowPacker:
 
     @property
     def id_type(self) -> np.dtype[Any]:
-        """int32 where it holds every id of every table, else int64."""
+        """int32 if it can hold every id of every table, otherwise int64."""
         largest = max((f.cardinality for f in self.schema.categorical), default=1) - 1
         return np.dtype(np.int32 if largest <= np.iinfo(np.int32).max else np.int64)
 
     def read(self, path: str, row_group: int, rows: Rows = slice(None), *, threads: bool = False) -> PackedRows:
         """Read `rows` of a row group of the part at `path`, relative to the dataset folder.
 
-        Raises UserError where the part is missing or damaged, lacks a column, or holds what its schema excludes.
+        Raises UserError if the part is missing or damaged, lacks a column, or holds values that its schema excludes.
         """
         table = self._read(path, row_group, self.columns, threads)
         return self._pack(table, rows, self._origin(path, row_group))
 
     def read_group(self, path: str, row_group: int) -> NDArray[np.int64]:
-        """(n,): the group ids of a row group, of which its rows can be chosen. Raises UserError as `read`."""
+        """(n,) the group ids of a row group. Raises UserError like `read`."""
         name = self.schema.group
         assert name is not None
         table = self._read(path, row_group, [name], False)
@@ -150,7 +152,7 @@ class RowPacker:
         )
 
     def to_table(self, rows: PackedRows) -> pa.Table:
-        """One Arrow row whose columns are the bytes of the arrays: passes through Ray Data whole and uncopied."""
+        """One Arrow row whose columns are the bytes of the arrays, which Ray Data neither splits nor copies."""
         arrays = {"label": rows.label, "dense": rows.dense, "one_hot": rows.one_hot}
         for index, ragged in enumerate(rows.multi_hot):
             arrays |= {f"offsets_{index}": ragged.offsets, f"values_{index}": ragged.values}
@@ -163,7 +165,7 @@ class RowPacker:
         return pa.table({name: _as_binary(array) for name, array in arrays.items()})
 
     def from_table(self, table: pa.Table) -> Iterable[PackedRows]:
-        """The packed rows of a table of any number of `to_table`'s rows, as views of its memory."""
+        """The packed rows of each row that `to_table` made, as views of the table's memory."""
         columns = {name: [_as_bytes(chunk, i) for chunk in table[name].chunks for i in range(len(chunk))]
                    for name in table.column_names}  # fmt: skip
         for row in range(table.num_rows):
@@ -189,10 +191,24 @@ class RowPacker:
         )
 
 
+def first_rows(dataset: Dataset, split: str, columns: Sequence[str], most: int) -> Iterator[pa.RecordBatch]:
+    """Up to `most` rows in the order of the files, in batches. Raises UserError if there is no such split."""
+    rows = 0
+    for part in dataset.split(split).parts:
+        with pq.ParquetFile(dataset.folder / part.path) as parquet:
+            for batch in parquet.iter_batches(batch_size=_FIRST_ROWS_BATCH, columns=list(columns)):
+                yield batch.slice(0, most - rows)
+                rows += batch.num_rows
+                if rows >= most:
+                    return
+
+
 @lru_cache(maxsize=16)
 def _open_parquet(path: Path, size: int, modified: int) -> pq.ParquetFile:
-    """An open part. Its footer describes every column of every row group, so parsing it again for each row group would
-    cost as much as reading one; size and time of change tell a rewritten part from the one that is open."""
+    """An open part, kept for its next row groups; its size and time of change tell whether it was rewritten.
+
+    The footer describes every column of every row group, so parsing it costs as much as reading a row group.
+    """
     return pq.ParquetFile(path, memory_map=True)
 
 
@@ -211,7 +227,7 @@ def _ragged_column(table: pa.Table, feature: MultiHotFeature, dtype: np.dtype[An
             f"{origin}, column '{feature.name}': {column.type}, the schema says a list of {dtype}; {_AGAIN}"
         )
     lists = column.combine_chunks()
-    # A slice's offsets do not start at 0, and its `values` are those of the whole array; flatten() respects both.
+    # Offsets of a slice do not start at 0, and its `values` are those of the whole array; flatten() respects both.
     offsets = lists.offsets.to_numpy()
     values = lists.flatten().to_numpy().astype(dtype, copy=False)
     _check_ids(values, feature.cardinality, f"{origin}, column '{feature.name}'")
@@ -228,7 +244,7 @@ def _column(table: pa.Table, name: str, origin: str) -> pa.ChunkedArray:
 
 
 def _check_ids(ids: NDArray[Any], cardinality: int, origin: str) -> None:
-    # Reading beyond a table is undefined in the embedding kernels.
+    # The embedding kernels do not check ids, and would read beyond a table.
     if len(ids) and not (ids.min() >= 0 and ids.max() < cardinality):
         raise UserError(f"{origin}: ids {ids.min()} ... {ids.max()}, the table has {cardinality} rows; {_AGAIN}")
 
@@ -237,7 +253,7 @@ _AGAIN = "run `rayrec preprocess` again"
 
 
 def _stack(rows: Iterable[NDArray[Any]], dtype: np.dtype[Any], selection: Rows, count: int) -> NDArray[Any]:
-    """(len(rows), selected) array of 1-d arrays; also where there are none."""
+    """A (len(rows), selected) array of 1-d arrays, even if there are none."""
     rows = list(rows)
     if rows:
         return np.stack(rows)

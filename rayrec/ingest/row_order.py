@@ -1,32 +1,32 @@
-"""The order of the rows within a row group, which also whoever reads it for another process computes."""
+"""The order of the rows in a row group, which the tasks that read it compute too."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-# First words of the entropy of each use of the seed, so that no two uses draw the same numbers.
+# Each use of the seed begins its entropy with another word, so that no two uses draw the same numbers.
 UNIT_ORDER, _ROW_ORDER = 1, 2
 
 
 @dataclass(frozen=True)
 class RowOrder:
-    """What a read of a row group gives, and in what order."""
+    """Which rows a read of a row group takes, and in which order."""
 
     shuffle: bool
-    """Whether rows are permuted, or, with `whole_groups`, groups."""
+    """Whether rows are permuted, or groups if `whole_groups` is true."""
     whole_groups: bool
-    """Whether a read ends with the group of its last row, and begins with the row before its first one, which tells
-    whether that one begins a group."""
+    """Whether a read extends to the end of its last row's group, and begins one row earlier, which tells whether its
+    first row begins a group."""
     seed: int
     epoch: int
 
     def rows(
         self, unit: int, count: int, start: int, stop: int, group: NDArray[np.int64] | None
     ) -> NDArray[np.int64] | slice:
-        """Those that a read of rows start ... stop - 1, counted in this order, takes from row group `unit`.
+        """The rows of row group `unit` that a read of rows start ... stop - 1, counted in this order, takes.
 
-        `count`: its rows; `group`: (count,) with whole groups.
+        `count`: the rows of the row group. `group`: (count,) their group ids; needed with whole groups only.
         """
         order = self._order(unit, count, group)
         if self.whole_groups:
@@ -36,7 +36,7 @@ class RowOrder:
         return slice(start, stop) if order is None else order[start:stop]
 
     def _order(self, unit: int, count: int, group: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
-        """(count,); None where rows stay where they are."""
+        """(count,) the permuted rows; None if rows keep their places."""
         if not self.shuffle:
             return None
         generator = generator_of(_ROW_ORDER, self.seed, self.epoch, unit)
@@ -50,10 +50,10 @@ class RowOrder:
 
 
 def group_starts(group: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where groups begin in a column of group ids, in which the rows of each follow each other."""
+    """Where groups begin in a column of group ids in which the rows of each group follow each other."""
     return np.flatnonzero(np.concatenate([np.ones(min(1, len(group)), np.bool_), group[1:] != group[:-1]]))
 
 
 def generator_of(*entropy: int) -> np.random.Generator:
-    """The same numbers for the same words, on any machine."""
+    """A generator that draws the same numbers for the same words on any machine."""
     return np.random.Generator(np.random.PCG64([value % 2**64 for value in entropy]))

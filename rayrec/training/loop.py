@@ -14,7 +14,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.common.units import parse_bytes
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.epoch_loader import EpochLoader
+from rayrec.ingest.loader import EpochLoader
 from rayrec.models.common.batch import Batch
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Unpack
 
 from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
 from rayrec.ingest.all_candidates import AllCandidates
+from rayrec.ingest.batch_order import EpochOptions
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.epoch_loader import EpochLoader
-from rayrec.ingest.in_memory import InMemorySplit
-from rayrec.ingest.interactions.loader import SampledLoader, SampleSlices
 from rayrec.ingest.interactions.positives import Positives
+from rayrec.ingest.interactions.sampled_loader import SampledLoader, SampleSlices
 from rayrec.ingest.interactions.samples import SampledSplit
-from rayrec.ingest.loader import open_batches
+from rayrec.ingest.loader import EpochLoader, open_batches
+from rayrec.ingest.reads import InMemorySplit
 from rayrec.models.common.batch import Batch
 from rayrec.training.place import Place
 
@@ -34,47 +34,39 @@ class SplitReader:
     _candidates: dict[str, AllCandidates] = field(default_factory=dict)
     _sampled: dict[str, SampledSplit] = field(default_factory=dict)
 
-    def open(
-        self,
-        split: str,
-        *,
-        global_batch_size: int,
-        drop_last: bool,
-        shuffle: Literal["none"] | None = None,
-        seed: int = 0,
-        epoch: int = 0,
-        start_batch: int = 0,
-        contiguous: bool = False,
-    ) -> EpochLoader:
+    def open(self, split: str, *, contiguous: bool = False, **options: Unpack[EpochOptions]) -> EpochLoader:
         """See `rayrec.ingest.loader.open_batches`. Samples with drawn negatives are always shuffled."""
+        rank, world_size = self.place.rank, self.place.world_size
         if split == "train" and self.negatives is not None:
             sampled = self._sampled_split(split, self.negatives)
             slices = SampleSlices(
                 total=len(sampled),
-                global_batch_size=global_batch_size,
-                world_size=self.place.world_size,
-                rank=self.place.rank,
-                drop_last=drop_last,
+                global_batch_size=options["global_batch_size"],
+                world_size=world_size,
+                rank=rank,
+                drop_last=options["drop_last"],
             )
-            return SampledLoader(sampled, self.dataset.schema, slices, seed=seed, epoch=epoch, start_batch=start_batch)
+            return SampledLoader(
+                sampled,
+                self.dataset.schema,
+                slices,
+                seed=options.get("seed", 0),
+                epoch=options.get("epoch", 0),
+                start_batch=options.get("start_batch", 0),
+            )
         if self.config.in_memory and split not in self._stores:
             self._stores[split] = InMemorySplit.read(self.dataset, split)
         return open_batches(
             self.dataset,
             split,
             self.config,
-            global_batch_size=global_batch_size,
-            rank=self.place.rank,
-            world_size=self.place.world_size,
-            seed=seed,
-            epoch=epoch,
-            start_batch=start_batch,
-            drop_last=drop_last,
-            shuffle=shuffle,
+            rank=rank,
+            world_size=world_size,
+            device=self.place.device,
             contiguous=contiguous,
             whole_groups=self.whole_groups and split == "train",
-            device=self.place.device,
             store=self._stores.get(split),
+            **options,
         )
 
     def all_candidates(self, split: str, *, global_batch_size: int) -> Iterator[Batch]:

@@ -8,9 +8,9 @@ import torch
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import IngestConfig
-from rayrec.ingest.in_memory import InMemorySplit
+from rayrec.ingest.batch_order import BatchOrder, Units
 from rayrec.ingest.loader import open_batches
-from rayrec.ingest.plan import BatchPlan, Units
+from rayrec.ingest.reads import InMemorySplit
 from rayrec.models.common.batch import Batch
 from tests.builders import make_dataset
 from tests.expected_batches import expected_rows, padded, rows_of
@@ -43,7 +43,7 @@ def test_streamed_batches_equal_those_from_memory_and_from_pyarrow(tmp_path, arg
     store = InMemorySplit.read(dataset, "train")
     for rank in range(2):
         order = {"global_batch_size": 64, "rank": rank, "world_size": 2, "seed": 7, "epoch": 2, "drop_last": False}
-        plan = BatchPlan(units=Units.of(dataset.split("train").parts), read_streams=4, **order)
+        plan = BatchOrder(units=Units.of(dataset.split("train").parts), read_streams=4, **order)
         with (
             open_batches(dataset, "train", STREAM, **order) as streamed,
             open_batches(dataset, "train", STREAM, store=store, **order) as stored,

@@ -10,11 +10,11 @@ import torch
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import IngestConfig
+from rayrec.ingest.batch_order import BatchOrder, Units
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.in_memory import InMemorySplit
 from rayrec.ingest.loader import open_batches
-from rayrec.ingest.plan import BatchPlan, Units
 from rayrec.ingest.reader import RowPacker
+from rayrec.ingest.reads import InMemorySplit
 from tests.builders import make_dataset, make_schema, write_dataset
 from tests.expected_batches import expected_rows, padded, rows_of
 
@@ -39,7 +39,7 @@ def test_batches_hold_the_rows_of_the_plan(tmp_path, arguments, world_size, drop
     size = 64 if arguments["rows"] > 64 else 1
     for rank in range(world_size):
         order = {"global_batch_size": size, "rank": rank, "world_size": world_size, "seed": 3, "epoch": 1}
-        plan = BatchPlan(units=Units.of(dataset.split("train").parts), read_streams=4, drop_last=drop_last, **order)
+        plan = BatchOrder(units=Units.of(dataset.split("train").parts), read_streams=4, drop_last=drop_last, **order)
         with open_batches(dataset, "train", IN_MEMORY, drop_last=drop_last, **order) as loader:
             batches = list(loader)
         assert len(batches) == loader.num_batches == plan.num_batches

@@ -65,7 +65,7 @@ def test_samples_of_a_drawn_positive_are_of_its_user():
 
 
 def test_rows_in_no_order_of_time_are_refused():
-    with pytest.raises(ConfigError, match=r"^train\.recency: .*do not stand together"):
+    with pytest.raises(ConfigError, match=r"^train\.recency: .*are not together"):
         RecencyDraws.of(torch.tensor([1, 2, 1]), RecencyConfig(half_life=5))
 
 

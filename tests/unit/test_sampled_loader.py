@@ -10,7 +10,7 @@ import torch
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
-from rayrec.ingest.interactions import loader as loader_module
+from rayrec.ingest.interactions import sampled_loader as loader_module
 from rayrec.training.place import Place
 from rayrec.training.preflight import require_trainable
 from rayrec.training.splits import SplitReader

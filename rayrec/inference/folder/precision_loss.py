@@ -10,7 +10,7 @@ from rayrec.config.evaluate import EvaluateConfig
 from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.first_rows import first_rows
+from rayrec.ingest.reader import first_rows
 
 MOST_ROWS = 1_000_000
 """Of the split that are scored: both precisions score the same rows, so that their difference is far more exact."""

@@ -13,7 +13,7 @@ from rayrec.config import Config
 from rayrec.features.schema import Schema
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.first_rows import first_rows
+from rayrec.ingest.reader import first_rows
 
 REFERENCE_FILE = "reference_traffic.json"
 _ROWS = 20_000

@@ -1,4 +1,4 @@
-"""Items that a user has not interacted with, drawn for many samples at once."""
+"""Draws items that a user has not interacted with, for many samples at once."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from rayrec.common.errors import UserError
-from rayrec.ingest.interactions.item_distribution import ItemDistribution
-from rayrec.ingest.interactions.search import count_not_above
+from rayrec.ingest.interactions.item_distribution import ItemDistribution, count_not_above
 from rayrec.random.splitmix64_torch import uniform_below
 
 
 class Negatives(Protocol):
-    """Draws one item a sample."""
+    """Draws one item for each sample."""
 
     def draw(self, bits: Tensor, users: Tensor) -> Tensor:
         """An item (int32) for each of `users`, as a function of its 64 random `bits` (int64)."""
@@ -21,7 +20,7 @@ class Negatives(Protocol):
 
 @dataclass(frozen=True)
 class UncheckedNegatives:
-    """Any item; some are positives of their user, as in NVIDIA's NCF."""
+    """Draws any item, so some are positives of their user, as in NVIDIA's NCF."""
 
     distribution: ItemDistribution
 
@@ -31,30 +30,31 @@ class UncheckedNegatives:
 
 @dataclass(frozen=True, eq=False)
 class ExactNegatives:
-    """Never a known item of the user; the others in the distribution's proportions. No rejection, no user x item array.
+    """Draws the items that the user does not know, in the distribution's proportions; without rejection, and without an
+    array of users x items.
 
-    Without the known items i_0 < i_1 < ... of a user the line of the distribution is shorter by their mass. A point t
-    of the shorter line lies beyond i_k exactly if t >= key_k = start(i_k) - mass of i_0 ... i_(k-1); keys grow with k.
-    So a binary search of t among the user's keys gives what to add to t to get its point on the whole line.
+    Without the known items i_0 < i_1 < ... of a user, the distribution has fewer points. A point t of those left lies
+    beyond i_k exactly if t >= key_k = start(i_k) - mass of i_0 ... i_(k-1); keys grow with k. So a binary search of t
+    among the user's keys gives what to add to t to get its point in the whole distribution.
     """
 
     distribution: ItemDistribution
     keys: Tensor
-    """(1 + pairs,) int32: key_k of the pairs sorted by user and item, after one unused entry."""
+    """(1 + pairs,) int32: key_k of the pairs sorted by user and item, behind one unused entry."""
     first: Tensor
     """(users + 1,) int32 (int64 from 2^31 pairs on): where each user's pairs start."""
     free: Tensor
-    """(users,) int32: mass of the items that are not known."""
+    """(users,) int32: mass of the items that the user does not know."""
     mass_before: Tensor | None
-    """(pairs + 1,) int32: mass of all earlier pairs modulo 2^32; None where every item's mass is 1."""
+    """(pairs + 1,) int32: mass of all earlier pairs modulo 2^32; None if every item's mass is 1."""
     most_known: int
-    """Most known items of a user."""
+    """The largest number of known items of a user."""
 
     @classmethod
     def of(cls, users: Tensor, items: Tensor, num_users: int, distribution: ItemDistribution) -> "ExactNegatives":
-        """From (user, item) pairs in any order; repeated ones count once, those of the unknown item 0 not at all.
+        """Prepare from (user, item) pairs in any order; repeated pairs count once, pairs with the unknown item 0 never.
 
-        Raises UserError where a user knows every item.
+        Raises UserError if a user knows every item.
         """
         stride = int(items.max()) + 1
         pairs = users.long().mul_(stride).add_(items)
@@ -91,7 +91,7 @@ class ExactNegatives:
             points += passed
         else:
             passed += first
-            # int32 wraps, and so does the difference, which fits.
+            # int32 wraps in both, so the difference, which fits, is right.
             points += self.mass_before.index_select(0, passed)
             points -= self.mass_before.index_select(0, first)
         return self.distribution.item_at(points)

@@ -1,4 +1,4 @@
-"""The positives of a split as tensors on the device: filled once, held for all epochs."""
+"""The positives of a split as tensors on the device, which are filled once and kept for all epochs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from rayrec.features.schema import InteractionColumns, Schema
+from rayrec.ingest.batch_order import BatchOrder, Units
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.plan import BatchPlan, Units
 from rayrec.ingest.reader import PackedRows, RowPacker
-from rayrec.ingest.stream import stream_reads
+from rayrec.ingest.reads import stream_reads
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +19,7 @@ class Positives:
     """Every row of a split, in the order of its parts."""
 
     users: Tensor
-    """(rows,) int32, or int64 where a table has more rows than int32 counts."""
+    """(rows,) int32, or int64 if a table has more rows than int32 can count."""
     items: Tensor
     """(rows,) of the same type."""
 
@@ -37,10 +37,10 @@ class Positives:
         world_size: int = 1,
         task_cpus: int | None = None,
     ) -> "Positives":
-        """Fill from Parquet, through Ray Data (needs a Ray session) or, for `in_memory`, in this process.
+        """Read the rows from Parquet: in this process if `in_memory`, otherwise through Ray Data in a Ray session.
 
-        `world_size`: workers that do the same at this time; each holds every row. `task_cpus`: see `IngestConfig`. Host
-        memory is that of a few row groups, the tensors aside where the device is the CPU.
+        `world_size`: the number of workers that do the same at this time; each holds every row. `task_cpus`: see
+        `IngestConfig`. Takes the host memory of a few row groups besides the tensors.
         """
         packer = RowPacker(dataset.folder, dataset.schema)
         reads = _read_here(dataset, split, packer) if in_memory else _stream(dataset, split, world_size, task_cpus)
@@ -51,7 +51,7 @@ class Positives:
         filled = 0
         for rows in reads:
             place = slice(filled, filled + len(rows))
-            # Copied first: the rows may be read-only views of Ray's memory, which torch does not take.
+            # The rows may be read-only views of Ray's memory, which torch does not accept.
             users[place] = torch.from_numpy(rows.one_hot[user].copy())
             items[place] = torch.from_numpy(rows.one_hot[item].copy())
             filled += len(rows)
@@ -60,7 +60,7 @@ class Positives:
 
 
 def interaction_columns(schema: Schema) -> InteractionColumns:
-    """Of a schema that is known to have them (see `rayrec.training.preflight`)."""
+    """The user and item columns of a schema that is known to have them."""
     assert schema.interactions is not None, "negatives are refused for other datasets before workers start"
     return schema.interactions
 
@@ -73,10 +73,10 @@ def _read_here(dataset: Dataset, split: str, packer: RowPacker) -> Iterator[Pack
 
 def _stream(dataset: Dataset, split: str, world_size: int, task_cpus: int | None) -> Iterator[PackedRows]:
     units = Units.of(dataset.split(split).parts)
-    # One batch of all rows, in one lane: the row groups whole and in order.
+    # One batch of all rows, in one lane, gives the row groups whole and in order.
     rows = dataset.split(split).rows
-    plan = BatchPlan(units=units, global_batch_size=rows, read_streams=1, shuffle="none")
-    return stream_reads(dataset, plan, executions=world_size, task_cpus=task_cpus)
+    order = BatchOrder(units=units, global_batch_size=rows, read_streams=1, shuffle="none")
+    return stream_reads(dataset, order, executions=world_size, task_cpus=task_cpus)
 
 
 def _one_hot_index(schema: Schema, name: str) -> int:

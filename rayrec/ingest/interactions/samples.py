@@ -1,4 +1,4 @@
-"""The training samples of a split: positives with their negatives, a new draw every epoch."""
+"""The training samples of a split: positives, and negatives that are drawn anew in every epoch."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,36 +15,36 @@ from rayrec.ingest.interactions.recency import RecencyDraws
 from rayrec.random.permutation_torch import TablePermutation
 from rayrec.random.splitmix64_torch import derive_key, random_bits
 
-# Word of the key of each use of the seed, so that no two uses draw the same numbers.
+# Each use of the seed has another word in its key, so that no two uses draw the same numbers.
 _ORDER, _NEGATIVES, _POSITIVES = 1, 2, 3
 
 
 class Samples(NamedTuple):
-    """n samples."""
+    """The columns of n samples."""
 
     users: Tensor
-    """(n,) ids, of the type of the positives."""
+    """(n,) ids, of the positives' dtype."""
     items: Tensor
-    """(n,) ids, of the same type."""
+    """(n,) ids, of the same dtype."""
     labels: Tensor
     """(n,) float32: 1 for a positive, 0 for a negative."""
 
 
 @dataclass(frozen=True, eq=False)
 class SampledSplit:
-    """A split's positives on the device, and what draws their negatives; serves every epoch."""
+    """A split's positives on the device and the draws of their negatives, for all epochs."""
 
     positives: Positives
     negatives: Negatives
     per_positive: int
     recency: RecencyDraws | None = None
-    """None: each positive once an epoch."""
+    """If None, each positive comes once in an epoch."""
 
     @classmethod
     def of(
         cls, positives: Positives, schema: Schema, config: NegativesConfig, recency: RecencyConfig | None = None
     ) -> "SampledSplit":
-        """Raises UserError where there is no item to draw, or the positives are in no order of time."""
+        """Raises UserError if there is no item to draw, or the positives are not in the order of time."""
         columns = interaction_columns(schema)
         cardinality = {f.name: f.cardinality for f in schema.categorical}
         distribution = (
@@ -61,11 +61,11 @@ class SampledSplit:
         return cls(positives, negatives, config.per_positive, draws)
 
     def __len__(self) -> int:
-        """Samples of an epoch."""
+        """The number of samples in an epoch."""
         return len(self.positives) * (1 + self.per_positive)
 
     def epoch(self, seed: int, epoch: int) -> "SampledEpoch":
-        """An epoch, as a function of the seed and its number alone."""
+        """One epoch, which depends only on the seed and its number."""
         device = self.positives.users.device
         order = TablePermutation(len(self), derive_key(seed, _ORDER, epoch), device)
         return SampledEpoch(self, order, derive_key(seed, _NEGATIVES, epoch), derive_key(seed, _POSITIVES, epoch))
@@ -73,7 +73,7 @@ class SampledSplit:
 
 @dataclass(frozen=True, eq=False)
 class SampledEpoch:
-    """The samples of an epoch in its order, each computed from its place."""
+    """The samples of an epoch in its order, each of which is computed from its place."""
 
     split: SampledSplit
     order: TablePermutation
@@ -84,7 +84,7 @@ class SampledEpoch:
         """The samples at `places` (1-d int64, 0 ... samples of the epoch - 1); waits for no device."""
         group = 1 + self.split.per_positive
         positives, negatives = self.split.positives, self.split.negatives
-        # Sample s is of slot s // group: the positive itself where it is the first of them, else a negative.
+        # Sample s belongs to slot s // group: the first sample of a slot is its positive, the others are negatives.
         sample = self.order(places)
         slot = torch.div(sample, group, rounding_mode="floor")
         is_positive = sample == slot * group

@@ -1,23 +1,23 @@
-"""The order of the data, decided before any of it is read.
+"""The order of the rows in the batches of an epoch, decided before any row is read.
 
 The row groups ("units") of a split, permuted by (seed, epoch), form one long sequence of rows. It is cut into S lanes.
 Global batch b of n rows takes the next n*(s+1)//S - n*s//S rows of each lane s in turn, so it mixes rows of S distant
 places, and all lanes end with the last batch. Rank r of W holds rows n*r//W ... n*(r+1)//W of the batch, in this order.
 
-So the rows of global batch b depend on the seed and the epoch alone, and ranks mostly read different row groups: those
-of their lanes. A row group is decoded a second time only where a lane's end or a rank's border cuts it: at most
-S - 1 row groups an epoch for the lanes, and the row groups of at most W - 1 lanes for the ranks (none if W divides S).
-Everything is computed from arrays with one entry a row group; a batch's slices are found when they are asked for.
+So the rows of global batch b depend only on the seed and the epoch, and ranks mostly read different row groups: those
+of their lanes. A row group is decoded twice only if a lane's end or a rank's border cuts it: at most S - 1 row groups
+in an epoch for the lanes, and the row groups of at most W - 1 lanes for the ranks (none if W divides S). Everything is
+computed from arrays with one entry for each row group; a batch's slices are computed when they are needed.
 
-With whole groups the plan is the same, but a slice stands for the groups that begin in it: it leaves out its first
-rows where they go on with a group, and goes on to the end of its last group. What a batch holds so differs by a few
-rows from what it would, and every group that begins in a batch is in it, once and whole.
+With whole groups the order is the same, but a slice stands for the groups that begin in it: it leaves out its first
+rows if they belong to a group that began before, and extends to the end of its last group. So a batch has a few rows
+more or less than otherwise, and every group that begins in a batch is in it, once and whole.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Required, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ Shuffle = Literal["none", "row_groups", "rows"]
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """The row groups of a split, in the order of its rows; empty ones left out. One array entry a row group."""
+    """The row groups of a split that have rows, in the order of its rows; arrays have one entry for each."""
 
     files: tuple[str, ...]
     """Paths relative to the dataset folder."""
@@ -53,6 +53,18 @@ class Units:
         return len(self.rows)
 
 
+class EpochOptions(TypedDict, total=False):
+    """What a reader of an epoch chooses; fields of `BatchOrder`."""
+
+    global_batch_size: Required[int]
+    drop_last: Required[bool]
+    shuffle: Shuffle
+    """By default that of the ingest config."""
+    seed: int
+    epoch: int
+    start_batch: int
+
+
 class Read(NamedTuple):
     """Rows start ... stop - 1 of a row group, counted after the permutation of its rows (`RowOrder`)."""
 
@@ -63,44 +75,44 @@ class Read(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """Rows that a batch takes from a read; offsets are relative to the read's first row."""
+    """Rows start ... stop - 1 of a read, which a batch takes."""
 
     lane: int
-    """A lane's slices use its reads one after the other: the next read means that the previous one is used up."""
+    """A lane's slices use its reads one after the other; when the next one begins, the previous one is used up."""
     read: int
-    """Index into the plan's reads."""
+    """Index into the reads of the rank."""
     start: int
     stop: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BatchPlan:
-    """One epoch of a split as seen by one rank: which rows each batch holds and in what order to read them."""
+class BatchOrder:
+    """One epoch of a split for one rank: the rows of each batch, and the order in which to read them."""
 
     units: Units
     global_batch_size: int
     world_size: int = 1
     rank: int = 0
     read_streams: int = 16
-    """Most lanes; there are never more than row groups or than rows in a batch."""
+    """The largest number of lanes; there are never more than row groups, or than rows in a batch."""
     shuffle: Shuffle = "rows"
     seed: int = 0
     epoch: int = 0
     drop_last: bool = True
-    """Leave out the last global batch where it is not full."""
+    """Leave out the last global batch if it is not full."""
     start_batch: int = 0
-    """First batch that is read, to resume inside an epoch; what only earlier batches need is not read."""
+    """The first batch that is read, to resume inside an epoch; rows that only earlier batches need are not read."""
     longest_group: int | None = None
-    """Batches hold whole groups, which have this number of rows at most; None: they are cut at any row."""
+    """If given, batches hold whole groups, which have at most this many rows; otherwise they are cut at any row."""
 
     @cached_property
     def total_rows(self) -> int:
-        """Rows of the split."""
+        """The number of rows of the split."""
         return int(self.units.rows.sum())
 
     @property
     def num_batches(self) -> int:
-        """Batches of the epoch, those before `start_batch` included; the same on every rank."""
+        """Batches of the epoch, including those before `start_batch`; the same on every rank."""
         return self._full_batches + (self._remainder > 0 and not self.drop_last)
 
     @property
@@ -109,21 +121,21 @@ class BatchPlan:
         return self._remainder if self.drop_last else 0
 
     def row_count(self, batch: int) -> int:
-        """Rows of the global batch, over all ranks; with whole groups about as many."""
+        """Rows of the global batch over all ranks; with whole groups, about that many."""
         assert 0 <= batch < self.num_batches, batch
         return self.global_batch_size if batch < self._full_batches else self._remainder
 
     def local_rows(self, batch: int) -> int:
-        """Rows of the batch on this rank; with whole groups about as many."""
+        """Rows of the batch on this rank; with whole groups, about that many."""
         start, stop = self._rank_window(self.row_count(batch))
         return stop - start
 
     def local_size(self, batch: int) -> int:
-        """Rows of the batch on every rank once short ranks are padded."""
+        """Rows of the batch on every rank after padding."""
         rows = -(-self.row_count(batch) // self.world_size)
         if self.longest_group is None:
             return rows
-        # In each of its lanes a rank may go on to the end of a group.
+        # In each of its lanes, a rank may take rows up to the end of a group.
         windows = (self._lanes_of(rank, batch) for rank in range(self.world_size))
         return rows + max(stop - first for first, stop in windows) * (self.longest_group - 1)
 
@@ -135,7 +147,7 @@ class BatchPlan:
         for lane in range(*self._lanes_of(self.rank, batch)):
             lane_first, reads = self._reads_of_lane[lane]
             edge, next_edge = int(edges[lane]), int(edges[lane + 1])
-            # For the last partial batch, too, a lane has given `batch` full quotas before.
+            # Before the last, partial batch a lane has given `batch` full quotas as well.
             quota = int(self._full_edges[lane + 1] - self._full_edges[lane])
             base = int(self._lane_starts[lane]) + batch * quota - edge
             position, end = base + max(window_start, edge), base + min(window_stop, next_edge)
@@ -153,13 +165,13 @@ class BatchPlan:
         return len(self._read_columns[0])
 
     def read(self, index: int) -> Read:
-        """The reads in the order in which the batches from `start_batch` on first need them."""
+        """One of the reads, which are in the order in which the batches from `start_batch` on first need them."""
         unit, start, stop = self._read_columns
         return Read(int(unit[index]), int(start[index]), int(stop[index]))
 
     @property
     def row_order(self) -> RowOrder:
-        """What the reads give of their row groups."""
+        """The order of the rows in the reads."""
         return RowOrder(self.shuffle == "rows", self.longest_group is not None, self.seed, self.epoch)
 
     @property
@@ -171,7 +183,7 @@ class BatchPlan:
         return self.total_rows % self.global_batch_size
 
     def _rank_window(self, rows: int, rank: int | None = None) -> tuple[int, int]:
-        """Where a rank's rows, by default this one's, lie in a global batch of `rows`."""
+        """The first row of a rank, by default this one, in a global batch of `rows`, and the row after its last one."""
         rank = self.rank if rank is None else rank
         return rows * rank // self.world_size, rows * (rank + 1) // self.world_size
 
@@ -180,7 +192,7 @@ class BatchPlan:
         return self._full_edges if batch < self._full_batches else self._last_edges
 
     def _lanes_of(self, rank: int, batch: int) -> tuple[int, int]:
-        """The first lane that a rank reads for the batch, and the one after its last."""
+        """The first lane that a rank reads for the batch, and the one after the last."""
         edges = self._edges(batch)
         start, stop = self._rank_window(int(edges[-1]), rank)
         first = int(np.searchsorted(edges, start, side="right")) - 1
@@ -223,7 +235,7 @@ class BatchPlan:
 
     @cached_property
     def _reads_of_lane(self) -> list[tuple[int, NDArray[np.int64]]]:
-        """By lane: the place in the epoch's order of its first unit, and the read of each of its units or -1."""
+        """For each lane: the place of its first unit in the epoch's order, and the read of each of its units, or -1."""
         return self._reads[1]
 
     @cached_property
@@ -248,8 +260,11 @@ class BatchPlan:
         return (self._unit_order[place][order], start[order], stop[order]), reads_of_lane
 
     def _needs_of_lane(self, lane: int) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """What this rank needs of a lane: the place of its first unit in the epoch's order, and for each of its units
-        the first batch that needs it (num_batches if none does) and the range of its rows that are needed."""
+        """The part of a lane that this rank needs.
+
+        It is the place of the lane's first unit in the epoch's order, and for each of its units the first batch that
+        needs it (num_batches if none does) and the range of the needed rows.
+        """
         lane_start, lane_stop = (int(edge) for edge in self._lane_starts[lane : lane + 2])
         first = int(np.searchsorted(self._unit_starts, lane_start, side="right")) - 1
         stop = max(first, int(np.searchsorted(self._unit_starts, lane_stop, side="left")))  # an empty lane has none

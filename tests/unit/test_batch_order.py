@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayrec.ingest.batch_order import BatchOrder, Units
 from rayrec.ingest.dataset import PartInfo
-from rayrec.ingest.plan import BatchPlan, Units
 
 Row = tuple[int, int]
 """(unit, row within the unit)"""
@@ -23,7 +23,7 @@ def make_units(*parts: tuple[int, ...]) -> Units:
     )
 
 
-def execute(plan: BatchPlan) -> list[list[Row]]:
+def execute(plan: BatchOrder) -> list[list[Row]]:
     """The rows of each batch of one rank, following the plan as a consumer does: reads arrive one by one, in order."""
     batches = []
     current: dict[int, tuple[int, list[Row]]] = {}
@@ -48,7 +48,7 @@ def execute(plan: BatchPlan) -> list[list[Row]]:
 
 
 def global_batches(world_size: int, **arguments) -> list[list[Row]]:
-    ranks = [execute(BatchPlan(world_size=world_size, rank=rank, **arguments)) for rank in range(world_size)]
+    ranks = [execute(BatchOrder(world_size=world_size, rank=rank, **arguments)) for rank in range(world_size)]
     return [[row for part in parts for row in part] for parts in zip(*ranks, strict=True)]
 
 
@@ -70,7 +70,7 @@ plans = st.fixed_dictionaries(
 @given(plans, st.sampled_from([1, 2, 3, 4, 8]))
 @settings(max_examples=100, deadline=None)
 def test_every_row_is_in_exactly_one_batch(arguments, world_size):
-    plan = BatchPlan(**arguments)
+    plan = BatchOrder(**arguments)
     batches = global_batches(world_size, **arguments)
     assert [len(batch) for batch in batches] == [plan.row_count(b) for b in range(plan.num_batches)]
     counts = Counter(row for batch in batches for row in batch)
@@ -93,7 +93,7 @@ def test_global_batches_do_not_depend_on_the_world_size(arguments, world_size):
 @given(plans, st.sampled_from([1, 2, 3, 4, 8]))
 @settings(max_examples=100, deadline=None)
 def test_ranks_agree_on_padded_sizes(arguments, world_size):
-    ranks = [BatchPlan(world_size=world_size, rank=rank, **arguments) for rank in range(world_size)]
+    ranks = [BatchOrder(world_size=world_size, rank=rank, **arguments) for rank in range(world_size)]
     for batch in range(ranks[0].num_batches):
         (size,) = {plan.local_size(batch) for plan in ranks}
         rows = [plan.local_rows(batch) for plan in ranks]
@@ -105,9 +105,9 @@ def test_ranks_agree_on_padded_sizes(arguments, world_size):
 @given(plans, st.sampled_from([1, 2, 3]), st.data())
 @settings(max_examples=80, deadline=None)
 def test_resuming_is_cutting_the_plan(arguments, world_size, data):
-    plan = BatchPlan(world_size=world_size, rank=world_size - 1, **arguments)
+    plan = BatchOrder(world_size=world_size, rank=world_size - 1, **arguments)
     start = data.draw(st.integers(0, plan.num_batches))
-    resumed = BatchPlan(world_size=world_size, rank=world_size - 1, start_batch=start, **arguments)
+    resumed = BatchOrder(world_size=world_size, rank=world_size - 1, start_batch=start, **arguments)
     assert execute(resumed) == execute(plan)[start:]
 
 
@@ -142,7 +142,7 @@ def test_few_row_groups_are_decoded_twice(world_size, limit):
     units = make_units(*[(1000,) * 20] * 20)
     decoded = 0
     for rank in range(world_size):
-        plan = BatchPlan(units=units, global_batch_size=4096, world_size=world_size, rank=rank)
+        plan = BatchOrder(units=units, global_batch_size=4096, world_size=world_size, rank=rank)
         decoded += sum(units.rows[plan.read(i).unit] for i in range(plan.num_reads))
     assert decoded <= limit * plan.total_rows
 
@@ -150,7 +150,7 @@ def test_few_row_groups_are_decoded_twice(world_size, limit):
 def test_a_terabyte_split_is_planned_from_arrays():
     # Criteo Terabyte: 4.2 billion rows in 128 thousand row groups, 64 thousand batches.
     units = make_units(*[(32_768,) * 128] * 1000)
-    plan = BatchPlan(units=units, global_batch_size=65_536, world_size=8, rank=3, start_batch=60_000)
+    plan = BatchOrder(units=units, global_batch_size=65_536, world_size=8, rank=3, start_batch=60_000)
     assert plan.num_batches == 64_000
     assert sum(piece.stop - piece.start for piece in plan.slices(63_999)) == plan.local_rows(63_999)
     used = sum(plan.local_rows(batch) for batch in range(60_000, 64_000))

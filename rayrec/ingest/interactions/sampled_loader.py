@@ -1,4 +1,4 @@
-"""Batches of an epoch of sampled interactions, computed on the device some batches ahead."""
+"""Loads batches of sampled interactions, which are computed on the device some batches ahead."""
 
 import time
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ from rayrec.ingest.interactions.samples import SampledSplit, Samples
 from rayrec.models.common.batch import Batch
 
 _AHEAD = {"cpu": 2**18, "cuda": 2**22}
-"""About this many samples are computed with one call, at least a batch: enough to outweigh the calls' overhead."""
+"""About so many samples, but at least a batch, are computed with one call, to outweigh the overhead of the call."""
 _BLOCK_ON_CPU = 2**16
-"""Intermediate results of this many samples stay in the processor's cache."""
+"""Intermediate results of so many samples stay in the processor's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSlices:
-    """Which of an epoch's samples each batch holds, as seen by one rank.
+    """The samples of an epoch that each batch holds on one rank.
 
     Global batch b is samples b * G ... (b + 1) * G - 1 of the epoch's order, and rank r of W takes
     n*r//W ... n*(r+1)//W of its n samples. A short rank is padded with the sample that follows, one
@@ -34,12 +34,12 @@ class SampleSlices:
     """
 
     total: int
-    """Samples of the epoch."""
+    """The number of samples of the epoch."""
     global_batch_size: int
     world_size: int = 1
     rank: int = 0
     drop_last: bool = True
-    """Leave out the last global batch where it is not full."""
+    """Leave out the last global batch if it is not full."""
 
     @property
     def num_batches(self) -> int:
@@ -55,7 +55,7 @@ class SampleSlices:
         return min(self.global_batch_size, self.total - batch * self.global_batch_size)
 
     def first(self, batch: int) -> int:
-        """Place of this rank's first sample."""
+        """The place of this rank's first sample."""
         return batch * self.global_batch_size + self.row_count(batch) * self.rank // self.world_size
 
     def local_rows(self, batch: int) -> int:
@@ -64,15 +64,15 @@ class SampleSlices:
         return rows * (self.rank + 1) // self.world_size - rows * self.rank // self.world_size
 
     def local_size(self, batch: int) -> int:
-        """Samples of the batch on every rank once short ranks are padded."""
+        """Samples of the batch on every rank after padding."""
         return -(-self.row_count(batch) // self.world_size)
 
 
 class SampledLoader:
     """The batches of an epoch from `start_batch` on; the interface is that of `rayrec.ingest.loader.BatchLoader`.
 
-    There is no thread: on a GPU the calls only queue work, and on a CPU sampling takes so little of the time of a step
-    that a thread, which would compete for the same cores, has nothing to hide.
+    It has no thread: on a GPU the calls only queue work, and on a CPU sampling takes so little of a step's time that a
+    thread, which would compete for the same cores, would gain nothing.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class SampledLoader:
         epoch: int = 0,
         start_batch: int = 0,
     ) -> None:
-        """Raises UserError where no batch can be filled."""
+        """Raises UserError if no batch can be filled."""
         if slices.num_batches == 0:
             raise UserError(
                 f"train.global_batch_size: {len(split.positives)} positives and their negatives are {len(split)} "
@@ -97,7 +97,7 @@ class SampledLoader:
         self._device = split.positives.users.device
         self._next_batch = start_batch
         self.wait_seconds = 0.0
-        """Time that the consumer has waited for batches so far."""
+        """Seconds for which the consumer has waited for batches so far."""
 
     @property
     def num_batches(self) -> int:

@@ -1,0 +1,126 @@
+"""The reads of a rank in the order of its batches: streamed through Ray Data, or from memory, bit for bit the same."""
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from rayrec.common.ray_blocks import ReportingTask, stream_blocks
+from rayrec.ingest.batch_order import BatchOrder, Units
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.reader import PackedRows, RowPacker
+from rayrec.ingest.row_order import RowOrder
+
+# A task reads about this many rows, enough to outweigh its overhead of some milliseconds.
+_ROWS_PER_TASK = 131_072
+# So many tasks of one rank run at once, enough for about 4M rows/s, which is more than a rank trains on.
+_MOST_TASKS = 8
+_BLOCK_BYTES = 2**22
+# One CPU for the rank and one for each stream that it may have open: training's stays open during an evaluation, and
+# its tasks keep their CPUs while nobody takes their output.
+_CPUS_OF_A_RANK = 3
+
+
+def stream_reads(
+    dataset: Dataset, order: BatchOrder, *, executions: int | None = None, task_cpus: int | None = None
+) -> Generator[PackedRows]:
+    """A rank's reads, decoded and packed by tasks ahead of the consumer. Closing the iterator ends the execution.
+
+    Needs a Ray session. `executions`: how many executions share the cluster, by default one for each rank. `task_cpus`:
+    see `IngestConfig`. Memory is bounded for any number of reads: Ray Data pauses tasks whose output nobody takes.
+    """
+    import ray
+    from ray.data import ExecutionResources, TaskPoolStrategy
+
+    executions = executions or order.world_size
+    packer = RowPacker(dataset.folder, dataset.schema)
+    reader = _Reader(packer, order.row_order)
+    cpus = int(ray.cluster_resources().get("CPU", 1)) // executions
+    concurrency = max(1, min(_MOST_TASKS, cpus // 2))
+    if task_cpus is None:
+        task_cpus = 1 if cpus >= _CPUS_OF_A_RANK else 0
+
+    tasks = _descriptors(order, concurrency)
+    # `from_arrow` would run a task, which needs a CPU, to look into them.
+    descriptors = ray.data.from_blocks(tasks)
+    # This context belongs to the dataset; other datasets of the process keep theirs.
+    context = descriptors.context
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    # Reads are handed over as soon as they are packed, small ones together, not when the task ends.
+    context.target_max_block_size = _BLOCK_BYTES
+    # Each execution would otherwise plan as if it were the only one on the cluster.
+    store = ray.cluster_resources().get("object_store_memory", 0.0)
+    context.execution_options.resource_limits = ExecutionResources(object_store_memory=store / 4 / executions)
+    data = descriptors.map_batches(
+        ReportingTask(reader),
+        batch_size=None,
+        batch_format="pyarrow",
+        zero_copy_batch=True,
+        num_cpus=task_cpus,
+        compute=TaskPoolStrategy(size=min(concurrency, len(tasks))),
+    )
+    with closing(stream_blocks(data)) as blocks:
+        for block in blocks:
+            yield from packer.from_table(block)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads and packs a task's part of the list of reads."""
+
+    packer: RowPacker
+    row_order: RowOrder
+
+    def __call__(self, reads: pa.Table) -> Iterator[pa.Table]:
+        for read in reads.to_pylist():
+            place = read["path"], read["row_group"]
+            group = self.packer.read_group(*place) if self.row_order.whole_groups else None
+            rows = self.row_order.rows(read["unit"], read["rows"], read["start"], read["stop"], group)
+            yield self.packer.to_table(self.packer.read(*place, rows))
+
+
+def _descriptors(order: BatchOrder, concurrency: int) -> list[pa.Table]:
+    """The reads, in order, as one table for each task."""
+    units, reads = order.units, [order.read(index) for index in range(order.num_reads)]
+    table = pa.table(
+        {
+            "unit": pa.array([read.unit for read in reads], pa.int64()),
+            "path": pa.array([units.files[units.file[read.unit]] for read in reads], pa.string()),
+            "row_group": pa.array([int(units.row_group[read.unit]) for read in reads], pa.int32()),
+            "rows": pa.array([int(units.rows[read.unit]) for read in reads], pa.int64()),
+            "start": pa.array([read.start for read in reads], pa.int64()),
+            "stop": pa.array([read.stop for read in reads], pa.int64()),
+        }
+    )
+    mean_rows = max(1, int(units.rows.mean()))
+    # Small splits are cut finer, so that all tasks have work.
+    per_task = max(1, min(_ROWS_PER_TASK // mean_rows, -(-len(reads) // (4 * concurrency))))
+    return [table.slice(start, per_task).combine_chunks() for start in range(0, len(reads), per_task)]
+
+
+@dataclass(frozen=True, eq=False)
+class InMemorySplit:
+    """Every row group of a split, packed, for all epochs.
+
+    Each worker needs the whole split, because the order of an epoch may give it any row group.
+    """
+
+    packed: tuple[PackedRows, ...]
+
+    @classmethod
+    def read(cls, dataset: Dataset, split: str) -> "InMemorySplit":
+        packer = RowPacker(dataset.folder, dataset.schema)
+        units = Units.of(dataset.split(split).parts)
+        places = zip(units.file, units.row_group, strict=True)
+        return cls(tuple(packer.read(units.files[file], int(group), threads=True) for file, group in places))
+
+    def reads(self, order: BatchOrder) -> Generator[PackedRows]:
+        """A rank's reads."""
+        row_order = order.row_order
+        for index in range(order.num_reads):
+            unit, start, stop = order.read(index)
+            rows = self.packed[unit]
+            yield rows.take(row_order.rows(unit, len(rows), start, stop, rows.group))
