@@ -1,1 +1,1 @@
-"""Sessions on a cluster, made here and handed down: Ray, and Spark on Ray."""
+"""Makes the sessions that the rest is given: Ray, and Spark on Ray."""

@@ -1,6 +1,6 @@
-"""The Java runtime that Spark's processes use: that of JAVA_HOME, else the one that comes with the environment.
+"""Provides the Java runtime for Spark's processes: that of JAVA_HOME, or else the one in the Python environment.
 
-`eval "$(python -m cluster.java)"` sets it in a shell, before `ray start`.
+`eval "$(python -m cluster.java)"` sets it in a shell before `ray start`.
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rayrec.common.errors import UserError
 
-# Spark and RayDP's Java actors reach into these packages of a Java 17 runtime.
+# Spark and RayDP's Java actors need access to these packages of a Java 17 runtime.
 _OPENED_PACKAGES = (
     "java.lang", "java.lang.invoke", "java.lang.reflect", "java.util", "java.util.concurrent",
     "java.util.concurrent.atomic", "java.math", "java.text", "java.io", "java.net", "java.nio", "java.time",
@@ -23,7 +23,7 @@ def provide_java() -> Path:
     """Put a Java runtime on PATH with the flags that RayDP needs; returns its `java`.
 
     Must run before Ray starts: executors are Java workers that inherit the raylet's environment, and Ray looks for
-    `java` on PATH only. A `java` that merely is on PATH is not taken: Spark 3.5 runs on few of the versions in use.
+    `java` on PATH only. Any other `java` on PATH is ignored: Spark 3.5 runs on few of the versions in use.
     """
     java_home = os.environ.get("JAVA_HOME")
     if java_home and (Path(java_home) / "bin" / "java").exists():
@@ -43,9 +43,9 @@ def provide_java() -> Path:
 
 
 def require_java_on_nodes() -> None:
-    """Raise UserError where a node of the running Ray session was started without `java` on its PATH.
+    """Raise UserError if a node of the running Ray session was started without `java` on its PATH.
 
-    Such a node's raylet knows no Java workers and dies when Spark's first process registers with it.
+    The raylet of such a node cannot start Java workers, and dies when Spark's first process registers with it.
     """
     import ray
     from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
@@ -53,7 +53,7 @@ def require_java_on_nodes() -> None:
 
     @ray.remote(num_cpus=0)
     def knows_java() -> bool:
-        # Ray says it nowhere else: a worker's parent is the raylet.
+        # A worker's parent is the raylet, whose arguments are the only place where Ray shows this.
         arguments = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
         return b"--java_worker_command=" not in arguments
 
@@ -61,7 +61,7 @@ def require_java_on_nodes() -> None:
         try:
             return not ray.get(answer)
         except (NodeDiedError, TaskUnschedulableError, WorkerCrashedError):
-            return False  # lost a moment ago, which Ray had not noticed yet: nothing will run there
+            return False  # the node was just lost, so nothing will run there
 
     nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
     answers = {
@@ -77,7 +77,7 @@ def require_java_on_nodes() -> None:
 
 
 def _exports() -> str:
-    """Shell commands that do for a shell what `provide_java` does for this process."""
+    """Shell commands that do in a shell what `provide_java` does in this process."""
     java = provide_java()
     values = {"JAVA_HOME": os.environ["JAVA_HOME"], "JAVA_TOOL_OPTIONS": os.environ["JAVA_TOOL_OPTIONS"]}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]

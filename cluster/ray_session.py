@@ -1,4 +1,4 @@
-"""A Ray session: attached to a running cluster where an address is known, else started on this machine."""
+"""Provides a Ray session: on a running cluster if its address is known, otherwise on this machine."""
 
 import logging
 import os
@@ -15,11 +15,11 @@ from rayrec.common.errors import UserError
 
 @contextmanager
 def ray_session(address: str | None = None, num_cpus: int | None = None) -> Iterator[None]:
-    """Hold a Ray session for the block; one that is already there is used and left running.
+    """Hold a Ray session during the block; one that this process already has is used and left running.
 
     `address` (or RAY_ADDRESS, which Ray sets inside a job) attaches to a cluster. Without one a session is started on
-    this machine with `num_cpus` logical CPUs; the default declares more than there are cores, because the steps of a
-    pipeline mostly wait for each other and a step that is refused a CPU would wait forever.
+    this machine with `num_cpus` logical CPUs. The default is more than the machine has cores, because the steps of a
+    pipeline mostly wait for each other, and a step without a CPU would wait forever.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     missing = _prepare_environment(local=address is None)
@@ -41,7 +41,7 @@ def ray_session(address: str | None = None, num_cpus: int | None = None) -> Iter
 def _attach(address: str, missing: dict[str, str]) -> None:
     import ray
 
-    # Processes of a cluster have the environment of `ray start`, not this one's.
+    # Processes of a cluster have the environment of `ray start`, not that of this process.
     runtime_env = {"env_vars": missing} if missing else None
     try:
         ray.init(address=address, runtime_env=runtime_env, logging_level=logging.WARNING, log_to_driver=False)
@@ -50,7 +50,7 @@ def _attach(address: str, missing: dict[str, str]) -> None:
 
 
 def _start(num_cpus: int) -> None:
-    """Start Ray on this machine; a second try where a busy machine is slower than Ray's fixed half minute."""
+    """Start Ray on this machine; try again if the machine is so busy that Ray's fixed half minute is too short."""
     import ray
 
     def start() -> None:
@@ -77,12 +77,12 @@ _ENVIRONMENT = {
 
 
 def _prepare_environment(local: bool) -> dict[str, str]:
-    """Set what Ray's processes inherit; returns what was not set before. Must run before Ray is imported.
+    """Set the environment that Ray's processes inherit; returns the new variables. Must run before Ray is imported.
 
     Ray reads the authentication mode when it is imported.
     """
     before = dict(os.environ)
-    # Workers must find the interpreter of the driver.
+    # Workers must find the driver's Python interpreter.
     interpreter = str(Path(sys.executable).parent)
     if interpreter not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = f"{interpreter}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -90,11 +90,11 @@ def _prepare_environment(local: bool) -> dict[str, str]:
         os.environ.setdefault(name, value)
     provide_java()
     if local and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
-        # A token of this session alone: other users of the machine cannot drive its Ray.
+        # Only this session knows the token, so other users of the machine cannot control its Ray.
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     missing = {name: value for name, value in os.environ.items() if before.get(name) != value}
     if "PATH" in missing:
-        # Only what comes before: the rest is each node's own.
+        # Only the new part: the rest belongs to each node.
         missing["PATH"] = f"{missing['PATH'].removesuffix(before.get('PATH', ''))}${{PATH}}"
     return missing

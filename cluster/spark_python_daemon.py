@@ -1,4 +1,4 @@
-"""The process that Spark forks its Python workers from: it imports once what every worker would import for seconds."""
+"""The process from which Spark forks its Python workers: it imports once what would take each worker seconds."""
 
 import pyspark.daemon
 

@@ -1,4 +1,4 @@
-"""A Spark application on the running Ray session: RayDP starts its executors as Ray actors."""
+"""Provides a Spark session on the running Ray session: RayDP starts its executors as Ray actors."""
 
 import os
 import re
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-# What a Java process says on its way up, whatever its log level.
+# A Java process prints these lines when it starts, at any log level.
 _START_UP_NOISE = re.compile(
     rb"Picked up |NOTE: |Setting default log level|To adjust logging level|Setting Spark log level"
     rb"|^WARNING: |^SLF4J|^\d\d/\d\d/\d\d .* (INFO|WARN) |^[\d-]+ [\d:.,]+ (INFO|WARN) |^\s*$"
@@ -31,20 +31,20 @@ _START_UP_NOISE = re.compile(
 
 @dataclass(frozen=True)
 class SparkSize:
-    """The executors of an application."""
+    """The number and size of an application's executors."""
 
     executors: int
     cores: int
     memory_bytes: int
-    """JVM heap of one executor; its Python workers, where the Arrow code runs, have their own."""
+    """The JVM heap of one executor; its Python workers, which run the Arrow code, have memory of their own."""
 
 
 @contextmanager
 def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkSession"]:
-    """Hold a Spark session on the Ray session that is running (`cluster.ray_session`); it is stopped in any case.
+    """Hold a Spark session on the running Ray session (`cluster.ray_session`) during the block.
 
-    The executors need the interpreter of this process and the files that it reads and writes at the same paths.
-    Raises UserError where the cluster has not the CPUs or the memory that `config` asks for.
+    The executors need this process's interpreter, and the files that it reads and writes, at the same paths. Raises
+    UserError if the cluster lacks the CPUs or the memory that `config` asks for.
     """
     import raydp
 
@@ -54,15 +54,15 @@ def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkS
     parallelism = size.executors * size.cores
     with _quiet_java(), _interrupts_kept():
         session = raydp.init_spark(
-            app_name=f"{name}-{uuid4().hex[:8]}",  # names a Ray actor, so it must be unique in the cluster
+            app_name=f"{name}-{uuid4().hex[:8]}",  # the name of a Ray actor, which must be unique in the cluster
             num_executors=size.executors,
             executor_cores=size.cores,
             executor_memory=f"{size.memory_bytes // 2**20}m",
-            # Fault tolerant mode exists for ray.data.from_spark; the hand-over here is Parquet.
+            # Only ray.data.from_spark needs fault tolerant mode; datasets are passed on as Parquet.
             fault_tolerant_mode=False,
             configs={
-                "spark.log.level": "FATAL",  # a failed task's error reaches the caller as an exception
-                # The driver plans and waits: code compiled once, lightly, saves half of its CPU time on a short job.
+                "spark.log.level": "FATAL",  # the caller receives a failed task's error as an exception
+                # The driver plans and waits: compiling its code only lightly saves half of its CPU time on a short job.
                 "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
                 "spark.ui.enabled": "false",
                 "spark.ui.showConsoleProgress": "false",
@@ -73,7 +73,7 @@ def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkS
                 "spark.sql.shuffle.partitions": str(config.shuffle_partitions or 4 * parallelism),
                 "spark.default.parallelism": str(parallelism),
                 "spark.ray.raydp_spark_master.actor.resource.CPU": "0",
-                # It owns the executors: on the head, so that losing another node loses that node's executor alone.
+                # It owns the executors. On the head, the loss of another node costs only that node's executor.
                 "spark.ray.raydp_spark_master.actor.resource.node:__internal_head__": "0.001",
             },
         )
@@ -84,9 +84,9 @@ def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkS
 
 
 def spark_size(config: SparkConfig) -> SparkSize:
-    """What `config` asks for, and for the rest one executor a node with the CPUs and a quarter of the memory now free.
+    """The executors that `config` asks for; by default each node has one with the free CPUs and 1/4 of the free memory.
 
-    A Ray session on one machine may declare more CPUs than the machine has; an executor counts real ones.
+    A Ray session on one machine may declare more CPUs than the machine has; executors count real ones.
     """
     import ray
 
@@ -114,7 +114,7 @@ def spark_size(config: SparkConfig) -> SparkSize:
 
 
 def _import_paths() -> list[str]:
-    """Where this process found the packages whose code the workers run, and what it was told itself."""
+    """The folders of the packages that the workers import, and those in PYTHONPATH."""
     roots = [str(Path(errors.__file__).parents[2]), str(Path(__file__).parents[1])]
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return list(dict.fromkeys([*roots, *given]))
@@ -122,7 +122,7 @@ def _import_paths() -> list[str]:
 
 @contextmanager
 def _interrupts_kept() -> Iterator[None]:
-    """Undo the handler of Ctrl-C that Spark installs: it turns the interrupt of a running job into a Py4JError."""
+    """Remove the handler of Ctrl-C that Spark installs, which turns an interrupt of a running job into a Py4JError."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -135,10 +135,10 @@ def _interrupts_kept() -> Iterator[None]:
 
 @contextmanager
 def _quiet_java() -> Iterator[None]:
-    """Pass the error output of processes started in the block through a filter for as long as they live.
+    """Filter the error output of processes that start in the block, until they end.
 
-    Java announces JAVA_TOOL_OPTIONS and Spark its first log lines before any setting is read. The processes inherit
-    the write end of a pipe as file 2; a thread copies what is worth reading to the true error output.
+    Java prints JAVA_TOOL_OPTIONS, and Spark its first log lines, before they read any setting. The processes inherit
+    the write end of a pipe as stderr; a thread copies all other lines to the true stderr.
     """
     sys.stderr.flush()
     terminal, own = os.dup(2), os.dup(2)
