@@ -23,7 +23,7 @@ from typing import Any
 
 import rayrec
 from rayrec.common.files import write_json
-from rayrec.training.history import read_history
+from rayrec.training.run.history import read_history
 from tests.ray_head import kill_node, ray_head, ray_nodes
 
 RECIPE = "dlrm-criteo-debug"

@@ -9,12 +9,13 @@ import torch.distributed as dist
 
 from jobs.initial_weights import initial_weights
 from rayrec.ingest.dataset import Dataset
+from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.training.loop import train_worker
-from rayrec.training.place import Place
-from rayrec.training.run_folder import METRICS_FILE, RunFolder
+from rayrec.training.loop.worker import train_worker
+from rayrec.training.placement.rank_context import RankContext
+from rayrec.training.run.folder import METRICS_FILE, RunFolder
 
-_HERE = Place(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
+_HERE = RankContext(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
 
 
 def train(recipe: Recipe, dataset: Dataset, path: Path) -> RunFolder:
@@ -22,7 +23,10 @@ def train(recipe: Recipe, dataset: Dataset, path: Path) -> RunFolder:
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     _HERE.prepare_process()
-    run = RunFolder.open(path) if path.exists() else RunFolder.create(path, recipe, dataset)
+    if path.exists():
+        run = RunFolder.open(path)
+    else:
+        run = RunFolder.create(path, recipe, dataset, build_model(recipe.model, dataset.schema, "meta").schema)
     train_worker(recipe, dataset, run, _HERE, initial_weights(recipe, dataset))
     return run
 

@@ -29,8 +29,8 @@ from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions.positives import Positives
 from rayrec.ingest.loader import open_batches
-from rayrec.training.history import read_history
-from rayrec.training.run_folder import RunFolder
+from rayrec.training.run.folder import RunFolder
+from rayrec.training.run.history import read_history
 
 ROWS = ResultRows(
     Path(__file__).parent / "results" / "neumf_accuracy.json",
@@ -197,7 +197,8 @@ def _train(dataset: Dataset, folder: Path, name: str, seed: int, split: str) -> 
         overrides |= {"train.checkpoint.keep_best": None, "train.evaluations_per_epoch": 0}
     if parts:
         runs = {part: str(_train(dataset, folder, of, seed, split).path) for part, of in parts.items()}
-        overrides["train.initial_weights"] = {**runs, "alpha": overrides.pop("alpha")}
+        alpha = overrides.pop("alpha")
+        overrides["train.initial_weights"] = {"sources": runs, "options": {"alpha": alpha}}
     path = folder / f"{split}-{name}-{seed}".replace(" ", "-").replace(",", "")
     return train(rayrec.load_recipe(RECIPE, overrides), dataset, path)
 

@@ -42,11 +42,12 @@ from rayrec.common.files import write_json
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions.positives import Positives
 from rayrec.models.neumf.config import NeuMFConfig
+from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.training.history import read_history
-from rayrec.training.loop import train_worker
-from rayrec.training.place import Place
-from rayrec.training.run_folder import RunFolder
+from rayrec.training.loop.worker import train_worker
+from rayrec.training.placement.rank_context import RankContext
+from rayrec.training.run.folder import RunFolder
+from rayrec.training.run.history import read_history
 
 RESULTS = Path(__file__).parent / "results"
 _LOADED_SAMPLES = 100_000
@@ -158,10 +159,11 @@ def measure(data: Path, recipe: Recipe, repeats: int) -> dict[str, Any]:
 def _rayrec(dataset: Dataset, recipe: Recipe) -> float:
     folder = Path(tempfile.mkdtemp())
     try:
-        run = RunFolder.create(folder / "run", recipe, dataset)
-        place = Place(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
-        place.prepare_process()
-        train_worker(recipe, dataset, run, place)
+        schema = build_model(recipe.model, dataset.schema, "meta").schema
+        run = RunFolder.create(folder / "run", recipe, dataset, schema)
+        context = RankContext(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
+        context.prepare_process()
+        train_worker(recipe, dataset, run, context)
         # Without evaluations the one record is of all steps; the first batch's drawing is in it.
         (record,) = (r for r in read_history(run.history) if r["event"] == "train")
         speed: float = record["samples_per_second"]

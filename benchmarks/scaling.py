@@ -22,9 +22,9 @@ from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
-from rayrec.training.cost import StepEstimate, estimate_step
-from rayrec.training.hardware import ACCELERATORS, AcceleratorName, ArithmeticName
-from rayrec.training.sharding import plan_tables
+from rayrec.training.placement.cost import StepEstimate, estimate_step
+from rayrec.training.placement.hardware import ACCELERATORS, AcceleratorName, ArithmeticName
+from rayrec.training.placement.sharding import plan_sharding
 
 MEASURED = Path(__file__).parent / "results" / "accuracy_generated.json"
 MEASURED_CORES = 2
@@ -133,7 +133,7 @@ def _estimate(
     built = build_model(MODELS[model], _schema(limit), "meta")
     local = min(gpus, GPUS_OF_A_MACHINE)
     hardware = ACCELERATORS[accelerator]
-    plan = plan_tables(
+    plan = plan_sharding(
         built.tables,
         TrainConfig(
             global_batch_size=BATCH, workers=gpus, embedding_optimizer=EmbeddingOptimizerConfig(kind="sgd", lr=24.0)

@@ -114,7 +114,7 @@ def _schedule(rows: int, epochs: int) -> dict[str, Any]:
     return {
         "train.epochs": epochs,
         "train.schedule": {"warmup_steps": 50, **falling},
-        "train.wide_schedule": falling,
+        "train.parts.wide.schedule": falling,
     }
 
 

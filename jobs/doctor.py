@@ -157,7 +157,7 @@ def print_probe() -> None:
     import torch
     import torchrec  # noqa: F401  proves that it imports
 
-    from rayrec.training.precision import cpu_flags, resolve_precision
+    from rayrec.training.loop.precision import cpu_flags, resolve_precision
 
     offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(torch.tensor([1, 2, 3]))
     assert offsets.tolist() == [0, 1, 3, 6], offsets

@@ -11,7 +11,7 @@ from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
 
 if TYPE_CHECKING:
-    from rayrec.training.parallel_model import ParallelModel
+    from rayrec.training.placement.parallel_model import ParallelModel
 
 
 class EvaluateRequest(Request):
@@ -36,7 +36,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
     from rayrec.inference.folder.layout import is_model_folder
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.driver import evaluate, fill_from_checkpoint
-    from rayrec.training.run_folder import RunFolder
+    from rayrec.training.run.folder import RunFolder
 
     dataset = Dataset.open(request.data)
     dataset.labelled_split(request.split)

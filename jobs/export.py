@@ -16,7 +16,7 @@ from rayrec.storage.location import Folder
 if TYPE_CHECKING:
     from rayrec.inference.folder.model_folder import Metrics
     from rayrec.ingest.dataset import Dataset
-    from rayrec.training.run_folder import RunFolder
+    from rayrec.training.run.folder import RunFolder
 
 
 class ExportRequest(Request):
@@ -36,7 +36,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
     """Export a checkpoint; `metrics` are those that it reached, `details` its name and the bytes of its tables."""
     from rayrec.ingest.dataset import Dataset
     from rayrec.storage.staged import fetch
-    from rayrec.training.run_folder import RunFolder
+    from rayrec.training.run.folder import RunFolder
 
     require_absent(request.output)
     trained = RunFolder.open(request.run)
@@ -81,15 +81,14 @@ def exported(path: Path) -> Iterator[Path]:
 
 def is_run_folder(path: Path) -> bool:
     """Whether `path` is a run folder; does not import torch."""
-    from rayrec.training.run_folder import RUN_FILE
+    from rayrec.training.run.folder import RUN_FILE
 
     return (path / RUN_FILE).is_file()
 
 
 def _metrics(run: "RunFolder", dataset: "Dataset", checkpoint: Path) -> "Metrics":
     """The metrics of all splits for the last checkpoint, and of its evaluation during training for another one."""
-    from rayrec.training.checkpoint import read_progress
-    from rayrec.training.run_folder import METRICS_FILE
+    from rayrec.training.run.folder import METRICS_FILE, read_progress
 
     final = run.path / METRICS_FILE
     if final.is_file() and checkpoint == run.checkpoint("latest"):

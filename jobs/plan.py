@@ -10,12 +10,12 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.common.units import format_bytes, parse_bytes
 from rayrec.storage.location import Folder
-from rayrec.training.hardware import AcceleratorName
+from rayrec.training.placement.hardware import AcceleratorName
 
 if TYPE_CHECKING:
     from rayrec.config import TrainConfig
     from rayrec.models.common.ranking import RankingModel
-    from rayrec.training.sharding import TablePlan
+    from rayrec.training.placement.sharding import ShardingPlan
 
 
 class PlanRequest(RecipeRequest):
@@ -45,10 +45,12 @@ def run(request: PlanRequest, progress: Progress) -> Result:
     memory = parse_bytes(request.memory_per_worker)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from rayrec.models.registry import build_model
-    from rayrec.training.sharding import plan_tables
+    from rayrec.training.placement.sharding import plan_sharding
+    from rayrec.training.run.preflight import require_parts
 
     model = build_model(recipe.model, dataset.schema, device="meta")
-    plan = plan_tables(
+    require_parts(recipe.train, model)
+    plan = plan_sharding(
         model.tables,
         recipe.train,
         world_size=request.workers,
@@ -63,10 +65,10 @@ def run(request: PlanRequest, progress: Progress) -> Result:
 
 
 def _estimate(
-    hardware: AcceleratorName, train: "TrainConfig", model: "RankingModel", plan: "TablePlan", workers_per_node: int
+    hardware: AcceleratorName, train: "TrainConfig", model: "RankingModel", plan: "ShardingPlan", workers_per_node: int
 ) -> dict[str, object]:
-    from rayrec.training.cost import estimate_step
-    from rayrec.training.hardware import ACCELERATORS
+    from rayrec.training.placement.cost import estimate_step
+    from rayrec.training.placement.hardware import ACCELERATORS
 
     precision = "bf16" if train.precision == "auto" else train.precision
     batch = train.global_batch_size

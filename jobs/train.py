@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rayrec.ingest.dataset import Dataset
     from rayrec.recipes import Recipe
     from rayrec.training.driver import Metrics
-    from rayrec.training.run_folder import RunFolder
+    from rayrec.training.run.folder import RunFolder
 
 
 class TrainRequest(TrainingRecipeRequest):
@@ -31,7 +31,7 @@ class TrainRequest(TrainingRecipeRequest):
 def run(request: TrainRequest, progress: Progress) -> Result:
     """Train, and evaluate on every held-out split; `rows` counts those trained on."""
     from rayrec.ingest.dataset import Dataset
-    from rayrec.training.run_folder import RunFolder
+    from rayrec.training.run.folder import RunFolder
 
     recipe = request.load_recipe()
     dataset = Dataset.open(request.data)
@@ -41,11 +41,11 @@ def run(request: TrainRequest, progress: Progress) -> Result:
         require_absent(request.output)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from cluster.ray_session import ray_session
-    from rayrec.training.checkpoint import Checkpoints
 
     with ray_session():
         metrics = train_recipe(recipe, dataset, request.output, resume=request.resume, progress=progress)
-    reached = Checkpoints(RunFolder(request.output.absolute()).checkpoints, recipe.train.checkpoint).latest()
+    run_folder = RunFolder.open(request.output)
+    reached = run_folder.progress()
     assert reached is not None
     return Result(
         command="train",
@@ -55,26 +55,25 @@ def run(request: TrainRequest, progress: Progress) -> Result:
         details={
             "steps": reached.step,
             "training_seconds": reached.seconds,
-            **_time_to_target(recipe.train.early_stop, RunFolder.open(request.output)),
+            **_time_to_target(recipe.train.early_stop, run_folder),
         },
     )
 
 
 def train_recipe(recipe: "Recipe", dataset: "Dataset", output: Path, *, resume: bool, progress: Progress) -> "Metrics":
     """Train a validated recipe into the run folder `output`; the metrics by held-out split. Needs a Ray session."""
-    from rayrec.training.checkpoint import Checkpoints
     from rayrec.training.driver import train
-    from rayrec.training.run_folder import RunFolder
+    from rayrec.training.run.folder import RunFolder
 
-    checkpoints = Checkpoints(RunFolder(output.absolute()).checkpoints, recipe.train.checkpoint)
     # A run that has a checkpoint goes on from it, whether the other runs are still there or not.
-    weights = None if checkpoints.latest() is not None else initial_weights(recipe, dataset)
+    is_new = RunFolder(output.absolute()).progress() is None
+    weights = initial_weights(recipe, dataset) if is_new else None
     return train(recipe, dataset, output, resume=resume, initial_weights=weights, progress=progress)
 
 
 def _time_to_target(stop: "EarlyStopConfig | None", run: "RunFolder") -> dict[str, Any]:
-    """Seconds of training, evaluations included, until the target was reached; None where it was not."""
-    from rayrec.training.history import read_history
+    """Seconds of training, evaluations included, until the target was reached; None if it was not."""
+    from rayrec.training.run.history import read_history
 
     if stop is None:
         return {}

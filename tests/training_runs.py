@@ -16,14 +16,13 @@ from jobs.initial_weights import initial_weights
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.training.checkpoint import folder_name
 from rayrec.training.driver import fill_from_checkpoint
-from rayrec.training.evaluation_pass import evaluate_split
-from rayrec.training.loop import build_parallel_model, train_worker
-from rayrec.training.parallel_model import ParallelModel
-from rayrec.training.place import Place
-from rayrec.training.run_folder import RunFolder
-from rayrec.training.splits import SplitReader
+from rayrec.training.loop.evaluation_pass import evaluate_split
+from rayrec.training.loop.splits import SplitReader
+from rayrec.training.loop.worker import train_worker
+from rayrec.training.placement.parallel_model import ParallelModel
+from rayrec.training.placement.rank_context import RankContext
+from rayrec.training.run.folder import RunFolder, checkpoint_name
 from tests.ranks import run_ranks
 
 BASE: dict[str, Any] = {
@@ -84,7 +83,7 @@ def weights_of(folder: Path, step: int) -> dict[str, Tensor]:
     """The undistributed weights of a run's checkpoint."""
     run = RunFolder.open(folder)
     model = build_model(run.recipe.model, run.schema).state_dict()
-    dcp.load({"model": model}, checkpoint_id=run.checkpoints / folder_name(step))
+    dcp.load({"model": model}, checkpoint_id=run.checkpoints / checkpoint_name(step))
     return model
 
 
@@ -98,10 +97,14 @@ def _worker(rank: int, workers: int, rendezvous: str, arguments: bytes) -> None:
         begun = (Path(folder) / "run.json").exists()
         dist.barrier()
         if rank == 0:
-            RunFolder.resume(folder, case, dataset) if begun else RunFolder.create(folder, case, dataset)
+            if begun:
+                RunFolder.resume(folder, case, dataset)
+            else:
+                schema = build_model(case.model, dataset.schema, "meta").schema
+                RunFolder.create(folder, case, dataset, schema)
         dist.barrier()
-        place = Place(rank=rank, world_size=workers, local_world_size=workers, device=torch.device("cpu"))
-        train_worker(case, dataset, RunFolder.open(folder), place, initial_weights(case, dataset))
+        context = RankContext(rank=rank, world_size=workers, local_world_size=workers, device=torch.device("cpu"))
+        train_worker(case, dataset, RunFolder.open(folder), context, initial_weights(case, dataset))
     dist.destroy_process_group()
 
 
@@ -151,10 +154,10 @@ def _models_under(
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{output}/rendezvous", rank=rank, world_size=workers)
     dataset = Dataset.open(data)
-    place = Place(rank=rank, world_size=workers, local_world_size=workers, device=torch.device("cpu"))
+    context = RankContext(rank=rank, world_size=workers, local_world_size=workers, device=torch.device("cpu"))
     for index, content in enumerate(contents):
         config = Recipe.model_validate(content)
-        model = build_parallel_model(config, dataset, place)
+        model = ParallelModel(config, dataset.schema, context)
         fill_from_checkpoint(Path(checkpoint), model)
-        yield index, config, model, SplitReader(dataset, config.train.ingest, place)
+        yield index, config, model, SplitReader(dataset, config.train.ingest, context)
     dist.destroy_process_group()

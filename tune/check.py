@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,10 +17,9 @@ from tune.space import Assignment, Parameter, Scalar, Space
 _MOST_COMBINATIONS = 400
 _MOST_POINTS = 10_000
 # Each training step reads these keys anew, so they can change while a model is trained.
-_CHANGEABLE = (
-    "train.embedding_optimizer.lr", "train.dense_optimizer.lr", "train.wide_optimizer.lr", "train.schedule.",
-    "train.wide_schedule.", "train.embedding_l2", "model.dropout",
-)  # fmt: skip
+_CHANGEABLE = re.compile(
+    r"train\.(parts\.\w+\.)?((embedding|dense)_optimizer\.lr|schedule\..+|embedding_l2)|model\.dropout"
+)
 
 
 def searchable_space(space: Space, search: Search, trials: int) -> Space:
@@ -37,7 +37,7 @@ def searchable_space(space: Space, search: Search, trials: int) -> Space:
     movable = {
         name: parameter
         for name, parameter in space.parameters.items()
-        if all(key.startswith(_CHANGEABLE) for key in parameter.keys(name)) and not parameter.when
+        if all(_CHANGEABLE.fullmatch(key) for key in parameter.keys(name)) and not parameter.when
     }
     if not movable:
         raise ConfigError(

@@ -9,10 +9,10 @@ from tempfile import mkdtemp
 
 from rayrec.common.files import write_json
 from rayrec.ingest.dataset import Dataset
+from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.training.checkpoint import folder_name
-from rayrec.training.history import read_history
-from rayrec.training.run_folder import CHECKPOINTS_FOLDER, HISTORY_FILE, RunFolder
+from rayrec.training.run.folder import CHECKPOINTS_FOLDER, HISTORY_FILE, RunFolder, checkpoint_name
+from rayrec.training.run.history import read_history
 
 EXCHANGE_FOLDER = "exchange"
 _POINTER_FILE = "pointer.json"
@@ -45,9 +45,9 @@ class Pointer:
 def publish_checkpoint(run: Path, trial: Path, step: int, objectives: list[float]) -> Pointer:
     """Keep a run's checkpoint in its trial's folder for other trials, even after the run deletes it."""
     exchange = trial / EXCHANGE_FOLDER
-    kept = exchange / f"{run.name}-{folder_name(step)}"
+    kept = exchange / f"{run.name}-{checkpoint_name(step)}"
     if not kept.exists():
-        _link_checkpoint(run / CHECKPOINTS_FOLDER / folder_name(step), kept)
+        _link_checkpoint(run / CHECKPOINTS_FOLDER / checkpoint_name(step), kept)
     for old in sorted(exchange.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-_KEPT]:
         shutil.rmtree(old)
     return Pointer(trial.name, run.name, step, objectives, str(kept), str(run / HISTORY_FILE))
@@ -56,8 +56,9 @@ def publish_checkpoint(run: Path, trial: Path, step: int, objectives: list[float
 def begin_from(pointer: Pointer, run: Path, recipe: Recipe, dataset: Dataset) -> None:
     """Make a run folder for `recipe` whose latest checkpoint and history are those of the pointer."""
     unfinished = Path(mkdtemp(dir=run.parent, prefix=f".{run.name}.unfinished-"))
-    RunFolder.create(unfinished, recipe, dataset)
-    _link_checkpoint(Path(pointer.folder), unfinished / CHECKPOINTS_FOLDER / folder_name(pointer.step))
+    schema = build_model(recipe.model, dataset.schema, device="meta").schema
+    RunFolder.create(unfinished, recipe, dataset, schema)
+    _link_checkpoint(Path(pointer.folder), unfinished / CHECKPOINTS_FOLDER / checkpoint_name(pointer.step))
     records = [record for record in read_history(Path(pointer.history)) if record["step"] <= pointer.step]
     (unfinished / HISTORY_FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
     unfinished.rename(run)

@@ -10,8 +10,7 @@ from ray.tune import PlacementGroupFactory, Trainable
 
 from rayrec.common.errors import SmallClusterError, UserError
 from rayrec.ingest.dataset import Dataset
-from rayrec.training.checkpoint import checkpoint_steps
-from rayrec.training.run_folder import CHECKPOINTS_FOLDER, RUN_FILE
+from rayrec.training.run.folder import CHECKPOINTS_FOLDER, RUN_FILE, checkpoint_steps
 from tune.check import trial_recipe
 from tune.exchange import Pointer, begin_from, publish_checkpoint
 from tune.settings import SweepSettings

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rayrec.common.files import write_json
-from rayrec.training.history import read_history
-from rayrec.training.run_folder import HISTORY_FILE
+from rayrec.training.run.folder import HISTORY_FILE
+from rayrec.training.run.history import read_history
 from tune.settings import SweepSettings
 from tune.space import Scalar
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator
 
@@ -141,10 +141,10 @@ def absolute_path(text: str) -> str:
     return text if is_uri(text) else str(Path(text).expanduser().absolute())
 
 
-def _relative_paths(config: Config, prefix: str = "") -> Iterator[tuple[str, Path]]:
+def _relative_paths(config: Config | dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Path]]:
     """Yield the dotted key and value of each relative path in a config."""
-    for name, value in config:
-        if isinstance(value, Config):
+    for name, value in config.items() if isinstance(config, dict) else config:
+        if isinstance(value, Config | dict):
             yield from _relative_paths(value, f"{prefix}{name}.")
         elif isinstance(value, Path) and not value.is_absolute():
             yield f"{prefix}{name}", value

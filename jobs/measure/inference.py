@@ -17,8 +17,8 @@ def measure_inference(
 
     from rayrec.common.allocator import keep_freed_memory
     from rayrec.models.registry import build_model
-    from rayrec.training.device import resolve_device
-    from rayrec.training.precision import resolve_precision
+    from rayrec.training.loop.precision import resolve_precision
+    from rayrec.training.run.preflight import resolve_device
 
     device = torch.device(resolve_device(recipe.train.device, gpus=torch.cuda.device_count()))
     precision = resolve_precision(recipe.train.precision, "cuda" if device.type == "cuda" else "cpu")

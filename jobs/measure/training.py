@@ -16,8 +16,8 @@ def measure_training(
 ) -> list[dict[str, Any]]:
     """Samples/s over `steps` steps after `warmup_steps`, as `rayrec train` runs them; needs a Ray session."""
     from rayrec.training.driver import train
-    from rayrec.training.history import read_history
-    from rayrec.training.run_folder import HISTORY_FILE
+    from rayrec.training.run.folder import HISTORY_FILE
+    from rayrec.training.run.history import read_history
 
     samples = recipe.train.samples_per_epoch(dataset.split("train").rows)
     per_epoch = samples // recipe.train.global_batch_size

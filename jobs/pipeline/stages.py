@@ -115,7 +115,7 @@ class TrainStage(Stage):
     name, folder_name = "train", "run"
 
     def finished(self) -> Result | None:
-        from rayrec.training.run_folder import METRICS_FILE, RESUMABLE_CHANGES, RUN_FILE, RunFolder
+        from rayrec.training.run.folder import METRICS_FILE, RESUMABLE_CHANGES, RUN_FILE, RunFolder
 
         if not (self.folder / RUN_FILE).is_file():
             return None
@@ -156,7 +156,7 @@ class _AfterTraining(Stage):
 
     def _run_fingerprint(self) -> str:
         """A hash that changes with the run's metrics and best checkpoint; empty if the run is not finished."""
-        from rayrec.training.run_folder import METRICS_FILE, RunFolder
+        from rayrec.training.run.folder import METRICS_FILE, RunFolder
 
         metrics = self._run_folder / METRICS_FILE
         if not metrics.is_file():

@@ -1,7 +1,7 @@
 """How a model is trained: data order, sharding, optimizers, precision, checkpoints."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -12,67 +12,66 @@ from rayrec.storage.location import Folder
 Sharding = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
 
 
-class EmbeddingOptimizerConfig(Config):
-    """Of the embedding tables, but for those of a wide part.
+class OptimizerConfig(Config):
+    """The settings of every kind of optimizer; a kind reads those that its equation has."""
 
-    Applied inside their backward pass (fused), where FBGEMM has a kernel; data-parallel tables, and all under
-    `rmsprop`, get a dense gradient and torch's optimizer, which is the same rule. `lamb` needs a GPU. `adam` on a CPU
-    needs `sharding.default: data_parallel`: then it is dense Adam, which also moves rows that the batch does not touch,
-    as the published NCF does; fused, it updates the batch's rows alone.
-    """
+    _without_weight_decay: ClassVar[frozenset[str]] = frozenset({"ftrl"})
 
-    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "lamb"] = "sgd"
+    kind: str
     lr: PositiveFloat = 24.0
     eps: PositiveFloat = 1e-8
     rho: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Of `rmsprop`: what is left of the mean of squared gradients after a step, in every row."""
+    """The share that `rmsprop` keeps of the mean of squared gradients in a step, in every row of a table."""
     initial_accumulator: NonNegativeFloat = 0.0
-    """Of `adagrad` and `rowwise_adagrad`: where the sum of squared gradients starts; TensorFlow has 0.1."""
+    """The value at which `adagrad`, `rowwise_adagrad` and `ftrl` start the sum of squared gradients; TensorFlow has
+    0.1."""
     weight_decay: NonNegativeFloat = 0.0
-    """Of `adam` and `lamb`; decoupled from the gradient (AdamW), as in FBGEMM and in Apex's FusedAdam."""
+    """Decoupled from the gradient (AdamW) in `adamw`, and in `adam` and `lamb` of tables, as in FBGEMM and in Apex's
+    FusedAdam."""
     betas: tuple[float, float] = (0.9, 0.999)
+    lr_power: Annotated[float, Field(le=0)] = -0.5
+    """The exponent that `ftrl` gives the sum of squared gradients in the learning rate of a coordinate."""
+    l1: NonNegativeFloat = 0.0
+    """The weight of |w| in the objective of `ftrl`."""
+    l2: NonNegativeFloat = 0.0
+    """The weight of w^2 in the objective of `ftrl`, as TensorFlow's; McMahan's lambda_2 is twice that."""
+    beta: NonNegativeFloat = 0.0
+    """A constant that `ftrl` adds to the root of the sum of squared gradients."""
 
     @model_validator(mode="after")
-    def _decays_weights_where_it_can(self) -> "EmbeddingOptimizerConfig":
-        if self.weight_decay and self.kind not in {"adam", "lamb"}:
-            raise ValueError(f"weight_decay is not available for the tables' '{self.kind}'; set it to 0")
+    def _decays_weights_where_it_can(self) -> Self:
+        if self.weight_decay and self.kind in self._without_weight_decay:
+            raise ValueError(f"weight_decay is not available for '{self.kind}' here; set it to 0")
         return self
 
 
-class DenseOptimizerConfig(Config):
-    """For everything but the embedding tables and a wide part."""
+class EmbeddingOptimizerConfig(OptimizerConfig):
+    """The optimizer of embedding tables.
 
-    kind: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw"] = "sgd"
-    lr: PositiveFloat = 24.0
+    It runs inside their backward pass (fused) where FBGEMM has a kernel; data-parallel tables, and all under `rmsprop`
+    and `ftrl`, get a dense gradient and torch's optimizer, which is the same rule. `lamb` needs a GPU. `adam` on a CPU
+    needs `sharding.default: data_parallel`: then it is dense Adam, which also moves rows that the batch does not touch,
+    as the published NCF does; fused, it updates the batch's rows alone. `ftrl` is FTRL-proximal (McMahan et al. 2013,
+    "Ad click prediction: a view from the trenches"): see `rayrec.training.optimizers.ftrl`.
+    """
+
+    _without_weight_decay: ClassVar[frozenset[str]] = frozenset(
+        {"sgd", "adagrad", "rowwise_adagrad", "rmsprop", "ftrl"}
+    )
+
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "lamb", "ftrl"] = "sgd"
+
+
+class DenseOptimizerConfig(OptimizerConfig):
+    """The optimizer of everything but the embedding tables."""
+
+    kind: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw", "ftrl"] = "sgd"
     momentum: NonNegativeFloat = 0.0
-    """Of `sgd` and `rmsprop`."""
-    eps: PositiveFloat = 1e-8
-    rho: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Of `rmsprop`: what is left of the mean of squared gradients after a step."""
-    initial_accumulator: NonNegativeFloat = 0.0
-    """Of `adagrad`: where the sum of squared gradients starts; TensorFlow has 0.1."""
-    weight_decay: NonNegativeFloat = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-
-
-class WideOptimizerConfig(Config):
-    """Of the wide part of Wide & Deep, its tables and its linear layer: FTRL-proximal (McMahan et al. 2013, "Ad click
-    prediction: a view from the trenches"), with TensorFlow's names and defaults; see `rayrec.training.ftrl`."""
-
-    kind: Literal["ftrl"] = "ftrl"
-    lr: PositiveFloat = 0.2
-    lr_power: Annotated[float, Field(le=0)] = -0.5
-    """Exponent of the sum of squared gradients in the learning rate of a coordinate."""
-    initial_accumulator: NonNegativeFloat = 0.1
-    """Where that sum starts."""
-    l1: NonNegativeFloat = 0.0
-    l2: NonNegativeFloat = 0.0
-    """The objective has l2 times the squared weight, as TensorFlow's; McMahan's lambda_2 is twice that."""
-    beta: NonNegativeFloat = 0.0
+    """The momentum of `sgd` and `rmsprop`."""
 
 
 class LossConfig(Config):
-    """What is minimised; equations in `rayrec.training.loss`."""
+    """What is minimised; equations in `rayrec.training.loop.loss`."""
 
     listwise: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the softmax cross-entropy of each positive among the rows of its group (a display); the rest is the
@@ -112,6 +111,23 @@ class ScheduleConfig(Config):
         if begins != sorted(set(begins)):
             raise ValueError("pieces must be in the order of their from_epoch, each of which differs")
         return self
+
+
+MAIN_PART = "main"
+"""The part of a model that belongs to no other part."""
+
+
+class PartConfig(Config):
+    """How the parameters of one part of a model move."""
+
+    embedding_optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
+    dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    """The factor on the learning rates of both optimizers."""
+    embedding_l2: NonNegativeFloat = 0.0
+    """L2 penalty on the pooled embeddings e of each row: embedding_l2 / 2 * |e|^2 joins the row's loss. Rows of a table
+    are so held back in proportion to how often they occur (Rendle et al. 2020, arXiv:2005.09683, equation 8), under any
+    optimizer; an optimizer's weight_decay holds all back alike."""
 
 
 class ShardingConfig(Config):
@@ -205,17 +221,14 @@ class TrackingConfig(Config):
 
 
 class InitialWeightsConfig(Config):
-    """Begin NeuMF from a trained GMF and a trained MLP (He et al. 2017, section 3.4.1)."""
+    """Where a new run takes its weights from; the model's README says which sources and options it has."""
 
-    gmf: Folder
-    """Run or model folder of a model of kind `neumf` with `parts: [gmf]`."""
-    mlp: Folder
-    """Run or model folder of one with `parts: [mlp]`."""
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of GMF in the output layer; MLP has the rest."""
+    sources: dict[str, Folder] = Field(min_length=1)
+    """Run or model folders, by the names that the model gives them."""
+    options: dict[str, Any] = {}
 
 
-class TrainConfig(Config):
+class TrainConfig(PartConfig):
     global_batch_size: PositiveInt = 65_536
     """Rows of one optimizer step over all workers."""
     epochs: PositiveInt = 1
@@ -232,17 +245,9 @@ class TrainConfig(Config):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     loss: LossConfig = LossConfig()
-    embedding_optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
-    dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
-    wide_optimizer: WideOptimizerConfig = WideOptimizerConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
-    """Of embedding_optimizer and dense_optimizer."""
-    wide_schedule: ScheduleConfig = ScheduleConfig()
-    """Of wide_optimizer; constant unless it says otherwise."""
-    embedding_l2: NonNegativeFloat = 0.0
-    """L2 penalty on the pooled embeddings e of each row: embedding_l2 / 2 * |e|^2 joins the row's loss. Rows of a table
-    are so held back in proportion to how often they occur (Rendle et al. 2020, arXiv:2005.09683, equation 8), under any
-    optimizer; an optimizer's weight_decay holds all back alike. The tables of a wide part have none."""
+    parts: dict[str, PartConfig] = {}
+    """Parts of the model that are trained otherwise than the rest, by the names that the model gives them (`wide` of
+    Wide & Deep). What a part leaves out is as above; a part that is not named here is trained with the rest."""
     gradient_accumulation: PositiveInt = 1
     """Parts in which a worker's share of the batch passes the dense network; the step stays that of the whole batch."""
     initial_weights: InitialWeightsConfig | None = None
@@ -275,6 +280,24 @@ class TrainConfig(Config):
         """Optimizer steps of an epoch over `rows` rows of `train`; the last samples may fill no batch."""
         return self.samples_per_epoch(rows) // self.global_batch_size
 
+    @property
+    def by_part(self) -> dict[str, PartConfig]:
+        """How each part is trained, the main one first."""
+        return {MAIN_PART: self, **self.parts}
+
+    def trained_part(self, part: str) -> str:
+        """The key of `by_part` under which a part of the model is trained."""
+        return part if part in self.parts else MAIN_PART
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parts_begin_as_the_main_one(cls, content: Any) -> Any:
+        parts = content.get("parts") if isinstance(content, dict) else None
+        if not isinstance(parts, dict):
+            return content
+        main = {field: content[field] for field in PartConfig.model_fields if field in content}
+        return {**content, "parts": {k: {**main, **v} if isinstance(v, dict) else v for k, v in parts.items()}}
+
     @model_validator(mode="after")
     def _workers_share_the_batch(self) -> "TrainConfig":
         if self.global_batch_size % self.workers:
@@ -291,8 +314,8 @@ class TrainConfig(Config):
             raise ValueError(
                 "loss.listwise: samples drawn by train.negatives are in no groups; set it to 0, or unset negatives"
             )
-        kinds = {self.sharding.default, *self.sharding.tables.values()}
-        if self.embedding_optimizer.kind == "adam" and "data_parallel" in kinds and not self.has_dense_adam_tables:
+        uses_adam = any(part.embedding_optimizer.kind == "adam" for part in self.by_part.values())
+        if uses_adam and "data_parallel" in self._shardings and not self.has_dense_adam_tables:
             raise ValueError(
                 "sharding: under embedding_optimizer 'adam' either all tables are data_parallel or none: it updates "
                 "data-parallel tables by another rule"
@@ -300,7 +323,11 @@ class TrainConfig(Config):
         return self
 
     @property
+    def _shardings(self) -> set[str]:
+        return {self.sharding.default, *self.sharding.tables.values()}
+
+    @property
     def has_dense_adam_tables(self) -> bool:
-        """Whether every table is data-parallel under Adam, which is then dense."""
-        kinds = {self.sharding.default, *self.sharding.tables.values()}
-        return self.embedding_optimizer.kind == "adam" and kinds == {"data_parallel"}
+        """Whether every table is data-parallel, so that Adam is dense."""
+        uses_adam = any(part.embedding_optimizer.kind == "adam" for part in self.by_part.values())
+        return uses_adam and self._shardings == {"data_parallel"}

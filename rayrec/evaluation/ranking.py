@@ -26,7 +26,7 @@ from torch import Tensor
 
 from rayrec.common.errors import UserError
 from rayrec.config.evaluate import RankingConfig
-from rayrec.models.common.groups import group_numbers
+from rayrec.models.common.batch import group_numbers
 
 _log = logging.getLogger(__name__)
 

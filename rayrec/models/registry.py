@@ -1,12 +1,16 @@
 """The models by the kind of their config."""
 
-from typing import cast
+import importlib.util
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 
+from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
 from rayrec.config import ModelConfig
 from rayrec.features.schema import Schema
+from rayrec.models.common.initial_weights import TrainedWeights, Weights
 from rayrec.models.common.initialization import initialize_model
 from rayrec.models.common.ranking import RankingModel
 
@@ -24,3 +28,15 @@ def build_model(
     if torch.device(device).type != "meta":
         initialize_model(model, seed)
     return model
+
+
+def compose_weights(config: ModelConfig, sources: Mapping[str, TrainedWeights], options: Mapping[str, Any]) -> Weights:
+    """The initial weights of a model from the sources and options of `train.initial_weights`.
+
+    The module `pretraining` of the model's package composes them. Raises ConfigError where something does not fit.
+    """
+    if importlib.util.find_spec(f"{MODELS.packages[config.kind]}.pretraining") is None:
+        raise ConfigError(
+            f"train.initial_weights: a model of kind '{config.kind}' does not begin with others' weights; unset it"
+        )
+    return cast(Weights, MODELS.load(config.kind, "pretraining").compose(config, sources, options))

@@ -90,15 +90,6 @@ class Recipe(Config):
             if name is not None and is_ranking_metric(name) and name not in measured:
                 known = ", ".join(measured) or "no metric"
                 raise ValueError(f"train.{field}: '{name}' is not measured; evaluate.ranking gives {known}")
-        if self.train.initial_weights is not None:
-            model = self.model
-            if not (model.kind == "neumf" and set(getattr(model, "parts", ())) == {"gmf", "mlp"}):
-                raise ValueError("train.initial_weights: only a model of kind 'neumf' with both parts is made from two")
-        if self.model.kind != "wide_deep":
-            default = TrainConfig()
-            for field in ("wide_optimizer", "wide_schedule"):
-                if getattr(self.train, field) != getattr(default, field):
-                    raise ValueError(f"train.{field}: only a model of kind 'wide_deep' has one")
         return self
 
 

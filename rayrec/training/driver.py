@@ -5,31 +5,37 @@ import os
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec.common.background import in_background
 from rayrec.common.errors import ConfigError, SmallClusterError, UserError
+from rayrec.common.files import write_json
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config.metric import is_ranking_metric
 from rayrec.ingest.dataset import Dataset
+from rayrec.internals.ray_train import START_TIMEOUT, environment_of_processes
 from rayrec.recipes import Recipe
-from rayrec.training.device import DeviceName, resolve_device
-from rayrec.training.history import read_history
-from rayrec.training.preflight import require_evaluable, require_trainable
-from rayrec.training.run_folder import METRICS_FILE, RUN_FILE, RunFolder
+from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, RunFolder
+from rayrec.training.run.history import read_history
+from rayrec.training.run.preflight import (
+    DeviceName,
+    require_evaluable,
+    require_parts,
+    require_trainable,
+    resolve_device,
+)
 
 if TYPE_CHECKING:
-    from rayrec.training.parallel_model import ParallelModel
-    from rayrec.training.place import Place
+    from rayrec.training.placement.parallel_model import ParallelModel
+    from rayrec.training.placement.rank_context import RankContext
 
-# Where a worker leaves the user's mistake that it met: Ray would restart the run for it as for a dead worker.
+# A worker writes a user's mistake here, as Ray would restart the run for an error as for a dead worker.
 _MISTAKE_FILE = ".mistake.json"
-_ELASTIC_PLACING_SECONDS = 15
-"""For which elastic training waits for the places of its workers. Just after a node was lost Ray Train may still count
-on it; what is there is had at once."""
+# Elastic training waits so long for the resources of its workers: just after a node was lost Ray Train may still count
+# on it, and resources that exist are had at once.
+_ELASTIC_START_SECONDS = 15
 
 Metrics = dict[str, dict[str, float | None]]
 
@@ -46,22 +52,27 @@ def train(
     """Train a recipe's model; returns the metrics by held-out split. Needs a Ray session.
 
     `output` becomes the run folder. With `resume` a run in it is continued exactly where its latest checkpoint left
-    it, on any number of workers, and begun where there is none. A dead worker restarts the run from the latest
-    checkpoint up to `train.max_failures` times. `initial_weights` fills each worker's part of a model that starts, in
-    place, where the recipe has `train.initial_weights`; it travels to the workers by pickle. Raises UserError, with
-    what was trained so far kept.
+    it, on any number of workers, and begun if there is no checkpoint. A dead worker restarts the run from the latest
+    checkpoint up to `train.max_failures` times. `initial_weights` fills each worker's part of a new model in place, if
+    the recipe has `train.initial_weights`; it travels to the workers by pickle. Raises UserError, and keeps what was
+    trained so far.
     """
+    # Only now: importing torch takes seconds.
+    from rayrec.models.registry import build_model
+
     output = output.absolute()
     device = _workers_device(recipe)
     require_trainable(recipe, dataset, device)
+    model = build_model(recipe.model, dataset.schema, device="meta")
+    require_parts(recipe.train, model)
     if resume and (output / RUN_FILE).exists():
         run = RunFolder.resume(output, recipe, dataset)
     else:
-        run = RunFolder.create(output, recipe, dataset)
+        run = RunFolder.create(output, recipe, dataset, model.schema)
     (run.path / METRICS_FILE).unlink(missing_ok=True)
-    shown = progress or SilentProgress()
-    shown.stage("training", recipe.train.samples_per_epoch(dataset.split("train").rows) * recipe.train.epochs)
-    watcher = _HistoryWatcher(run.history, recipe, dataset, shown)
+    progress = progress or SilentProgress()
+    progress.stage("training", recipe.train.samples_per_epoch(dataset.split("train").rows) * recipe.train.epochs)
+    watcher = _HistoryWatcher(run.history, recipe, progress)
     with in_background(watcher.watch, "rayrec-history"):
         arguments = {"initial_weights": initial_weights}
         _run_workers(_train_on_worker, recipe, dataset, run.path, arguments, device)
@@ -83,25 +94,25 @@ def evaluate(
     """
     device = _workers_device(recipe)
     require_evaluable(recipe, dataset)
-    shown = progress or SilentProgress()
-    shown.stage(f"evaluating on {split}", dataset.split(split).rows)
+    progress = progress or SilentProgress()
+    progress.stage(f"evaluating on {split}", dataset.split(split).rows)
     with tempfile.TemporaryDirectory(dir=dataset.folder.parent, prefix=".rayrec-evaluate-") as folder:
         arguments = {"split": split, "fill": fill}
         _run_workers(_evaluate_on_worker, recipe, dataset, Path(folder), arguments, device)
         metrics: dict[str, float | None] = json.loads((Path(folder) / METRICS_FILE).read_text())
-    shown.advance(dataset.split(split).rows)
+    progress.advance(dataset.split(split).rows)
     return metrics
 
 
 def fill_from_checkpoint(checkpoint: Path, model: "ParallelModel") -> None:
     """Load the weights of a run's checkpoint; `functools.partial(fill_from_checkpoint, path)` suits `evaluate`."""
-    from rayrec.training.checkpoint import load_state
+    from rayrec.training.loop.checkpoint import load_state
 
     load_state({"model": model.state_dict()}, checkpoint)
 
 
 def _workers_device(recipe: Recipe) -> DeviceName:
-    """What the recipe's workers compute on. Raises SmallClusterError where the cluster has too few."""
+    """The device of the recipe's workers. Raises SmallClusterError where the cluster has room for too few."""
     import ray
 
     resources = ray.cluster_resources()
@@ -124,7 +135,8 @@ def _run_workers(
     arguments: dict[str, Any],
     device: DeviceName,
 ) -> None:
-    """Run `loop` on the recipe's number of workers; `folder` is seen by all of them."""
+    """Run `loop` on the recipe's number of workers, which all see `folder`."""
+    import ray
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -153,99 +165,75 @@ def _run_workers(
             logging_config=LoggingConfig(log_level="WARNING"),
         ),
     )
+    # If this process is killed, another one of Ray Train's gives the workers' resources back. It asks the dashboard,
+    # which it finds by this variable alone on a machine with several Ray instances.
+    environment = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    if least is not None and START_TIMEOUT not in os.environ:
+        environment[START_TIMEOUT] = str(_ELASTIC_START_SECONDS)
     try:
-        with _variables_told(is_elastic=least is not None):
+        with environment_of_processes(environment):
             trainer.fit()
     finally:
-        # Where no restart is left, Ray's error hides what the worker said.
+        # If no restart is left, Ray's error hides the worker's message.
         if mistake.exists():
             content = json.loads(mistake.read_text())
             mistake.unlink()
             raise (ConfigError if content["is_config"] else UserError)(content["message"]) from None
 
 
-@contextmanager
-def _variables_told(is_elastic: bool) -> Iterator[None]:
-    """Set what Ray Train's processes are to find in their environment, for the block.
-
-    The address of their cluster: where this process is killed, another one of Ray Train's gives the workers' places
-    back: it asks the dashboard, which it finds by this variable alone on a machine with several Ray instances. Else the
-    places are lost.
-    """
-    import ray
-    from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE, WORKER_GROUP_START_TIMEOUT_S_ENV_VAR
-
-    address = "RAY_ADDRESS"
-    ENV_VARS_TO_PROPAGATE.add(address)
-    told = {address: ray.get_runtime_context().gcs_address}
-    if is_elastic and WORKER_GROUP_START_TIMEOUT_S_ENV_VAR not in os.environ:
-        told[WORKER_GROUP_START_TIMEOUT_S_ENV_VAR] = str(_ELASTIC_PLACING_SECONDS)
-    before = {name: os.environ[name] for name in told if name in os.environ}
-    os.environ.update(told)
-    try:
-        yield
-    finally:
-        for name in told:
-            del os.environ[name]
-        os.environ.update(before)
-
-
 def _train_on_worker(arguments: dict[str, Any]) -> None:
-    from rayrec.training.loop import train_worker
+    from rayrec.training.loop.worker import train_worker
 
     run = RunFolder.open(arguments["folder"])
     initial_weights = arguments["initial_weights"]
-    _on_worker(arguments, lambda recipe, dataset, place: train_worker(recipe, dataset, run, place, initial_weights))
+    _on_worker(arguments, lambda recipe, dataset, context: train_worker(recipe, dataset, run, context, initial_weights))
 
 
 def _evaluate_on_worker(arguments: dict[str, Any]) -> None:
-    from rayrec.common.files import write_json
-    from rayrec.training.evaluation_pass import evaluate_split
-    from rayrec.training.loop import build_parallel_model
-    from rayrec.training.splits import SplitReader
+    from rayrec.training.loop.evaluation_pass import evaluate_split
+    from rayrec.training.loop.splits import SplitReader
+    from rayrec.training.placement.parallel_model import ParallelModel
 
-    def work(recipe: Recipe, dataset: Dataset, place: "Place") -> None:
-        model = build_parallel_model(recipe, dataset, place)
+    def work(recipe: Recipe, dataset: Dataset, context: "RankContext") -> None:
+        model = ParallelModel(recipe, dataset.schema, context)
         arguments["fill"](model)
-        splits = SplitReader(dataset, recipe.train.ingest, place)
+        splits = SplitReader(dataset, recipe.train.ingest, context)
         metrics = evaluate_split(model, splits, arguments["split"], recipe.evaluate)
-        if place.rank == 0:
+        if context.rank == 0:
             write_json(Path(arguments["folder"]) / METRICS_FILE, metrics)
 
     _on_worker(arguments, work)
 
 
 def _on_worker(arguments: dict[str, Any], work: Callable[..., None]) -> None:
-    """Call `work(recipe, dataset, place)` in a Ray Train worker; a user's mistake is left in a file for the driver."""
+    """Call `work(recipe, dataset, context)` in a Ray Train worker; write a user's mistake to a file for the driver."""
     import ray.train
     import ray.train.torch
 
-    from rayrec.training.place import Place
+    from rayrec.training.placement.rank_context import RankContext
 
     mistake = Path(arguments["folder"]) / _MISTAKE_FILE
     if mistake.exists():
         return
-    context = ray.train.get_context()
-    place = Place(
-        rank=context.get_world_rank(),
-        world_size=context.get_world_size(),
-        local_world_size=context.get_local_world_size(),
+    ranks = ray.train.get_context()
+    context = RankContext(
+        rank=ranks.get_world_rank(),
+        world_size=ranks.get_world_size(),
+        local_world_size=ranks.get_local_world_size(),
         device=ray.train.torch.get_device(),
     )
-    place.prepare_process()
+    context.prepare_process()
     try:
-        work(Recipe.model_validate(arguments["recipe"]), Dataset.open(arguments["dataset"]), place)
+        work(Recipe.model_validate(arguments["recipe"]), Dataset.open(arguments["dataset"]), context)
     except UserError as error:
-        from rayrec.common.files import write_json
-
         write_json(mistake, {"message": str(error), "is_config": isinstance(error, ConfigError)})
         raise
 
 
 class _HistoryWatcher:
-    """Shows a run's history as it grows: the workers write it, the driver only reads."""
+    """A display of the run's history as it grows: the workers write it, the driver only reads."""
 
-    def __init__(self, path: Path, recipe: Recipe, dataset: Dataset, progress: Progress) -> None:
+    def __init__(self, path: Path, recipe: Recipe, progress: Progress) -> None:
         self._path, self._recipe, self._progress = path, recipe, progress
         self._shown_rows = 0
         self._seen = sum(1 for _ in read_history(path))

@@ -15,7 +15,7 @@ import rayrec
 from rayrec.common.errors import UserError
 from rayrec.storage.location import local_path
 from rayrec.storage.staged import fetch
-from rayrec.training.checkpoint import folder_name
+from rayrec.training.run.folder import checkpoint_name
 from tests.builders import make_dataset
 from tests.end_to_end.conftest import (
     RECIPE,
@@ -103,7 +103,7 @@ def test_the_whole_way(
     # The workers wait as they write the tenth checkpoint, while the first ones are sent.
     command = ["run", RECIPE, "--input", "s3://bucket/raw/criteo.tsv", "--output", "s3://bucket/out", "--workers", "2",
                "--set", "train.checkpoint.every_steps=1"]  # fmt: skip
-    hold = Hold(tmp_path / "hold", rf"run/checkpoints/.*{folder_name(10)}")
+    hold = Hold(tmp_path / "hold", rf"run/checkpoints/.*{checkpoint_name(10)}")
     with hold.held("tests.end_to_end.impatient", *command, environment=environment(ray_cluster), count=2) as held:
         held.until(lambda: has(bucket, "out/run/checkpoints/index.json"))
         held.kill()

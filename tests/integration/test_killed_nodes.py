@@ -22,8 +22,8 @@ from cluster.java import provide_java
 from rayrec.common.ports import free_port
 from rayrec.inference.predictor import load_model
 from rayrec.recipes import dump_recipe, load_recipe
-from rayrec.training.checkpoint import folder_name
-from rayrec.training.history import read_history
+from rayrec.training.run.folder import checkpoint_name
+from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
 from tests.holding import Hold
 from tests.model_folders import make_model_folder, make_raw_rows
@@ -121,7 +121,7 @@ def test_sweep(environment: dict[str, str], tmp_path: Path) -> None:
             *("--output", str(tmp_path / output)),
         ]
 
-    hold = Hold(tmp_path / "hold", rf"disturbed/trials/.*{folder_name(100)}")
+    hold = Hold(tmp_path / "hold", rf"disturbed/trials/.*{checkpoint_name(100)}")
     with ray_head(environment, num_cpus=0) as head, ray_nodes(head, environment, 2) as nodes:
         attached = {**environment, "RAY_ADDRESS": head.address}
         with hold.held("jobs.tune", *arguments("disturbed"), environment=attached) as held:

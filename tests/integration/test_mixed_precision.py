@@ -10,15 +10,16 @@ import torch.distributed as dist
 from rayrec.config.train import IngestConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches
-from rayrec.training.loop import build_parallel_model
-from rayrec.training.loss import BatchTotals
-from rayrec.training.place import Place
-from rayrec.training.precision import resolve_precision
-from rayrec.training.step import TrainStep
+from rayrec.training.loop.loss import BatchTotals
+from rayrec.training.loop.precision import resolve_precision
+from rayrec.training.loop.step import TrainStep
+from rayrec.training.placement.parallel_model import ParallelModel
+from rayrec.training.placement.rank_context import RankContext
 from tests.builders import make_dataset
 from tests.ranks import run_ranks
 from tests.training_runs import Case, losses, recipe, run_cases
 
+FTRL = {"kind": "ftrl", "lr": 0.2, "initial_accumulator": 0.1}
 SHARDING = {"tables": {"C1": "row_wise", "C2": "data_parallel"}, "default": "table_wise", "memory_per_worker": "1GB"}
 
 
@@ -44,8 +45,8 @@ def _overflow(rank: int, rendezvous: str, data: str, changes: dict[str, Any]) ->
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     dataset = Dataset.open(data)
     config = recipe(precision="fp16", **changes)
-    place = Place(rank=rank, world_size=2, local_world_size=2, device=torch.device("cpu"))
-    model = build_parallel_model(config, dataset, place)
+    context = RankContext(rank=rank, world_size=2, local_world_size=2, device=torch.device("cpu"))
+    model = ParallelModel(config, dataset.schema, context)
     step = TrainStep(model, config.train, resolve_precision("fp16", "cpu"), steps_per_epoch=31)
     reader = open_batches(
         dataset, "train", IngestConfig(in_memory=True), global_batch_size=64, rank=rank, world_size=2, drop_last=True
@@ -53,9 +54,9 @@ def _overflow(rank: int, rendezvous: str, data: str, changes: dict[str, Any]) ->
 
     def everything() -> dict[str, torch.Tensor]:
         tensors = {**model.state_dict(), **model.table_optimizer.state_dict()}
-        for optimizer in (step.dense_optimizer, step.wide_optimizer):
-            for number, state in enumerate(optimizer.state.values() if optimizer is not None else ()):
-                tensors |= {f"{type(optimizer).__name__}.{number}.{name}": value for name, value in state.items()}
+        for part, optimizer in step.dense_optimizers.items():
+            for number, state in enumerate(optimizer.state.values()):
+                tensors |= {f"{part}.{number}.{name}": value for name, value in state.items()}
         return {
             name: (value.local_shards()[0].tensor if value.local_shards() else torch.empty(0)).clone()
             if hasattr(value, "local_shards")
@@ -89,6 +90,7 @@ OVERFLOWS = {
         "sharding": {**SHARDING, "tables": {"C1": "row_wise", "C2_wide": "data_parallel", "C3_wide": "row_wise"}},
         "embedding_optimizer": {"kind": "rmsprop", "lr": 0.1},
         "dense_optimizer": {"kind": "rmsprop", "lr": 0.1},
+        "parts": {"wide": {"embedding_optimizer": FTRL, "dense_optimizer": FTRL}},
     },
 }
 

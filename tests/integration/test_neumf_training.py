@@ -13,10 +13,8 @@ from jobs.initial_weights import initial_weights
 from rayrec.common.errors import ConfigError
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset
-from rayrec.models.neumf.config import NeuMFConfig
-from rayrec.models.neumf.pretraining import compose
 from rayrec.recipes import Recipe
-from rayrec.training.checkpoint import folder_name
+from rayrec.training.run.folder import checkpoint_name
 from tests.builders import write_dataset
 from tests.training_runs import Case, losses, metrics_under, recipe, run_cases, weights_of
 
@@ -52,6 +50,10 @@ def _recipe(
     return recipe(model=model, evaluate=evaluate, **{**common, "sharding": dense, **train})
 
 
+def _folders(runs: Path, gmf: str, mlp: str) -> dict[str, str]:
+    return {"gmf": str(runs / gmf), "mlp": str(runs / mlp)}
+
+
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("interactions") / "data"
@@ -62,7 +64,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    initial = {"gmf": str(folder / "gmf"), "mlp": str(folder / "mlp"), "alpha": 0.25}
+    initial = {"sources": _folders(folder, "gmf", "mlp"), "options": {"alpha": 0.25}}
     full = _recipe(candidates="all")
     run_cases(
         2,
@@ -120,7 +122,7 @@ def test_ranking_metrics_do_not_depend_on_the_workers(runs: Path, candidates: st
 
 
 def test_ranking_metrics_of_a_checkpoint_do_not_depend_on_the_plan(runs: Path, dataset: Path, tmp_path: Path) -> None:
-    checkpoint = runs / "two" / "checkpoints" / folder_name(STEPS)
+    checkpoint = runs / "two" / "checkpoints" / checkpoint_name(STEPS)
     plans = [
         _recipe(
             candidates=candidates,
@@ -142,8 +144,14 @@ def test_ranking_metrics_of_a_checkpoint_do_not_depend_on_the_plan(runs: Path, d
 
 
 def test_a_run_begins_with_the_composed_weights(runs: Path) -> None:
-    config = NeuMFConfig.model_validate(SIZES)
-    expected = compose(config, weights_of(runs / "gmf", STEPS), weights_of(runs / "mlp", STEPS), alpha=0.25)
+    gmf, mlp = (weights_of(runs / part, STEPS) for part in ("gmf", "mlp"))
+    expected = {name: value for name, value in mlp.items() if ".mlp." in name}
+    for side in ("user", "item"):  # equation 13 of the paper; both parts have tables of four columns
+        name = f"embeddings.embedding_bags.{side}.weight"
+        expected[name] = torch.cat([gmf[name], mlp[name]], dim=1)
+    weight, bias = "dense_network.output.weight", "dense_network.output.bias"
+    expected[weight] = torch.cat([0.25 * gmf[weight], 0.75 * mlp[weight]], dim=1)
+    expected[bias] = 0.25 * gmf[bias] + 0.75 * mlp[bias]
     found = weights_of(runs / "composed", 1)
     assert found.keys() == expected.keys()
     for name, value in found.items():
@@ -151,18 +159,45 @@ def test_a_run_begins_with_the_composed_weights(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gmf", "mlp", "changes", "message"),
+    ("gmf", "mlp", "changes", "options", "message"),
     [
-        ("absent", "mlp", {}, r"train\.initial_weights\.gmf: .*absent: not a run folder"),
-        ("gmf", "gmf", {}, r"train\.initial_weights\.mlp: .*gmf holds no model of kind 'neumf' with parts: \[mlp\]"),
-        ("gmf", "mlp", {"mlp": (8, 2)}, r"mlp has model\.mlp=\(8, 4\), this model \(8, 2\); make them equal"),
-        ("gmf", "mlp", {"factors": 3}, r"gmf has model\.factors=4, this model 3; make them equal"),
+        ("absent", "mlp", {}, {}, r"train\.initial_weights\.sources\.gmf: .*absent: not a run folder"),
+        (
+            "gmf",
+            "gmf",
+            {},
+            {},
+            r"train\.initial_weights\.sources\.mlp: not a model of kind 'neumf' with parts: \[mlp\]",
+        ),
+        (
+            "gmf",
+            "mlp",
+            {"mlp": (8, 2)},
+            {},
+            r"sources\.mlp: has model\.mlp=\(8, 4\), this model \(8, 2\); make them equal",
+        ),
+        ("gmf", "mlp", {"factors": 3}, {}, r"sources\.gmf: has model\.factors=4, this model 3; make them equal"),
+        (
+            "gmf",
+            "mlp",
+            {"parts": ("gmf",)},
+            {},
+            r"train\.initial_weights\.sources: a NeuMF with both parts begins with two",
+        ),
+        (
+            "gmf",
+            "mlp",
+            {},
+            {"alpha": 2},
+            r"train\.initial_weights\.options: NeuMF takes alpha, from 0 to 1, not {'alpha': 2}",
+        ),
+        ("gmf", "mlp", {}, {"beta": 1}, r"train\.initial_weights\.options: NeuMF takes alpha"),
     ],
 )
 def test_folders_that_do_not_fit(
-    runs: Path, dataset: Path, gmf: str, mlp: str, changes: dict[str, Any], message: str
+    runs: Path, dataset: Path, gmf: str, mlp: str, changes: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
-    wanted = _recipe(initial_weights={"gmf": str(runs / gmf), "mlp": str(runs / mlp)})
+    wanted = _recipe(initial_weights={"sources": _folders(runs, gmf, mlp), "options": options})
     wanted = wanted.model_copy(update={"model": wanted.model.model_copy(update=changes)})
     with pytest.raises(ConfigError, match=message) as caught:
         initial_weights(wanted, Dataset.open(dataset))

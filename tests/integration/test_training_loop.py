@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from rayrec.recipes import Recipe
-from rayrec.training.checkpoint import folder_name
-from rayrec.training.history import read_history
-from rayrec.training.run_folder import RunFolder
+from rayrec.training.run.folder import RunFolder, checkpoint_name
+from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
 from tests.training_runs import Case, logits_under, losses, recipe, run_cases, weights_of
 
@@ -110,7 +109,7 @@ def resumed(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # As a run that was killed between its last checkpoint and the index of them.
     died = folder / "died"
     shutil.copytree(folder / "one", died)
-    index = {"latest": folder_name(23), "best": None, "metric": None, "checkpoints": [folder_name(23)]}
+    index = {"latest": checkpoint_name(23), "best": None, "metric": None, "checkpoints": [checkpoint_name(23)]}
     (died / "checkpoints" / "index.json").write_text(json.dumps(index))
     run_cases(1, dataset, [Case(two_to_one.folder, whole["tables"]), Case(died, whole["tables"])])
     run_cases(2, dataset, [Case(one_to_two.folder, whole["mixed"]), Case(two_to_two.folder, whole["mixed"])])
@@ -138,7 +137,7 @@ def test_a_resumed_run_ends_in_the_same_weights_to_the_bit(resumed: Path) -> Non
 
 
 def test_a_run_killed_after_its_last_checkpoint_names_it(resumed: Path) -> None:
-    assert RunFolder.open(resumed / "died").checkpoint("latest").name == folder_name(STEPS)
+    assert RunFolder.open(resumed / "died").checkpoint("latest").name == checkpoint_name(STEPS)
 
 
 def test_evaluation_agrees_across_plans_and_counts_each_row_once(resumed: Path) -> None:
@@ -150,7 +149,7 @@ def test_evaluation_agrees_across_plans_and_counts_each_row_once(resumed: Path) 
 
 
 def test_predictions_do_not_depend_on_the_plan(runs: Path, dataset: Path, tmp_path: Path) -> None:
-    checkpoint = runs / "adagrad-mixed" / "checkpoints" / folder_name(STEPS)
+    checkpoint = runs / "adagrad-mixed" / "checkpoints" / checkpoint_name(STEPS)
     plans = [_recipe("adagrad", sharding=sharding) for sharding in _plans("adagrad").values()]
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
@@ -196,8 +195,8 @@ def test_parts_of_a_run(dataset: Path, tmp_path: Path) -> None:
     best = min(evaluations, key=lambda r: r["log_loss"])["step"]
     index = json.loads((tmp_path / "kept" / "checkpoints" / "index.json").read_text())
     kept = sorted({160, 162, best})
-    assert index["checkpoints"] == [folder_name(step) for step in kept]
-    assert (index["latest"], index["best"]) == (folder_name(162), folder_name(best))
+    assert index["checkpoints"] == [checkpoint_name(step) for step in kept]
+    assert (index["latest"], index["best"]) == (checkpoint_name(162), checkpoint_name(best))
     assert sorted(p.name for p in (tmp_path / "kept" / "checkpoints").glob("step-*")) == index["checkpoints"]
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, dump_recipe
-from rayrec.training.checkpoint import folder_name
 from rayrec.training.driver import train
-from rayrec.training.history import read_history
+from rayrec.training.run.folder import checkpoint_name
+from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
 from tests.holding import Hold
 from tests.ray_head import kill_node, node_of, ray_head, ray_nodes
@@ -73,7 +73,7 @@ def _arguments(folder: Path, dataset: Dataset) -> list[str]:
 @pytest.fixture
 def hold(tmp_path: Path) -> Hold:
     """Both workers wait at it as they begin to write their third checkpoint."""
-    return Hold(tmp_path / "hold", folder_name(150))
+    return Hold(tmp_path / "hold", checkpoint_name(150))
 
 
 def test_a_killed_worker_restarts_the_run(
@@ -162,4 +162,4 @@ def test_what_the_workers_find_wrong_is_said_once(ray_cluster: str, dataset: Dat
         train(_recipe(**section), dataset, tmp_path / "run")
     history = read_history(tmp_path / "run" / "history.jsonl")
     assert [(r["event"], r["step"]) for r in history] == [("epoch", 0), ("train", 1)]
-    assert (tmp_path / "run" / "checkpoints" / folder_name(1)).is_dir()
+    assert (tmp_path / "run" / "checkpoints" / checkpoint_name(1)).is_dir()

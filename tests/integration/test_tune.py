@@ -18,9 +18,8 @@ from jobs.tune import TuneRequest, run
 from rayrec.common.progress import SilentProgress
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import dump_recipe, load_recipe
-from rayrec.training.checkpoint import folder_name
-from rayrec.training.history import read_history
-from rayrec.training.run_folder import RunFolder
+from rayrec.training.run.folder import RunFolder, checkpoint_name
+from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
 from tests.holding import Hold
 from tests.ray_head import ray_head
@@ -103,7 +102,7 @@ def test_a_sweep_on_two_cpus_survives_kills(
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     own["RAY_AUTH_MODE"] = "disabled"
     # Trials wait as they write a checkpoint: Tune knows of no evaluation before it, so that it stops none of them.
-    first, second = (folder_name(STEPS * number // EVALUATIONS) for number in (1, 2))
+    first, second = (checkpoint_name(STEPS * number // EVALUATIONS) for number in (1, 2))
     hold = Hold(tmp_path / "hold", rf"trials/\w+/run/checkpoints/\.unfinished-({first}|{second})")
 
     def at(step: str) -> list[int]:

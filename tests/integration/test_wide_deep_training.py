@@ -22,9 +22,9 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
-from rayrec.training.checkpoint import folder_name
-from rayrec.training.ftrl import FTRL
-from rayrec.training.history import read_history
+from rayrec.training.optimizers.ftrl import FTRL
+from rayrec.training.run.folder import checkpoint_name
+from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
 from tests.training_runs import Case, logits_under, losses, metrics_under, recipe, run_cases, weights_of
 
@@ -38,7 +38,9 @@ ADAGRAD = {"kind": "adagrad", "lr": 0.1, "initial_accumulator": 0.1}
 ADAM = {"kind": "adam", "lr": 0.01}
 RMSPROP = {"kind": "rmsprop", "lr": 0.01, "rho": 0.5}
 L2 = 0.02
-FTRL_SETTINGS = {"lr": 0.1, "l1": 0.002, "l2": 0.001, "beta": 0.5}
+FTRL_SETTINGS = {"lr": 0.1, "initial_accumulator": 0.1, "l1": 0.002, "l2": 0.001, "beta": 0.5}
+WIDE_OPTIMIZER = {"kind": "ftrl", **FTRL_SETTINGS}
+WIDE = {"embedding_optimizer": WIDE_OPTIMIZER, "dense_optimizer": WIDE_OPTIMIZER, "schedule": {}, "embedding_l2": 0.0}
 SCHEDULE = {"warmup_epochs": 0.4, "pieces": [{"from_epoch": 1, "factor": 0.25}]}
 MIXED = {
     "C1": "row_wise", "C1_wide": "data_parallel", "C2": "data_parallel", "C2_wide": "row_wise", "C3": "row_wise",
@@ -60,7 +62,7 @@ def _recipe(optimizer: dict[str, Any] = ADAGRAD, plan: str = "tables", size: int
     train = {
         "embedding_optimizer": optimizer,
         "dense_optimizer": optimizer,
-        "wide_optimizer": FTRL_SETTINGS,
+        "parts": {"wide": WIDE},
         "embedding_l2": L2 if optimizer is RMSPROP else 0.0,
         "schedule": SCHEDULE,
         "sharding": {"default": default, "tables": tables, "memory_per_worker": "1GB"},
@@ -159,15 +161,15 @@ def test_equals_plain_torch(runs: Path, dataset: Path, run: str, optimizer: dict
     expected = losses(runs / run)
     assert {s: found[s] for s in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6)
     rates = [r for r in read_history(runs / run / "history.jsonl") if r["event"] == "train"]
-    assert [r["lr_wide"] for r in rates] == [0.1] * STEPS
+    assert [(r["lr_wide_embeddings"], r["lr_wide_dense"]) for r in rates] == [(0.1, 0.1)] * STEPS
     assert rates[-1]["lr_embeddings"] == rates[-1]["lr_dense"] == optimizer["lr"] / 4
 
 
 def test_a_resumed_run_repeats_weights_and_ftrl_state_to_the_bit(runs: Path) -> None:
-    whole, cut = (_tensors(runs / name / "checkpoints" / folder_name(STEPS)) for name in ("whole", "cut"))
+    whole, cut = (_tensors(runs / name / "checkpoints" / checkpoint_name(STEPS)) for name in ("whole", "cut"))
     assert whole.keys() == cut.keys()
     moments = {"table_optimizer.C1_wide.accumulator", "table_optimizer.M1_wide.linear", "table_optimizer.C1.momentum1"}
-    assert moments < whole.keys() and any(name.startswith("wide_optimizer.") for name in whole)
+    assert moments < whole.keys() and any(name.startswith("dense_optimizer.wide.") for name in whole)
     for name, value in whole.items():
         assert torch.equal(value, cut[name]), name
     assert losses(runs / "cut") == losses(runs / "whole")
@@ -197,7 +199,7 @@ def test_a_part_alone_trains(runs: Path) -> None:
 def logits(runs: Path, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     """Of the test split from one checkpoint, by plan on two workers, and on one worker."""
     folder = tmp_path_factory.mktemp("logits")
-    checkpoint = runs / "adagrad-mixed" / "checkpoints" / folder_name(STEPS)
+    checkpoint = runs / "adagrad-mixed" / "checkpoints" / checkpoint_name(STEPS)
     (folder / "one").mkdir()
     (folder / "two").mkdir()
     (one,) = logits_under([_recipe()], 1, dataset, checkpoint, folder / "one")
@@ -221,7 +223,7 @@ def test_map_at_any_workers_and_batch_size(
         "map_with_leak@12": _map(rows["group"], rows["label"], scores + np.array(rows["leak"])),
     }
     assert 0.3 < expected["map@12"] < expected["map_with_leak@12"] < 0.95
-    checkpoint = runs / "adagrad-mixed" / "checkpoints" / folder_name(STEPS)
+    checkpoint = runs / "adagrad-mixed" / "checkpoints" / checkpoint_name(STEPS)
     plans = [_recipe(plan="mixed", size=size) for size in (10, 64, 128, 1_000)]
     for workers in (1, 2):
         (tmp_path / str(workers)).mkdir()

@@ -107,7 +107,7 @@ def test_kind_chooses_the_model(recipe: Path) -> None:
         ("model.cross_rank=4", "unknown key 'model.cross_rank'; known keys: bottom_mlp, embedding_dim,"),
         (
             "train.embedding_optimizer.learnrate=1",
-            "unknown key 'train.embedding_optimizer.learnrate'; known keys: betas",
+            "unknown key 'train.embedding_optimizer.learnrate'; known keys: beta,",
         ),
         ("preprocess.split={kind: hash, tset: 0.2}", "unknown key 'preprocess.split.tset'; did you mean 'test'?"),
         ("train.epochs=0", "train.epochs: Input should be greater than 0 (got 0)"),
@@ -132,9 +132,12 @@ def test_kind_chooses_the_model(recipe: Path) -> None:
             "either all tables are data_parallel or none",
         ),
         (
-            "train.initial_weights={gmf: a, mlp: b}",
-            "train.initial_weights: only a model of kind 'neumf' with both parts is made from two",
+            "train.initial_weights={sources: {}}",
+            "train.initial_weights.sources: Dictionary should have at least 1",
         ),
+        ("train.initial_weights={sources: {a: b}, c: d}", "unknown key 'train.initial_weights.c'; known keys: options"),
+        ("train.parts.wide.lr=1", "unknown key 'train.parts.wide.lr'; known keys: dense_optimizer, embedding_l2,"),
+        ("train.dense_optimizer={kind: ftrl, weight_decay: 0.1}", "weight_decay is not available for 'ftrl' here"),
         ("train.workers=3", "train: global_batch_size (64) must be a multiple of workers (3)"),
         (
             "train={evaluations_per_epoch: 0, early_stop: {target: 0.8}}",

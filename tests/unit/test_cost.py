@@ -5,9 +5,9 @@ import pytest
 from benchmarks.scaling import PUBLISHED, check_published
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
-from rayrec.training.cost import DenseCost, dense_cost, estimate_step, memory_by_rank, step_time, step_traffic
-from rayrec.training.hardware import ACCELERATORS, ArithmeticName
-from rayrec.training.sharding import ShardPlacement, TablePlan
+from rayrec.training.placement.cost import DenseCost, dense_cost, estimate_step, memory_by_rank, step_time, step_traffic
+from rayrec.training.placement.hardware import ACCELERATORS, ArithmeticName
+from rayrec.training.placement.sharding import ShardingPlan, ShardPlacement
 from tests.builders import make_schema
 
 BATCH = 100
@@ -22,7 +22,7 @@ def _shard(table: str, sharding: str, rank: int, row: int, rows: int, columns: i
 
 
 # On two ranks: one table whole, one split by rows, one copied.
-PLAN = TablePlan(
+PLAN = ShardingPlan(
     world_size=2,
     shards=(
         _shard("whole", "table_wise", 0, 0, 1_000, 8),
@@ -43,7 +43,7 @@ def test_bytes_are_counted_from_the_plan() -> None:
     assert sent.gradients == BATCH // 2 * (8 + 4 + 4) * 4 // 2
     assert sent.all_reduce == 2 * 0.5 * 4 * (DENSE.parameters + 10 * 4)
     assert sent.total == sent.ids + sent.pooled + sent.gradients + sent.all_reduce
-    alone = TablePlan(world_size=1, shards=(_shard("whole", "table_wise", 0, 0, 1_000, 8),))
+    alone = ShardingPlan(world_size=1, shards=(_shard("whole", "table_wise", 0, 0, 1_000, 8),))
     assert step_traffic(alone, BATCH, {}, DENSE.parameters).total == 0
 
 
@@ -80,7 +80,7 @@ def test_a_whole_model_is_estimated() -> None:
     model = build_model(DLRMConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(32,)), make_schema(), "meta")
     shards = tuple(_shard(t.name, "table_wise", i % 2, 0, t.rows, t.columns) for i, t in enumerate(model.tables))
     estimate = estimate_step(
-        ACCELERATORS["h200"], "bf16", model=model, plan=TablePlan(2, shards), batch=BATCH, workers_per_node=2
+        ACCELERATORS["h200"], "bf16", model=model, plan=ShardingPlan(2, shards), batch=BATCH, workers_per_node=2
     )
     assert estimate.samples_per_second == BATCH / estimate.time.total
     assert len(estimate.memory_by_rank) == 2

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from rayrec.models.common.initialization import ROWS_PER_BLOCK, initialize_dense, initialize_table
-from rayrec.models.common.table_values import UniformByRows
+from rayrec.models.common.tables import UniformByRows
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model

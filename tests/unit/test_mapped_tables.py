@@ -12,8 +12,7 @@ from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import new_table, quantise_tables, table_file
 from rayrec.inference.folder.table_memory import TableMemory, mapped_bytes
 from rayrec.inference.predictor import load_model
-from rayrec.models.common.table_values import Zeros
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.tables import EmbeddingTable, Zeros
 from tests.model_folders import make_model_folder, make_raw_rows
 
 

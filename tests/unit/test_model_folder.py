@@ -18,8 +18,7 @@ from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.features.transforms import Vocabulary
 from rayrec.inference.folder.model_folder import ModelFolder, table_file, write_model_folder
 from rayrec.inference.predictor import load_model
-from rayrec.models.common.table_values import UniformByRows
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.tables import EmbeddingTable, UniformByRows
 from rayrec.models.dlrm.config import DLRMConfig
 from tests.builders import make_recipe
 from tests.model_folders import make_model_folder, tables_of

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 from rayrec.common.errors import UserError
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
+from rayrec.models.common.ranking import RankingModel
+from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.neumf.pretraining import compose
 from rayrec.models.registry import build_model
@@ -137,6 +140,21 @@ def test_unsuitable_hyper_parameters(changes: dict[str, object], message: str) -
         NeuMFConfig(**changes)
 
 
+class _Trained:
+    """The weights of a model in memory, as those of a run."""
+
+    def __init__(self, config: NeuMFConfig, model: RankingModel) -> None:
+        self.recipe = SimpleNamespace(model=config)
+        self.tables = model.tables
+        self._model = model
+
+    def table(self, table: EmbeddingTable) -> torch.Tensor:
+        return self._model.embeddings.embedding_bags[table.name].weight.detach()
+
+    def dense(self) -> dict[str, torch.Tensor]:
+        return self._model.dense_network.state_dict()
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("gmf_output", ["learned", "dot"])
 def test_made_from_trained_parts(gmf_output: str, alpha: float) -> None:
@@ -149,7 +167,11 @@ def test_made_from_trained_parts(gmf_output: str, alpha: float) -> None:
             for table in part.embeddings.parameters():
                 table.mul_(100)
     model = build_model(configs[2], schema, seed=3).eval()
-    model.load_state_dict(compose(configs[2], parts[0].state_dict(), parts[1].state_dict(), alpha))
+    sources = {name: _Trained(config, part) for name, config, part in zip(("gmf", "mlp"), configs, parts, strict=False)}
+    composed = compose(configs[2], sources, {"alpha": alpha})
+    tables = {f"embeddings.embedding_bags.{table.name}.weight": composed.table(table) for table in model.tables}
+    dense = {f"dense_network.{name}": value for name, value in composed.dense().items()}
+    model.load_state_dict(tables | dense)
     batch = random_batch(schema, rows=20)
     gmf, mlp = (part(batch) for part in parts)
     torch.testing.assert_close(model(batch), alpha * gmf + (1 - alpha) * mlp)

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from rayrec.common.errors import ConfigError
-from rayrec.training import precision
-from rayrec.training.device import resolve_device
-from rayrec.training.loss_scale import LossScale
-from rayrec.training.precision import resolve_precision
+from rayrec.training.loop import precision
+from rayrec.training.loop.precision import LossScale, resolve_precision
+from rayrec.training.run.preflight import resolve_device
 
 
 @pytest.mark.parametrize(

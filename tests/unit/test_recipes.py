@@ -158,7 +158,8 @@ def test_published_hyper_parameters_of_neumf() -> None:
                 "train.dense_optimizer.kind": "adagrad",
                 "train.dense_optimizer.lr": 1.0,
                 "train.dense_optimizer.initial_accumulator": 0.1,
-                "train.wide_optimizer.lr": 0.2,
+                "train.parts.wide.embedding_optimizer.lr": 0.2,
+                "train.parts.wide.dense_optimizer.lr": 0.2,
                 "train.schedule": ScheduleConfig(),
             },
         ),
@@ -175,7 +176,8 @@ def test_published_hyper_parameters_of_neumf() -> None:
                 "train.dense_optimizer.lr": 1.2e-4,
                 "train.dense_optimizer.rho": 0.5,
                 "train.dense_optimizer.momentum": 0.0,
-                "train.wide_optimizer.lr": 0.02,
+                "train.parts.wide.embedding_optimizer.lr": 0.02,
+                "train.parts.wide.dense_optimizer.lr": 0.02,
                 "train.schedule.warmup_epochs": 6,
             },
         ),
@@ -186,12 +188,20 @@ def test_published_hyper_parameters_of_wide_and_deep(name: str, published: dict[
         "model.part": "wide_deep",
         "model.mlp": (1024,) * 5,
         "train.global_batch_size": 131_072,
-        "train.wide_optimizer.lr_power": -0.5,
-        "train.wide_optimizer.initial_accumulator": 0.1,
-        "train.wide_optimizer.l1": 0.0,
-        "train.wide_optimizer.l2": 0.0,
-        "train.wide_optimizer.beta": 0.0,
-        "train.wide_schedule": ScheduleConfig(),
+        "train.parts.wide.embedding_optimizer.lr_power": -0.5,
+        "train.parts.wide.dense_optimizer.lr_power": -0.5,
+        "train.parts.wide.embedding_optimizer.initial_accumulator": 0.1,
+        "train.parts.wide.dense_optimizer.initial_accumulator": 0.1,
+        "train.parts.wide.embedding_optimizer.l1": 0.0,
+        "train.parts.wide.dense_optimizer.l1": 0.0,
+        "train.parts.wide.embedding_optimizer.l2": 0.0,
+        "train.parts.wide.dense_optimizer.l2": 0.0,
+        "train.parts.wide.embedding_optimizer.beta": 0.0,
+        "train.parts.wide.dense_optimizer.beta": 0.0,
+        "train.parts.wide.embedding_optimizer.kind": "ftrl",
+        "train.parts.wide.dense_optimizer.kind": "ftrl",
+        "train.parts.wide.schedule": ScheduleConfig(),
+        "train.parts.wide.embedding_l2": 0.0,
         "train.checkpoint.keep_best": "map@12",
         "evaluate.ranking.names": ("map@12",),
     }
@@ -248,5 +258,5 @@ def test_small_recipes_run_on_a_cpu(name: str) -> None:
 def value_at(recipe: Recipe, key: str) -> object:
     value: object = recipe
     for part in key.split("."):
-        value = getattr(value, part)
+        value = value[part] if isinstance(value, dict) else getattr(value, part)
     return value

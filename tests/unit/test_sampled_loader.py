@@ -11,9 +11,9 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.interactions import sampled_loader as loader_module
-from rayrec.training.place import Place
-from rayrec.training.preflight import require_trainable
-from rayrec.training.splits import SplitReader
+from rayrec.training.loop.splits import SplitReader
+from rayrec.training.placement.rank_context import RankContext
+from rayrec.training.run.preflight import require_trainable
 from tests.builders import make_dataset, write_dataset
 from tests.training_runs import recipe
 
@@ -39,7 +39,7 @@ def dataset(tmp_path):
 
 
 def batches_of(dataset, *, rank=0, world_size=1, negatives=NEGATIVES, recency=None, drop_last=False, **order):
-    place = Place(rank=rank, world_size=world_size, local_world_size=world_size, device=torch.device("cpu"))
+    place = RankContext(rank=rank, world_size=world_size, local_world_size=world_size, device=torch.device("cpu"))
     reader = SplitReader(dataset, IngestConfig(in_memory=True), place, negatives, recency)
     loader = reader.open("train", global_batch_size=32, drop_last=drop_last, **order)
     with loader:
@@ -98,7 +98,7 @@ def test_the_last_partial_batch_can_be_left_out(dataset):
     batches, loader = batches_of(dataset, drop_last=True)
     assert [batch.size for batch in batches] == [32] * 15 and loader.rows_dropped == 99 * 5 - 15 * 32
     with pytest.raises(UserError, match=r"global_batch_size.*495 samples"):
-        place = Place(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
+        place = RankContext(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
         reader = SplitReader(dataset, IngestConfig(in_memory=True), place, NegativesConfig())
         reader.open("train", global_batch_size=1_000, drop_last=True)
 
@@ -106,7 +106,7 @@ def test_the_last_partial_batch_can_be_left_out(dataset):
 def test_negatives_are_refused_where_they_cannot_be_drawn(dataset, tmp_path):
     negatives = recipe(negatives={"per_positive": 2})
     require_trainable(negatives, dataset, "cpu")
-    with pytest.raises(ConfigError, match=r"^train\.negatives: .*no dataset of interactions"):
+    with pytest.raises(ConfigError, match=r"^train\.negatives: .*is not a dataset of interactions"):
         require_trainable(negatives, make_dataset(tmp_path / "plain", 100), "cpu")
     labels = pa.table({
         "item": pa.array([1, 2], pa.int32()), "user": pa.array([1, 2], pa.int32()),

@@ -5,7 +5,7 @@ import pytest
 from rayrec.config import TrainConfig
 from rayrec.config.train import LearningRatePiece, ScheduleConfig
 from rayrec.recipes import load_recipe
-from rayrec.training.schedule import LearningRates, learning_rates, lr_factor
+from rayrec.training.optimizers.schedule import LearningRates, learning_rates, lr_factor
 
 PUBLISHED = ScheduleConfig(warmup_steps=8000, decay_start=48000, decay_steps=24000, decay_power=2)
 PIECES = ScheduleConfig(
@@ -50,12 +50,21 @@ def test_each_optimizer_has_its_rate() -> None:
     train = TrainConfig.model_validate({
         "embedding_optimizer": {"lr": 2.0},
         "dense_optimizer": {"lr": 3.0},
-        "wide_optimizer": {"lr": 5.0},
         "schedule": {"warmup_steps": 4},
-        "wide_schedule": {"pieces": [{"from_epoch": 0.1, "factor": 0.5}]},
+        "parts": {
+            "wide": {
+                "embedding_optimizer": {"lr": 5.0},
+                "dense_optimizer": {"lr": 6.0},
+                "schedule": {"pieces": [{"from_epoch": 0.1, "factor": 0.5}]},
+            },
+            "other": {"dense_optimizer": {"lr": 8.0}},
+        },
     })  # fmt: skip
-    assert learning_rates(train, 1, STEPS_PER_EPOCH) == LearningRates(0.5, 0.75, 5.0)
-    assert learning_rates(train, 4, STEPS_PER_EPOCH) == LearningRates(2.0, 3.0, 2.5)
+    expected = {
+        1: {"main": LearningRates(0.5, 0.75), "wide": LearningRates(5.0, 6.0), "other": LearningRates(0.5, 2.0)},
+        4: {"main": LearningRates(2.0, 3.0), "wide": LearningRates(2.5, 3.0), "other": LearningRates(2.0, 8.0)},
+    }
+    assert {step: learning_rates(train, step, STEPS_PER_EPOCH) for step in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -65,8 +74,8 @@ def test_each_optimizer_has_its_rate() -> None:
 def test_the_published_schedule_of_lean_wide_and_deep(epoch: float, factor: float) -> None:
     """At the last step of an epoch, and at the first of the next; 457 steps an epoch."""
     rates = learning_rates(load_recipe("wide-deep-outbrain-lean").train, round(epoch * 457), 457)
-    assert rates.embeddings == rates.dense == pytest.approx(1.2e-4 * factor)
-    assert rates.wide == 0.02
+    assert rates["main"].embeddings == rates["main"].dense == pytest.approx(1.2e-4 * factor)
+    assert rates["wide"] == LearningRates(0.02, 0.02)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ import pytest
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.units import format_bytes, parse_bytes
 from rayrec.config import TrainConfig
-from rayrec.models.common.table_values import UniformByRows
-from rayrec.models.common.tables import EmbeddingTable
-from rayrec.training.sharding import TablePlan, plan_tables
+from rayrec.models.common.tables import EmbeddingTable, UniformByRows
+from rayrec.training.placement.sharding import ShardingPlan, plan_sharding
 
 # The cardinalities of Criteo Terabyte at frequency limit 15.
 CRITEO = [
@@ -22,13 +21,19 @@ SMALL = [1000, 50, 7, 20000]
 
 def _plan(
     rows: list[int], dim: int, workers: int, memory: str, optimizer: str = "sgd", wide: bool = False, **sharding: Any
-) -> TablePlan:
+) -> ShardingPlan:
     tables = [EmbeddingTable(f"C{i}", f"C{i}", n, dim, UniformByRows()) for i, n in enumerate(rows)]
     if wide:
         tables += [replace(table, name=f"{table.name}_wide", dim=1, part="wide") for table in tables]
-    return plan_tables(
+    return plan_sharding(
         tables,
-        TrainConfig.model_validate({"sharding": sharding, "embedding_optimizer": {"kind": optimizer}}),
+        TrainConfig.model_validate(
+            {
+                "sharding": sharding,
+                "embedding_optimizer": {"kind": optimizer},
+                "parts": {"wide": {"embedding_optimizer": {"kind": "ftrl"}}} if wide else {},
+            }
+        ),
         world_size=workers,
         local_world_size=workers,
         memory_per_worker=parse_bytes(memory),
@@ -36,7 +41,7 @@ def _plan(
     )
 
 
-def _cells(plan: TablePlan, table: str) -> set[tuple[int, int]]:
+def _cells(plan: ShardingPlan, table: str) -> set[tuple[int, int]]:
     """Cells of a table by shard corner and size; asserts that no cell is covered twice."""
     cells: set[tuple[int, int]] = set()
     for shard in (s for s in plan.shards if s.table == table):

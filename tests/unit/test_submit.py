@@ -44,11 +44,16 @@ SENT: list[tuple[Request, dict[str, Any]]] = [
     (
         TrainRequest(
             recipe="neumf-ml-1m-debug",
-            set=("train.initial_weights={gmf: gmf, mlp: /there/mlp}",),
+            set=("train.initial_weights.sources={gmf: gmf, mlp: /there/mlp}",),
             data=Path("d"),
             output=Path("o"),
         ),
-        {"set": ("train.initial_weights={gmf: gmf, mlp: /there/mlp}", "train.initial_weights.gmf=/here/gmf")},
+        {
+            "set": (
+                "train.initial_weights.sources={gmf: gmf, mlp: /there/mlp}",
+                "train.initial_weights.sources.gmf=/here/gmf",
+            )
+        },
     ),
     (PredictRequest(model=Path("m"), input="rows.tsv", output=Path("o")), {"input": "/here/rows.tsv"}),
     (ServeRequest(model=(Path("m"), Path("b=../n"))), {"model": ("m=/here/m", "b=/here/../n")}),
@@ -77,7 +82,10 @@ def test_paths_are_absolute_when_a_request_is_sent(
 def test_uris_are_sent_as_they_are() -> None:
     """The machine that runs the command stages them itself."""
     request = TrainRequest(
-        recipe="neumf-ml-1m-debug", set=(f"train.initial_weights={{gmf: '{URI}', mlp: /m}}",), data=URI, output=URI
+        recipe="neumf-ml-1m-debug",
+        set=(f"train.initial_weights.sources={{gmf: '{URI}', mlp: /m}}",),
+        data=URI,
+        output=URI,
     ).with_absolute_paths()
     arguments = as_arguments(request)
     assert arguments[arguments.index("--data") + 1] == arguments[arguments.index("--output") + 1] == URI

@@ -9,8 +9,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from rayrec.common.errors import UserError
 from rayrec.models.common.embeddings import PooledOutputs, build_embeddings
 from rayrec.models.common.initialization import initialize_shard, initialize_table
-from rayrec.models.common.table_values import Normal, UniformByRows
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.tables import EmbeddingTable, Normal, UniformByRows
 
 CPU = torch.device("cpu")
 IDS = KeyedJaggedTensor.from_lengths_sync(

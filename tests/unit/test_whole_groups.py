@@ -13,7 +13,7 @@ from rayrec.config.train import IngestConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches
 from rayrec.models.common.batch import Batch
-from rayrec.training.preflight import require_trainable
+from rayrec.training.run.preflight import require_trainable
 from tests.builders import make_dataset, make_recipe
 
 SIZES = (3, 1, 5, 2, 12, 4, 1, 1, 7)

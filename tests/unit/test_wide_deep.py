@@ -13,7 +13,8 @@ from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.registry import build_model
 from rayrec.models.wide_deep.config import WideDeepConfig
-from rayrec.recipes import Recipe, load_recipe
+from rayrec.recipes import load_recipe
+from rayrec.training.run.preflight import require_parts
 from tests.builders import make_schema
 from tests.naive_models import naive_logits, random_batch
 
@@ -70,7 +71,7 @@ def test_every_feature_feeds_both_parts() -> None:
     tables = build_model(SMALL, SCHEMA, "meta").tables
     names = [feature.name for feature in SCHEMA.categorical]
     assert [(t.name, t.feature, t.part) for t in tables] == [
-        *((name, name, "deep") for name in names),
+        *((name, name, "main") for name in names),
         *((f"{name}_wide", name, "wide") for name in names),
     ]
     assert [t.dim for t in tables] == [6, 3, 6, 6, 6, 1, 1, 1, 1, 1]
@@ -150,9 +151,15 @@ def test_unsuitable_features(config: WideDeepConfig, schema: Schema, message: st
         build_model(config, schema)
 
 
-@pytest.mark.parametrize("field", ["wide_optimizer.lr=0.1", "wide_schedule.warmup_steps=5"])
+@pytest.mark.parametrize("field", ["embedding_optimizer.lr=0.1", "schedule.warmup_steps=5"])
 def test_the_wide_parts_settings_are_for_this_model(field: str) -> None:
-    with pytest.raises(ConfigError, match=rf"train\.{field.split('.')[0]}: only a model of kind 'wide_deep' has one"):
-        load_recipe("dlrm-criteo-debug", [f"train.{field}"])
+    for recipe, part, known in (
+        ("dlrm-criteo-debug", "wide", "all of it is trained as one"),
+        ("wide-deep-outbrain-debug", "deep", "it has wide"),
+    ):
+        other = load_recipe(recipe, [f"train.parts.{part}.{field}"])
+        with pytest.raises(ConfigError, match=rf"train\.parts\.{part}: the model has no such part; {known}"):
+            require_parts(other.train, build_model(other.model, SCHEMA, "meta"))
     # Without its wide part, too, so that a part alone can be tried.
-    assert isinstance(load_recipe("wide-deep-outbrain-debug", [f"train.{field}", "model.part=deep"]), Recipe)
+    deep = load_recipe("wide-deep-outbrain-debug", [f"train.parts.wide.{field}", "model.part=deep"])
+    require_parts(deep.train, build_model(deep.model, SCHEMA, "meta"))

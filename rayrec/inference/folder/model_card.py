@@ -68,12 +68,13 @@ def model_card(
     sources = [source.path.rpartition("/")[2] for source in dataset.manifest.sources]
     shown = ", ".join(sources[:3]) + (f" and {len(sources) - 3} more files" if len(sources) > 3 else "")
     train = recipe.train
+    present = {table.part for table in tables}
     optimizers = [
-        f"tables {train.embedding_optimizer.kind} (lr {train.embedding_optimizer.lr:g})",
-        f"dense {train.dense_optimizer.kind} (lr {train.dense_optimizer.lr:g})",
+        f"{'' if part is train else f'{name} part: '}tables {part.embedding_optimizer.kind} "
+        f"(lr {part.embedding_optimizer.lr:g}), dense {part.dense_optimizer.kind} (lr {part.dense_optimizer.lr:g})"
+        for name, part in train.by_part.items()
+        if part is train or name in present
     ]
-    if any(table.part == "wide" for table in tables):
-        optimizers.append(f"wide part {train.wide_optimizer.kind} (lr {train.wide_optimizer.lr:g})")
     return _TEXT.format(
         name=recipe.name,
         description=recipe.description or f"Made by rayrec from the recipe `{recipe.name}`.",
@@ -90,7 +91,7 @@ def model_card(
         batch=train.global_batch_size,
         epochs=train.epochs,
         seed=train.seed,
-        optimizers=", ".join(optimizers),
+        optimizers="; ".join(optimizers),
         checkpoint=checkpoint,
     )
 

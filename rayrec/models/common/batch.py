@@ -50,3 +50,9 @@ class Batch(Pipelineable):
     def _map(self, function: Any) -> "Batch":
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: function(v) for name, v in values.items() if v is not None})
+
+
+def group_numbers(group: Tensor) -> Tensor:
+    """(B,) group ids, of rows that follow each other by group -> (B,) int64 numbers of the groups, from 0."""
+    changes = group[1:] != group[:-1]
+    return torch.cat([changes.new_zeros(min(1, len(group)), dtype=torch.int64), changes.cumsum(0)])

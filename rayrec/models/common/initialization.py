@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.table_values import TableValues
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.tables import EmbeddingTable, TableValues
 
 ROWS_PER_BLOCK = 8192
 """Rows of a table that share a generator. Part of the scheme: another number gives other values."""

@@ -1,10 +1,11 @@
 """The contract between a model and whoever trains, evaluates or serves it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from rayrec.config.train import MAIN_PART
 from rayrec.features.schema import Schema
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.embeddings import PooledOutputs, build_embeddings
@@ -24,14 +25,17 @@ class RankingModel(nn.Module):
         dense_network: nn.Module,
         device: torch.device,
         *,
-        wide: nn.Module | None = None,
+        parts: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__()
-        assert sorted(tables, key=lambda table: table.part == "wide") == list(tables), "wide tables come last"
+        self.parts = dict(parts or {})
+        """Parts that a recipe can train otherwise than the rest, by name: children of `dense_network` that belong to
+        each. Tables say themselves which part they belong to."""
+        assert {table.part for table in tables} <= {MAIN_PART, *self.parts}, "a table of a part that is not stated"
         self.schema = schema
         """Every embedding_dim is resolved."""
         self.tables = tuple(tables)
-        """In the order of their outputs in `pooled`; those of a wide part come last."""
+        """In the order of their outputs in `pooled`."""
         self.embeddings = build_embeddings(tables, device)
         """The tables, by name; sums, of which `outputs` makes `pooled`."""
         self.outputs = PooledOutputs(tables)
@@ -40,10 +44,13 @@ class RankingModel(nn.Module):
 
         Initial values are its modules' (`initialize_dense`).
         """
-        self.wide_names = frozenset(name for name, module in dense_network.named_children() if module is wide)
-        """Children of `dense_network` that belong to a wide part."""
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B,) float32."""
         pooled = self.outputs(self.embeddings(batch.sparse), batch.sparse)
         return self.dense_network(batch.dense, pooled)
+
+    def part_of_dense(self, parameter: str) -> str:
+        """The part that a parameter of `dense_network` belongs to, by its name there."""
+        child = parameter.partition(".")[0]
+        return next((part for part, children in self.parts.items() if child in children), MAIN_PART)

@@ -1,20 +1,64 @@
-"""What a model states of its embedding tables; whoever shards, saves, exports or reads them walks these."""
+"""What a model states about its embedding tables; whoever shards, saves, exports or reads them walks these."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from rayrec.common.errors import UserError
+from rayrec.config.train import MAIN_PART
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema
-from rayrec.models.common.table_values import TableValues
 
 COLUMN_GRAIN = 4
 """FBGEMM's kernels take tables whose number of columns is a multiple of this, on any device."""
 
-Part = Literal["deep", "wide"]
-"""Which optimizer trains it: every part of a model is `deep` but the wide one of Wide & Deep."""
+
+class TableValues(Protocol):
+    """The distribution of a table's values before training, independent of row and column."""
+
+    def fill(self, block: Tensor, *, rows: int, generator: torch.Generator) -> None:
+        """Draw every value of `block`, a part of a table of `rows` rows, in place on the CPU."""
+
+
+@dataclass(frozen=True)
+class UniformByRows:
+    """U(-1/sqrt(rows), 1/sqrt(rows)), as NVIDIA published it for DLRM and DCNv2."""
+
+    def fill(self, block: Tensor, *, rows: int, generator: torch.Generator) -> None:
+        bound = 1.0 / math.sqrt(rows)
+        block.uniform_(-bound, bound, generator=generator)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """N(0, std^2)."""
+
+    std: float
+
+    def fill(self, block: Tensor, *, rows: int, generator: torch.Generator) -> None:
+        block.normal_(0.0, self.std, generator=generator)
+
+
+@dataclass(frozen=True)
+class TruncatedNormal:
+    """N(0, std^2), drawn again beyond two `std`."""
+
+    std: float
+
+    def fill(self, block: Tensor, *, rows: int, generator: torch.Generator) -> None:
+        bound = 2 * self.std
+        nn.init.trunc_normal_(block, 0.0, self.std, -bound, bound, generator=generator)
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """All 0."""
+
+    def fill(self, block: Tensor, *, rows: int, generator: torch.Generator) -> None:
+        block.zero_()
 
 
 @dataclass(frozen=True)
@@ -22,16 +66,17 @@ class EmbeddingTable:
     """A table of (rows, columns) float32, of which a model reads the first `dim` columns; the others are 0."""
 
     name: str
-    """Of its parameter, of its file in a model folder, in `train.sharding.tables` and in a plan."""
+    """The name of its parameter and of its file, also in `train.sharding.tables` and in a sharding plan."""
     feature: str
-    """The categorical feature whose ids it is looked up by; a feature may have several tables."""
+    """The categorical feature whose ids select rows of the table; a feature may have several tables."""
     rows: int
     dim: int
     values: TableValues
     """Initial values."""
     pooling: Literal["sum", "mean"] = "sum"
-    """Of a row's ids; without ids the result is 0."""
-    part: Part = "deep"
+    """How the embeddings of a row's ids become one; without ids the result is 0."""
+    part: str = MAIN_PART
+    """The part of the model that the table belongs to (`RankingModel.parts`)."""
 
     @property
     def columns(self) -> int:
@@ -79,5 +124,5 @@ def require_usable(tables: Sequence[EmbeddingTable]) -> None:
 
 
 def _pooling(feature: CategoricalFeature) -> Literal["sum", "mean"]:
-    """One-hot features are bags of one id, so their pooling changes nothing."""
+    # A one-hot feature is a bag of one id, so that pooling changes nothing.
     return feature.pooling if isinstance(feature, MultiHotFeature) else "sum"

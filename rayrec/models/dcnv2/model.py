@@ -10,11 +10,9 @@ from torch import Tensor, nn
 
 from rayrec.features.schema import Schema
 from rayrec.models.common.initialization import copy_normal
-from rayrec.models.common.mlp import hidden_layers, scoring_layers
-from rayrec.models.common.precision import to_autocast_dtype
+from rayrec.models.common.layers import hidden_layers, scoring_layers, to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.table_values import UniformByRows
-from rayrec.models.common.tables import EmbeddingTable, feature_tables
+from rayrec.models.common.tables import EmbeddingTable, UniformByRows, feature_tables
 from rayrec.models.dcnv2.config import DCNv2Config
 
 KERNEL_STD = 0.05

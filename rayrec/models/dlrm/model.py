@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from cuda_ops import dot_interaction, output_width
 from rayrec.common.errors import UserError
 from rayrec.features.schema import Schema
-from rayrec.models.common.mlp import hidden_layers, scoring_layers
+from rayrec.models.common.layers import hidden_layers, scoring_layers
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.table_values import UniformByRows
-from rayrec.models.common.tables import EmbeddingTable, feature_tables
+from rayrec.models.common.tables import EmbeddingTable, UniformByRows, feature_tables
 from rayrec.models.dlrm.config import DLRMConfig
 
 

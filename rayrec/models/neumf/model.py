@@ -14,8 +14,7 @@ from rayrec.common.errors import UserError
 from rayrec.features.schema import Schema
 from rayrec.models.common.initialization import copy_uniform
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.table_values import Normal
-from rayrec.models.common.tables import feature_tables
+from rayrec.models.common.tables import Normal, feature_tables
 from rayrec.models.neumf.config import NeuMFConfig
 
 TABLE_VALUES = Normal(std=0.01)

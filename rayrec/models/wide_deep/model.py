@@ -10,16 +10,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from rayrec.config.train import MAIN_PART
 from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.models.common.initialization import copy_uniform
-from rayrec.models.common.precision import to_autocast_dtype
+from rayrec.models.common.layers import to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.table_values import TableValues, TruncatedNormal, Zeros
-from rayrec.models.common.tables import EmbeddingTable, feature_tables
+from rayrec.models.common.tables import EmbeddingTable, TableValues, TruncatedNormal, Zeros, feature_tables
 from rayrec.models.wide_deep.config import WideDeepConfig
 
+WIDE = "wide"
+"""The part that recipes train by an optimizer of its own."""
 WIDE_SUFFIX = "_wide"
-"""The wide table of a feature is named as the feature with this behind it."""
+"""The name of a feature's wide table is the feature's with this suffix."""
 _TRUNCATED_STD = 0.87962566103423978
 """Standard deviation of a standard normal variable that is cut at two: Keras makes up for it in glorot_normal."""
 
@@ -31,7 +33,7 @@ def build(config: WideDeepConfig, schema: Schema, device: torch.device) -> Ranki
     if config.has_wide:
         tables += _wide_tables(schema)
     network = WideDeepDenseNetwork(config, len(schema.numeric), tables, device)
-    return RankingModel(schema, tables, network, device, wide=network.wide)
+    return RankingModel(schema, tables, network, device, parts={WIDE: ("wide",)})
 
 
 class WideDeepDenseNetwork(nn.Module):
@@ -41,7 +43,7 @@ class WideDeepDenseNetwork(nn.Module):
         self, config: WideDeepConfig, numeric: int, tables: Sequence[EmbeddingTable], device: torch.device
     ) -> None:
         super().__init__()
-        self._widths = [sum(table.dim for table in tables if table.part == part) for part in ("deep", "wide")]
+        self._widths = [sum(table.dim for table in tables if table.part == part) for part in (MAIN_PART, WIDE)]
         self.wide = WidePart(numeric, device) if config.has_wide else None
         self.deep = _deep_part(config, self._widths[0] + numeric, device) if config.has_deep else None
 
@@ -72,7 +74,7 @@ class WidePart(nn.Module):
         return (dense * self.weight).sum(1) + pooled.sum(1) + self.bias
 
     def initialize(self, generator: torch.Generator) -> None:
-        """All 0."""
+        """Set everything to 0."""
         self.weight.zero_()
         self.bias.zero_()
 
@@ -81,7 +83,7 @@ class GlorotLinear(nn.Linear):
     """A linear layer as Keras starts one."""
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Weight Glorot uniform, bias 0."""
+        """Draw the weight Glorot uniform and set the bias to 0."""
         copy_uniform(self.weight, math.sqrt(6 / (self.in_features + self.out_features)), generator)
         self.bias.zero_()
 
@@ -111,6 +113,6 @@ def _deep_tables(config: WideDeepConfig, schema: Schema) -> list[EmbeddingTable]
 
 def _wide_tables(schema: Schema) -> list[EmbeddingTable]:
     return [
-        replace(table, name=f"{table.feature}{WIDE_SUFFIX}", dim=1, pooling="sum", part="wide")
+        replace(table, name=f"{table.feature}{WIDE_SUFFIX}", dim=1, pooling="sum", part=WIDE)
         for table in feature_tables(schema, Zeros())
     ]

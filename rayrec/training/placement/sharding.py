@@ -1,7 +1,7 @@
 """The sharding plan: which worker holds which part of which embedding table.
 
-TorchRec's planner chooses, within what the recipe and the optimizer allow. Its estimates are those of an accelerator
-with the given memory on every device: its CPU mode never offers row-wise sharding, which CPU workers need as much.
+TorchRec's planner chooses, within what the recipe and the optimizer allow. It plans as for an accelerator with the
+given memory on every device: its CPU mode never offers row-wise sharding, which CPU workers need as much.
 """
 
 import logging
@@ -30,16 +30,17 @@ from torchrec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.units import format_bytes
 from rayrec.config.train import Sharding, ShardingConfig, TrainConfig
+from rayrec.internals.torchrec import set_planned_optimizer
 from rayrec.models.common.embeddings import build_embeddings
 from rayrec.models.common.tables import COLUMN_GRAIN, EmbeddingTable
-from rayrec.training.table_rules import Kernel, TableRule, table_rule
+from rayrec.training.optimizers.rules import Kernel, TableRule, table_rule
 
 # Memory kept free of tables: activations, buffers of the all-to-alls, fragmentation.
 _RESERVED_SHARE = 0.15
@@ -62,14 +63,18 @@ class ShardPlacement:
 
 
 @dataclass(frozen=True)
-class TablePlan:
-    """Every shard of every table, by table in the model's order."""
+class ShardingPlan:
+    """Every shard of every table, in the order of the model's tables."""
 
     world_size: int
     shards: tuple[ShardPlacement, ...]
 
     def bytes_by_rank(self) -> list[int]:
         return [sum(s.bytes for s in self.shards if s.rank == rank) for rank in range(self.world_size)]
+
+    def tables_by(self, kernel: Kernel) -> set[str]:
+        """Names of the tables that a kernel computes."""
+        return {s.table for s in self.shards if s.kernel == kernel}
 
     def as_json(self) -> dict[str, object]:
         """The content of `plan.json`."""
@@ -92,7 +97,7 @@ class EmbeddingTables(nn.Module):
         return self.embeddings(sparse)
 
 
-def plan_tables(
+def plan_sharding(
     tables: Sequence[EmbeddingTable],
     train: TrainConfig,
     *,
@@ -100,8 +105,8 @@ def plan_tables(
     local_world_size: int,
     memory_per_worker: int,
     batch_size: int,
-) -> TablePlan:
-    """Place every one of a model's tables on `world_size` workers.
+) -> ShardingPlan:
+    """RankContext every one of a model's tables on `world_size` workers.
 
     `memory_per_worker` in bytes, `batch_size` rows a worker. Deterministic, so that ranks may each call it. Raises
     UserError where the tables do not fit and ConfigError where the recipe asks for what cannot be done.
@@ -151,7 +156,7 @@ def plan_tables(
             shards.append(ShardPlacement(name, kind, rule.kernel(kind), rank, row, rows, column, columns, size))
     order = list(by_name)
     shards.sort(key=lambda s: (order.index(s.table), s.row, s.column, s.rank))
-    result = TablePlan(world_size, tuple(shards))
+    result = ShardingPlan(world_size, tuple(shards))
     _check_complete(result, tables)
     if max(result.bytes_by_rank()) > memory_per_worker:
         raise _too_large(tables, rules, world_size, memory_per_worker)
@@ -159,13 +164,13 @@ def plan_tables(
 
 
 def torchrec_plan(
-    plan: TablePlan, embeddings: EmbeddingBagCollection, device: torch.device, local_world_size: int
-) -> ShardingPlan:
+    plan: ShardingPlan, embeddings: EmbeddingBagCollection, device: torch.device, local_world_size: int
+) -> TorchRecPlan:
     """The same plan as TorchRec takes it, for `EmbeddingTables(embeddings)`."""
-    generators = {}
-    for table in embeddings.embedding_bag_configs():
-        shards = [s for s in plan.shards if s.table == table.name]
-        generators[table.name] = _generator(shards)
+    generators = {
+        table.name: _generator([s for s in plan.shards if s.table == table.name])
+        for table in embeddings.embedding_bag_configs()
+    }
     module_plan = construct_module_sharding_plan(
         embeddings,
         generators,
@@ -174,12 +179,12 @@ def torchrec_plan(
         world_size=plan.world_size,
         device_type=device.type,
     )
-    return ShardingPlan({"embeddings": module_plan})
+    return TorchRecPlan({"embeddings": module_plan})
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The planner warns on the root logger of every data-parallel table."""
+    """Silence the planner, which warns on the root logger about every data-parallel table."""
     previous = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -189,10 +194,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _sharding(table: EmbeddingTable, config: ShardingConfig, rule: TableRule, world_size: int) -> tuple[Sharding, ...]:
-    """What the planner may choose from. Raises ConfigError where the recipe asks for what the table cannot have."""
+    """The planner's choices for a table. Raises ConfigError where the recipe asks for a sharding it cannot have."""
     wanted = config.tables.get(table.name, config.default)
-    if wanted == "column_wise" and table.part == "wide" and table.name not in config.tables:
-        # One column that is read cannot be split: the default is meant for the others.
+    if wanted not in rule.on_request and wanted == "column_wise" and table.dim == 1 and table.name not in config.tables:
+        # One column cannot be split: the default is meant for the other tables.
         wanted = "auto"
     if wanted == "auto":
         return ("table_wise",) if world_size == 1 else rule.automatic
@@ -205,21 +210,15 @@ def _sharding(table: EmbeddingTable, config: ShardingConfig, rule: TableRule, wo
 
 
 def _columns_per_shard(columns: int, world_size: int) -> int:
-    """Widest equal column shards, at most one a worker, in multiples of the grain."""
+    """Columns of the widest equal column shards, at most one a worker, in multiples of the grain."""
     grains = columns // COLUMN_GRAIN
     shards = max(n for n in range(1, world_size + 1) if grains % n == 0)
     return columns // shards
 
 
 def _topology(world_size: int, local_world_size: int, memory_per_worker: int) -> Topology:
-    return TopologyFactory.create_topology(
-        trainer_config=TrainerConfig(
-            world_size=world_size,
-            local_world_size=local_world_size,
-            hbm_cap_bytes=memory_per_worker,
-        ),
-        kernel_config=KernelConfig(compute_device="cuda"),
-    )
+    trainer = TrainerConfig(world_size=world_size, local_world_size=local_world_size, hbm_cap_bytes=memory_per_worker)
+    return TopologyFactory.create_topology(trainer_config=trainer, kernel_config=KernelConfig(compute_device="cuda"))
 
 
 def _with_optimizers(tables: Sequence[EmbeddingTable], rules: dict[str, TableRule]) -> EmbeddingTables:
@@ -230,7 +229,7 @@ def _with_optimizers(tables: Sequence[EmbeddingTable], rules: dict[str, TableRul
         rule = rules[table.name]
         more = rule.row_bytes(table.columns, rule.automatic[0]) / (4 * table.columns) - 1
         stands_for = optim.SGD if more < 0.5 else optim.Adagrad if more < 1.5 else optim.Adam
-        embeddings.embedding_bags[table.name].weight._optimizer_classes = [stands_for]
+        set_planned_optimizer(embeddings.embedding_bags[table.name].weight, stands_for)
     return EmbeddingTables(embeddings)
 
 
@@ -258,8 +257,8 @@ def _generator(shards: list[ShardPlacement]) -> ParameterShardingGenerator:
             return data_parallel()
 
 
-def _check_complete(plan: TablePlan, tables: Sequence[EmbeddingTable]) -> None:
-    """Every table must be in the plan, each of its cells once (data-parallel: once a rank)."""
+def _check_complete(plan: ShardingPlan, tables: Sequence[EmbeddingTable]) -> None:
+    """Assert that the plan places each cell of each table once (data-parallel: once a rank)."""
     for table in tables:
         shards = [s for s in plan.shards if s.table == table.name]
         copies = plan.world_size if shards and shards[0].sharding == "data_parallel" else 1

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 
 class FTRL(Optimizer):
-    """For parameters that start at 0, of which it keeps two moments a coordinate.
+    """An optimizer for parameters that start at 0; it keeps two moments a coordinate.
 
     With gradient g, weight w, and n starting at `initial_accumulator`, z at 0:
 
@@ -45,7 +45,7 @@ class FTRL(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient; `closure`, where given, computes the loss first."""
+        """Update every parameter that has a gradient; `closure`, if given, computes the loss first."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -57,7 +57,7 @@ class FTRL(Optimizer):
         return loss
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """In operations over the whole list: a wide part has many small tables."""
+        """Update the parameters by operations over the whole list, as there may be many small tables."""
         lr, l1, power = group["lr"], group["l1"], -group["lr_power"]
         gradients = [cast(Tensor, p.grad) for p in parameters]
         accumulators = [self.state[p]["accumulator"] for p in parameters]
@@ -84,5 +84,4 @@ class FTRL(Optimizer):
 
 
 def _power(tensors: list[Tensor], exponent: float) -> list[Tensor]:
-    """New tensors."""
     return list(torch._foreach_sqrt(tensors) if exponent == 0.5 else torch._foreach_pow(tensors, exponent))

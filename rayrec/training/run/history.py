@@ -1,14 +1,48 @@
-"""Where the numbers of a run go besides its history: TensorBoard, MLflow."""
+"""Where the numbers of a run go: history.jsonl, one JSON object a line, and TensorBoard and MLflow."""
 
+import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from rayrec.common.errors import ConfigError
+from rayrec.common.files import write_atomically
 from rayrec.recipes import Recipe
 
 
+class History:
+    """The writer of history.jsonl on rank 0; each line is on disk when `append` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def cut_after(self, step: int) -> None:
+        """Drop records of steps beyond `step`: a resumed run makes them again. Also drops a torn last line."""
+        if self._path.exists():
+            kept = [json.dumps(record) + "\n" for record in read_history(self._path) if record["step"] <= step]
+            write_atomically(self._path, "".join(kept))
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add a record, which has a `step` and values that JSON can hold."""
+        with self._path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_history(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a history file, whole lines only; nothing if the file is absent."""
+    if not path.exists():
+        return
+    with path.open() as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
 class Tracker(Protocol):
-    """A sink of scalars; only rank 0 has one."""
+    """A sink of scalars, on rank 0 alone."""
 
     def log(self, values: dict[str, float], step: int) -> None: ...
 
@@ -16,7 +50,7 @@ class Tracker(Protocol):
 
 
 class TensorBoardTracker:
-    """Events under `run/tensorboard`."""
+    """TensorBoard events in `tensorboard/` of the run folder."""
 
     def __init__(self, run: Path, first_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -34,7 +68,7 @@ class TensorBoardTracker:
 
 
 class MLflowTracker:
-    """One MLflow run by the name of the run folder."""
+    """An MLflow run with the name of the run folder."""
 
     def __init__(self, run: Path, recipe: Recipe) -> None:
         config = recipe.train.tracking.mlflow

@@ -5,7 +5,7 @@ run.json  config.yaml  schema.json  plan.json  history.jsonl  metrics.json  chec
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ HISTORY_FILE = "history.jsonl"
 METRICS_FILE = "metrics.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 CHECKPOINT_INDEX_FILE = "index.json"
+PROGRESS_FILE = "progress.json"
 
 # Fields of train that a resumed run may change: they decide neither the model nor its batches.
 RESUMABLE_CHANGES = frozenset({
@@ -31,8 +32,24 @@ RESUMABLE_CHANGES = frozenset({
     "compile", "max_failures", "log_every_steps", "tracking",
 })  # fmt: skip
 
-# Of train.ingest likewise.
-_HOW_IT_IS_READ = {"in_memory": False, "prefetch_batches": 1, "task_cpus": None}
+# Fields of train.ingest that a resumed run may change, set alike for a comparison.
+_RESUMABLE_INGEST = {"in_memory": False, "prefetch_batches": 1, "task_cpus": None}
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """How far a run is: the order of the data depends on this and the seed alone."""
+
+    step: int = 0
+    """Optimizer steps done; global batches consumed."""
+    epoch: int = 0
+    batch: int = 0
+    """Global batches of `epoch` consumed."""
+    seconds: float = 0.0
+    """Time spent training, over all attempts."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The metrics of the evaluation at this step, if there was one."""
+    loss_scale: dict[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -51,22 +68,19 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
-        """A run that was begun. Raises UserError where the folder is none."""
+        """The folder of a run that was begun. Raises UserError where `path` is not one."""
         folder = cls(Path(path).absolute())
         if not (folder.path / RUN_FILE).is_file():
             raise UserError(f"{folder.path}: not a run folder (no {RUN_FILE}); give the output of `rayrec train`")
         return folder
 
     @classmethod
-    def create(cls, path: str | Path, recipe: Recipe, dataset: Dataset) -> "RunFolder":
-        """Begin a run. Raises UserError where `path` is not empty."""
-        # Only now: importing torch takes seconds.
-        from rayrec.models.registry import build_model
-
+    def create(cls, path: str | Path, recipe: Recipe, dataset: Dataset, schema: Schema) -> "RunFolder":
+        """Begin a run; `schema` is the model's. Raises UserError where `path` is not empty."""
         folder = cls(Path(path).absolute())
         with new_folder(folder.path) as unfinished:
             cls(unfinished)._describe(recipe)
-            build_model(recipe.model, dataset.schema, device="meta").schema.save(unfinished)
+            schema.save(unfinished)
             write_json(
                 unfinished / RUN_FILE, {"dataset": location(dataset.folder), "manifest": _fingerprint(dataset.folder)}
             )
@@ -81,13 +95,13 @@ class RunFolder:
         before, now = folder.recipe, recipe
         if before.model != now.model:
             raise ConfigError(f"{folder.path}: --resume with another model section; start a new run instead")
-        for field in type(now.train).model_fields:
-            old, new = getattr(before.train, field), getattr(now.train, field)
-            if field == "ingest":
-                old, new = (v.model_copy(update=_HOW_IT_IS_READ) for v in (old, new))
-            if field not in RESUMABLE_CHANGES and old != new:
+        for key in type(now.train).model_fields:
+            old, new = getattr(before.train, key), getattr(now.train, key)
+            if key == "ingest":
+                old, new = (v.model_copy(update=_RESUMABLE_INGEST) for v in (old, new))
+            if key not in RESUMABLE_CHANGES and old != new:
                 raise ConfigError(
-                    f"{folder.path}: --resume with train.{field} changed from {old!r} to {new!r}; "
+                    f"{folder.path}: --resume with train.{key} changed from {old!r} to {new!r}; "
                     "set it back, or start a new run"
                 )
         if before.train.has_dense_adam_tables != now.train.has_dense_adam_tables:
@@ -99,13 +113,18 @@ class RunFolder:
         return folder
 
     def was_trained_on(self, dataset_folder: Path) -> bool:
-        """Whether the dataset in a folder is the one that the run was begun with."""
+        """True if the dataset in a folder is the one that the run was begun with."""
         return bool(self._content()["manifest"] == _fingerprint(dataset_folder))
 
-    def checkpoint(self, which: str) -> Path:
-        """Folder of the checkpoint `latest`, `best` or of a step. Raises UserError where there is none.
+    def progress(self) -> RunProgress | None:
+        """The progress of the newest whole checkpoint; None if there is no checkpoint, or no run."""
+        steps = checkpoint_steps(self.checkpoints)
+        return read_progress(self.checkpoints / checkpoint_name(steps[-1])) if steps else None
 
-        Where nothing was evaluated, the latest is the best.
+    def checkpoint(self, which: str) -> Path:
+        """The folder of the checkpoint `latest`, `best` or of a step; UserError if there is no such checkpoint.
+
+        If nothing was evaluated, the latest is the best.
         """
         index = self.checkpoints / CHECKPOINT_INDEX_FILE
         if not index.exists():
@@ -113,7 +132,7 @@ class RunFolder:
         content = json.loads(index.read_text())
         names: list[str] = content["checkpoints"]
         by_name = {"latest": content["latest"], "best": content["best"] or content["latest"]}
-        wanted = f"step-{int(which):08d}" if which.isdigit() else by_name.get(which)
+        wanted = checkpoint_name(int(which)) if which.isdigit() else by_name.get(which)
         if wanted not in names:
             raise UserError(f"{self.path}: no checkpoint '{which}'; it has latest, best, {', '.join(names)}")
         return self.checkpoints / wanted
@@ -124,12 +143,12 @@ class RunFolder:
 
     @property
     def schema(self) -> Schema:
-        """With embedding dimensions."""
+        """The schema of the model, with embedding dimensions."""
         return Schema.load(self.path)
 
     @property
     def dataset_folder(self) -> Path:
-        """The dataset that the run was begun with; where a URI is, what is staged of it may be old."""
+        """The dataset that the run was begun with; if it is a URI, its local copy may be old."""
         return resolve(self._content()["dataset"], self.path)
 
     def _describe(self, recipe: Recipe) -> None:
@@ -140,7 +159,22 @@ class RunFolder:
         return content
 
 
+def checkpoint_name(step: int) -> str:
+    """The name of the folder of a checkpoint."""
+    return f"step-{step:08d}"
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """Steps of the whole checkpoints in `folder`, ascending."""
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in folder.glob(f"step-*/{PROGRESS_FILE}"))
+
+
+def read_progress(checkpoint: Path) -> RunProgress:
+    """The progress of a checkpoint, by its folder."""
+    return RunProgress(**json.loads((checkpoint / PROGRESS_FILE).read_text()))
+
+
 def _fingerprint(dataset_folder: Path) -> str | None:
-    """None where the folder holds no finished dataset."""
+    """A hash of the dataset's manifest; None if the folder holds no finished dataset."""
     manifest = dataset_folder / MANIFEST_FILE
     return hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else None

@@ -8,26 +8,26 @@ but updates each table once, exactly as without it.
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from rayrec.config import TrainConfig
-from rayrec.models.common.batch import Batch
-from rayrec.models.common.groups import group_numbers
+from rayrec.models.common.batch import Batch, group_numbers
 from rayrec.models.common.initialization import derived_seed
-from rayrec.training.dense_optimizer import build_dense_optimizer, build_wide_optimizer
-from rayrec.training.loss import BatchTotals, batch_loss
-from rayrec.training.loss_scale import LossScale
-from rayrec.training.parallel_model import ParallelModel
-from rayrec.training.precision import Precision
-from rayrec.training.schedule import LearningRates, learning_rates
+from rayrec.training.loop.loss import BatchTotals, batch_loss
+from rayrec.training.loop.precision import LossScale, Precision
+from rayrec.training.optimizers.build import build_optimizer
+from rayrec.training.optimizers.schedule import LearningRates, learning_rates
+from rayrec.training.placement.parallel_model import ParallelModel
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What one step gives back."""
+    """The result of one step."""
 
     loss: Tensor
     """() float32: this rank's weighted sum of row losses / the weight of the whole global batch; sums to the mean."""
@@ -39,24 +39,24 @@ class TrainStep:
     """Forward, backward and update on one batch; every rank calls it with its share of the same global batch."""
 
     def __init__(self, model: ParallelModel, config: TrainConfig, precision: Precision, steps_per_epoch: int) -> None:
-        """`steps_per_epoch`: of a whole epoch, for schedules in epochs."""
+        """`steps_per_epoch` counts the steps of a whole epoch, for schedules in epochs."""
         self._model = model
         self._steps_per_epoch = steps_per_epoch
         self._config = config
         self._precision = precision
         self._world_size = dist.get_world_size()
         self.loss_scale = LossScale(model.device) if precision.scales_loss else None
-        deep, wide = model.deep_parameters, model.wide_parameters
-        self.dense_optimizer = build_dense_optimizer(config.dense_optimizer, deep) if deep else None
-        self.wide_optimizer = build_wide_optimizer(config.wide_optimizer, wide) if wide else None
-        """Of the dense network's wide part; that of the wide tables is in the model's table optimizer."""
-        self._optimizers = [o for o in (self.dense_optimizer, self.wide_optimizer) if o is not None]
-        self._trained = [*deep, *wide]
+        self.dense_optimizers = {
+            part: build_optimizer(config.by_part[part].dense_optimizer, parameters)
+            for part, parameters in model.dense_parameters.items()
+            if parameters
+        }
+        """The optimizers of the dense network by part; those of the tables are in the model's table optimizer."""
         self._has_dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.dense_network.modules())
 
     def __call__(self, batch: Batch, totals: BatchTotals, step: int) -> StepOutcome:
-        """`totals`: of the global batch; `step` counts from 1."""
-        self._set_lr(step)
+        """Do optimizer step `step`, counted from 1; `totals` are those of the global batch."""
+        self._set_learning_rates(step)
         if self._has_dropout:
             # Masks depend on no earlier step, so that a resumed run repeats them; each rank draws its own.
             torch.manual_seed(derived_seed(self._config.seed, "dropout", step, dist.get_rank()))
@@ -69,23 +69,40 @@ class TrainStep:
             if self._model.trains_tables:
                 pooled.backward(self._with_penalty(boundary, batch.weight, totals.weight))
                 self._model.table_optimizer.step()
-            for optimizer in self._optimizers:
+            for optimizer in self.dense_optimizers.values():
                 optimizer.step()
-        for optimizer in self._optimizers:
+        for optimizer in self.dense_optimizers.values():
             optimizer.zero_grad(set_to_none=True)
         return StepOutcome(loss, updated)
 
-    def learning_rates(self, step: int) -> LearningRates:
-        """Those of `step`."""
+    def learning_rates(self, step: int) -> dict[str, LearningRates]:
+        """The rates of step `step` by part."""
         return learning_rates(self._config, step, self._steps_per_epoch)
 
-    def _set_lr(self, step: int) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the model and its optimizers; shares memory with them, except dense optimizers."""
+        network = self._model.dense_network
+        return {
+            "model": self._model.state_dict(),
+            "table_optimizer": self._model.table_optimizer.state_dict(),
+            "dense_optimizer": {n: get_optimizer_state_dict(network, o) for n, o in self.dense_optimizers.items()},
+        }
+
+    def finish_loading(self, state: dict[str, Any], step: int, loss_scale: dict[str, float] | None) -> None:
+        """Take over what is not loaded in place, once a checkpoint of `step` has been loaded into `state`."""
+        for part, optimizer in self.dense_optimizers.items():
+            states = state["dense_optimizer"][part]
+            set_optimizer_state_dict(self._model.dense_network, optimizer, optim_state_dict=states)
+        self._model.table_optimizer.restore_step(step)
+        if self.loss_scale is not None and loss_scale is not None:
+            self.loss_scale.load_state_dict(loss_scale)
+
+    def _set_learning_rates(self, step: int) -> None:
         rates = self.learning_rates(step)
         self._model.table_optimizer.set_lrs(rates)
-        for optimizer, rate in ((self.dense_optimizer, rates.dense), (self.wide_optimizer, rates.wide)):
-            if optimizer is not None:
-                for group in optimizer.param_groups:
-                    group["lr"] = rate
+        for part, optimizer in self.dense_optimizers.items():
+            for group in optimizer.param_groups:
+                group["lr"] = rates[part].dense
 
     def _dense_passes(self, batch: Batch, boundary: Tensor, totals: BatchTotals) -> Tensor:
         """Forward and backward of the dense network, in parts; gradients end in its parameters and `boundary`."""
@@ -111,28 +128,27 @@ class TrainStep:
         return total
 
     def _with_penalty(self, boundary: Tensor, weight: Tensor, total_weight: float) -> Tensor:
-        """The gradient of `boundary` with that of the L2 penalty on the deep tables' part of it, whose own value the
-        reported loss leaves out."""
+        """The gradient of `boundary` with that of the L2 penalty, whose own value the reported loss leaves out."""
         gradient = boundary.grad
         assert gradient is not None
-        factor = self._config.embedding_l2 * self._world_size / total_weight
-        if factor:
-            deep = slice(self._model.deep_width)
-            values = boundary.detach()[:, deep]
-            gradient[:, deep].addcmul_(values, weight.unsqueeze(1).to(gradient.dtype), value=factor)
+        for columns, penalty in self._model.penalties:
+            factor = penalty * self._world_size / total_weight
+            values = boundary.detach()[:, columns]
+            gradient[:, columns].addcmul_(values, weight.unsqueeze(1).to(gradient.dtype), value=factor)
         return gradient
 
     def _gradients_are_usable(self, boundary: Tensor) -> bool:
         if self.loss_scale is None:
             return True
-        gradients = [p.grad for p in self._trained if p.grad is not None]
+        trained = (p for parameters in self._model.dense_parameters.values() for p in parameters)
+        gradients = [p.grad for p in trained if p.grad is not None]
         if boundary.grad is not None:
             gradients.append(boundary.grad)
         return self.loss_scale.unscale_(gradients)
 
 
 def _part_sizes(batch: Batch, parts: int, *, cuts_groups: bool) -> list[int]:
-    """Rows of each part, as even as may be."""
+    """The number of rows in each part, as even as possible."""
     size = -(-batch.size // parts)
     ends = [*range(size, batch.size, size), batch.size]
     if not cuts_groups and len(ends) > 1:

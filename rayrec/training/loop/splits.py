@@ -14,7 +14,7 @@ from rayrec.ingest.interactions.samples import SampledSplit
 from rayrec.ingest.loader import EpochLoader, open_batches
 from rayrec.ingest.reads import InMemorySplit
 from rayrec.models.common.batch import Batch
-from rayrec.training.place import Place
+from rayrec.training.placement.rank_context import RankContext
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,20 @@ class SplitReader:
 
     dataset: Dataset
     config: IngestConfig
-    place: Place
+    context: RankContext
     negatives: NegativesConfig | None = None
-    """What `train` is completed with; None gives its rows as they are, as every other split's."""
+    """How `train` is completed with negatives; None gives its rows unchanged, as in every other split."""
     recency: RecencyConfig | None = None
-    """With `negatives`: how often the rows of `train` come."""
+    """How often each row of `train` comes, if there are `negatives`."""
     whole_groups: bool = False
-    """Whether batches of `train` cut no group."""
+    """True if batches of `train` must hold whole groups."""
     _stores: dict[str, InMemorySplit] = field(default_factory=dict)
     _candidates: dict[str, AllCandidates] = field(default_factory=dict)
     _sampled: dict[str, SampledSplit] = field(default_factory=dict)
 
     def open(self, split: str, *, contiguous: bool = False, **options: Unpack[EpochOptions]) -> EpochLoader:
         """See `rayrec.ingest.loader.open_batches`. Samples with drawn negatives are always shuffled."""
-        rank, world_size = self.place.rank, self.place.world_size
+        rank, world_size = self.context.rank, self.context.world_size
         if split == "train" and self.negatives is not None:
             sampled = self._sampled_split(split, self.negatives)
             slices = SampleSlices(
@@ -62,7 +62,7 @@ class SplitReader:
             self.config,
             rank=rank,
             world_size=world_size,
-            device=self.place.device,
+            device=self.context.device,
             contiguous=contiguous,
             whole_groups=self.whole_groups and split == "train",
             store=self._stores.get(split),
@@ -71,20 +71,20 @@ class SplitReader:
 
     def all_candidates(self, split: str, *, global_batch_size: int) -> Iterator[Batch]:
         """Every user of `split` with every item: see `rayrec.ingest.all_candidates`."""
-        place = self.place
+        context = self.context
         if split not in self._candidates:
-            read = AllCandidates.read(self.dataset, split, rank=place.rank, world_size=place.world_size)
+            read = AllCandidates.read(self.dataset, split, rank=context.rank, world_size=context.world_size)
             self._candidates[split] = read
-        return self._candidates[split].batches(max(1, global_batch_size // place.world_size), place.device)
+        return self._candidates[split].batches(max(1, global_batch_size // context.world_size), context.device)
 
     def _sampled_split(self, split: str, config: NegativesConfig) -> SampledSplit:
         if split not in self._sampled:
             positives = Positives.read(
                 self.dataset,
                 split,
-                self.place.device,
+                self.context.device,
                 in_memory=self.config.in_memory,
-                world_size=self.place.world_size,
+                world_size=self.context.world_size,
                 task_cpus=self.config.task_cpus,
             )
             self._sampled[split] = SampledSplit.of(positives, self.dataset.schema, config, self.recency)

@@ -7,8 +7,8 @@ from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.evaluation.distributed import compute_over_ranks
 from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.models.common.batch import Batch
-from rayrec.training.parallel_model import ParallelModel
-from rayrec.training.splits import SplitReader
+from rayrec.training.loop.splits import SplitReader
+from rayrec.training.placement.parallel_model import ParallelModel
 
 
 def evaluate_split(
@@ -16,8 +16,8 @@ def evaluate_split(
 ) -> dict[str, float | None]:
     """Metrics over every row of `split`, each counted once; the same on every rank. A collective.
 
-    Those of `BinaryMetrics`, then, where the recipe asks for them, those of `RankingMetrics`, with `map@k` also as
-    `map_with_leak@k` where the dataset has a leak column.
+    They are the metrics of `BinaryMetrics` and, if the recipe asks for them, of `RankingMetrics`; if the dataset has a
+    leak column, `map@k` also comes as `map_with_leak@k`.
     """
     binary = BinaryMetrics.from_config(config)
     ranking = RankingMetrics(config.ranking) if config.ranking is not None else None
@@ -49,7 +49,7 @@ def evaluate_split(
 
 
 def _with_leak(config: EvaluateConfig, splits: SplitReader) -> RankingMetrics | None:
-    """What accumulates `map_with_leak@k`, where the recipe measures `map@k` and the dataset has the column."""
+    """The accumulator of `map_with_leak@k`, if the recipe measures `map@k` and the dataset has the column."""
     ranking = config.ranking
     if splits.dataset.schema.leak is None or ranking is None or "map" not in ranking.metrics:
         return None

@@ -19,17 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayrec.models.common.groups import group_numbers
+from rayrec.models.common.batch import group_numbers
 
 
 @dataclass(frozen=True)
 class BatchTotals:
-    """Of a global batch, over all ranks."""
+    """Sums over all rows of a global batch, on all ranks."""
 
     weight: float
     """Sum of the weights."""
     positives: float | None
-    """Sum of the products of weight and label; None where it was not asked for, as no lists take part in the loss."""
+    """Sum of the products of weight and label; None if no lists take part in the loss."""
 
 
 def batch_loss(
@@ -37,7 +37,7 @@ def batch_loss(
 ) -> Tensor:
     """() float32: these rows' part of the loss; the parts of a global batch, which cut no group, sum to it.
 
-    All (B,), logits float32; `listwise`: the share of the lists, for which there must be groups.
+    All tensors are (B,), logits float32. `listwise` is the share of the lists, which need groups.
     """
     of_rows = F.binary_cross_entropy_with_logits(logits, label, weight, reduction="sum") / totals.weight
     if not listwise:
@@ -49,7 +49,7 @@ def batch_loss(
 
 
 def softmax_cross_entropy(logits: Tensor, label: Tensor, weight: Tensor, group: Tensor) -> Tensor:
-    """(): the sum of w_i y_i list_i. All (B,); rows of a group follow each other; those of weight 0 are not there."""
+    """(): the sum of w_i y_i list_i over (B,) rows, where those of a group are adjacent and weight 0 means absent."""
     counted = weight > 0
     scores = logits.masked_fill(~counted, -torch.inf)
     list_of = group_numbers(group)

@@ -1,9 +1,9 @@
-"""Multi-layer perceptrons."""
+"""Multi-layer perceptrons, and the dtype in which they compute under autocast."""
 
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def hidden_layers(in_features: int, widths: Sequence[int], device: torch.device) -> nn.Sequential:
@@ -20,3 +20,15 @@ def scoring_layers(in_features: int, widths: Sequence[int], device: torch.device
     layers = hidden_layers(in_features, widths, device)
     layers.append(nn.Linear(widths[-1], 1, device=device))
     return layers
+
+
+def to_autocast_dtype(tensor: Tensor) -> Tensor:
+    """`tensor` in autocast's dtype where autocast is on for its device, else unchanged.
+
+    Autocast promotes a concatenation to the widest dtype, so that float32 embeddings would keep what follows them in
+    float32.
+    """
+    device = tensor.device.type
+    if not torch.is_autocast_enabled(device):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device))

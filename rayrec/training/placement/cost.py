@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from rayrec.models.common.ranking import RankingModel
-from rayrec.training.hardware import Accelerator, ArithmeticName
-from rayrec.training.sharding import TablePlan
+from rayrec.training.placement.hardware import Accelerator, ArithmeticName
+from rayrec.training.placement.sharding import ShardingPlan
 
 _ID_BYTES, _LENGTH_BYTES, _FLOAT_BYTES = 4, 4, 4
 _TABLE_PASSES = 4
@@ -104,7 +104,7 @@ def estimate_step(
     precision: ArithmeticName,
     *,
     model: RankingModel,
-    plan: TablePlan,
+    plan: ShardingPlan,
     batch: int,
     workers_per_node: int,
 ) -> StepEstimate:
@@ -154,7 +154,7 @@ def dense_cost(network: nn.Module, numeric: int, width: int) -> DenseCost:
     )
 
 
-def step_traffic(plan: TablePlan, batch: int, ids_per_row: Mapping[str, float], dense_parameters: int) -> Traffic:
+def step_traffic(plan: ShardingPlan, batch: int, ids_per_row: Mapping[str, float], dense_parameters: int) -> Traffic:
     """Bytes that the busiest rank sends for a global `batch` of rows; `ids_per_row` by table, 1 where it has none."""
     ranks = plan.world_size
     away = (ranks - 1) / ranks
@@ -186,7 +186,7 @@ def step_time(
     accelerator: Accelerator,
     precision: ArithmeticName,
     *,
-    plan: TablePlan,
+    plan: ShardingPlan,
     batch: int,
     ids_per_row: Mapping[str, float],
     dense: DenseCost,
@@ -215,14 +215,14 @@ def step_time(
     )
 
 
-def memory_by_rank(plan: TablePlan, batch: int, dense: DenseCost) -> list[int]:
+def memory_by_rank(plan: ShardingPlan, batch: int, dense: DenseCost) -> list[int]:
     """Bytes on each rank: tables with optimizer state, the dense network with its optimizer's, activations in fp32."""
     activations = 2 * _FLOAT_BYTES * dense.activations * batch / plan.world_size
     everywhere = _COPIES_OF_WEIGHTS * _FLOAT_BYTES * dense.parameters + activations
     return [round(tables + everywhere) for tables in plan.bytes_by_rank()]
 
 
-def _rows_by_table(plan: TablePlan) -> dict[str, int]:
+def _rows_by_table(plan: ShardingPlan) -> dict[str, int]:
     rows: dict[str, int] = {}
     for shard in plan.shards:
         rows[shard.table] = max(rows.get(shard.table, 0), shard.row + shard.rows)

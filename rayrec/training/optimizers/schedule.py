@@ -2,27 +2,25 @@
 
 from dataclasses import dataclass
 
-from rayrec.config import TrainConfig
-from rayrec.config.train import ScheduleConfig
+from rayrec.config.train import PartConfig, ScheduleConfig, TrainConfig
 
 
 @dataclass(frozen=True)
 class LearningRates:
-    """Of one step."""
+    """The rates of one part of a model in one step."""
 
     embeddings: float
     dense: float
-    wide: float
 
 
-def learning_rates(config: TrainConfig, step: int, steps_per_epoch: int) -> LearningRates:
-    """At optimizer step `step`, counted from 1."""
-    factor = lr_factor(config.schedule, step, steps_per_epoch)
-    return LearningRates(
-        embeddings=config.embedding_optimizer.lr * factor,
-        dense=config.dense_optimizer.lr * factor,
-        wide=config.wide_optimizer.lr * lr_factor(config.wide_schedule, step, steps_per_epoch),
-    )
+def learning_rates(train: TrainConfig, step: int, steps_per_epoch: int) -> dict[str, LearningRates]:
+    """The rates of every part at optimizer step `step`, counted from 1."""
+
+    def rates(part: PartConfig) -> LearningRates:
+        factor = lr_factor(part.schedule, step, steps_per_epoch)
+        return LearningRates(part.embedding_optimizer.lr * factor, part.dense_optimizer.lr * factor)
+
+    return {name: rates(part) for name, part in train.by_part.items()}
 
 
 def lr_factor(config: ScheduleConfig, step: int, steps_per_epoch: int) -> float:

@@ -1,4 +1,4 @@
-"""Which device and which number format a run computes in, and why."""
+"""Which number format a run computes in, and why; loss scaling for float16."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from rayrec.common.errors import ConfigError
-from rayrec.training.device import DeviceName
+from rayrec.training.run.preflight import DeviceName
 
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 
@@ -45,7 +47,7 @@ class Precision:
 
 
 def resolve_precision(wanted: Literal["auto"] | PrecisionName, device: DeviceName) -> Precision:
-    """Pick what the hardware does well. Must run on a worker, whose hardware counts."""
+    """Pick what the hardware does well. Must run on a worker, whose hardware decides."""
     if device == "cuda":
         major, minor = torch.cuda.get_device_capability()
         name = f"{torch.cuda.get_device_name()} (sm_{major}{minor})"
@@ -75,3 +77,46 @@ def cpu_flags() -> set[str]:
     except OSError:
         return set()
     return next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
+
+
+class LossScale:
+    """A factor on the loss so that float16 gradients do not underflow; it halves when any gradient overflows.
+
+    Dynamic loss scaling (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
+
+    torch's GradScaler cannot be used: it acts between backward and step, but the tables are updated inside backward.
+    """
+
+    def __init__(self, device: torch.device, *, initial: float = 65536.0, growth_interval: int = 2000) -> None:
+        self.scale = torch.full((), initial, device=device)
+        self._growth_interval = growth_interval
+        self._clean_steps = 0
+
+    def unscale_(self, gradients: list[Tensor]) -> bool:
+        """Divide `gradients` by the scale in place; True if all gradients of all ranks are finite.
+
+        Must be called on every rank. Adapts the scale: half after an overflow, double after `growth_interval` steps
+        without one.
+        """
+        found = torch.zeros((), device=self.scale.device)
+        if gradients:
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, self.scale.reciprocal())
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        finite = not found.item()
+        if not finite:
+            self.scale.mul_(0.5)
+            self._clean_steps = 0
+        else:
+            self._clean_steps += 1
+            if self._clean_steps == self._growth_interval:
+                self.scale.mul_(2.0)
+                self._clean_steps = 0
+        return finite
+
+    def state_dict(self) -> dict[str, float]:
+        return {"scale": self.scale.item(), "clean_steps": self._clean_steps}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.scale.fill_(state["scale"])
+        self._clean_steps = int(state["clean_steps"])

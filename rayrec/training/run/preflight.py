@@ -1,36 +1,60 @@
 """What is known to be wrong before any worker starts: checked on the driver, so that the answer comes at once."""
 
+from typing import TYPE_CHECKING, Literal
+
 from rayrec.common.errors import ConfigError
+from rayrec.config import TrainConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
-from rayrec.training.device import DeviceName
+
+if TYPE_CHECKING:
+    from rayrec.models.common.ranking import RankingModel
+
+DeviceName = Literal["cpu", "cuda"]
+
+
+def resolve_device(wanted: Literal["auto", "cpu", "cuda"], *, gpus: float) -> DeviceName:
+    """`auto` is cuda if the cluster has GPUs. Raises ConfigError where cuda is asked for and there is no GPU."""
+    if wanted == "cuda" and gpus < 1:
+        raise ConfigError("train.device: 'cuda' was asked for, but the cluster has no GPU; use cpu or auto")
+    if wanted == "auto":
+        return "cuda" if gpus >= 1 else "cpu"
+    return wanted
 
 
 def require_trainable(recipe: Recipe, dataset: Dataset, device: DeviceName) -> None:
     """Raise ConfigError where the recipe cannot train on the dataset with workers on `device`."""
+    train = recipe.train
     evaluation_split(recipe, dataset)
     require_evaluable(recipe, dataset)
-    if recipe.train.negatives is not None:
+    if train.negatives is not None:
         _require_interactions(dataset)
-    if recipe.train.loss.listwise:
+    if train.loss.listwise:
         _require_whole_groups(dataset)
     # FBGEMM fuses Adam and LAMB into the tables' backward pass on a GPU alone.
-    kind = recipe.train.embedding_optimizer.kind
-    if device == "cpu" and kind == "adam" and not recipe.train.has_dense_adam_tables:
-        raise ConfigError(
-            "train.embedding_optimizer.kind: 'adam' on a CPU needs train.sharding.default: data_parallel; "
-            "or use sgd, adagrad or rowwise_adagrad"
-        )
-    if device == "cpu" and kind == "lamb":
-        raise ConfigError(
-            "train.embedding_optimizer.kind: 'lamb' needs a GPU; on a CPU use sgd, adagrad or rowwise_adagrad"
-        )
-    if set(recipe.train.freeze) - {"embeddings"}:
-        # Only now: importing torch takes seconds.
-        from rayrec.models.registry import build_model
-        from rayrec.training.freeze import frozen_parameters
+    for name, part in train.by_part.items() if device == "cpu" else ():
+        kind, field = part.embedding_optimizer.kind, "train" if part is train else f"train.parts.{name}"
+        if kind == "adam" and not train.has_dense_adam_tables:
+            raise ConfigError(
+                f"{field}.embedding_optimizer.kind: 'adam' on a CPU needs train.sharding.default: data_parallel; "
+                "or use sgd, adagrad or rowwise_adagrad"
+            )
+        if kind == "lamb":
+            raise ConfigError(
+                f"{field}.embedding_optimizer.kind: 'lamb' needs a GPU; on a CPU use sgd, adagrad or rowwise_adagrad"
+            )
 
-        frozen_parameters(build_model(recipe.model, dataset.schema, device="meta").dense_network, recipe.train.freeze)
+
+def require_parts(train: TrainConfig, model: "RankingModel") -> None:
+    """Raise ConfigError where `train.parts` or `train.freeze` names what the model, on any device, does not have."""
+    for name in train.parts:
+        if name not in model.parts:
+            known = f"it has {', '.join(model.parts)}" if model.parts else "all of it is trained as one"
+            raise ConfigError(f"train.parts.{name}: the model has no such part; {known}")
+    if set(train.freeze) - {"embeddings"}:
+        from rayrec.training.placement.parallel_model import frozen_parameters
+
+        frozen_parameters(model.dense_network, train.freeze)
 
 
 def require_evaluable(recipe: Recipe, dataset: Dataset) -> None:
@@ -69,7 +93,7 @@ def _require_interactions(dataset: Dataset) -> None:
     schema, train = dataset.schema, dataset.split("train")
     if schema.interactions is None:
         raise ConfigError(
-            f"train.negatives: {dataset.folder} is no dataset of interactions (its schema names no user and item); "
+            f"train.negatives: {dataset.folder} is not a dataset of interactions (its schema names no user and item); "
             "unset it, or preprocess with a source of interactions"
         )
     others = {f.name for f in schema.features} - {schema.interactions.user, schema.interactions.item}

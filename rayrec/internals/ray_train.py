@@ -1,0 +1,24 @@
+"""Private parts of Ray Train: which environment variables its processes inherit from the driver."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
+"""Seconds that Ray Train waits for the resources of all workers before it tries again with fewer."""
+
+
+@contextmanager
+def environment_of_processes(variables: dict[str, str]) -> Iterator[None]:
+    """Set environment variables in this process and in those that Ray Train starts from it, within the block."""
+    from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
+
+    ENV_VARS_TO_PROPAGATE.update(variables)
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(before)

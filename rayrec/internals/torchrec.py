@@ -1,0 +1,59 @@
+"""Private parts of TorchRec, and of torch's ShardedTensor, in which TorchRec keeps what is sharded."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    TableTensor = Any
+    """A ShardedTensor, or a plain tensor where every rank holds the whole table."""
+
+
+def local_shards(value: "TableTensor") -> "list[tuple[Tensor, int, int]]":
+    """This rank's parts of a table as (rows x columns tensor, first row, first column); views, not copies."""
+    from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+    if not isinstance(value, ShardedTensor):
+        return [(value, 0, 0)]
+    shards = value.local_shards()
+    return [(s.tensor, s.metadata.shard_offsets[0], s.metadata.shard_offsets[1]) for s in shards]
+
+
+def sharded_like(part: "Tensor", table: "TableTensor") -> "TableTensor":
+    """This rank's part of the optimizer state of `table` as a part of the state of the whole table.
+
+    `part` has the shape of this rank's one shard; scalars, and parts of tables that are not sharded, stay as they are.
+    """
+    from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+
+    if not isinstance(table, ShardedTensor) or part.ndim == 0:
+        return part
+    (shard,) = table.local_shards()
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        local_shards=[Shard(part, shard.metadata)], sharded_tensor_metadata=table.metadata()
+    )
+
+
+def set_planned_optimizer(weight: "nn.Parameter", optimizer: type) -> None:
+    """Let the planner reserve memory for the state of a torch optimizer of this class."""
+    weight._optimizer_classes = [optimizer]  # type: ignore[attr-defined]
+
+
+def set_fused_parameters(weight: "nn.Parameter", group: str, parameters: dict[str, Any]) -> None:
+    """Give a table, before it is sharded, its own parameters of FBGEMM instead of the sharder's.
+
+    Tables of different `group`s never share a kernel, so that each group can have its own learning rate.
+    """
+    weight._optimizer_kwargs = [{**parameters, "_batch_key": group}]  # type: ignore[attr-defined]
+
+
+def call_tables_directly(model: "nn.Module") -> None:
+    """Take the replication out of data-parallel tables: with one worker it only copies gradients."""
+    from torch.nn.parallel import DistributedDataParallel
+    from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+
+    for module in model.modules():
+        if isinstance(module, ShardedEmbeddingBagCollection):
+            for index, lookup in enumerate(module._lookups):
+                if isinstance(lookup, DistributedDataParallel):
+                    module._lookups[index] = lookup.module

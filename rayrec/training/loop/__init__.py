@@ -1,0 +1,1 @@
+"""What every worker runs: epochs, one step, evaluation, number formats."""

@@ -1,0 +1,193 @@
+"""What is recorded and saved of a run, and when: history, trackers, the sharding plan, checkpoints."""
+
+import math
+import resource
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rayrec.common.errors import UserError
+from rayrec.common.files import write_json
+from rayrec.config.train import MAIN_PART
+from rayrec.ingest.loader import EpochLoader
+from rayrec.recipes import Recipe
+from rayrec.training.loop.checkpoint import Checkpoints
+from rayrec.training.loop.precision import Precision
+from rayrec.training.loop.step import StepOutcome, TrainStep
+from rayrec.training.placement.rank_context import RankContext
+from rayrec.training.placement.sharding import ShardingPlan
+from rayrec.training.run.folder import PLAN_FILE, RunFolder, RunProgress
+from rayrec.training.run.history import History, Tracker, open_trackers
+
+
+@dataclass
+class _Window:
+    """What is summed up between two records of the history."""
+
+    loss: torch.Tensor
+    """() Sum over the steps of this rank's part of the mean loss."""
+    started: float
+    steps: int = 0
+    overflows: int = 0
+    waited: float = 0.0
+    """Seconds without a batch to work on."""
+
+
+class RunRecorder:
+    """The records and checkpoints of one run. Every rank has a recorder, and rank 0 writes the files."""
+
+    def __init__(
+        self, recipe: Recipe, run: RunFolder, context: RankContext, step: TrainStep, precision: Precision
+    ) -> None:
+        self._recipe, self._run, self._context, self._step, self._precision = recipe, run, context, step, precision
+        self._is_chief = context.rank == 0
+        self._checkpoints = Checkpoints(run.checkpoints, recipe.train.checkpoint)
+        self._history = History(run.history)
+        self._trackers: list[Tracker] = []
+        self._window = self._new_window()
+        self._waited_in_epoch = 0.0
+        self._saved_step: int | None = None
+        self._saved_at = self._began_at = time.perf_counter()
+        self._seconds_before = 0.0
+
+    def resume(self) -> RunProgress | None:
+        """Load the latest checkpoint, if there is one. A collective."""
+        progress = self._run.progress()
+        if progress is not None:
+            self._checkpoints.load(self._step, progress)
+            self._saved_step, self._seconds_before = progress.step, progress.seconds
+            if self._is_chief:
+                # The last attempt may have died between a checkpoint and the index of them.
+                self._checkpoints.prune()
+        return progress
+
+    @contextmanager
+    def open(self, progress: RunProgress, plan: ShardingPlan) -> Iterator[None]:
+        """Write the sharding plan, and keep history and trackers open, from `progress` on, within the block."""
+        if self._is_chief:
+            write_json(self._run.path / PLAN_FILE, plan.as_json())
+            self._history.cut_after(progress.step)
+            self._trackers = open_trackers(self._run.path, self._recipe, progress.step + 1)
+        try:
+            yield
+        finally:
+            for tracker in self._trackers:
+                tracker.close()
+
+    def begin_epoch(self, progress: RunProgress, loader: EpochLoader) -> None:
+        """Record what the epoch has and how it is computed."""
+        self._window, self._waited_in_epoch = self._new_window(), 0.0
+        self._write({
+            "step": progress.step,
+            "epoch": progress.epoch,
+            "event": "epoch",
+            "batches": loader.num_batches,
+            "rows_dropped": loader.rows_dropped,
+            "workers": self._context.world_size,
+            "device": str(self._context.device.type),
+            "precision": self._precision.name,
+            "precision_reason": self._precision.reason,
+        })  # fmt: skip
+
+    def add(self, outcome: StepOutcome, waited_in_epoch: float) -> None:
+        """Take in one step, and the seconds that the epoch has waited for batches so far."""
+        self._window.loss += outcome.loss
+        self._window.steps += 1
+        self._window.overflows += not outcome.updated
+        self._window.waited += waited_in_epoch - self._waited_in_epoch
+        self._waited_in_epoch = waited_in_epoch
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the block's time out of the steps' speed."""
+        began = time.perf_counter()
+        yield
+        self._window.started += time.perf_counter() - began
+
+    def record_steps(self, progress: RunProgress) -> bool:
+        """Record the steps since the last record; True when the time for a checkpoint has come. A collective.
+
+        Raises UserError where the loss is not finite.
+        """
+        window, now = self._window, time.perf_counter()
+        every = self._recipe.train.checkpoint.every_minutes
+        due = every is not None and now - self._saved_at >= 60 * every
+        # One all-reduce: the loss, the time spent waiting, and rank 0's clock, which decides for all.
+        sums = torch.stack([
+            window.loss,
+            window.loss.new_tensor(window.waited / self._context.world_size),
+            window.loss.new_tensor(float(due and self._is_chief)),
+        ])  # fmt: skip
+        dist.all_reduce(sums)
+        loss, waited, checkpoint_due = sums.tolist()
+        if not math.isfinite(loss):
+            raise UserError(
+                f"the loss is not finite at step {progress.step}: lower train.embedding_optimizer.lr and "
+                "train.dense_optimizer.lr (and those of train.parts), or give train.schedule.warmup_steps"
+            )
+        seconds = now - window.started
+        values = {
+            "loss": loss / window.steps,
+            **self._learning_rates(progress.step),
+            "samples_per_second": window.steps * self._recipe.train.global_batch_size / seconds,
+            "data_wait_share": waited / seconds,
+            "peak_memory_bytes": self._peak_memory(),
+            "overflows": window.overflows,
+        }
+        self._write({"step": progress.step, "epoch": progress.epoch, "event": "train", **values})
+        self._track("train", values, progress.step)
+        self._window = self._new_window()
+        return checkpoint_due > 0
+
+    def record_evaluation(self, progress: RunProgress, split: str, metrics: Mapping[str, float | None]) -> None:
+        """Record the metrics of an evaluation in mid-training."""
+        record = {"step": progress.step, "epoch": progress.epoch, "event": "evaluate", "split": split}
+        self._write({**record, "seconds": self._seconds(), **metrics})
+        self._track(split, progress.metrics, progress.step)
+
+    def save(self, progress: RunProgress) -> None:
+        """Save a checkpoint, unless this step has one. A collective."""
+        if self._saved_step == progress.step:
+            return
+        loss_scale = self._step.loss_scale.state_dict() if self._step.loss_scale is not None else None
+        self._checkpoints.save(self._step, replace(progress, seconds=self._seconds(), loss_scale=loss_scale))
+        self._saved_step, self._saved_at = progress.step, time.perf_counter()
+
+    def load_best(self, progress: RunProgress) -> None:
+        """Load the best checkpoint, if one is kept and it is not that of `progress`. A collective."""
+        best = self._checkpoints.best()
+        if best is not None and best.step != progress.step:
+            self._checkpoints.load(self._step, best)
+
+    def _learning_rates(self, step: int) -> dict[str, float]:
+        """`lr_embeddings` and `lr_dense` of the main part, `lr_<part>_embeddings` and `lr_<part>_dense` of others."""
+        values: dict[str, float] = {}
+        for part, rates in self._step.learning_rates(step).items():
+            prefix = "lr_" if part == MAIN_PART else f"lr_{part}_"
+            values |= {f"{prefix}embeddings": rates.embeddings, f"{prefix}dense": rates.dense}
+        return values
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._is_chief:
+            self._history.append(record)
+
+    def _track(self, group: str, values: Mapping[str, float], step: int) -> None:
+        for tracker in self._trackers:
+            tracker.log({f"{group}/{name}": value for name, value in values.items()}, step)
+
+    def _new_window(self) -> _Window:
+        return _Window(torch.zeros((), device=self._context.device), time.perf_counter())
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.perf_counter() - self._began_at
+
+    def _peak_memory(self) -> int:
+        """Bytes of the GPU, or of the process on a CPU."""
+        if self._context.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._context.device)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

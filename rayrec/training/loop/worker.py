@@ -1,0 +1,169 @@
+"""The training loop, as each worker runs it. Knows torch.distributed, not Ray Train."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from rayrec.common.files import write_json
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.loader import EpochLoader
+from rayrec.models.common.batch import Batch
+from rayrec.recipes import Recipe
+from rayrec.training.loop.evaluation_pass import evaluate_split
+from rayrec.training.loop.loss import BatchTotals
+from rayrec.training.loop.precision import resolve_precision
+from rayrec.training.loop.recorder import RunRecorder
+from rayrec.training.loop.splits import SplitReader
+from rayrec.training.loop.step import StepOutcome, TrainStep
+from rayrec.training.placement.parallel_model import ParallelModel
+from rayrec.training.placement.rank_context import RankContext
+from rayrec.training.run.folder import METRICS_FILE, RunFolder, RunProgress
+from rayrec.training.run.preflight import evaluation_split
+
+
+def train_worker(
+    recipe: Recipe,
+    dataset: Dataset,
+    run: RunFolder,
+    context: RankContext,
+    initial_weights: Callable[[ParallelModel], None] | None = None,
+) -> None:
+    """Train from the run's latest checkpoint, or from the start, to the end; then evaluate.
+
+    `initial_weights` fills a new model where `train.initial_weights` asks for other weights than random ones. Needs the
+    default process group. Every rank calls it with the same arguments but `context`. Raises UserError where the data,
+    the recipe or the learning rate does not allow the training.
+    """
+    _Training(recipe, dataset, run, context).run(initial_weights)
+
+
+class _Training:
+    """One worker's part in a run: epochs, steps, when to evaluate, save and stop."""
+
+    def __init__(self, recipe: Recipe, dataset: Dataset, run: RunFolder, context: RankContext) -> None:
+        self._recipe, self._config, self._dataset, self._run, self._context = (
+            recipe,
+            recipe.train,
+            dataset,
+            run,
+            context,
+        )
+        precision = resolve_precision(self._config.precision, "cuda" if context.device.type == "cuda" else "cpu")
+        precision.apply_to_process()
+        self._model = ParallelModel(recipe, dataset.schema, context)
+        steps_per_epoch = self._config.steps_per_epoch(dataset.split("train").rows)
+        self._step = TrainStep(self._model, self._config, precision, steps_per_epoch)
+        self._splits = SplitReader(
+            dataset,
+            self._config.ingest,
+            context,
+            negatives=self._config.negatives,
+            recency=self._config.recency,
+            whole_groups=self._config.loss.listwise > 0,
+        )
+        self._evaluation_split = evaluation_split(recipe, dataset)
+        self._recorder = RunRecorder(recipe, run, context, self._step, precision)
+        self._progress = RunProgress()
+
+    def run(self, initial_weights: Callable[[ParallelModel], None] | None) -> None:
+        resumed = self._recorder.resume()
+        if resumed is not None:
+            self._progress = resumed
+        elif self._config.initial_weights is not None:
+            assert initial_weights is not None, "the caller reads what train.initial_weights names"
+            initial_weights(self._model)
+        with self._recorder.open(self._progress, self._model.plan):
+            while not self._is_done():
+                self._train_epoch()
+            self._recorder.save(self._progress)
+            self._finish()
+
+    def _is_done(self) -> bool:
+        config, stop = self._config, self._config.early_stop
+        return (
+            self._progress.epoch >= config.epochs
+            or (config.max_steps is not None and self._progress.step >= config.max_steps)
+            or (stop is not None and stop.is_reached(self._progress.metrics))
+        )
+
+    def _train_epoch(self) -> None:
+        """Train to the end of the epoch, or to an earlier end of the run."""
+        config, recorder = self._config, self._recorder
+        loader = self._splits.open(
+            "train",
+            global_batch_size=config.global_batch_size,
+            drop_last=True,
+            seed=config.seed,
+            epoch=self._progress.epoch,
+            start_batch=self._progress.batch,
+        )
+        evaluated_after = _evenly_spaced(loader.num_batches, config.evaluations_per_epoch)
+        recorder.begin_epoch(self._progress, loader)
+        with loader as batches:
+            for batch in batches:
+                waited = loader.wait_seconds
+                recorder.add(self._train_on(batch, loader), waited)
+                self._progress = self._after_batch(loader.num_batches)
+                step, ends_epoch = self._progress.step, self._progress.batch == 0
+                checkpoint_due = False
+                if step % config.log_every_steps == 0 or ends_epoch or self._is_done():
+                    checkpoint_due = recorder.record_steps(self._progress)
+                every = config.checkpoint.every_steps
+                checkpoint_due |= every is not None and step % every == 0
+                with recorder.paused():
+                    if (self._progress.batch or loader.num_batches) in evaluated_after:
+                        checkpoint_due |= self._evaluate()
+                    if checkpoint_due:
+                        recorder.save(self._progress)
+                if self._is_done():
+                    return
+
+    def _train_on(self, batch: Batch, loader: EpochLoader) -> StepOutcome:
+        rows = loader.row_count(self._progress.batch)
+        if rows is None or self._dataset.schema.weight is not None:
+            sums = torch.stack([batch.weight.sum(), (batch.weight * batch.label).sum()])
+            dist.all_reduce(sums)
+            totals = BatchTotals(*sums.tolist())
+        else:
+            totals = BatchTotals(rows, None)
+        return self._step(batch, totals, self._progress.step + 1)
+
+    def _after_batch(self, batches_per_epoch: int) -> RunProgress:
+        before = self._progress
+        ends_epoch = before.batch + 1 == batches_per_epoch
+        return replace(
+            before,
+            step=before.step + 1,
+            epoch=before.epoch + ends_epoch,
+            batch=0 if ends_epoch else before.batch + 1,
+            metrics={},
+        )
+
+    def _evaluate(self) -> bool:
+        """Evaluate in mid-training; False if the dataset has no split for it. A collective."""
+        split = self._evaluation_split
+        if split is None:
+            return False
+        metrics = evaluate_split(self._model, self._splits, split, self._recipe.evaluate)
+        self._progress = replace(self._progress, metrics={k: v for k, v in metrics.items() if v is not None})
+        self._recorder.record_evaluation(self._progress, split, metrics)
+        return True
+
+    def _finish(self) -> None:
+        """Evaluate on every held-out split and write the run's metrics: those of the best checkpoint, if one is kept.
+
+        Evaluation, prediction and export take that checkpoint unless told otherwise.
+        """
+        self._recorder.load_best(self._progress)
+        metrics: dict[str, dict[str, float | None]] = {}
+        for split in self._dataset.evaluation_splits:
+            metrics[split] = evaluate_split(self._model, self._splits, split, self._recipe.evaluate)
+        if self._context.rank == 0:
+            write_json(self._run.path / METRICS_FILE, metrics)
+
+
+def _evenly_spaced(batches: int, evaluations: int) -> set[int]:
+    """The numbers of batches of an epoch after which to evaluate, the last time at its end."""
+    return {-(-batches * (k + 1) // evaluations) for k in range(min(evaluations, batches))}

@@ -1,0 +1,165 @@
+"""A model spread over the ranks: sharded embedding tables, a replicated dense network."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingEnv
+
+from rayrec.common.errors import ConfigError
+from rayrec.features.schema import Schema
+from rayrec.internals.torchrec import call_tables_directly, local_shards
+from rayrec.models.common.batch import Batch
+from rayrec.models.common.initialization import initialize_dense, initialize_shard
+from rayrec.models.common.ranking import RankingModel
+from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.registry import build_model
+from rayrec.recipes import Recipe
+from rayrec.training.optimizers.tables import TableOptimizer, set_fused_optimizers
+from rayrec.training.placement.rank_context import RankContext
+from rayrec.training.placement.sharding import EmbeddingTables, ShardingPlan, plan_sharding, torchrec_plan
+
+
+class ParallelModel:
+    """The two halves of a `RankingModel`, each distributed in its own way.
+
+    TorchRec shards the tables; torch's DistributedDataParallel replicates the dense network. They are called one after
+    the other, so that the trainer can stop between their backward passes. Initial values do not depend on the plan.
+    """
+
+    def __init__(self, recipe: Recipe, schema: Schema, context: RankContext) -> None:
+        """Needs the default process group; every rank must call it with the same recipe and schema.
+
+        Raises UserError where the model does not suit the features, or the workers cannot hold its tables.
+        """
+        train, whole = recipe.train, build_model(recipe.model, schema, device="meta")
+        self.device = context.device
+        local_world_size = context.workers_per_node()
+        self.plan = plan_sharding(
+            whole.tables,
+            train,
+            world_size=context.world_size,
+            local_world_size=local_world_size,
+            memory_per_worker=context.memory_per_worker(train.sharding),
+            batch_size=train.global_batch_size // context.world_size,
+        )
+        self.schema = whole.schema
+        self._stated, self._outputs = whole.tables, whole.outputs
+        self.trains_tables = "embeddings" not in train.freeze
+        self.tables = _sharded_tables(recipe, whole, self.plan, self.device, local_world_size)
+        self.table_optimizer = TableOptimizer(train, self.tables, whole.tables, self.plan.tables_by("dense"))
+        self.dense_network = whole.dense_network.to_empty(device=self.device)
+        self._initialize(train.seed)
+        for parameter in frozen_parameters(self.dense_network, train.freeze):
+            parameter.requires_grad_(False)
+        called: nn.Module = self.dense_network
+        if train.compile:
+            called = cast(nn.Module, torch.compile(self.dense_network))
+        self.dense_parameters: dict[str, list[nn.Parameter]] = {part: [] for part in train.by_part}
+        """Parameters of the dense network that are trained, by the keys of `train.by_part`."""
+        for name, parameter in self.dense_network.named_parameters():
+            if parameter.requires_grad:
+                self.dense_parameters[train.trained_part(whole.part_of_dense(name))].append(parameter)
+        self.penalties: list[tuple[slice, float]] = []
+        """Columns of `pooled` whose L2 penalty (`PartConfig.embedding_l2`) is not 0, and the penalty."""
+        start = 0
+        penalties = (train.by_part[train.trained_part(table.part)].embedding_l2 for table in whole.tables)
+        for penalty, tables in groupby(zip(penalties, whole.tables, strict=True), key=itemgetter(0)):
+            end = start + sum(table.dim for _, table in tables)
+            if penalty:
+                self.penalties.append((slice(start, end), penalty))
+            start = end
+        if dist.get_world_size() > 1 and any(self.dense_parameters.values()):
+            called = DistributedDataParallel(
+                called,
+                device_ids=[self.device] if self.device.type == "cuda" else None,
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,
+            )
+        self.dense = called
+        """The dense network as it is called in training: compiled and replicated as asked for."""
+
+    def pooled(self, batch: Batch) -> Tensor:
+        """Pooled embeddings (B, sum of dims) in the order of the model's tables; a collective."""
+        return self._outputs(self.tables(batch.sparse), batch.sparse)
+
+    @torch.no_grad()
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits (B,) float32 without gradients; a collective, as every rank holds a part of the tables."""
+        return self.dense_network(batch.dense, self.pooled(batch))
+
+    def without_dense_sync(self) -> AbstractContextManager[None]:
+        """Gradients of the dense network stay local in this block and are summed into the next pass outside it."""
+        return self.dense.no_sync() if isinstance(self.dense, DistributedDataParallel) else nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The names and shapes of the undistributed model; tables as ShardedTensors. Shares memory with the model."""
+        dense = {f"dense_network.{name}": value for name, value in self.dense_network.state_dict().items()}
+        return {**self.tables.state_dict(), **dense}
+
+    @torch.no_grad()
+    def load(self, weights: Callable[[EmbeddingTable], Tensor], dense: Mapping[str, Tensor]) -> None:
+        """Copy undistributed weights into this rank's part of the model.
+
+        `weights(table)` gives a table of (rows, columns), of which this rank's part is taken; tables are asked for one
+        after the other. `dense` is the state dict of the dense network.
+        """
+        for table, shard, row, column in self._local_shards():
+            shard.copy_(weights(table)[row : row + shard.shape[0], column : column + shard.shape[1]])
+        self.dense_network.load_state_dict(dict(dense))
+
+    @torch.no_grad()
+    def _initialize(self, seed: int) -> None:
+        initialize_dense(self.dense_network, seed)
+        for table, shard, row, column in self._local_shards():
+            initialize_shard(shard, table, seed, row, column)
+
+    def _local_shards(self) -> Iterator[tuple[EmbeddingTable, Tensor, int, int]]:
+        """(table, shard, first row, first column) of this rank's parts of the tables."""
+        state = self.tables.state_dict()
+        for table in self._stated:
+            for shard, row, column in local_shards(state[f"embeddings.embedding_bags.{table.name}.weight"]):
+                yield table, shard, row, column
+
+
+def _sharded_tables(
+    recipe: Recipe, whole: RankingModel, plan: ShardingPlan, device: torch.device, local_world_size: int
+) -> DistributedModelParallel:
+    fused = plan.tables_by("fused")
+    set_fused_optimizers(whole.embeddings, [t for t in whole.tables if t.name in fused], recipe.train)
+    tables = DistributedModelParallel(
+        EmbeddingTables(whole.embeddings),
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=device,
+        plan=torchrec_plan(plan, whole.embeddings, device, local_world_size),
+        sharders=[EmbeddingBagCollectionSharder()],
+    )
+    if plan.world_size == 1:
+        call_tables_directly(tables)
+    return tables
+
+
+def frozen_parameters(dense_network: nn.Module, names: Iterable[str]) -> list[nn.Parameter]:
+    """Parameters that `train.freeze` names: `dense_network`, a child of it, or one parameter; not `embeddings`.
+
+    Raises ConfigError where a name stands for no parameter.
+    """
+    parameters = {f"dense_network.{name}": parameter for name, parameter in dense_network.named_parameters()}
+    frozen: dict[str, nn.Parameter] = {}
+    for name in names:
+        if name == "embeddings":
+            continue
+        chosen = {key: p for key, p in parameters.items() if key == name or key.startswith(f"{name}.")}
+        if not chosen:
+            children = ", ".join(f"dense_network.{child}" for child, _ in dense_network.named_children())
+            raise ConfigError(f"train.freeze: no part '{name}'; use embeddings, dense_network, or one of {children}")
+        frozen |= chosen
+    return list(frozen.values())

@@ -1,0 +1,93 @@
+"""The private parts of libraries that rayrec uses are still what it takes them for."""
+
+import inspect
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import optim
+
+from rayrec.internals.ray_train import START_TIMEOUT, environment_of_processes
+from rayrec.internals.torchrec import (
+    call_tables_directly,
+    local_shards,
+    set_fused_parameters,
+    set_planned_optimizer,
+    sharded_like,
+)
+
+GONE = "an upgrade has changed a private part of {}: adapt rayrec/internals/{}.py"
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_ray_trains_processes_inherit_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.train.v2._internal import constants
+
+    message = GONE.format("Ray Train", "ray_train")
+    assert constants.WORKER_GROUP_START_TIMEOUT_S_ENV_VAR == START_TIMEOUT, message
+    monkeypatch.setenv("RAYREC_TEST_SET", "before")
+    monkeypatch.delenv("RAYREC_TEST_UNSET", raising=False)
+    with environment_of_processes({"RAYREC_TEST_SET": "1", "RAYREC_TEST_UNSET": "2"}):
+        inherited = constants.get_env_vars_to_propagate()
+        assert {"RAYREC_TEST_SET": "1", "RAYREC_TEST_UNSET": "2"}.items() <= inherited.items(), message
+    assert os.environ["RAYREC_TEST_SET"] == "before" and "RAYREC_TEST_UNSET" not in os.environ
+    constants.ENV_VARS_TO_PROPAGATE -= {"RAYREC_TEST_SET", "RAYREC_TEST_UNSET"}
+
+
+def test_the_state_of_a_sharded_table_is_sharded_alike(one_rank: None) -> None:
+    from torch.distributed._shard import sharded_tensor
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+    table = sharded_tensor.zeros(ChunkShardingSpec(dim=0, placements=["rank:0/cpu"]), 6, 4)
+    ((local, row, column),) = local_shards(table)
+    assert (tuple(local.shape), row, column) == ((6, 4), 0, 0), GONE.format("torch", "torchrec")
+    state = sharded_like(torch.ones(6, 4), table)
+    assert isinstance(state, sharded_tensor.ShardedTensor) and state.size() == table.size()
+    ((part, _, _),) = local_shards(state)
+    assert part.eq(1).all()
+    plain = torch.ones(2, 3)
+    assert local_shards(plain) == [(plain, 0, 0)] and sharded_like(plain, plain) is plain
+    step = torch.zeros(())
+    assert sharded_like(step, table) is step
+
+
+def test_torchrec_reads_what_is_set_on_a_weight(one_rank: None) -> None:
+    """Two tables of one collection: each kernel has the parameters of its group, and groups share no kernel."""
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from torch.nn.parallel import DistributedDataParallel
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+    from torchrec.distributed.planner import shard_estimators
+    from torchrec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, table_wise
+    from torchrec.distributed.types import ShardingEnv
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    message = GONE.format("TorchRec", "torchrec")
+    set_planned_optimizer(weight := torch.nn.Parameter(torch.zeros(2, 4)), optim.Adam)
+    (planned,) = (name for name, value in vars(weight).items() if value == [optim.Adam])
+    assert f'"{planned}"' in inspect.getsource(shard_estimators), message
+    names = ("a", "b", "c", "copied")
+    configs = [EmbeddingBagConfig(name=n, embedding_dim=4, num_embeddings=8, feature_names=[n]) for n in names]
+    tables = EmbeddingBagCollection(configs, device=torch.device("meta"))
+    for name, group, rate in (("a", "one", 0.5), ("b", "one", 0.5), ("c", "two", 0.5)):
+        parameters = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": rate}
+        set_fused_parameters(tables.embedding_bags[name].weight, group, parameters)
+    ways = {name: table_wise(rank=0, compute_kernel="fused") for name in names[:3]} | {"copied": data_parallel()}
+    sharder = EmbeddingBagCollectionSharder()
+    plan = construct_module_sharding_plan(tables, ways, sharder, local_size=1, world_size=1, device_type="cpu")
+    environment = ShardingEnv.from_process_group(dist.group.WORLD)
+    sharded = ShardedEmbeddingBagCollection(tables, plan, environment, device=torch.device("cpu"))
+    kernels = [sorted(optimizer.params) for _, optimizer in sharded.fused_optimizer.optimizers]
+    of_tables = [[key.split(".")[-2] for key in kernel] for kernel in kernels]
+    assert sorted(of_tables) == [["a", "b"], ["c"]], message
+    assert any(isinstance(lookup, DistributedDataParallel) for lookup in sharded._lookups), message
+    call_tables_directly(torch.nn.ModuleList([sharded]))
+    assert not any(isinstance(lookup, DistributedDataParallel) for lookup in sharded._lookups), message
