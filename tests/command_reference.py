@@ -22,7 +22,6 @@ from rayrec.storage.location import Folder, LocalPath
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCUMENT = REPOSITORY / "docs" / "cli.md"
 STUB = REPOSITORY / "rayrec" / "api.pyi"
-_BEGIN, _END = "<!-- written by tests/command_reference.py -->\n", "<!-- end -->\n"
 _STUB_TYPES = (
     (Folder, "AnyPath"), (LocalPath, "AnyPath"), (PathText, "AnyPath"), (RecipeText, "AnyPath"),
     (PathTexts, "AnyPath | Sequence[AnyPath]"), (Overrides, "Mapping[str, Any] | Sequence[str]"),
@@ -32,9 +31,17 @@ _STUB_TYPES = (
 
 def document() -> str:
     """docs/cli.md with the options as the requests have them."""
-    before, _, rest = DOCUMENT.read_text().partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    return before + _BEGIN + "\n" + "\n".join(map(_options, COMMANDS)) + _END + after
+    summaries = [f"| [`rayrec {name}`](#rayrec-{name}) | {summary} |" for name, summary in COMMANDS.items()]
+    text = _filled(DOCUMENT.read_text(), "commands", "\n".join(["| command | |", "| --- | --- |", *summaries]))
+    return _filled(text, "options", "\n\n".join(map(_options, COMMANDS)))
+
+
+def _filled(text: str, name: str, content: str) -> str:
+    """`text` with `content` between the comments that mark its part `name`."""
+    begin, end = f"<!-- {name}: written by tests/command_reference.py -->", f"<!-- end of {name} -->"
+    before, rest = text.split(begin)
+    _, after = rest.split(end)
+    return f"{before}{begin}\n\n{content}\n\n{end}{after}"
 
 
 def _options(command: str) -> str:
@@ -42,8 +49,8 @@ def _options(command: str) -> str:
     lines = [f"### rayrec {command}", "", *(inspect.getdoc(request) or "").splitlines(), ""]
     fields = fields_of(request)
     if fields:
-        lines += ["| option | default | |", "| --- | --- | --- |", *map(_row, fields), ""]
-    return "\n".join(lines) + "\n"
+        lines += ["| option | default | |", "| --- | --- | --- |", *map(_row, fields)]
+    return "\n".join(lines).rstrip()
 
 
 def _row(field: RequestField) -> str:
