@@ -28,7 +28,7 @@ class GenerateRequest(Request):
     seed: NonNegativeInt = 0
     """Seed of the rows."""
     days: PositiveInt | None = None
-    """Write a file for each of so many days; only sources that have such files."""
+    """Number of days to write a file for each, if the source has such files; by default one file."""
     compress: bool = False
     """Write gzip files."""
 

@@ -59,7 +59,7 @@ class ServeRequest(Request):
 
     @property
     def url(self) -> str:
-        """Where a client on this machine reaches the server."""
+        """URL of the server for a client on this machine."""
         scheme = "http" if self.tls_certificate is None else "https"
         return f"{scheme}://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 

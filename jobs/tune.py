@@ -61,7 +61,7 @@ class TuneRequest(TrainingRecipeRequest):
         check_space(searchable_space(self.load_space(), self.search, self.trials), recipe)
 
     def load_space(self) -> Space:
-        """Raises ConfigError where it is wrong, or sets what --set does."""
+        """The search space. Raises ConfigError if it is wrong, or searches a key that --set fixes."""
         space = load_space(self.space, self.load_recipe().model.kind)
         for override in self.overrides:
             key = override.partition("=")[0]
@@ -71,7 +71,7 @@ class TuneRequest(TrainingRecipeRequest):
         return space
 
     def trial_content(self) -> RecipeContent:
-        """The recipe as trials begin with it: they keep the checkpoint with the best value of the metric."""
+        """The recipe with which trials begin; they keep the checkpoint with the best value of the metric."""
         content = self.read_recipe()
         return content.with_values({"train.checkpoint.keep_best": self.chosen_metric(content.resolve())})
 
@@ -133,7 +133,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
 
 
 def train_trial(recipe: Recipe, dataset: "Dataset", output: Path, resume: bool) -> object:
-    """What a trial runs: what `rayrec train` does with a validated recipe, in the Ray session that there is."""
+    """Train a trial's recipe as `rayrec train` does, in the current Ray session."""
     from jobs.train import train_recipe
     from rayrec.common.progress import SilentProgress
 
@@ -142,8 +142,7 @@ def train_trial(recipe: Recipe, dataset: "Dataset", output: Path, resume: bool) 
 
 def _best_recipe(settings: SweepSettings, outcomes: "list[TrialOutcome]") -> str:
     best = outcomes[0]
-    came_to = f"{settings.metric} {best.value:.4f}"
-    return _tuned(settings, best, f"of a search over {len(outcomes)} trials: {came_to}")
+    return _tuned(settings, best, f"of a search over {len(outcomes)} trials: {settings.metric} {best.value:.4f}")
 
 
 def _confirmed_recipe(settings: SweepSettings, found: "list[Candidate]", trials: int) -> str:
@@ -154,10 +153,10 @@ def _confirmed_recipe(settings: SweepSettings, found: "list[Candidate]", trials:
     return _tuned(settings, best.trial, f"of a search over {trials} trials: {means}; {recipe.mean:.4f} without them")
 
 
-def _tuned(settings: SweepSettings, trial: "TrialOutcome | None", said: str) -> str:
+def _tuned(settings: SweepSettings, trial: "TrialOutcome | None", origin: str) -> str:
     recipe = trial_recipe(settings.space, settings.recipe, trial.assignment if trial is not None else {})
     values = f"with the values of trial {trial.number}" if trial is not None else "as it stands,"
-    description = f"{recipe.name} {values} {said} (split '{recipe.train.evaluation_split}')."
+    description = f"{recipe.name} {values} {origin} (split '{recipe.train.evaluation_split}')."
     return dump_recipe(recipe.model_copy(update={"name": f"{recipe.name}-tuned", "description": description}))
 
 

@@ -28,7 +28,7 @@ def generate(
     rows: Rows to write.
     output: Folder to write, with truth.json if the best reachable metric is known; must not exist.
     seed: Seed of the rows.
-    days: Write a file for each of so many days; only sources that have such files.
+    days: Number of days to write a file for each, if the source has such files; by default one file.
     compress: Write gzip files.
     progress: Show progress on stderr.
     """
