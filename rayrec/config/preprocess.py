@@ -106,8 +106,6 @@ class RowsPreprocessConfig(VocabularyPreprocessConfig):
     split: SplitConfig = HashSplitConfig()
     frequency_limit: int | dict[str, int] = 15
     """A categorical value that occurs fewer times gets id 0. One number, or numbers by column with `default`."""
-    vocabulary_from: Literal["train", "all"] = "train"
-    """Rows that vocabularies are counted over. `all` repeats the original's leak of the test rows."""
     max_table_size: PositiveInt | None = Field(None, ge=2)
     """Most rows of one embedding table; ids beyond it share rows by hashing."""
     numeric_log: bool = True

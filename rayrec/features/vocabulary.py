@@ -130,6 +130,11 @@ def fingerprint(values: pa.Array, first_id: int) -> int:
     return int(mix(hashes ^ mix(ids)).sum(dtype=np.uint64))
 
 
+def vocabulary_files(path: Path) -> list[Path]:
+    """The Parquet files of a vocabulary, a file or a folder of parts, in the order of ids."""
+    return sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+
+
 def write_vocabulary(path: Path, values: Sequence[str], counts: Sequence[int]) -> None:
     """Write a vocabulary to one Parquet file; `values` by descending count, ties by value: the first one has id 1."""
     table = pa.table([values, range(1, len(values) + 1), counts], schema=VOCABULARY_SCHEMA)
@@ -139,7 +144,7 @@ def write_vocabulary(path: Path, values: Sequence[str], counts: Sequence[int]) -
 
 def _read(path: Path, max_values: int | None) -> Iterator[pa.Array]:
     """The values in order of id, as large_string arrays."""
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    files = vocabulary_files(path)
     if not files:
         raise UserError(f"{path}: no Parquet parts of a vocabulary in it; run `rayrec preprocess` again")
     rows = 0

@@ -1,8 +1,10 @@
 """First stage: raw files -> Parquet files of parsed rows, a file a chunk, with bad rows set aside."""
 
 from collections import Counter as Tally
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,40 +12,95 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
-from rayrec.common.progress import Progress
-from rayrec.preprocessing.extracted import ExtractedChunk, first_lines
-from rayrec.preprocessing.parquet_files import new_parquet
-from rayrec.preprocessing.rows.splits import HashedSplits
+from rayrec.ingest.dataset import REJECTED_FOLDER
+from rayrec.preprocessing.segments import Piece, new_parquet
 from rayrec.preprocessing.spark_tasks import Counter, counted_rows, run_tasks
+from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RowReader
-from rayrec.raw.files import Chunk
+from rayrec.raw.files import Chunk, InputFile, plan_chunks
 from rayrec.raw.rejected import REJECTED_SCHEMA
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from rayrec.preprocessing.rows.row_splits import HashedSplits
 
+_LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES = 2**22, 2**26
 _ROWS_PER_REJECTED_PART = 1_000_000
 
 
+@dataclass(frozen=True)
+class ExtractedChunk:
+    """The parsed rows of a chunk of a raw file."""
+
+    chunk: Chunk
+    lines: int
+    rows: dict[str, tuple[Path, int]]
+    """File and number of rows by split; all rows under the empty name if the split does not follow from the row."""
+    rejected: dict[str, int]
+    """Number of bad rows by reason."""
+    rejected_path: Path
+    """Rows of `REJECTED_SCHEMA`, lines counted from the chunk's first (1); exists only if there are bad rows."""
+
+    def rows_before_line(self, line: int) -> int:
+        """The number of good rows among the first `line` lines of the chunk."""
+        if not self.rejected:
+            return line
+        rejected = pq.read_table(self.rejected_path, columns=["line"]).column("line")
+        return line - pc.sum(pc.less_equal(rejected, line)).as_py()
+
+
+def pieces_of(chunks: Iterable[ExtractedChunk], split: str = "") -> list[Piece]:
+    """The files of the chunks' rows of a split, in order, without the empty ones."""
+    return [Piece(path, 0, rows) for path, rows in (chunk.rows[split] for chunk in chunks) if rows]
+
+
 def extract(
-    spark: "SparkSession",
-    chunks: Sequence[tuple[RowReader, Chunk]],
+    workspace: Workspace,
+    reader: RowReader,
+    files: Sequence[InputFile],
+    max_rejected: float,
+    splits: "HashedSplits | None" = None,
+) -> tuple[list[ExtractedChunk], dict[str, int]]:
+    """Parse files of one kind, as `extract_tables` does; with `splits`, into a file for each split of a chunk."""
+    extracted, rejected = extract_tables(workspace, {"": (reader, files)}, workspace.scratch, max_rejected, splits)
+    return extracted[""], rejected
+
+
+def extract_tables(
+    workspace: Workspace,
+    tables: Mapping[str, tuple[RowReader, Sequence[InputFile]]],
     scratch: Path,
-    splits: HashedSplits | None,
-    progress: Progress,
-) -> list[ExtractedChunk]:
-    """Parse every chunk with its reader into files under `scratch`; with `splits`, into one file a split."""
-    with counted_rows(spark, progress, "parse") as counter:
+    max_rejected: float,
+    splits: "HashedSplits | None" = None,
+) -> tuple[dict[str, list[ExtractedChunk]], dict[str, int]]:
+    """Parse the files of each table into files under `scratch` and write bad rows to the dataset's `rejected/`.
+
+    Returns the chunks by table, and the number of bad rows by reason. Raises UserError if a table has no line, not even
+    a header, or if more than the share `max_rejected` of its rows is bad.
+    """
+    total = sum(file.bytes for _, files in tables.values() for file in files)
+    share = total // (4 * workspace.spark.sparkContext.defaultParallelism)
+    size = min(max(share, _LEAST_CHUNK_BYTES), _MOST_CHUNK_BYTES)
+    planned = {name: plan_chunks(files, size) for name, (_, files) in tables.items()}
+    every_chunk = [(tables[name][0], chunk) for name, chunks in planned.items() for chunk in chunks]
+    with counted_rows(workspace.spark, workspace.progress, "parse") as counter:
 
         def run(item: tuple[int, tuple[RowReader, Chunk]]) -> ExtractedChunk:
             number, (reader, chunk) = item
             return _extract_chunk(reader, chunk, scratch, f"{number:06d}", splits, counter)
 
-        return run_tasks(spark, list(enumerate(chunks)), run)
+        extracted = iter(run_tasks(workspace.spark, list(enumerate(every_chunk)), run))
+    by_table = {name: list(islice(extracted, len(chunks))) for name, chunks in planned.items()}
+    reasons: Tally[str] = Tally()
+    for name, chunks in by_table.items():
+        rejected = _check_rejected(chunks, max_rejected)
+        if rejected:
+            _write_rejected(workspace, chunks, f"{name}-" if name else "")
+        reasons.update(rejected)
+    return by_table, dict(reasons)
 
 
 def _extract_chunk(
-    reader: RowReader, chunk: Chunk, scratch: Path, name: str, splits: HashedSplits | None, count: Counter
+    reader: RowReader, chunk: Chunk, scratch: Path, name: str, splits: "HashedSplits | None", count: Counter
 ) -> ExtractedChunk:
     labels = splits.names if splits else ("",)
     paths = {label: scratch / "rows" / f"{name}{label and '-'}{label}.parquet" for label in labels}
@@ -51,14 +108,11 @@ def _extract_chunk(
     rows: Tally[str] = Tally()
     reasons: Tally[str] = Tally()
     lines = 0
+    options = {"compression": "lz4", "use_dictionary": list(reader.dictionaries), "write_statistics": False}
     with ExitStack() as stack:
         writers = {
-            label: stack.enter_context(
-                new_parquet(path, reader.schema, compression="lz4", use_dictionary=list(reader.dictionaries),
-                            write_statistics=False)
-            )
-            for label, path in paths.items()
-        }  # fmt: skip
+            label: stack.enter_context(new_parquet(path, reader.schema, **options)) for label, path in paths.items()
+        }
         rejected_writer: pq.ParquetWriter | None = None
         for block in reader.read(chunk):
             parts = splits.divide(block, first_line=lines + 1) if splits else {"": block.rows}
@@ -78,8 +132,8 @@ def _extract_chunk(
     )
 
 
-def check_rejected(extracted: Sequence[ExtractedChunk], max_fraction: float) -> dict[str, int]:
-    """The number of bad rows by reason. Raises UserError where there are no rows, or too large a share is bad."""
+def _check_rejected(extracted: Sequence[ExtractedChunk], max_fraction: float) -> dict[str, int]:
+    """The number of bad rows by reason. Raises UserError if there are no rows, or if too large a share is bad."""
     lines = sum(chunk.lines for chunk in extracted)
     if lines == 0:
         raise UserError(f"{extracted[0].chunk.file.name}: empty; there are no rows to preprocess")
@@ -88,7 +142,7 @@ def check_rejected(extracted: Sequence[ExtractedChunk], max_fraction: float) -> 
         reasons.update(chunk.rejected)
     bad = reasons.total()
     if bad > max_fraction * lines:
-        offset, first = next((o, c) for o, c in zip(first_lines(extracted), extracted, strict=True) if c.rejected)
+        offset, first = next((o, c) for o, c in zip(_first_lines(extracted), extracted, strict=True) if c.rejected)
         example = pq.read_table(first.rejected_path).slice(0, 1).to_pylist()[0]
         counts = ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common())
         raise UserError(
@@ -98,14 +152,11 @@ def check_rejected(extracted: Sequence[ExtractedChunk], max_fraction: float) -> 
     return dict(reasons)
 
 
-def write_rejected(spark: "SparkSession", extracted: Sequence[ExtractedChunk], folder: Path, prefix: str = "") -> None:
-    """Write the bad rows of all chunks to Parquet parts in `folder`, with their lines in the files.
-
-    The names of the parts begin with `prefix`.
-    """
+def _write_rejected(workspace: Workspace, extracted: Sequence[ExtractedChunk], prefix: str) -> None:
+    """Write the bad rows of all chunks to Parquet parts named PREFIXpart-*, with their lines in the files."""
     groups: list[list[tuple[Path, int]]] = []
     filled = _ROWS_PER_REJECTED_PART
-    for offset, chunk in zip(first_lines(extracted), extracted, strict=True):
+    for offset, chunk in zip(_first_lines(extracted), extracted, strict=True):
         number = sum(chunk.rejected.values())
         if number == 0:
             continue
@@ -114,6 +165,7 @@ def write_rejected(spark: "SparkSession", extracted: Sequence[ExtractedChunk], f
             filled = 0
         groups[-1].append((chunk.rejected_path, offset))
         filled += number
+    folder = workspace.folder / REJECTED_FOLDER
 
     def run(item: tuple[int, list[tuple[Path, int]]]) -> None:
         index, files = item
@@ -125,4 +177,14 @@ def write_rejected(spark: "SparkSession", extracted: Sequence[ExtractedChunk], f
                         lines = pc.add(batch.column(column), offset)
                         writer.write_batch(batch.set_column(column, REJECTED_SCHEMA.field("line"), lines))
 
-    run_tasks(spark, list(enumerate(groups)), run)
+    run_tasks(workspace.spark, list(enumerate(groups)), run)
+
+
+def _first_lines(extracted: Sequence[ExtractedChunk]) -> list[int]:
+    """For each chunk, in order, the number of lines of its file before it."""
+    before: Tally[int] = Tally()
+    result = []
+    for chunk in extracted:
+        result.append(before[chunk.chunk.file_index])
+        before[chunk.chunk.file_index] += chunk.lines
+    return result

@@ -1,14 +1,28 @@
-"""Ranges of parsed rows: how the rows of a split, in order, are dealt to tasks."""
+"""The Parquet files of rows that stages pass on to each other, and the ranges of rows that tasks work on."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayrec.common.files import new_file
+
 SEGMENT_ROWS = 262_144
-"""Most rows of a segment: bounds what a task holds at a time."""
+"""Most rows of a segment: limits what a task holds in memory."""
+
+
+@contextmanager
+def new_parquet(path: Path, schema: pa.Schema, **options: Any) -> Iterator[pq.ParquetWriter]:
+    """A writer of the file `path`, which appears whole when the block ends without an error, even if a task runs twice.
+
+    The folder of the file is made, but not the one around it: a late task must not bring back an abandoned output.
+    """
+    with new_file(path) as temporary, pq.ParquetWriter(temporary, schema, **options) as writer:
+        yield writer
 
 
 @dataclass(frozen=True)
@@ -22,13 +36,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece small enough for one task, and where it stands in its split."""
+    """A piece small enough for one task, and its position in the split."""
 
     index: int
-    """Among the segments of the job."""
+    """Number of the segment in the job."""
     piece: Piece
     first: int
-    """Position in the split of the first row."""
+    """Position of the first row in the split."""
 
 
 def cut_pieces(pieces: Iterable[Piece], start: int, stop: int) -> list[Piece]:
@@ -41,10 +55,6 @@ def cut_pieces(pieces: Iterable[Piece], start: int, stop: int) -> list[Piece]:
             result.append(Piece(piece.path, piece.start + low - offset, high - low))
         offset += piece.rows
     return result
-
-
-def count_rows(pieces: Iterable[Piece]) -> int:
-    return sum(piece.rows for piece in pieces)
 
 
 def make_segments(pieces: Iterable[Piece], first_index: int = 0) -> list[Segment]:
@@ -60,8 +70,21 @@ def make_segments(pieces: Iterable[Piece], first_index: int = 0) -> list[Segment
     return segments
 
 
+def segments_by_split(pieces: Mapping[str, Iterable[Piece]]) -> dict[str, list[Segment]]:
+    """The segments of every split, numbered through."""
+    segments: dict[str, list[Segment]] = {}
+    for split, of_split in pieces.items():
+        segments[split] = make_segments(of_split, sum(len(s) for s in segments.values()))
+    return segments
+
+
+def count_rows(segments: Iterable[Segment]) -> int:
+    """The number of rows of all segments."""
+    return sum(segment.piece.rows for segment in segments)
+
+
 def cut_segments(segments: Iterable[Segment], start: int, stop: int) -> list[Segment]:
-    """The rows `start` ... `stop` - 1 of a split as segments that keep the index of the one they are cut from."""
+    """The rows `start` ... `stop` - 1 of a split, as segments that keep the index of the one they are cut from."""
     result = []
     for segment in segments:
         low, high = max(start, segment.first), min(stop, segment.first + segment.piece.rows)
@@ -72,7 +95,7 @@ def cut_segments(segments: Iterable[Segment], start: int, stop: int) -> list[Seg
 
 
 def read_piece(piece: Piece, columns: Sequence[str], dictionaries: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a piece, a row group at a time; the columns `dictionaries` dictionary encoded."""
+    """The rows of a piece, a row group at a time; the columns named in `dictionaries` come dictionary encoded."""
     with pq.ParquetFile(piece.path, read_dictionary=list(dictionaries)) as file:
         offset = 0
         for group in range(file.num_row_groups):

@@ -11,7 +11,7 @@ from rayrec.inference.ranker import FeatureLookup, Ranker
 from rayrec.ingest.dataset import STATISTICS_FOLDER
 from rayrec.preprocessing.pipeline import Preprocessing, PreprocessingJob
 from rayrec.recipes import Recipe, load_recipe
-from rayrec.sources.source import Inputs, Source
+from rayrec.sources.source import InputPaths, Source
 
 
 def source_of(kind: str) -> Source:
@@ -19,12 +19,12 @@ def source_of(kind: str) -> Source:
     return cast(Source, SOURCES.load(kind, "source").SOURCE)
 
 
-def preprocessing_job(recipe: Recipe, inputs: Inputs) -> PreprocessingJob:
+def preprocessing_job(recipe: Recipe, inputs: InputPaths) -> PreprocessingJob:
     """The job of a recipe's source. Raises UserError on inputs or a recipe that cannot work."""
     return source_of(recipe.source.kind).job(recipe, inputs)
 
 
-def preprocessing(recipe: Recipe, inputs: Inputs, output: Path) -> Preprocessing:
+def preprocessing(recipe: Recipe, inputs: InputPaths, output: Path) -> Preprocessing:
     """What writes a recipe's dataset folder. Raises UserError on inputs, a recipe or an output that cannot work."""
     return Preprocessing(preprocessing_job(recipe, inputs), recipe, output)
 

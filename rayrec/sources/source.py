@@ -4,20 +4,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.config import SourceConfig
-from rayrec.inference.ranker import FeatureLookup
 from rayrec.preprocessing.pipeline import PreprocessingJob
 from rayrec.preprocessing.rows.job import RowsJob
-from rayrec.preprocessing.rows.text_reader import TextFormat, TextReader
+from rayrec.preprocessing.rows.text_reader import DelimitedText, TextReader
 from rayrec.raw.blocks import ExampleReader
 from rayrec.raw.files import InputFile
 from rayrec.recipes import Recipe
 
-Inputs = Mapping[str | None, Sequence[str]]
+if TYPE_CHECKING:
+    from rayrec.inference.ranker import FeatureLookup
+
+InputPaths = Mapping[str | None, Sequence[str]]
 """Paths (file, folder, glob or URI) by split, or all under None if splits do not come as files."""
 
 
@@ -40,7 +42,7 @@ class Source(ABC):
     """None if the source has no generator."""
 
     @abstractmethod
-    def job(self, recipe: Recipe, inputs: Inputs) -> PreprocessingJob:
+    def job(self, recipe: Recipe, inputs: InputPaths) -> PreprocessingJob:
         """The job that turns raw files into a dataset. Raises UserError on inputs or a config that cannot work."""
 
     def reader(self, config: SourceConfig, files: Sequence[InputFile]) -> ExampleReader:
@@ -69,7 +71,7 @@ class Source(ABC):
         """The body of a `:rank` request made from generated data in `raw`; None if the source looks up no features."""
         return None
 
-    def lookup(self, statistics: Path) -> FeatureLookup | None:
+    def lookup(self, statistics: Path) -> "FeatureLookup | None":
         """What computes features from a model's folder of statistics; None if requests bring all features."""
         return None
 
@@ -77,10 +79,10 @@ class Source(ABC):
 class TextExamplesSource(Source):
     """A source of text files with an example in each line."""
 
-    def __init__(self, text_format: TextFormat) -> None:
+    def __init__(self, text_format: DelimitedText) -> None:
         self.format = text_format
 
-    def job(self, recipe: Recipe, inputs: Inputs) -> PreprocessingJob:
+    def job(self, recipe: Recipe, inputs: InputPaths) -> PreprocessingJob:
         return RowsJob(self.format, recipe.preprocess, inputs)
 
     def reader(self, config: SourceConfig, files: Sequence[InputFile]) -> ExampleReader:

@@ -19,7 +19,7 @@ from rayrec.config.preprocess import SparkConfig
 from rayrec.features.vocabulary import fingerprint
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import segments, workspace
-from rayrec.preprocessing.parquet_files import new_parquet
+from rayrec.preprocessing.segments import new_parquet
 from rayrec.preprocessing.spark_tasks import run_tasks, user_errors
 from rayrec.sources.registry import preprocessing
 from tests.builders import make_recipe
@@ -100,32 +100,29 @@ def by_row(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.sort_values(list(frame.columns), kind="stable").reset_index(drop=True)
 
 
-RULES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    # config; arguments of the pandas computation; rows that vocabularies are fitted on
-    "one limit": ({"frequency_limit": 3}, {"limit": lambda _: 3}, "train"),
-    "limits by column, all rows, capped, no log": (
+RULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # config; arguments of the pandas computation
+    "one limit": ({"frequency_limit": 3}, {"limit": lambda _: 3}),
+    "limits by column, capped, no log": (
         {
             "frequency_limit": {"default": 2, "C3": 1, "C20": 1000},
-            "vocabulary_from": "all",
             "max_table_size": 100,
             "numeric_log": False,
         },
         {"limit": lambda c: {"C3": 1, "C20": 1000}.get(c, 2), "log": False, "table_size": 100},
-        "all",
     ),
 }
 
 
 @pytest.mark.parametrize("case", RULES)
 def test_real_rows_equal_pandas_cell_by_cell(case: str, run: Run, real: Inputs) -> None:
-    config, arguments, fitted_on = RULES[case]
+    config, arguments = RULES[case]
     dataset = run(real, split={"kind": "files"}, order="input", **config)
 
     raw = {split: read_text(paths[0]) for split, paths in real.items()}
     assert {split: len(frame) for split, frame in raw.items()} == {"train": 7200, "test": 409}
-    base = raw["train"] if fitted_on == "train" else pd.concat(raw.values())
     for split, frame in raw.items():
-        expected = encode_by_pandas(frame, base, **arguments)
+        expected = encode_by_pandas(frame, raw["train"], **arguments)
         found = read_split(dataset, split)
         pd.testing.assert_frame_equal(found, expected, check_exact=True)
         assert dataset.manifest.splits[split].positives == expected["label"].sum()
@@ -134,7 +131,7 @@ def test_real_rows_equal_pandas_cell_by_cell(case: str, run: Run, real: Inputs) 
     sizes = {f.name: f.cardinality for f in dataset.schema.categorical}
     assert all(found[name].max() < sizes[name] for name in CATEGORICAL)
     for feature in dataset.schema.categorical:
-        listed = list(vocabulary_by_pandas(base[feature.name], arguments["limit"](feature.name)))
+        listed = list(vocabulary_by_pandas(raw["train"][feature.name], arguments["limit"](feature.name)))
         assert feature.transforms[0].fingerprint == f"{fingerprint(pa.array(listed, pa.string()), 1):016x}"
     assert dataset.manifest.rejected == {}
     assert not list(dataset.folder.glob(".*"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.preprocess import DaySplitConfig, FileSplitConfig, RowsPreprocessConfig
 from rayrec.ingest.dataset import REJECTED_FOLDER, VOCABULARY_FOLDER
-from rayrec.preprocessing.rows.text_reader import TextFormat
+from rayrec.preprocessing.rows.text_reader import DelimitedText
 from rayrec.raw.files import InputFile, list_inputs
 
 _SPLIT_NAME = re.compile(r"^[a-z][a-z0-9_]*$")
@@ -25,7 +25,7 @@ class Inputs:
 
 
 def resolve_inputs(
-    config: RowsPreprocessConfig, text_format: TextFormat, paths: Mapping[str | None, Sequence[str]]
+    config: RowsPreprocessConfig, text_format: DelimitedText, paths: Mapping[str | None, Sequence[str]]
 ) -> Inputs:
     """Find the raw files: `paths` by split, or all under None where splits do not come as files.
 

@@ -5,85 +5,75 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from rayrec.common.errors import ConfigError
-from rayrec.config.preprocess import PreprocessConfig, RowsPreprocessConfig
+from rayrec.config.preprocess import HashSplitConfig, PreprocessConfig, RowsPreprocessConfig
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
 from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.ingest.dataset import SplitInfo
-from rayrec.preprocessing.extracted import ExtractedChunk
-from rayrec.preprocessing.rows.inputs import Inputs, resolve_inputs
-from rayrec.preprocessing.rows.splits import hashed_splits, rows_by_day, split_rows
-from rayrec.preprocessing.rows.text_reader import RawColumns, TextFormat, TextReader
-from rayrec.preprocessing.segments import Piece
+from rayrec.preprocessing.extract import ExtractedChunk, extract
+from rayrec.preprocessing.rows.inputs import resolve_inputs
+from rayrec.preprocessing.rows.row_splits import HashedSplits, rows_by_day, split_rows
+from rayrec.preprocessing.rows.text_reader import DelimitedText, RawColumns, TextReader
+from rayrec.preprocessing.segments import Piece, segments_by_split
 from rayrec.preprocessing.vocabularies.fit import fit_vocabularies
 from rayrec.preprocessing.vocabularies.long import join_long_vocabularies
-from rayrec.preprocessing.workspace import Workspace, WrittenDataset, segments_by_split
+from rayrec.preprocessing.workspace import Workspace, WrittenDataset
 from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
-from rayrec.preprocessing.write.shuffle import RowMapping, write_shuffled
+from rayrec.preprocessing.write.shuffle import NewPositions, write_shuffled
 from rayrec.random.permutation import BlockwisePermutation, HashPermutation
-from rayrec.raw.files import InputFile
 
 
 class RowsJob:
     """A job whose inputs and config were checked."""
 
+    is_resumable = False
+
     def __init__(
-        self, text_format: TextFormat, config: PreprocessConfig, inputs: Mapping[str | None, Sequence[str]]
+        self, text_format: DelimitedText, config: PreprocessConfig, inputs: Mapping[str | None, Sequence[str]]
     ) -> None:
         """`config` is a `RowsPreprocessConfig`. Raises UserError on inputs or a config that cannot work."""
         assert isinstance(config, RowsPreprocessConfig)
         self._config = config
         self._format = text_format
-        _check_columns(config, self._format.columns)
-        self._inputs: Inputs = resolve_inputs(config, self._format, inputs)
-
-    @property
-    def files(self) -> tuple[InputFile, ...]:
-        return self._inputs.files
-
-    @property
-    def is_resumable(self) -> bool:
-        return False
+        _check_columns(config, text_format.columns)
+        self._inputs = resolve_inputs(config, text_format, inputs)
+        self.files = self._inputs.files
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write vocabularies, splits and bad rows. Raises UserError."""
-        config, spark, folder, progress = self._config, workspace.spark, workspace.folder, workspace.progress
+        config = self._config
         reader = TextReader(self._format, (True,) * len(self.files))
-        splits_by_hash = hashed_splits(config.split, config.seed)
-        extracted, rejected = workspace.extract(reader, self.files, splits_by_hash, config.max_rejected_fraction)
+        hashed = HashedSplits(config.split, config.seed) if isinstance(config.split, HashSplitConfig) else None
+        extracted, rejected = extract(workspace, reader, self.files, config.max_rejected_fraction, hashed)
 
         pieces = split_rows(config.split, extracted, self._inputs.splits, self._inputs.days)
         segments = segments_by_split(pieces)
-        fitted_on = [s for split, of_split in segments.items() if split == "train" or config.vocabulary_from == "all"
-                     for s in of_split]  # fmt: skip
-        limits = {name: config.frequency_limit_of(name) for name in self._format.columns.categorical}
-        vocabularies = fit_vocabularies(spark, fitted_on, limits, folder, workspace.scratch, progress)
-        schema = dataset_schema(self._format.columns, config, vocabularies)
-        long = {name: folder / v.file for name, v in vocabularies.items() if v.size > config.broadcast_limit}
+        columns = self._format.columns
+        limits = {name: config.frequency_limit_of(name) for name in columns.categorical}
+        vocabularies = fit_vocabularies(workspace, segments["train"], limits)
+        schema = dataset_schema(columns, config, vocabularies)
         every_segment = [segment for of_split in segments.values() for segment in of_split]
-        joined = join_long_vocabularies(spark, every_segment, long, config.broadcast_limit, workspace.scratch, progress)
+        joined = join_long_vocabularies(workspace, every_segment, schema, config.broadcast_limit)
 
-        encoder = RowEncoder(schema, folder, joined, (pa.field(schema.label, pa.float32(), False),))
+        encoder = RowEncoder(schema, workspace.folder, joined, (pa.field(schema.label, pa.float32(), False),))
         splits: dict[str, SplitInfo] = {}
         for split, of_split in segments.items():
-            permutation = self._permutation(pieces, extracted) if split == "train" else None
-            if permutation is None:
-                splits[split] = write_in_order(spark, encoder, split, of_split, config.layout, progress)
+            order = self._order_of_train(pieces["train"], extracted) if split == "train" else None
+            if order is None:
+                splits[split] = write_in_order(workspace, encoder.encode, schema.label, split, of_split, config.layout)
             else:
-                splits[split] = write_shuffled(spark, encoder, split, of_split, permutation, config.layout, progress)
+                splits[split] = write_shuffled(workspace, encoder, split, of_split, order, config.layout)
         return WrittenDataset(schema, splits, rejected)
 
-    def _permutation(
-        self, pieces: Mapping[str, Sequence[Piece]], extracted: Sequence[ExtractedChunk]
-    ) -> RowMapping | None:
-        """What moves the rows of train; None where they stay in the order of the input."""
+    def _order_of_train(self, pieces: Sequence[Piece], extracted: Sequence[ExtractedChunk]) -> NewPositions | None:
+        """The new positions of the rows of `train`; None if they keep the order of the input."""
         config = self._config
         match config.order:
             case "input":
                 return None
             case "total_random":
-                return HashPermutation(sum(piece.rows for piece in pieces["train"]), config.seed)
+                return HashPermutation(sum(piece.rows for piece in pieces), config.seed)
             case "day_random":
-                return BlockwisePermutation(rows_by_day(pieces["train"], extracted, self._inputs.days), config.seed)
+                return BlockwisePermutation(rows_by_day(pieces, extracted, self._inputs.days), config.seed)
 
 
 def dataset_schema(columns: RawColumns, config: RowsPreprocessConfig, vocabularies: Mapping[str, Vocabulary]) -> Schema:

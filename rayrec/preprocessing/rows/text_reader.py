@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -24,29 +23,9 @@ class RawColumns:
     categorical: tuple[str, ...]
 
 
-class TextFormat(Protocol):
-    """The format of text files with one example a line; `DelimitedText` is the usual one."""
-
-    @property
-    def columns(self) -> RawColumns:
-        """The columns that a line is parsed into."""
-
-    def parse_lines(self, data: bytes, is_labelled: bool) -> ParsedLines:
-        """Parse whole lines, each ended by a newline."""
-
-    def has_label(self, line: bytes) -> bool:
-        """Whether a file that begins with `line` has a label column."""
-
-    def raw_schema(self, is_labelled: bool) -> pa.Schema:
-        """Schema of the parsed rows."""
-
-    def day_of(self, file_name: str) -> int | None:
-        """The day whose rows a file holds; None if its name does not tell."""
-
-
 @dataclass(frozen=True)
 class DelimitedText:
-    """Lines of a label (0 or 1), integers and categories, in the order of `columns`; a `TextFormat`.
+    """Lines of a label (0 or 1), integers and categories, in the order of `columns`.
 
     There is no header, and quotes have no meaning. An empty field is a missing value; the label is never missing. Files
     that are to be scored may leave the label out. A line that breaks the format is set aside with the reason.
@@ -66,7 +45,7 @@ class DelimitedText:
         return line.count(self.separator.encode()) + 1 != len(self.raw_schema(False))
 
     def day_of(self, file_name: str) -> int | None:
-        """None: the names of the files do not tell days."""
+        """The day whose rows a file holds; None if its name does not tell, as by default."""
         return None
 
     def parse_lines(self, data: bytes, is_labelled: bool = True) -> ParsedLines:
@@ -99,15 +78,15 @@ class DelimitedText:
 
 @dataclass(frozen=True)
 class TextReader:
-    """Reads files with a row a line."""
+    """Reads files with a row in each line."""
 
-    format: TextFormat
+    format: DelimitedText
     labelled: tuple[bool, ...]
-    """Whether each file has a label column."""
+    """For each file, whether it has labels."""
 
     @classmethod
-    def detect(cls, text_format: TextFormat, files: Sequence[InputFile]) -> "TextReader":
-        """Look at the first line of every file, which tells whether the file has labels."""
+    def detect(cls, text_format: DelimitedText, files: Sequence[InputFile]) -> "TextReader":
+        """Look at the first line of every file to find out whether the file has labels."""
         return cls(text_format, tuple(text_format.has_label(_first_line(file)) for file in files))
 
     @property

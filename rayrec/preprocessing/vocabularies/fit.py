@@ -7,24 +7,19 @@ descending count, value) into ranges. A range knows its rows of each feature, so
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rayrec.common.progress import Progress
 from rayrec.features.transforms import Vocabulary
 from rayrec.features.vocabulary import VOCABULARY_SCHEMA, fingerprint
 from rayrec.ingest.dataset import VOCABULARY_FOLDER
-from rayrec.preprocessing.parquet_files import new_parquet
 from rayrec.preprocessing.runs import runs
-from rayrec.preprocessing.segments import Segment, read_piece
+from rayrec.preprocessing.segments import Segment, count_rows, new_parquet, read_piece
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number, run_tasks
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from rayrec.preprocessing.workspace import Workspace
 
 _VALUES_PER_FILE = 4_194_304
 """A longer vocabulary is a folder of parts."""
@@ -34,32 +29,23 @@ _RANKED = pa.schema([pa.field("value", pa.string(), False), pa.field("count", pa
 
 
 def vocabulary_file(feature: str, size: int) -> str:
-    """Where the vocabulary of a feature lies, relative to the dataset: a file, or a folder of parts for a long one."""
+    """The path of a feature's vocabulary, relative to the dataset: a file, or a folder of parts for a long one."""
     path = f"{VOCABULARY_FOLDER}/{feature}"
     return f"{path}.parquet" if size <= _VALUES_PER_FILE else path
 
 
-def vocabulary_files(path: Path) -> list[Path]:
-    """The Parquet files of a vocabulary, in the order of ids."""
-    return sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-
-
 def fit_vocabularies(
-    spark: "SparkSession",
-    segments: Sequence[Segment],
-    limits: Mapping[str, int],
-    output: Path,
-    scratch: Path,
-    progress: Progress,
+    workspace: Workspace, segments: Sequence[Segment], limits: Mapping[str, int]
 ) -> dict[str, Vocabulary]:
-    """Write the vocabularies of the features in `limits` under `output`.
+    """Write the vocabularies of the features in `limits` into the dataset folder, fitted on the rows of `segments`.
 
-    `limits`: the least count at which a value is listed. Ids go from 1 by descending count, ties by ascending value
-    (the order of the UTF-8 bytes), so they depend on the rows alone.
+    `limits` gives the least count at which a value is listed. Ids go from 1 by descending count, ties by ascending
+    value (the order of the UTF-8 bytes), so they depend on the rows alone.
     """
     features = list(limits)
-    (output / VOCABULARY_FOLDER).mkdir(exist_ok=True)
-    with counted_rows(spark, progress, "count values", sum(s.piece.rows for s in segments)) as counter:
+    spark, progress, ranked_in = workspace.spark, workspace.progress, workspace.scratch / "ranked"
+    (workspace.folder / VOCABULARY_FOLDER).mkdir(exist_ok=True)
+    with counted_rows(spark, progress, "count values", count_rows(segments)) as counter:
 
         def count(segment: Segment) -> Iterator[pa.RecordBatch]:
             yield from _count_values(segment, features)
@@ -77,7 +63,7 @@ def fit_vocabularies(
         )
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from _write_ranks(batches, scratch / "ranked")
+            yield from _write_ranks(batches, ranked_in)
 
         found = collect_rows(ranked.mapInArrow(write, "feature int, partition int, rows long"))
     parts: dict[int, list[tuple[int, int]]] = {index: [] for index in range(len(features))}
@@ -85,7 +71,7 @@ def fit_vocabularies(
         parts[feature].append((partition, rows))
     sizes = {name: sum(rows for _, rows in parts[index]) for index, name in enumerate(features)}
     progress.stage("number values", sum(sizes.values()))
-    fingerprints = _number(spark, features, parts, sizes, output, scratch / "ranked")
+    fingerprints = _number(workspace, features, parts, sizes, ranked_in)
     progress.advance(sum(sizes.values()))
     return {
         name: Vocabulary(file=vocabulary_file(name, size), size=size, fingerprint=f"{fingerprints[name]:016x}")
@@ -114,7 +100,7 @@ def _count_values(segment: Segment, features: Sequence[str]) -> Iterator[pa.Reco
 
 
 def _write_ranks(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa.RecordBatch]:
-    """Write a sorted range, a file a feature in it; gives (feature, partition, rows) of each file."""
+    """Write a sorted range to a file for each feature in it; yields (feature, partition, rows) of each file."""
     partition = partition_number()
     for feature, run in runs(batches, "feature"):
         rows = 0
@@ -133,11 +119,10 @@ def _rank_path(folder: Path, feature: int, partition: int) -> Path:
 
 
 def _number(
-    spark: "SparkSession",
+    workspace: Workspace,
     features: Sequence[str],
     parts: Mapping[int, Sequence[tuple[int, int]]],
     sizes: Mapping[str, int],
-    output: Path,
     ranked: Path,
 ) -> dict[str, int]:
     """Write the ranked files again with ids: into one file a feature, or a file a part for long vocabularies.
@@ -146,7 +131,7 @@ def _number(
     """
     files: list[_Numbering] = []
     for number, name in enumerate(features):
-        path = output / vocabulary_file(name, sizes[name])
+        path = workspace.folder / vocabulary_file(name, sizes[name])
         sources = [_rank_path(ranked, number, partition) for partition, _ in parts[number]]
         if path.suffix:
             files.append(_Numbering(name, path, sources, first_id=1, values=sizes[name]))
@@ -160,7 +145,7 @@ def _number(
         return [(file.feature, _write_ids(file)) for file in group]
 
     words = dict.fromkeys(features, 0)
-    for done in run_tasks(spark, _together(files), run):
+    for done in run_tasks(workspace.spark, _together(files), run):
         for feature, word in done:
             words[feature] = (words[feature] + word) % 2**64
     return words
@@ -188,7 +173,7 @@ def _together(files: Sequence[_Numbering]) -> list[list[_Numbering]]:
 
 
 def _write_ids(file: _Numbering) -> int:
-    """Returns the fingerprint of the file's values."""
+    """Write a vocabulary file; returns the fingerprint of its values."""
     next_id, word = file.first_id, 0
     with new_parquet(file.path, VOCABULARY_SCHEMA) as writer:
         for source in file.sources:

@@ -1,31 +1,27 @@
 """Look-ups in vocabularies too long for a worker's memory.
 
-The most frequent values are looked up in memory, so the heavy ones never reach a shuffle, nor do missing ones. Of what
-is left each segment sends every distinct value once, Spark joins them with the rest of the vocabulary, and each segment
-gets back a small table of its own. No key of the join has more rows than there are segments: there is nothing to skew.
+The most frequent values are looked up in memory, so neither they nor missing values reach a shuffle. Each segment sends
+every other distinct value once, Spark joins these with the rest of the vocabulary, and each segment gets back a small
+table of its own. No key of the join has more rows than there are segments, so the join cannot be skewed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rayrec.common.progress import Progress
-from rayrec.features.vocabulary import VocabularyLookup
-from rayrec.preprocessing.parquet_files import new_parquet
+from rayrec.features.schema import Schema
+from rayrec.features.transforms import Vocabulary
+from rayrec.features.vocabulary import VocabularyLookup, vocabulary_files
 from rayrec.preprocessing.runs import runs
-from rayrec.preprocessing.segments import Segment, read_piece
+from rayrec.preprocessing.segments import Segment, count_rows, new_parquet, read_piece
 from rayrec.preprocessing.spark_tasks import counted_rows, frame_of_tasks
-from rayrec.preprocessing.vocabularies.fit import vocabulary_files
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from rayrec.preprocessing.workspace import Workspace
 
 _JOINED = pa.schema([("feature", pa.int32()), ("value", pa.string()), ("id", pa.int64())])
 
@@ -35,11 +31,11 @@ class LongVocabularies:
     """The long vocabularies of a job, with the joined ids of each segment."""
 
     paths: Mapping[str, Path]
-    """Vocabulary by feature."""
+    """The vocabulary of each feature."""
     limit: int
-    """Values of each that are looked up in memory."""
+    """Number of values of each vocabulary that are looked up in memory."""
     joined: Path
-    """Folder of a file a segment."""
+    """Folder with a file for each segment."""
 
     def ids_of_segment(self, segment_index: int) -> "SegmentIds":
         """The look-up for the rows of one segment."""
@@ -75,18 +71,20 @@ class SegmentIds:
 
 
 def join_long_vocabularies(
-    spark: "SparkSession",
-    segments: Sequence[Segment],
-    paths: Mapping[str, Path],
-    limit: int,
-    scratch: Path,
-    progress: Progress,
+    workspace: Workspace, segments: Sequence[Segment], schema: Schema, limit: int
 ) -> LongVocabularies:
-    """Look up, for every segment, its values beyond the `limit` most frequent ones of each vocabulary in `paths`."""
-    vocabularies = LongVocabularies(paths, limit, scratch / "joined")
+    """Look up the values of every segment beyond the `limit` most frequent ones of each vocabulary of the schema."""
+    paths = {
+        feature.name: workspace.folder / transform.file
+        for feature in schema.categorical
+        for transform in feature.transforms
+        if isinstance(transform, Vocabulary) and transform.size > limit
+    }
+    vocabularies = LongVocabularies(paths, limit, workspace.scratch / "joined")
     if not paths:
         return vocabularies
-    with counted_rows(spark, progress, "join long vocabularies", sum(s.piece.rows for s in segments)) as counter:
+    spark = workspace.spark
+    with counted_rows(spark, workspace.progress, "join long vocabularies", count_rows(segments)) as counter:
 
         def pending(segment: Segment) -> Iterator[pa.RecordBatch]:
             yield from _pending_values(segment, paths, limit)
@@ -138,7 +136,7 @@ def _rest_of_vocabulary(feature: int, file: Path, limit: int) -> Iterator[pa.Rec
 
 
 def _write_segments(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa.RecordBatch]:
-    """Write rows that are sorted by segment, a file a segment."""
+    """Write rows that are sorted by segment to a file for each segment."""
     for segment, run in runs(batches, "segment"):
         with new_parquet(folder / f"{segment:06d}.parquet", _JOINED) as writer:
             for batch in run:

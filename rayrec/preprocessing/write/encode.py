@@ -1,38 +1,23 @@
 """Third stage: parsed rows -> encoded rows -> parts, in the order of the input."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from rayrec.common.progress import Progress
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
-from rayrec.preprocessing.segments import Segment, cut_segments, read_piece
+from rayrec.preprocessing.segments import Segment, count_rows, cut_segments, read_piece
 from rayrec.preprocessing.spark_tasks import counted_rows, run_tasks
 from rayrec.preprocessing.vocabularies.long import LongVocabularies
+from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.shards import WrittenPart, rows_of_a_part, write_part
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-class SegmentEncoder(Protocol):
-    """Gives the rows of a segment as a dataset holds them."""
-
-    @property
-    def schema(self) -> Schema: ...
-
-    @property
-    def dataset(self) -> Path:
-        """Folder that is written."""
-
-    def encode(self, segment: Segment) -> Iterator[pa.RecordBatch]:
-        """The encoded rows of a segment, in order."""
+Encode = Callable[[Segment], Iterator[pa.RecordBatch]]
+"""Gives the rows of a segment, in order, as a dataset holds them."""
 
 
 @dataclass(frozen=True)
@@ -66,31 +51,26 @@ class RowEncoder:
 
 
 def write_in_order(
-    spark: "SparkSession",
-    encoder: SegmentEncoder,
-    split: str,
-    segments: Sequence[Segment],
-    layout: ShardLayoutConfig,
-    progress: Progress,
+    workspace: Workspace, encode: Encode, label: str, split: str, segments: Sequence[Segment], layout: ShardLayoutConfig
 ) -> SplitInfo:
     """Write the rows of a split in the order of its segments. A task writes a part; nothing is shuffled."""
-    rows = sum(segment.piece.rows for segment in segments)
+    rows, dataset = count_rows(segments), workspace.folder
     size = rows_of_a_part(rows, layout)
-    with counted_rows(spark, progress, f"encode {split}", rows) as counter:
+    with counted_rows(workspace.spark, workspace.progress, f"encode {split}", rows) as counter:
 
         def run(index: int) -> WrittenPart:
             def batches() -> Iterator[pa.RecordBatch]:
                 for segment in cut_segments(segments, index * size, (index + 1) * size):
-                    yield from encoder.encode(segment)
+                    yield from encode(segment)
                     counter.add(segment.piece.rows)
 
-            return write_part(encoder.dataset, split, index, encoder.schema.label, layout, batches())
+            return write_part(dataset, split, index, label, layout, batches())
 
-        return split_info(run_tasks(spark, range(-(-rows // size)), run))
+        return split_info(run_tasks(workspace.spark, range(-(-rows // size)), run))
 
 
 def split_info(parts: Sequence[WrittenPart]) -> SplitInfo:
-    """Of a split's parts in order."""
+    """What the manifest says about a split whose parts, in order, are `parts`."""
     return SplitInfo(
         rows=sum(part.info.rows for part in parts),
         positives=sum(part.positives for part in parts),

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.ingest.dataset import PartInfo
-from rayrec.preprocessing.parquet_files import new_parquet
 from rayrec.preprocessing.runs import run_starts
+from rayrec.preprocessing.segments import new_parquet
 
 _PARTS_AIMED_AT = 16
 _LEAST_ROW_GROUPS = 8

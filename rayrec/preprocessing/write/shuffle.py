@@ -1,121 +1,98 @@
-"""Third stage, where rows are to lie in another order than the input's: parsed rows -> encoded rows -> parts.
+"""Third stage for rows in another order than the input's: parsed rows -> encoded rows -> parts.
 
-What a row is sorted by tells its part too. Spark brings the rows of a part together and sorts them, spilling to disk.
+The columns that a row is sorted by determine its part too. Spark brings the rows of a part together and sorts them,
+spilling to disk.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.common.progress import Progress
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.ingest.dataset import PartInfo, SplitInfo
-from rayrec.preprocessing.segments import Segment
+from rayrec.preprocessing.segments import Segment, count_rows
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import partition_keys
+from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.encode import RowEncoder, split_info
 from rayrec.preprocessing.write.shards import RowPacking, WrittenPart, rows_of_a_part, write_part
 from rayrec.random.splitmix64 import mix
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-RowMapping = Callable[[NDArray[np.int64]], NDArray[np.int64]]
-"""Gives the output positions of input rows."""
+NewPositions = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""The positions (n,) in the output of rows given by their positions (n,) in the input: a bijection."""
 
 
 def write_shuffled(
-    spark: "SparkSession",
+    workspace: Workspace,
     encoder: RowEncoder,
     split: str,
     segments: Sequence[Segment],
-    permutation: RowMapping,
+    new_positions: NewPositions,
     layout: ShardLayoutConfig,
-    progress: Progress,
     position: str | None = None,
 ) -> SplitInfo:
-    """Write the rows of a split at the places that `permutation` gives those of the input.
+    """Write the rows of a split at the positions that `new_positions` gives them.
 
-    `position`: the kept column (int64) that says a row's place in the input, for segments in another order; the parts
-    do not have it.
+    `position`: the kept column (int64) that holds a row's position in the input, for segments in another order; it is
+    not written to the parts.
     """
-    rows = sum(segment.piece.rows for segment in segments)
-    order = _ByPlace(permutation, rows_of_a_part(rows, layout), rows)
-    return _write(spark, encoder, split, segments, order, layout, progress, position)
+    rows = count_rows(segments)
+    order = _ByPlace(new_positions, rows_of_a_part(rows, layout), rows)
+    return _write(workspace, encoder, split, segments, order, layout, position)
 
 
 def write_groups_shuffled(
-    spark: "SparkSession",
+    workspace: Workspace,
     encoder: RowEncoder,
     split: str,
     segments: Sequence[Segment],
     seed: int,
     layout: ShardLayoutConfig,
-    progress: Progress,
     position: str | None = None,
 ) -> SplitInfo:
-    """Write the groups of a split in an order that `seed` says, the rows of each, which follow each other in the input,
-    in that of the input and in one row group.
+    """Write the groups of a split in a random order that depends on `seed`, and the rows of a group in their own order.
 
-    Parts have about the same number of rows, and row groups that of the layout or a few more. `position`: see
-    `write_shuffled`.
+    The rows of a group follow each other in the input, and end up in one row group. Parts have about the same number
+    of rows; row groups have as many as the layout says, or a few more. `position`: see `write_shuffled`.
     """
     group = encoder.schema.group
     assert group is not None
-    rows = sum(segment.piece.rows for segment in segments)
+    rows = count_rows(segments)
     order = _ByGroup(group, seed, -(-rows // rows_of_a_part(rows, layout)))
-    return _write(spark, encoder, split, segments, order, layout, progress, position)
-
-
-class _Order(Protocol):
-    @property
-    def parts(self) -> int:
-        """Of the split."""
-
-    @property
-    def group(self) -> str | None:
-        """The column whose rows stay together."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The columns (int64) that the rows of a part are sorted by."""
-
-    def of(self, batch: pa.RecordBatch, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-        """Those of encoded rows, whose places in the input are given."""
-
-    def part(self, first_column: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The parts of rows."""
-
-    def check(self, part: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The sorted rows of a part as they are; fails where it can tell that some are lost or repeated."""
+    return _write(workspace, encoder, split, segments, order, layout, position)
 
 
 @dataclass(frozen=True)
 class _ByPlace:
-    permutation: RowMapping
+    """Rows in the order of their new positions."""
+
+    new_positions: NewPositions
     size: int
-    """Rows of a part, the last one aside."""
+    """Rows of every part but the last."""
     rows: int
 
     group = None
+    """The column whose equal rows stay together."""
     names = ("place",)
+    """The columns (int64) that the rows of a part are sorted by."""
 
     @property
     def parts(self) -> int:
         return -(-self.rows // self.size)
 
-    def of(self, batch: pa.RecordBatch, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-        return (self.permutation(places),)
+    def sort_columns(self, batch: pa.RecordBatch, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        return (self.new_positions(positions),)
 
     def part(self, first_column: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The parts of rows, from the first of their sort columns."""
         return first_column // self.size
 
     def check(self, part: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Pass the sorted rows of a part on; fails if some are lost or repeated."""
         expected = part * self.size
         for batch in batches:
             places = batch["place"].to_numpy()
@@ -127,7 +104,7 @@ class _ByPlace:
 
 @dataclass(frozen=True)
 class _ByGroup:
-    """By a hash of the group: an order of all groups that needs no list of them."""
+    """Rows in the order of a hash of their group: a random order of all groups that needs no list of them."""
 
     group: str
     seed: int
@@ -135,13 +112,13 @@ class _ByGroup:
 
     names = ("hash", "place")
 
-    def of(self, batch: pa.RecordBatch, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+    def sort_columns(self, batch: pa.RecordBatch, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
         key = mix(np.array([self.seed & (2**64 - 1)], np.uint64))
         # Both steps are bijections, so no two groups have one hash.
-        return (mix(batch[self.group].to_numpy().view(np.uint64) ^ key).view(np.int64), places)
+        return (mix(batch[self.group].to_numpy().view(np.uint64) ^ key).view(np.int64), positions)
 
     def part(self, first_column: NDArray[np.int64]) -> NDArray[np.int64]:
-        # Signed, as Spark sorts: the upper 32 bits from 0 on, times the parts.
+        # Signed, as Spark sorts: the upper 32 bits, counted from 0, times the number of parts.
         return (((first_column >> 32) + 2**31) * self.parts) >> 32
 
     def check(self, part: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -149,27 +126,26 @@ class _ByGroup:
 
 
 def _write(
-    spark: "SparkSession",
+    workspace: Workspace,
     encoder: RowEncoder,
     split: str,
     segments: Sequence[Segment],
-    order: _Order,
+    order: _ByPlace | _ByGroup,
     layout: ShardLayoutConfig,
-    progress: Progress,
     position: str | None,
 ) -> SplitInfo:
-    rows = sum(segment.piece.rows for segment in segments)
+    spark, rows = workspace.spark, count_rows(segments)
     keys = partition_keys(spark, order.parts)
     label = encoder.schema.label
     written = [field for field in encoder.encoded_schema if field.name != position]
     packing = RowPacking(pa.schema(written), encoder.schema.hotness)
-    with counted_rows(spark, progress, f"encode and shuffle {split}", rows) as counter:
+    with counted_rows(spark, workspace.progress, f"encode and shuffle {split}", rows) as counter:
 
         def encode(segment: Segment) -> Iterator[pa.RecordBatch]:
             first = segment.first
             for batch in encoder.encode(segment):
                 places = np.arange(first, first + batch.num_rows) if position is None else batch[position].to_numpy()
-                sorted_by = order.of(batch, places)
+                sorted_by = order.sort_columns(batch, places)
                 packed = packing.pack(batch.select([field.name for field in written]))
                 columns = [pa.array(keys[order.part(sorted_by[0])]), *map(pa.array, sorted_by), packed]
                 yield pa.RecordBatch.from_arrays(columns, names=["key", *order.names, "row"])

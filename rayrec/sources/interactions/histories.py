@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.preprocessing.parquet_files import new_parquet
 from rayrec.preprocessing.runs import run_starts, whole_runs
-from rayrec.preprocessing.segments import Piece, Segment, read_piece
+from rayrec.preprocessing.segments import Piece, Segment, count_rows, new_parquet, read_piece
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.interactions.config import InteractionFilesSplitConfig, LeaveOneOutSplitConfig
@@ -60,7 +59,7 @@ def write_histories(
     """
     spark, folder = workspace.spark, workspace.scratch / "histories"
     segments = [(s, False) for s in interactions] + [(s, True) for s in lists]
-    rows = sum(segment.piece.rows for segment, _ in segments)
+    rows = count_rows([*interactions, *lists])
     with counted_rows(spark, workspace.progress, "order by user and time", rows) as counter:
 
         def gather(item: tuple[Segment, bool]) -> Iterator[pa.RecordBatch]:

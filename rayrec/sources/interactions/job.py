@@ -4,6 +4,8 @@ Known positives are the rows of `train`; a held-out interaction is a list of row
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -12,13 +14,12 @@ from rayrec.common.progress import Progress
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.features.transforms import Vocabulary
 from rayrec.ingest.dataset import SplitInfo
-from rayrec.preprocessing.extracted import ExtractedChunk
-from rayrec.preprocessing.segments import Piece, Segment, make_segments
+from rayrec.preprocessing.extract import extract, pieces_of
+from rayrec.preprocessing.segments import Segment, make_segments, segments_by_split
 from rayrec.preprocessing.vocabularies.fit import fit_vocabularies
 from rayrec.preprocessing.vocabularies.long import join_long_vocabularies
-from rayrec.preprocessing.workspace import Workspace, WrittenDataset, segments_by_split
-from rayrec.preprocessing.write.encode import RowEncoder, SegmentEncoder, write_in_order
-from rayrec.raw.files import InputFile
+from rayrec.preprocessing.workspace import Workspace, WrittenDataset
+from rayrec.preprocessing.write.encode import Encode, RowEncoder, write_in_order
 from rayrec.sources.interactions.config import (
     InteractionPreprocessConfig,
     InteractionSourceConfig,
@@ -26,9 +27,9 @@ from rayrec.sources.interactions.config import (
 )
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
 from rayrec.sources.interactions.histories import LISTED, SPLIT, TEST, TRAIN, VALIDATION, HistoryCounts, write_histories
-from rayrec.sources.interactions.inputs import InteractionInputs, resolve_interactions
+from rayrec.sources.interactions.inputs import resolve_interactions
 from rayrec.sources.interactions.layout import ITEM, LABEL, USER
-from rayrec.sources.interactions.ranking_lists import GivenLists, HeldOut, OrderedRows, Rows, write_rows
+from rayrec.sources.interactions.ranking_lists import HeldOut, Rows, encode_lists, read_rows, write_rows
 
 GROUP = "group"
 _HELD_OUT = {"validation": VALIDATION, "test": TEST}
@@ -36,7 +37,9 @@ _HISTORIES = "histories"
 
 
 class InteractionJob:
-    """A checked job."""
+    """A job whose inputs and config were checked."""
+
+    is_resumable = False
 
     def __init__(
         self,
@@ -46,34 +49,28 @@ class InteractionJob:
     ) -> None:
         """Raises UserError on inputs that cannot work."""
         self._config = config
-        self._inputs: InteractionInputs = resolve_interactions(source, config.split, inputs)
-
-    @property
-    def files(self) -> tuple[InputFile, ...]:
-        return self._inputs.files
-
-    @property
-    def is_resumable(self) -> bool:
-        return False
+        self._inputs = resolve_interactions(source, config.split, inputs)
+        self.files = self._inputs.files
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write vocabularies, splits and bad rows. Raises UserError."""
         config, progress = self._config, workspace.progress
-        extracted, rejected = workspace.extract(self._inputs.reader, self.files, None, config.max_rejected_fraction)
-        pieces = {split: self._pieces(extracted, split) for split in ("train", *_HELD_OUT)}
+        extracted, rejected = extract(workspace, self._inputs.reader, self.files, config.max_rejected_fraction)
+        pieces = {
+            split: pieces_of(chunk for chunk in extracted if self._inputs.splits[chunk.chunk.file_index] == split)
+            for split in ("train", *_HELD_OUT)
+        }
         given = {split: of_split for split, of_split in pieces.items() if split != "train" and of_split}
         listed = [segment for of_split in given.values() for segment in make_segments(of_split)]
         histories, counts = write_histories(workspace, make_segments(pieces["train"]), listed, config.split)
         _report(progress, counts, config)
 
         segments = segments_by_split({_HISTORIES: histories, **given})
-        limits = {USER: 1, ITEM: 1}
-        vocabularies = fit_vocabularies(
-            workspace.spark, segments[_HISTORIES], limits, workspace.folder, workspace.scratch, progress
-        )
+        vocabularies = fit_vocabularies(workspace, segments[_HISTORIES], {USER: 1, ITEM: 1})
         schema = interactions_schema(vocabularies)
-        split_field, label_field = pa.field(SPLIT, pa.int8(), False), pa.field(LABEL, pa.float32(), False)
-        encoder = self._encoder(workspace, schema, segments, split_field)
+        every_segment = [segment for of_split in segments.values() for segment in of_split]
+        joined = join_long_vocabularies(workspace, every_segment, schema, config.broadcast_limit)
+        encoder = RowEncoder(schema, workspace.folder, joined, (pa.field(SPLIT, pa.int8(), False),))
         held_out = self._held_out(vocabularies[ITEM].size)
         drawn = write_rows(workspace, segments[_HISTORIES], encoder, Rows(schema), held_out)
         for split, written in drawn.items():
@@ -83,42 +80,20 @@ class InteractionJob:
                     f"{config.split.negatives} negatives are left; their lists are shorter"
                 )
 
-        given_lists = GivenLists(RowEncoder(schema, workspace.folder, encoder.long_vocabularies, (label_field,)))
-        sources: dict[str, tuple[SegmentEncoder, list[Segment]]] = {
-            **{split: (given_lists, segments[split]) for split in given},
-            **{s: (OrderedRows(schema, workspace.folder), make_segments(w.pieces)) for s, w in drawn.items()},
+        of_lists = replace(encoder, kept=(pa.field(LABEL, pa.float32(), False),))
+        sources: dict[str, tuple[Encode, list[Segment]]] = {
+            **{split: (partial(encode_lists, of_lists), segments[split]) for split in given},
+            **{s: (partial(read_rows, Rows(schema)), make_segments(w.pieces)) for s, w in drawn.items()},
         }
         splits: dict[str, SplitInfo] = {
-            split: write_in_order(workspace.spark, sources[split][0], split, sources[split][1], config.layout, progress)
+            split: write_in_order(workspace, sources[split][0], LABEL, split, sources[split][1], config.layout)
             for split in ("train", *_HELD_OUT)
             if split in sources
         }
         return WrittenDataset(schema, splits, rejected)
 
-    def _pieces(self, extracted: Sequence[ExtractedChunk], split: str) -> list[Piece]:
-        """The parsed rows of the files of a split."""
-        chunks = [chunk for chunk in extracted if self._inputs.splits[chunk.chunk.file_index] == split]
-        return [Piece(path, 0, rows) for chunk in chunks for path, rows in chunk.rows.values() if rows]
-
-    def _encoder(
-        self, workspace: Workspace, schema: Schema, segments: Mapping[str, Sequence[Segment]], kept: pa.Field
-    ) -> RowEncoder:
-        """What encodes histories, with long vocabularies joined for all segments."""
-        limit = self._config.broadcast_limit
-        long = {
-            feature.name: workspace.folder / transform.file
-            for feature in schema.categorical
-            for transform in feature.transforms
-            if isinstance(transform, Vocabulary) and transform.size > limit
-        }
-        every_segment = [segment for of_split in segments.values() for segment in of_split]
-        joined = join_long_vocabularies(
-            workspace.spark, every_segment, long, limit, workspace.scratch, workspace.progress
-        )
-        return RowEncoder(schema, workspace.folder, joined, (kept,))
-
     def _held_out(self, num_items: int) -> dict[str, HeldOut]:
-        """The splits whose negatives are drawn, with a sampler each: a user's lists are drawn apart."""
+        """The splits whose negatives are drawn, each with a sampler of its own, so that a user's lists differ."""
         split, seed = self._config.split, self._config.seed
         names = [*(["validation"] if split.validation else [])]
         names += ["test"] if isinstance(split, LeaveOneOutSplitConfig) else []
@@ -145,7 +120,7 @@ def interactions_schema(vocabularies: Mapping[str, Vocabulary]) -> Schema:
 
 
 def _report(progress: Progress, counts: HistoryCounts, config: InteractionPreprocessConfig) -> None:
-    """Say what was left out. Raises UserError where nothing is left."""
+    """Report what was left out. Raises UserError if nothing is left."""
     if isinstance(config.split, LeaveOneOutSplitConfig) and counts.dropped_users:
         dropped = (
             f"{counts.dropped_users:,} users with fewer than {config.split.min_interactions} interactions "

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from rayrec.features.categorical import id_dtype
 from rayrec.features.schema import Schema
-from rayrec.preprocessing.parquet_files import new_parquet
 from rayrec.preprocessing.runs import whole_runs
-from rayrec.preprocessing.segments import Piece, Segment, read_piece
+from rayrec.preprocessing.segments import Piece, Segment, count_rows, new_parquet, read_piece
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.encode import RowEncoder
@@ -75,8 +74,8 @@ def write_rows(
     """Write the rows of `train` and of the splits in `held_out`, ordered by user id, then by time."""
     spark, folder = workspace.spark, workspace.scratch / "ordered"
     user, item = (feature.name for feature in encoder.schema.categorical)
-    total = sum(segment.piece.rows for segment in histories)
-    with counted_rows(spark, workspace.progress, "number users and draw negatives", total) as counter:
+    progress, total = workspace.progress, count_rows(histories)
+    with counted_rows(spark, progress, "number users and draw negatives", total) as counter:
 
         def encode(segment: Segment) -> Iterator[pa.RecordBatch]:
             first = segment.first
@@ -176,35 +175,16 @@ class _History:
         return batch, int((lengths < held_out.sampler.negatives).sum())
 
 
-@dataclass(frozen=True)
-class OrderedRows:
-    """Reads rows that `write_rows` left as they are."""
-
-    schema: Schema
-    dataset: Path
-
-    def encode(self, segment: Segment) -> Iterator[pa.RecordBatch]:
-        schema = Rows(self.schema).arrow_schema
-        for batch in read_piece(segment.piece, schema.names, []):
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+def read_rows(rows: Rows, segment: Segment) -> Iterator[pa.RecordBatch]:
+    """Rows that `write_rows` wrote, as they are."""
+    schema = rows.arrow_schema
+    for batch in read_piece(segment.piece, schema.names, []):
+        yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
-@dataclass(frozen=True)
-class GivenLists:
-    """Reads parsed rows of lists that came as a file, and adds the group."""
-
-    encoder: RowEncoder
-
-    @property
-    def schema(self) -> Schema:
-        return self.encoder.schema
-
-    @property
-    def dataset(self) -> Path:
-        return self.encoder.dataset
-
-    def encode(self, segment: Segment) -> Iterator[pa.RecordBatch]:
-        schema = Rows(self.schema).arrow_schema
-        for batch in self.encoder.encode(segment):
-            label, user, item = batch.columns
-            yield pa.RecordBatch.from_arrays([label, user, item, user.cast(pa.int64())], schema=schema)
+def encode_lists(encoder: RowEncoder, segment: Segment) -> Iterator[pa.RecordBatch]:
+    """Rows of lists that came as a file, encoded, with the group; `encoder` keeps the label."""
+    schema = Rows(encoder.schema).arrow_schema
+    for batch in encoder.encode(segment):
+        label, user, item = batch.columns
+        yield pa.RecordBatch.from_arrays([label, user, item, user.cast(pa.int64())], schema=schema)

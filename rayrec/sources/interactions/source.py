@@ -13,7 +13,7 @@ from rayrec.sources.interactions.config import InteractionPreprocessConfig, Inte
 from rayrec.sources.interactions.generator import FILE, generate
 from rayrec.sources.interactions.job import InteractionJob
 from rayrec.sources.interactions.reader import InteractionReader
-from rayrec.sources.source import GeneratedData, Inputs, Source, require_no_days
+from rayrec.sources.source import GeneratedData, InputPaths, Source, require_no_days
 
 
 class InteractionSource(Source):
@@ -21,7 +21,7 @@ class InteractionSource(Source):
 
     generated = GeneratedData(FILE, "leave_one_out", "test")
 
-    def job(self, recipe: Recipe, inputs: Inputs) -> InteractionJob:
+    def job(self, recipe: Recipe, inputs: InputPaths) -> InteractionJob:
         assert isinstance(recipe.source, InteractionSourceConfig)
         assert isinstance(recipe.preprocess, InteractionPreprocessConfig)
         return InteractionJob(recipe.source, recipe.preprocess, inputs)

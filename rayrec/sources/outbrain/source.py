@@ -10,7 +10,7 @@ from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.lookup import AdLookup
 from rayrec.sources.outbrain.preprocessing.job import DisplayJob
 from rayrec.sources.outbrain.synthetic.generator import generate
-from rayrec.sources.source import GeneratedData, Inputs, Source, require_no_days
+from rayrec.sources.source import GeneratedData, InputPaths, Source, require_no_days
 
 
 class OutbrainSource(Source):
@@ -18,7 +18,7 @@ class OutbrainSource(Source):
 
     generated = GeneratedData("", "displays", "validation")
 
-    def job(self, recipe: Recipe, inputs: Inputs) -> DisplayJob:
+    def job(self, recipe: Recipe, inputs: InputPaths) -> DisplayJob:
         assert isinstance(recipe.preprocess, DisplayPreprocessConfig)
         return DisplayJob(recipe.preprocess, inputs)
 

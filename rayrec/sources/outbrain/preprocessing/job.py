@@ -155,14 +155,13 @@ class DisplayJob:
         self, workspace: Workspace, encoder: RowEncoder, split: str, files: RowFiles, _: Path
     ) -> SplitInfo:
         """Write the displays of `train` in random order, those of the other splits in their own."""
-        config, spark, progress, segments = self._config, workspace.spark, workspace.progress, files.segments()
+        config, segments = self._config, files.segments()
         position = POSITION if config.feature_set == "full" else None
         if split == "train":
-            seed = config.seed
-            return write_groups_shuffled(spark, encoder, split, segments, seed, config.layout, progress, position)
+            return write_groups_shuffled(workspace, encoder, split, segments, config.seed, config.layout, position)
         if position is None:
-            return write_in_order(spark, encoder, split, segments, config.layout, progress)
-        return write_shuffled(spark, encoder, split, segments, _as_they_are, config.layout, progress, position)
+            return write_in_order(workspace, encoder.encode, CLICKED, split, segments, config.layout)
+        return write_shuffled(workspace, encoder, split, segments, _as_they_are, config.layout, position)
 
 
 def _as_they_are(positions: NDArray[np.int64]) -> NDArray[np.int64]:

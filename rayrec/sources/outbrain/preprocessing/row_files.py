@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.config import Config
-from rayrec.preprocessing.parquet_files import new_parquet
-from rayrec.preprocessing.segments import Piece, Segment, make_segments
+from rayrec.preprocessing.segments import Piece, Segment, make_segments, new_parquet
 
 ROW_GROUP_ROWS = 65_536
 _OPTIONS: dict[str, Any] = {"compression": "lz4", "write_statistics": False}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rayrec.config import Config
-from rayrec.preprocessing.extracted import ExtractedChunk
+from rayrec.preprocessing.extract import ExtractedChunk, extract_tables
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RowReader
 from rayrec.raw.files import InputFile
@@ -28,8 +28,8 @@ def parse_tables(
     workspace: Workspace, tables: Mapping[Table, tuple[RowReader, InputFile]], folder: Path, max_rejected: float
 ) -> ParsedTables:
     """Parse the tables into files under `folder`. Raises UserError where too large a share of a table's rows is bad."""
-    named = {table.value: source for table, source in tables.items()}
-    extracted, rejected = workspace.extract_tables(named, folder, max_rejected)
+    named = {table.value: (reader, [file]) for table, (reader, file) in tables.items()}
+    extracted, rejected = extract_tables(workspace, named, folder, max_rejected)
     files = {name: RowFiles.of(_rows(chunk) for chunk in chunks) for name, chunks in extracted.items()}
     return ParsedTables(tables=files, rejected=rejected)
 

@@ -10,8 +10,8 @@ from xxhash import xxh64_intdigest
 
 from rayrec.common.errors import UserError
 from rayrec.config.preprocess import DaySplitConfig, FileSplitConfig, FractionSplitConfig, HashSplitConfig, SplitConfig
-from rayrec.preprocessing.extracted import ExtractedChunk, rows_before_line
-from rayrec.preprocessing.segments import Piece, count_rows, cut_pieces
+from rayrec.preprocessing.extract import ExtractedChunk, pieces_of
+from rayrec.preprocessing.segments import Piece, cut_pieces
 from rayrec.raw.blocks import RawBlock
 
 SPLIT_ORDER = ("train", "validation", "test")
@@ -43,40 +43,34 @@ class HashedSplits:
         }
 
 
-def hashed_splits(config: SplitConfig, seed: int) -> HashedSplits | None:
-    """None for splits that do not depend on the row itself."""
-    return HashedSplits(config, seed) if isinstance(config, HashSplitConfig) else None
-
-
 def split_rows(
     config: SplitConfig,
     extracted: Sequence[ExtractedChunk],
     splits: Sequence[str | None],
     days: Sequence[int | None],
 ) -> dict[str, list[Piece]]:
-    """The rows of each split in the order of the input; `splits` and `days` are by file.
+    """The rows of each split in the order of the input; `splits` and `days` are given by file.
 
-    Raises UserError where no rows are left for train.
+    Raises UserError if no rows are left for train.
     """
     match config:
         case HashSplitConfig():
-            names = extracted[0].rows
-            result = {name: _pieces(extracted, name) for name in names}
+            result = {name: pieces_of(extracted, name) for name in extracted[0].rows}
         case FileSplitConfig():
             given = sorted({s for s in splits if s is not None}, key=_split_rank)
-            result = {s: _pieces(c for c in extracted if splits[c.chunk.file_index] == s) for s in given}
+            result = {s: pieces_of(c for c in extracted if splits[c.chunk.file_index] == s) for s in given}
         case FractionSplitConfig():
-            result = _by_fraction(config, _pieces(extracted))
+            result = _by_fraction(config, pieces_of(extracted))
         case DaySplitConfig():
             result = _by_day(config, extracted, days)
-    if count_rows(result["train"]) == 0:
-        total = sum(count_rows(pieces) for pieces in result.values())
+    if _count_rows(result["train"]) == 0:
+        total = sum(_count_rows(pieces) for pieces in result.values())
         raise UserError(f"preprocess.split: of {total:,} good rows none falls into train; give more rows or change it")
     return result
 
 
-def _pieces(extracted: Iterable[ExtractedChunk], split: str = "") -> list[Piece]:
-    return [Piece(path, 0, rows) for path, rows in (chunk.rows[split] for chunk in extracted) if rows]
+def _count_rows(pieces: Iterable[Piece]) -> int:
+    return sum(piece.rows for piece in pieces)
 
 
 def _split_rank(split: str) -> tuple[int, str]:
@@ -84,7 +78,7 @@ def _split_rank(split: str) -> tuple[int, str]:
 
 
 def _by_fraction(config: FractionSplitConfig, pieces: list[Piece]) -> dict[str, list[Piece]]:
-    total = count_rows(pieces)
+    total = _count_rows(pieces)
     test_from = total - round(total * config.test)
     validation_from = test_from - round(total * config.validation)
     result = {"train": cut_pieces(pieces, 0, validation_from)}
@@ -99,23 +93,23 @@ def _by_day(
     config: DaySplitConfig, extracted: Sequence[ExtractedChunk], days: Sequence[int | None]
 ) -> dict[str, list[Piece]]:
     held_out = [c for c in extracted if days[c.chunk.file_index] == config.held_out_day]
-    # As `head -n` of the original: lines are counted with the bad ones, and the first half is the longer one.
+    # As `head -n` counts: bad lines are counted too, and the first half is the longer one.
     remaining = -(-sum(c.lines for c in held_out) // 2)
     test_rows = 0
     for chunk in held_out:
         lines = min(remaining, chunk.lines)
-        test_rows += rows_before_line(chunk, lines)
+        test_rows += chunk.rows_before_line(lines)
         remaining -= lines
-    pieces = _pieces(held_out)
+    pieces = pieces_of(held_out)
     return {
-        "train": _pieces(c for c in extracted if days[c.chunk.file_index] != config.held_out_day),
-        "validation": cut_pieces(pieces, test_rows, count_rows(pieces)),
+        "train": pieces_of(c for c in extracted if days[c.chunk.file_index] != config.held_out_day),
+        "validation": cut_pieces(pieces, test_rows, _count_rows(pieces)),
         "test": cut_pieces(pieces, 0, test_rows),
     }
 
 
 def rows_by_day(pieces: Iterable[Piece], extracted: Sequence[ExtractedChunk], days: Sequence[int | None]) -> list[int]:
-    """How many of the rows each day holds, in the order of days."""
+    """The number of rows of each day, in the order of days."""
     day_of_path = {path: days[c.chunk.file_index] for c in extracted for path, _ in c.rows.values()}
     totals: dict[int | None, int] = {}
     for piece in pieces:
