@@ -2,11 +2,11 @@
 
     import rayrec
 
-    rayrec.preprocess("dlrm-criteo", "train.txt", "dataset")
-    run = rayrec.train("dlrm-criteo", "dataset", "run", workers=2, set={"train.epochs": 2})
+    rayrec.preprocess("recipe.yaml", "clicks.csv", "dataset")
+    run = rayrec.train("recipe.yaml", "dataset", "run", workers=2, set={"train.epochs": 2})
     print(run.metrics["validation"]["auc"])
     rayrec.export("run", "model")
-    rayrec.load_model("model").predict([{"I1": 3, "C1": "68fd1e64"}])
+    rayrec.load_model("model").predict([{"age": 3, "country": "NL"}])
 
 A command's function takes the fields of its request, writes the same files as the command and returns its `Result`;
 api.pyi has the types. A folder may be given by its URI (s3://bucket/run), as text. Errors that the user can fix are

@@ -47,7 +47,7 @@ def typer_command(command: Command[RequestT]) -> Any:
 
 
 def parse_command(words: Sequence[str]) -> tuple[Command[Any], Request, list[str]]:
-    """A whole command line, such as `train dlrm-criteo --data ...`: its command, request, and the flags of `FLAGS`.
+    """A whole command line, such as `train RECIPE --data ...`: its command, request, and the flags of `FLAGS`.
 
     Raises ConfigError.
     """

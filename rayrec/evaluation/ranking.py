@@ -6,7 +6,7 @@ A group's rows are ranked by descending score; ranks count from 1. With P > 0 po
 - `recall@k` (as in He et al. 2020, "LightGCN"): share of the P positives with r_j <= k.
 - `ndcg@k` (Jarvelin & Kekalainen 2002, "Cumulated gain-based evaluation of IR techniques", gain 1, base 2): sum of
   1 / log2(r_j + 1) over r_j <= k, divided by its largest possible value, that of ranks 1 ... min(P, k).
-- `map@k` (Kaggle's MAP@k, as in the Outbrain contest): sum of j / r_j over r_j <= k, divided by min(P, k). j / r_j is
+- `map@k` (mean average precision, cut as by Kaggle): sum of j / r_j over r_j <= k, divided by min(P, k). j / r_j is
   the precision at r_j; with one positive it is 1 / r_1. `map_with_leak@k` ranks by probability + leak, a column of the
   dataset, instead.
 

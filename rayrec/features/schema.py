@@ -84,8 +84,8 @@ class Schema(Config):
     weight: str | None = None
     """Column of float32 row weights."""
     leak: str | None = None
-    """Column of float32 that is no feature but known of the answer (as in the Outbrain contest, where page views after
-    the display gave some clicks away): `map_with_leak@k` ranks by probability plus this."""
+    """Column of float32 that is not a feature but tells something of the answer (as events after a display can give
+    clicks away): `map_with_leak@k` ranks by probability plus this."""
     candidate: str | None = None
     """Column of int64 ids of what a group's rows offer, so that predictions can name it."""
     features: tuple[Feature, ...]

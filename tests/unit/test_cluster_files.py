@@ -78,6 +78,8 @@ def test_the_job_runs_a_command_that_there_is() -> None:
     python, flag, module, *arguments = shlex.split(spec["entrypoint"])
     assert (python, flag) == ("python", "-m")
     _, request, _ = parse_command([module.removeprefix("jobs."), *arguments])
+    assert request.recipe.endswith(".yaml")
+    request = request.model_copy(update={"recipe": "dlrm-criteo"})
     request.check()
     gpus = sum(
         group.get("replicas", 0) * int(c["resources"]["limits"].get("nvidia.com/gpu", 0))

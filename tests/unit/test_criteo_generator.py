@@ -16,7 +16,7 @@ from rayrec.common.errors import UserError
 from rayrec.sources.criteo import generator as generator_module
 from rayrec.sources.criteo.click_model import BASE_RATE, INTERACTIONS
 from rayrec.sources.criteo.generator import CHUNK_ROWS, CriteoGenerator, generate
-from rayrec.sources.criteo.parse import CATEGORICAL, LABEL, NUMERIC
+from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC
 from rayrec.sources.criteo.truth import TRUTH_FILE, GeneratedTruth, TruthAccumulator
 
 COLUMNS = [LABEL, *NUMERIC, *CATEGORICAL]

@@ -17,7 +17,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.sources.criteo.click_model import ClickModel, RawValues
-from rayrec.sources.criteo.parse import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
+from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
 from rayrec.sources.criteo.truth import FileTruth, GeneratedTruth, TruthAccumulator
 from rayrec.sources.generated_text import csv_file, to_hexadecimal
 
