@@ -121,7 +121,7 @@ def _serve_one_request(model: Path, to_rank: dict[str, Any] | None, progress: Pr
 def _example_request(model: Path) -> tuple[str, dict[str, Any]]:
     """The method that suits a model, and a body for it."""
     from rayrec.features.schema import Schema
-    from rayrec.inference.folder.example_row import example_row
+    from rayrec.inference.folder.examples import example_row
 
     schema = Schema.load(model)
     example = example_row(schema, model)

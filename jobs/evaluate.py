@@ -33,7 +33,7 @@ class EvaluateRequest(Request):
 
 def run(request: EvaluateRequest, progress: Progress) -> Result:
     """Evaluate; `rows` counts the rows of the split, each of which counts once."""
-    from rayrec.inference.folder.layout import is_model_folder
+    from rayrec.inference.folder.table_files import is_model_folder
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.driver import evaluate, fill_from_checkpoint
     from rayrec.training.run.folder import RunFolder

@@ -15,6 +15,7 @@ from rayrec.storage.location import Folder
 
 if TYPE_CHECKING:
     from rayrec.inference.folder.model_folder import Metrics
+    from rayrec.inference.folder.table_files import TablePrecision
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.run.folder import RunFolder
 
@@ -65,7 +66,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
 @contextlib.contextmanager
 def exported(path: Path) -> Iterator[Path]:
     """Yield the model folder at `path`; the best checkpoint of a run folder is exported for the time of the block."""
-    from rayrec.inference.folder.layout import is_model_folder
+    from rayrec.inference.folder.table_files import is_model_folder
 
     if is_model_folder(path):
         yield path.absolute()

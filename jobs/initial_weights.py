@@ -54,8 +54,8 @@ def _weights(recipe: Recipe, folders: dict[str, str], dataset: "Dataset | None" 
 def _open(folder: Path) -> "ModelFolder | CheckpointWeights":
     """The weights of a model folder, or of a run folder's best checkpoint."""
     from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
-    from rayrec.inference.folder.layout import is_model_folder
     from rayrec.inference.folder.model_folder import ModelFolder
+    from rayrec.inference.folder.table_files import is_model_folder
     from rayrec.storage.staged import fetch
     from rayrec.training.run.folder import RunFolder
 

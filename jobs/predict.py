@@ -63,7 +63,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
         raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from cluster.ray_session import ray_session
-    from rayrec.inference.batch_prediction import predict_dataset, predict_raw
+    from rayrec.inference.batch.prediction import predict_dataset, predict_raw
     from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.sources.registry import source_of
 
@@ -87,7 +87,7 @@ def _recommend(request: PredictRequest, k: int, progress: Progress) -> Result:
     if request.input is not None:
         raise ConfigError("--top-k recommends to every user of the model and reads no --input; leave one of them out")
     from cluster.ray_session import ray_session
-    from rayrec.inference.batch_recommendation import recommend_to_all
+    from rayrec.inference.batch.recommendation import recommend_to_all
 
     with exported(request.model) as folder, ray_session():
         users = recommend_to_all(folder, k, request.output, progress)

@@ -222,7 +222,7 @@ def _why_not_deployed(error: RuntimeError) -> Exception:
 def example(url: str, name: str, folder: Path, tokens: bool = False) -> str:
     """A curl command that sends values of the model's vocabularies."""
     from rayrec.features.schema import Schema
-    from rayrec.inference.folder.example_row import example_row
+    from rayrec.inference.folder.examples import example_row
 
     body = json.dumps({"instances": [example_row(Schema.load(folder), folder)]})
     header = '-H "Authorization: Bearer $TOKEN" ' if tokens else ""

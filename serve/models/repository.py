@@ -19,7 +19,7 @@ from pydantic import NonNegativeFloat, ValidationError, model_validator
 from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.config.validation import describe_validation_error
-from rayrec.inference.folder.layout import is_model_folder
+from rayrec.inference.folder.table_files import is_model_folder
 from rayrec.storage.location import uri_of
 from rayrec.storage.staged import fetch
 

@@ -9,7 +9,7 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.common.ray_blocks import ReportingTask, stream_blocks
-from rayrec.inference.actor_pool import map_with_pool
+from rayrec.inference.batch.pool import map_with_pool
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

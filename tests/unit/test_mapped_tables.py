@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from rayrec.common.errors import UserError
-from rayrec.inference.folder.mapped_table import MappedTable, TablePrecision
 from rayrec.inference.folder.model_folder import ModelFolder
-from rayrec.inference.folder.table_files import new_table, quantise_tables, table_file
+from rayrec.inference.folder.table_files import MappedTable, TablePrecision, new_table, quantise_tables, table_file
 from rayrec.inference.folder.table_memory import TableMemory, mapped_bytes
 from rayrec.inference.predictor import load_model
 from rayrec.models.common.tables import EmbeddingTable, Zeros
@@ -63,7 +62,11 @@ def test_columns_that_are_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "precision", "message"),
-    [(1e5, "fp16", "beyond 65504; use --tables"), (np.inf, "int8", "no numbers"), (np.nan, "fp16", "no numbers")],
+    [
+        (1e5, "fp16", "beyond 65504; use --tables"),
+        (np.inf, "int8", "infinite or NaN"),
+        (np.nan, "fp16", "infinite or NaN"),
+    ],
 )
 def test_weights_that_do_not_fit(tmp_path: Path, value: float, precision: TablePrecision, message: str) -> None:
     values = VALUES[:10].copy()

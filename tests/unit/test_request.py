@@ -12,7 +12,7 @@ import pytest
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config import ServeConfig
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
-from rayrec.inference.folder.example_row import example_row
+from rayrec.inference.folder.examples import example_row
 from rayrec.inference.predictor import load_model
 from rayrec.inference.raw_rows import RawRows
 from rayrec.storage.location import local_path

@@ -1,7 +1,7 @@
 """Example requests of a model folder with the scores that they must get: `examples.json`.
 
-Export writes it; a server scores them before a version answers, so that a model that another machine, library or copy
-made different is found out before it is asked.
+Export writes the file; a server scores the examples before a version answers, so that it does not serve a model whose
+scores differ on another machine, with another library, or in a damaged copy.
 """
 
 import json
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
-from rayrec.features.schema import CategoricalFeature, Feature, Schema
+from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, Schema
 from rayrec.features.transforms import Vocabulary
+from rayrec.features.vocabulary import vocabulary_files
 from rayrec.inference.predictor import Predictor
 
 EXAMPLES_FILE = "examples.json"
@@ -29,12 +30,12 @@ _UNKNOWN = "not in any vocabulary"
 
 
 def write_examples(predictor: Predictor) -> None:
-    """Score example rows and write both into the model's folder. Raises UserError where a score is no number."""
+    """Score example rows and write both into the model's folder. Raises UserError if a score is infinite or NaN."""
     folder = predictor.folder
     rows = example_rows(predictor.schema, predictor.raw_rows.columns, folder)
     scores = predictor.predict(rows)
     if not np.isfinite(scores).all():
-        raise UserError("the checkpoint gives scores that are no numbers: its training diverged; export another one")
+        raise UserError("the checkpoint gives infinite or NaN scores: its training diverged; export another one")
     write_json(folder / EXAMPLES_FILE, {"tolerance": _TOLERANCE, "instances": rows, "scores": scores.tolist()})
 
 
@@ -51,7 +52,7 @@ class Examples:
 
     @classmethod
     def load(cls, folder: Path) -> "Examples":
-        """Read those of a model folder. Raises UserError where they are missing or not whole."""
+        """Read the examples of a model folder. Raises UserError if they are missing or not whole."""
         path = folder / EXAMPLES_FILE
         try:
             content = json.loads(path.read_bytes())
@@ -66,9 +67,9 @@ class Examples:
         return examples
 
     def check(self, predictor: Predictor) -> None:
-        """Raise UserError where the model does not give the scores that are stored."""
+        """Raise UserError if the model does not give the stored scores."""
         scores = predictor.predict(self.instances)
-        # Not `>`: a score that is no number is wrong too.
+        # Not `>`: NaN is wrong too.
         wrong = np.flatnonzero(~(np.abs(scores - self.scores) <= self.tolerance))
         if len(wrong):
             row = int(wrong[0])
@@ -101,18 +102,28 @@ def _values(feature: Feature, dtype: pa.DataType, folder: Path) -> list[Any]:
     if pa.types.is_floating(dtype):
         return list(_NUMBERS)
     if pa.types.is_string(dtype):
-        return frequent_values(feature, folder, _ROWS - 2) or [_UNKNOWN]
+        return _frequent_values(feature, folder, _ROWS - 2) or [_UNKNOWN]
     assert isinstance(feature, CategoricalFeature)
     return [index % feature.cardinality for index in range(1, _ROWS)]
 
 
-def frequent_values(feature: Feature, folder: Path, limit: int) -> list[str]:
-    """The first values of a feature's vocabulary in `folder`, by descending frequency; none where it has none."""
+def example_row(schema: Schema, folder: Path, features: int = 3) -> dict[str, Any]:
+    """A raw row to try a model with: 1 for the first few numeric features, frequent values for the categorical ones.
+
+    Frequent values come from the vocabularies in `folder`.
+    """
+    row: dict[str, Any] = {feature.name: 1 for feature in schema.numeric[:features]}
+    for feature in schema.categorical[:features]:
+        value = next(iter(_frequent_values(feature, folder, 1)), 1)
+        row[feature.name] = [value] if isinstance(feature, MultiHotFeature) else value
+    return row
+
+
+def _frequent_values(feature: Feature, folder: Path, limit: int) -> list[str]:
+    """The first values of a feature's vocabulary in `folder`, by descending frequency; empty without a vocabulary."""
     for transform in feature.transforms:
         if isinstance(transform, Vocabulary) and transform.size:
-            path = folder / transform.file
-            first = min(path.glob("*.parquet")) if path.is_dir() else path
-            with pq.ParquetFile(first) as vocabulary:
+            with pq.ParquetFile(vocabulary_files(folder / transform.file)[0]) as vocabulary:
                 head = next(vocabulary.iter_batches(batch_size=limit, columns=["value"]))
                 return [str(value) for value in head.column("value").to_pylist()]
     return []

@@ -7,12 +7,11 @@ from typing import Any
 from rayrec.common.files import write_atomically
 from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
 from rayrec.inference.folder.examples import write_examples
-from rayrec.inference.folder.mapped_table import TablePrecision
 from rayrec.inference.folder.model_card import model_card, tables_section
 from rayrec.inference.folder.model_folder import CARD_FILE, Metrics, write_model_folder
 from rayrec.inference.folder.precision_loss import LabelledScores, compare
 from rayrec.inference.folder.reference_traffic import ReferenceTraffic
-from rayrec.inference.folder.table_files import quantise_tables
+from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
 from rayrec.inference.known_items import KnownItems, can_recommend
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import STATISTICS_FOLDER, Dataset

@@ -23,9 +23,18 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder, write_atomically, write_json
 from rayrec.features.schema import Schema
 from rayrec.features.transforms import Vocabulary
-from rayrec.inference.folder.layout import TABLES_FOLDER, is_model_folder
-from rayrec.inference.folder.mapped_table import DTYPES, SCALE_TENSOR, TABLE_TENSOR, MappedTable
-from rayrec.inference.folder.table_files import METADATA, new_table, open_tensors, table_file
+from rayrec.inference.folder.table_files import (
+    DTYPES,
+    METADATA,
+    SCALE_TENSOR,
+    TABLE_TENSOR,
+    TABLES_FOLDER,
+    MappedTable,
+    is_model_folder,
+    new_table,
+    open_tensors,
+    table_file,
+)
 from rayrec.inference.known_items import KnownItems
 from rayrec.ingest.dataset import STATISTICS_FOLDER
 from rayrec.models.common.tables import EmbeddingTable

@@ -1,14 +1,20 @@
-"""The safetensors files of a model folder: made whole, checked when they are opened."""
+"""The embedding tables of a model folder: safetensors files, made whole, checked when opened, mapped to be read.
+
+A table is stored as float32, as float16, or as int8 with a scale for each row: weight = scale * value, where the
+largest value of a row is 127 or -127 (symmetric row-wise quantisation, as compared by Guan et al. 2019,
+arXiv:1911.02079). This module needs no torch until tensors are opened, so that a wrong folder is refused at once.
+"""
 
 import contextlib
 import errno
 import json
 import math
+import mmap
 import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 import numpy as np
@@ -17,58 +23,123 @@ from safetensors import SafetensorError, safe_open
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_file
-from rayrec.inference.folder.layout import TABLES_FOLDER
-from rayrec.inference.folder.mapped_table import (
-    DTYPES,
-    NUMPY,
-    SCALE_TENSOR,
-    TABLE_TENSOR,
-    MappedTable,
-    TablePrecision,
-    quantised,
-)
-from rayrec.models.common.tables import EmbeddingTable
 
-# `format: pt` is what readers of safetensors expect; the version is that of this folder's layout.
+if TYPE_CHECKING:
+    from rayrec.models.common.tables import EmbeddingTable
+
+TABLES_FOLDER = "weights/tables"
 METADATA = {"format": "pt", "rayrec_version": "1"}
+"""`format: pt` is what readers of safetensors expect; the version is that of the folder's layout."""
+TABLE_TENSOR = "weight"
+SCALE_TENSOR = "scale"
+TablePrecision = Literal["fp32", "fp16", "int8"]
+DTYPES: dict[TablePrecision, str] = {"fp32": "F32", "fp16": "F16", "int8": "I8"}
+"""The name of each type in a safetensors file."""
+_NUMPY: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I8": np.dtype("i1")}
+_LARGEST_INT8 = 127
+_BLOCK_ROWS = 65_536
+_LARGE_BYTES = 256 * 2**20
+"""Smaller tables are soon in memory as a whole, so for these the file system had better read ahead."""
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether a folder looks like the output of an export."""
+    return (path / TABLES_FOLDER).is_dir()
 
 
 def table_file(name: str) -> str:
-    """Path of a table's file in a model folder; a name with `/` in it stays one file."""
+    """The path of a table's file in a model folder; a name with `/` in it stays one file."""
     return f"{TABLES_FOLDER}/{quote(name, safe=' ')}.safetensors"
 
 
-def quantise_tables(folder: Path, tables: Sequence[EmbeddingTable], precision: TablePrecision) -> None:
+class MappedTable:
+    """The (rows, columns) weights of a table; only the pages of the rows that were looked up are in memory."""
+
+    def __init__(self, path: Path, dim: int) -> None:
+        """Map a file that `ModelFolder.open` has checked; the first `dim` columns are read."""
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        (length,) = struct.unpack_from("<Q", self._map)
+        header = json.loads(self._map[8 : 8 + length])
+        self.dim = dim
+        self._rows = self._tensor(header[TABLE_TENSOR], 8 + length)[:, :dim]
+        self._scale = self._tensor(header[SCALE_TENSOR], 8 + length) if SCALE_TENSOR in header else None
+        if len(self._map) > _LARGE_BYTES:
+            self._map.madvise(mmap.MADV_RANDOM)
+
+    def _tensor(self, described: dict[str, Any], start: int) -> NDArray[Any]:
+        shape, (first, _) = described["shape"], described["data_offsets"]
+        flat: NDArray[Any] = np.frombuffer(
+            self._map, _NUMPY[described["dtype"]], count=int(np.prod(shape)), offset=start + first
+        )
+        return flat.reshape(shape)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, ids: NDArray[np.integer], out: NDArray[np.float32]) -> None:
+        """Write the embeddings of n ids to `out`, (n, dim)."""
+        if self._scale is None:
+            out[:] = self._rows[ids]
+        else:
+            np.multiply(self._rows[ids], self._scale[ids][:, None], out=out)
+
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        """All rows in order, some at a time, (rows of the block, dim)."""
+        for start in range(0, len(self), _BLOCK_ROWS):
+            ids = np.arange(start, min(start + _BLOCK_ROWS, len(self)))
+            block = np.empty((len(ids), self.dim), np.float32)
+            self.read(ids, block)
+            yield block
+
+    def release(self) -> None:
+        """Give the pages in memory back. Later reads map them again from the system's page cache."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
+
+def quantise_tables(folder: Path, tables: "Sequence[EmbeddingTable]", precision: TablePrecision) -> None:
     """Write the float32 tables of a model folder anew in a smaller precision, one after the other, each whole.
 
-    Raises UserError where weights do not fit, or the disk is full.
+    Raises UserError if weights do not fit, or the disk is full.
     """
     for table in tables:
         path = folder / table_file(table.name)
         with new_file(path) as temporary, new_table(temporary, table, precision) as tensors:
             start = 0
             for block in MappedTable(path, table.columns).blocks():
-                for name, values in quantised(path, block, precision).items():
+                for name, values in _quantised(path, block, precision).items():
                     tensors[name][start : start + len(values)] = values
                 start += len(block)
 
 
-def _stored(table: EmbeddingTable, precision: TablePrecision) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Type and shape of the tensors of a table's file."""
-    scale = {SCALE_TENSOR: ("F32", (table.rows,))} if precision == "int8" else {}
-    return {TABLE_TENSOR: (DTYPES[precision], table.shape), **scale}
+def _quantised(path: Path, block: NDArray[np.float32], precision: TablePrecision) -> dict[str, NDArray[Any]]:
+    """Rows (n, columns) as a file holds them, by tensor. Raises UserError naming `path` if they do not fit."""
+    if not np.isfinite(block).all():
+        raise UserError(f"{path}: holds infinite or NaN weights: training diverged; export another checkpoint")
+    largest = np.abs(block).max(axis=1, initial=0.0)
+    if precision == "fp16":
+        if (largest > np.finfo(np.float16).max).any():
+            raise UserError(f"{path}: holds weights beyond {np.finfo(np.float16).max:g}; use --tables int8 or fp32")
+        return {TABLE_TENSOR: block.astype(np.float16)}
+    assert precision == "int8"
+    scale = (largest / _LARGEST_INT8).astype(np.float32)
+    # A row of zeros, or one whose scale is too small for float32, becomes zeros.
+    values = np.rint(block / np.where(scale > 0, scale, np.float32(np.inf))[:, None])
+    return {TABLE_TENSOR: np.clip(values, -_LARGEST_INT8, _LARGEST_INT8).astype(np.int8), SCALE_TENSOR: scale}
 
 
 @contextlib.contextmanager
-def new_table(path: Path, table: EmbeddingTable, precision: TablePrecision) -> Iterator[dict[str, NDArray[Any]]]:
+def new_table(path: Path, table: "EmbeddingTable", precision: TablePrecision) -> Iterator[dict[str, NDArray[Any]]]:
     """A new safetensors file of a table, its tensors mapped for writing; on disk when the block ends.
 
-    Raises UserError where the disk is full.
+    Raises UserError if the disk is full.
     """
+    scale = {SCALE_TENSOR: ("F32", (table.rows,))} if precision == "int8" else {}
+    stored: dict[str, tuple[str, tuple[int, ...]]] = {TABLE_TENSOR: (DTYPES[precision], table.shape), **scale}
     description: dict[str, dict[str, Any]] = {}
     end = 0
-    for name, (dtype, shape) in _stored(table, precision).items():
-        size = NUMPY[dtype].itemsize * math.prod(shape)
+    for name, (dtype, shape) in stored.items():
+        size = _NUMPY[dtype].itemsize * math.prod(shape)
         description[name] = {"dtype": dtype, "shape": shape, "data_offsets": (end, end + size)}
         end += size
     header = json.dumps({"__metadata__": METADATA, **description}).encode()
@@ -79,7 +150,7 @@ def new_table(path: Path, table: EmbeddingTable, precision: TablePrecision) -> I
         file.write(struct.pack("<Q", len(header)) + header)
         file.flush()
         try:
-            # Writing through a map to a full disk is a SIGBUS; reserving the space fails as an error.
+            # Writing through a map to a full disk is a SIGBUS; reserving the space fails with an error instead.
             os.posix_fallocate(file.fileno(), 0, start + end)
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
@@ -91,14 +162,14 @@ def new_table(path: Path, table: EmbeddingTable, precision: TablePrecision) -> I
     arrays = {}
     for name, described in description.items():
         first, last = described["data_offsets"]
-        arrays[name] = content[first:last].view(NUMPY[described["dtype"]]).reshape(described["shape"])
+        arrays[name] = content[first:last].view(_NUMPY[described["dtype"]]).reshape(described["shape"])
     yield arrays
     content.flush()
 
 
 @contextlib.contextmanager
 def open_tensors(path: Path) -> Iterator[Any]:
-    """The tensors of a file that this version of rayrec wrote. Raises UserError where it is missing or damaged."""
+    """The tensors of a file that this version of rayrec wrote. Raises UserError if it is missing or damaged."""
     try:
         with safe_open(path, framework="pt") as tensors:
             version = (tensors.metadata() or {}).get("rayrec_version")

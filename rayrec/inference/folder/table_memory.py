@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from weakref import WeakSet
 
-from rayrec.inference.folder.mapped_table import MappedTable
+from rayrec.inference.folder.table_files import MappedTable
 
 # A row that was not mapped brings up to 16 pages with it (the kernel's fault-around), 64 KiB.
 _ROWS_BETWEEN_LOOKS = 1024

@@ -1,4 +1,4 @@
-"""What the best possible model reaches on generated rows: it knows each row's probability of a click."""
+"""What the best possible model reaches on generated rows: one that knows each row's probability of a click."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from rayrec.common.files import write_json
 from rayrec.config import Config
+from rayrec.evaluation.auc import ScoreHistogram
 
 TRUTH_FILE = "truth.json"
 BINS = 2**18
@@ -18,12 +19,11 @@ class RowsTruth(Config):
     rows: int
     positives: int
     best_auc: float | None
-    """AUC of the true probabilities against the labels that were drawn; None where only one label occurs."""
+    """AUC of the true probabilities against the labels that were drawn; None if all labels are the same."""
     best_auc_error: float
-    """`best_auc` is off by no more: half the share of (positive, negative) pairs that one histogram bin does not tell
-    apart."""
+    """The largest error of `best_auc`: half the share of the (positive, negative) pairs within a histogram bin."""
     expected_auc: float
-    """The same over all labels that could have been drawn: pairs weighted p_i (1 - p_j)."""
+    """AUC over all labels that could have been drawn: pairs weighted p_i (1 - p_j)."""
     best_log_loss: float
     """Mean log loss of the true probabilities against the labels, in nats."""
     expected_log_loss: float
@@ -31,14 +31,14 @@ class RowsTruth(Config):
 
 
 class FileTruth(RowsTruth):
-    """One generated file."""
+    """What the true probabilities reach on the rows of a file."""
 
     path: str
     """Relative to the folder of `truth.json`."""
 
 
 class GeneratedTruth(RowsTruth):
-    """`truth.json`, beside generated data: all rows, and each file's."""
+    """The content of `truth.json`, beside generated data: for all rows, and for those of each file."""
 
     source: str
     seed: int
@@ -54,50 +54,36 @@ class GeneratedTruth(RowsTruth):
 
 
 class TruthAccumulator:
-    """Sums over rows that `RowsTruth` follows from, in constant memory."""
+    """Accumulates what `RowsTruth` is computed from, in constant memory."""
 
     def __init__(self) -> None:
         self._rows = 0
-        self._positives = np.zeros(BINS)
-        self._negatives = np.zeros(BINS)
-        self._expected_positives = np.zeros(BINS)
-        self._expected_negatives = np.zeros(BINS)
+        self._drawn, self._expected = ScoreHistogram(BINS), ScoreHistogram(BINS)
         self._log_loss = 0.0
         self._entropy = 0.0
 
     def add(self, probability: NDArray[np.float64], label: NDArray[np.bool_]) -> None:
         """Count n rows: their true probabilities, strictly between 0 and 1, and labels."""
         bins = np.minimum((probability * BINS).astype(np.int64), BINS - 1)
-        np.add.at(self._positives, bins[label], 1.0)
-        np.add.at(self._negatives, bins[~label], 1.0)
-        np.add.at(self._expected_positives, bins, probability)
-        np.add.at(self._expected_negatives, bins, 1.0 - probability)
+        np.add.at(self._drawn.positives, bins[label], 1.0)
+        np.add.at(self._drawn.negatives, bins[~label], 1.0)
+        np.add.at(self._expected.positives, bins, probability)
+        np.add.at(self._expected.negatives, bins, 1.0 - probability)
         surprise_positive, surprise_negative = -np.log(probability), -np.log1p(-probability)
         self._rows += len(label)
         self._log_loss += float(np.where(label, surprise_positive, surprise_negative).sum())
         self._entropy += float((probability * surprise_positive + (1.0 - probability) * surprise_negative).sum())
 
     def result(self) -> RowsTruth:
-        """What follows for the rows so far; at least one."""
-        auc, error = _auc(self._positives, self._negatives)
-        expected, _ = _auc(self._expected_positives, self._expected_negatives)
+        """What the true probabilities reach on the rows so far; at least one."""
+        best, expected = self._drawn.auc(), self._expected.auc().value
         assert expected is not None
         return RowsTruth(
             rows=self._rows,
-            positives=int(self._positives.sum()),
-            best_auc=auc,
-            best_auc_error=error,
+            positives=int(self._drawn.positives.sum()),
+            best_auc=best.value,
+            best_auc_error=best.error_bound,
             expected_auc=expected,
             best_log_loss=self._log_loss / self._rows,
             expected_log_loss=self._entropy / self._rows,
         )
-
-
-def _auc(positives: NDArray[np.float64], negatives: NDArray[np.float64]) -> tuple[float | None, float]:
-    """AUC from weights by bin in ascending order of score, and the most by which it is off."""
-    pairs = positives.sum() * negatives.sum()
-    if pairs == 0.0:
-        return None, 0.0
-    below = np.cumsum(negatives) - negatives
-    half_ties = 0.5 * (positives * negatives).sum()
-    return float(((positives * below).sum() + half_ties) / pairs), float(half_ties / pairs)

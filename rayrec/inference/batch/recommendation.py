@@ -12,8 +12,7 @@ import torch
 
 from rayrec.common.files import new_folder
 from rayrec.common.progress import Progress
-from rayrec.inference.actor_pool import map_with_pool
-from rayrec.inference.parts import Parts
+from rayrec.inference.batch.pool import map_with_pool, new_parts
 from rayrec.inference.recommender import load_recommender
 
 RECOMMENDATIONS_FOLDER = "recommendations"
@@ -29,11 +28,10 @@ _COLUMNS = pa.schema(
 
 
 def recommend_to_all(folder: Path, k: int, output: Path, progress: Progress) -> int:
-    """Write the `k` best items of each user of a model folder; returns the users. Needs a Ray session.
+    """Write the `k` best items of each user of a model folder; returns the number of users. Needs a Ray session.
 
-    The columns are user, rank (int32, from 1), item and score (float32): k rows a user, fewer where no more items are
-    new to the user. `output` is written whole or not at all. Raises UserError where the model is none of users and
-    items.
+    The columns are user, rank (int32, from 1), item and score (float32): k rows a user, fewer if no more items are new
+    to the user. `output` is written whole or not at all. Raises UserError if the model does not rate users and items.
     """
     recommender = load_recommender(folder)
     users_per_task = max(1, _SCORES_PER_TASK // max(1, recommender.num_items))
@@ -41,10 +39,10 @@ def recommend_to_all(folder: Path, k: int, output: Path, progress: Progress) -> 
     ends = [min(start + users_per_task, recommender.num_users + 1) for start in starts]
     tasks = [pa.table({"first": [start], "end": [end]}) for start, end in zip(starts, ends, strict=True)]
     progress.stage("recommend", recommender.num_users)
-    with new_folder(output) as temporary, Parts(temporary / RECOMMENDATIONS_FOLDER, _COLUMNS) as parts:
+    with new_folder(output) as temporary, new_parts(temporary / RECOMMENDATIONS_FOLDER, _COLUMNS) as write:
         blocks = map_with_pool(tasks, _user_ids, _RecommendBlocks, {"folder": folder, "k": k})
         for block in blocks:
-            parts.write(block.cast(_COLUMNS))
+            write(block.cast(_COLUMNS))
             progress.advance(int((block["rank"].to_numpy() == 1).sum()))
     return recommender.num_users
 
@@ -58,7 +56,7 @@ class _RecommendBlocks:
     """An actor of the pool: a block of user ids to a block of their best items."""
 
     def __init__(self, folder: Path, k: int) -> None:
-        torch.set_num_threads(1)  # the pool is what runs in parallel
+        torch.set_num_threads(1)  # the actors of the pool run in parallel
         self._recommender = load_recommender(folder)
         self._k = k
 

@@ -1,12 +1,14 @@
-"""Runs a batch job on Ray Data: a pool of actors, each of which holds a model, reads and scores tasks in order."""
+"""What batch jobs share: a pool of actors that each hold a model, and the Parquet parts of the output."""
 
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from rayrec.common.ray_blocks import ReportingTask, ReportingWorker, stream_blocks
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from ray.data import Dataset as RayDataset
 
 _BLOCK_BYTES = 2**23
+_ROWS_PER_PART = 4_194_304
 
 
 def map_with_pool(
@@ -22,7 +25,7 @@ def map_with_pool(
     worker: type[Callable[[pa.Table], pa.Table]],
     arguments: dict[str, Any],
 ) -> Iterator[pa.Table]:
-    """The blocks that `worker(**arguments)` makes of what `reader` reads, in the order of the tasks.
+    """The blocks that actors `worker(**arguments)` make of what `reader` reads, in the order of the tasks.
 
     Memory is bounded: Ray Data pauses tasks whose output nobody takes. Needs a Ray session. Raises the UserError that
     a reader or a worker raises.
@@ -55,3 +58,33 @@ def map_with_pool(
         )
     with closing(stream_blocks(data)) as blocks:
         yield from blocks
+
+
+@contextmanager
+def new_parts(folder: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], None]]:
+    """Yield a function that writes tables one after the other to `folder`/part-00000.parquet, ...
+
+    The folder is made with the first row.
+    """
+    writer: pq.ParquetWriter | None = None
+    parts = rows = 0
+
+    def write(table: pa.Table) -> None:
+        nonlocal writer, parts, rows
+        if table.num_rows == 0:
+            return
+        if writer is None:
+            folder.mkdir(exist_ok=True)
+            writer = pq.ParquetWriter(folder / f"part-{parts:05d}.parquet", schema, compression="zstd")
+            parts, rows = parts + 1, 0
+        writer.write_table(table)
+        rows += table.num_rows
+        if rows >= _ROWS_PER_PART:
+            writer.close()
+            writer = None
+
+    try:
+        yield write
+    finally:
+        if writer is not None:
+            writer.close()

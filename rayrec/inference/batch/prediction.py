@@ -3,8 +3,9 @@
 OUTPUT/scores/part-00000.parquet ...    OUTPUT/rejected/part-00000.parquet ... (raw rows that cannot be used)
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,8 @@ from rayrec.common.allocator import keep_freed_memory
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder
 from rayrec.common.progress import Progress
-from rayrec.inference.actor_pool import map_with_pool
+from rayrec.inference.batch.pool import map_with_pool, new_parts
 from rayrec.inference.folder.model_folder import ModelFolder
-from rayrec.inference.parts import Parts
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
 from rayrec.raw.blocks import ExampleReader
@@ -29,15 +29,13 @@ from rayrec.raw.rejected import REJECTED_SCHEMA
 SCORES_FOLDER = "scores"
 _CHUNK_BYTES = 2**26
 
-# Columns that travel beside the features; no feature's name begins so.
+# Columns that travel beside the features; no feature's name begins with \0.
 _LABEL, _SCORE, _CHUNK, _LINE, _REASON, _TEXT = "\0label", "\0score", "\0chunk", "\0line", "\0reason", "\0text"
 _LABEL_AND_SCORE = [pa.field("label", pa.float32()), pa.field("score", pa.float32(), nullable=False)]
 _RAW_SCORES = pa.schema(
     [pa.field("file", pa.string(), nullable=False), pa.field("line", pa.int64(), nullable=False), *_LABEL_AND_SCORE]
 )
-
-
-# What every raw block has, good rows or bad, labels or none.
+# The columns of every raw block, whether its rows are good or bad, with or without labels.
 _EMPTY_RAW = pa.schema(
     [(_LABEL, pa.float32()), (_LINE, pa.int64()), (_REASON, pa.string()), (_TEXT, pa.string())]
 ).empty_table()
@@ -46,7 +44,7 @@ _REJECTED_COLUMNS = {"line": _LINE, "reason": _REASON, "text": _TEXT}
 
 @dataclass(frozen=True)
 class PredictionCounts:
-    """What a batch prediction did."""
+    """The numbers of rows of a batch prediction."""
 
     rows: int
     """Rows scored."""
@@ -78,11 +76,11 @@ def predict_dataset(
     columns = pa.schema([*ids, *_LABEL_AND_SCORE])
     progress.stage(f"predict {split}", dataset.split(split).rows)
     rows = 0
-    with new_folder(output) as folder, Parts(folder / SCORES_FOLDER, columns) as scores:
-        for block in _score(tasks, reader, model, is_raw=False):
+    with new_folder(output) as folder, new_parts(folder / SCORES_FOLDER, columns) as write:
+        for block in map_with_pool(tasks, reader, _ScoreBlocks, {"folder": model.folder, "is_raw": False}):
             position = pa.array(np.arange(rows, rows + len(block)))
             shown = [block[name] for name in (*(renamed[name] for name in kept), _LABEL, _SCORE)]
-            scores.write(pa.table([position, *shown], schema=columns))
+            write(pa.table([position, *shown], schema=columns))
             rows += len(block)
             progress.advance(len(block))
     return PredictionCounts(rows, {})
@@ -97,11 +95,11 @@ def predict_raw(
 ) -> PredictionCounts:
     """Score raw files, with or without a label column; needs a Ray session. `output` is written whole or not at all.
 
-    `open_reader` gives what reads the files: the reader of the model's source.
+    `open_reader` opens the files with the reader of the model's source.
 
-    `scores/` has columns file, line (int64, from 1), label (float32, null where the file has none), score (float32), in
+    `scores/` has columns file, line (int64, from 1), label (float32, null if the file has none), score (float32), in
     the order of the input; `rejected/` has the rows that cannot be used with file, line, reason and text. Raises
-    UserError where a path gives no file, or no row can be used.
+    UserError if a path gives no file, or no row can be used.
     """
     files = list_inputs(paths)
     chunks = plan_chunks(files, _CHUNK_BYTES)
@@ -109,34 +107,28 @@ def predict_raw(
     tasks = [pa.table({"chunk": pa.array([index], pa.int32())}) for index in range(len(chunks))]
     progress.stage("predict")
     lines = _LineNumbers(chunks)
-    counts = PredictionCounts(0, {})
+    scored, rejected = 0, Counter[str]()
     with (
         new_folder(output) as folder,
-        Parts(folder / SCORES_FOLDER, _RAW_SCORES) as scores,
-        Parts(folder / REJECTED_FOLDER, REJECTED_SCHEMA) as rejected,
+        new_parts(folder / SCORES_FOLDER, _RAW_SCORES) as write_scores,
+        new_parts(folder / REJECTED_FOLDER, REJECTED_SCHEMA) as write_rejected,
     ):
-        for block in _score(tasks, reader, model, is_raw=True):
+        for block in map_with_pool(tasks, reader, _ScoreBlocks, {"folder": model.folder, "is_raw": True}):
             file, line = lines.of(block)
             placed = block.append_column("file", file).append_column("line", line)
             is_good = pc.is_null(block[_REASON])
             good, bad = placed.filter(is_good), placed.filter(pc.invert(is_good))
-            scores.write(pa.table([good[n] for n in ("file", "line", _LABEL, _SCORE)], schema=_RAW_SCORES))
-            rejected.write(pa.table([bad[n] for n in ("file", "line", _REASON, _TEXT)], schema=REJECTED_SCHEMA))
-            counts = _add(counts, len(good), bad[_REASON])
+            write_scores(pa.table([good[n] for n in ("file", "line", _LABEL, _SCORE)], schema=_RAW_SCORES))
+            write_rejected(pa.table([bad[n] for n in ("file", "line", _REASON, _TEXT)], schema=REJECTED_SCHEMA))
+            scored += len(good)
+            rejected.update(bad[_REASON].to_pylist())
             progress.advance(len(block))
-        if counts.rows == 0:
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.rejected.items()) or "no rows"
+        if scored == 0:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in rejected.items()) or "no rows"
             raise UserError(
                 f"{', '.join(paths)}: nothing to score ({reasons}); give files of kind '{model.recipe.source.kind}'"
             )
-    return counts
-
-
-def _add(counts: PredictionCounts, rows: int, reasons: pa.ChunkedArray) -> PredictionCounts:
-    rejected = dict(counts.rejected)
-    for entry in pc.value_counts(reasons).to_pylist():
-        rejected[entry["values"]] = rejected.get(entry["values"], 0) + entry["counts"]
-    return replace(counts, rows=counts.rows + rows, rejected=rejected)
+    return PredictionCounts(scored, dict(rejected))
 
 
 @dataclass(frozen=True)
@@ -145,7 +137,7 @@ class _DatasetReader:
 
     features: tuple[str, ...]
     others: dict[str, str]
-    """Columns that are no features, with the names that they get."""
+    """Columns that are not features, with their new names."""
 
     def __call__(self, tasks: pa.Table) -> Iterator[pa.Table]:
         for task in tasks.to_pylist():
@@ -156,7 +148,7 @@ class _DatasetReader:
 
 @dataclass(frozen=True)
 class _RawReader:
-    """Reads and parses chunks of raw files: good rows and, with a reason, bad ones; lines count within it."""
+    """Reads and parses chunks of raw files: good rows, and bad ones with a reason; lines count per chunk."""
 
     reader: ExampleReader
     chunks: list[Chunk]
@@ -176,7 +168,7 @@ class _ScoreBlocks:
     """An actor of the pool: adds the score to the columns that are not features, which it drops."""
 
     def __init__(self, folder: Path, is_raw: bool) -> None:
-        torch.set_num_threads(1)  # the pool is what runs in parallel
+        torch.set_num_threads(1)  # the actors of the pool run in parallel
         keep_freed_memory()
         self._predictor = load_model(folder)
         self._predict = self._predictor.predict if is_raw else self._predictor.predict_encoded
@@ -196,7 +188,7 @@ class _ScoreBlocks:
 
 
 class _LineNumbers:
-    """File and line of rows that come in order with their chunk and their line in it."""
+    """Finds file and line of rows that come in order, from their chunk and their line in it."""
 
     def __init__(self, chunks: list[Chunk]) -> None:
         self._file_index = np.array([chunk.file_index for chunk in chunks])
@@ -212,10 +204,3 @@ class _LineNumbers:
         first_of_file = np.searchsorted(self._file_index, self._file_index)
         base = before - before[first_of_file]
         return self._names.take(pa.array(chunk)), pa.array(line + base[chunk])
-
-
-def _score(
-    tasks: list[pa.Table], reader: Callable[[pa.Table], Iterator[pa.Table]], model: ModelFolder, *, is_raw: bool
-) -> Iterator[pa.Table]:
-    """The scored blocks of the tasks, in order."""
-    return map_with_pool(tasks, reader, _ScoreBlocks, {"folder": model.folder, "is_raw": is_raw})

@@ -1,0 +1,1 @@
+"""Jobs that score whole files or all users, with Ray Data."""
