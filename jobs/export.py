@@ -15,7 +15,6 @@ from rayrec.storage.location import Folder
 
 if TYPE_CHECKING:
     from rayrec.inference.folder.model_folder import Metrics
-    from rayrec.inference.folder.table_files import TablePrecision
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.run.folder import RunFolder
 
