@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.features.schema import Schema
-from rayrec.ingest.batch_order import Units
-from rayrec.ingest.batches import HostBatch
+from rayrec.ingest.batches import BatchArrays
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import RowPacker
 from rayrec.models.common.batch import Batch
@@ -72,7 +71,7 @@ class AllCandidates:
             weight = (index < len(users)) & (positive | ~_contains(seen, pair))
             by_name = {interactions.user: user, interactions.item: item}
             ids = torch.cat([by_name[feature.name] for feature in self.schema.categorical]).to(id_type)
-            yield HostBatch(
+            yield BatchArrays(
                 dense=torch.empty(size, 0, device=device),
                 ids=ids,
                 lengths=None,
@@ -96,9 +95,7 @@ def _pairs(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
     assert interactions is not None
     names = [feature.name for feature in dataset.schema.categorical]
     packer = RowPacker(dataset.folder, dataset.schema)
-    units = Units.of(dataset.split(split).parts)
-    for file, row_group in zip(units.file, units.row_group, strict=True):
-        rows = packer.read(units.files[file], int(row_group))
+    for rows in packer.read_split(dataset.split(split)):
         user, item = (
             rows.one_hot[names.index(name)].astype(np.int64) for name in (interactions.user, interactions.item)
         )

@@ -59,7 +59,7 @@ class EpochOptions(TypedDict, total=False):
     global_batch_size: Required[int]
     drop_last: Required[bool]
     shuffle: Shuffle
-    """By default that of the ingest config."""
+    """The default is that of the ingest config."""
     seed: int
     epoch: int
     start_batch: int

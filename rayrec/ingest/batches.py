@@ -18,8 +18,8 @@ from rayrec.models.common.batch import Batch
 
 
 @dataclass
-class HostBatch:
-    """A batch's arrays in host memory, pinned if they go to a GPU."""
+class BatchArrays:
+    """The arrays of a batch before they are moved to its device; pinned if they are in host memory and go to a GPU."""
 
     dense: Tensor
     ids: Tensor
@@ -40,7 +40,7 @@ class HostBatch:
 
         size, keys = len(self.label), [f.name for f in schema.categorical]
         if self.lengths is None:
-            lengths, offsets = one_id_each(size, len(keys), self.ids.dtype, device)
+            lengths, offsets = _one_id_each(size, len(keys), self.ids.dtype, device)
         else:
             lengths, offsets = move(self.lengths), None
         starts = np.concatenate([[0], np.cumsum(self.ids_per_feature)]).tolist()
@@ -117,7 +117,7 @@ class BatchAssembler:
         self._order = order
         self._pin_memory = pin_memory
 
-    def batches(self, arriving: Iterator[PackedRows]) -> Iterator[HostBatch]:
+    def batches(self, arriving: Iterator[PackedRows]) -> Iterator[BatchArrays]:
         """The batches from `start_batch` on; `arriving` yields the reads in order. Holds one read of each lane."""
         order = self._order
         held: dict[int, _CurrentRead] = {}
@@ -135,7 +135,7 @@ class BatchAssembler:
                 filled += piece.stop - piece.start
             yield self._merge(pieces, filled, order.local_size(number))
 
-    def _merge(self, pieces: list[_Piece], filled: int, size: int) -> HostBatch:
+    def _merge(self, pieces: list[_Piece], filled: int, size: int) -> BatchArrays:
         """Copy the pieces and pad them to `size` rows.
 
         A padding row repeats the first row with weight 0 and empty lists; without any row, ids and numbers are 0.
@@ -163,13 +163,13 @@ class BatchAssembler:
         if not has_lists:
             ids = self._empty((one_hot, size), self._id_type)
             self._fill_one_hot(ids.numpy(), pieces, filled)
-            return HostBatch(dense, ids.view(-1), None, [size] * one_hot, label, weight, group, leak)
+            return BatchArrays(dense, ids.view(-1), None, [size] * one_hot, label, weight, group, leak)
 
         per_feature = self._ids_per_feature(pieces, size)
         ids = self._empty((sum(per_feature),), self._id_type)
         lengths = self._empty((len(per_feature), size), self._id_type)
         self._fill_mixed(ids.numpy(), lengths.numpy(), per_feature, pieces, filled)
-        return HostBatch(dense, ids, lengths.view(-1), per_feature, label, weight, group, leak)
+        return BatchArrays(dense, ids, lengths.view(-1), per_feature, label, weight, group, leak)
 
     def _fill_one_hot(self, ids: NDArray[np.integer], pieces: list[_Piece], filled: int) -> None:
         for piece in pieces:
@@ -233,7 +233,7 @@ def _present(column: NDArray | None) -> NDArray:
 
 
 @lru_cache(maxsize=8)
-def one_id_each(size: int, features: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def _one_id_each(size: int, features: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """(lengths, offsets) of `features` features with one id in each row, the same for every batch of a size."""
     count = size * features
     return torch.ones(count, dtype=dtype, device=device), torch.arange(count + 1, dtype=dtype, device=device)

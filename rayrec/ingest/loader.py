@@ -197,10 +197,10 @@ class BatchLoader:
         stream = torch.cuda.Stream(self._device) if cuda else None
         reads = self._reads()
         try:
-            for host_batch in assembler.batches(reads):
+            for arrays in assembler.batches(reads):
                 copied = None
                 with torch.cuda.stream(stream):
-                    batch = host_batch.to_batch(self._dataset.schema, self._device)
+                    batch = arrays.to_batch(self._dataset.schema, self._device)
                     if stream is not None:
                         copied = stream.record_event()
                 if not self._put((batch, copied)):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.features.schema import MultiHotFeature, Schema
-from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.dataset import Dataset, SplitInfo
 
 Rows = NDArray[np.int64] | slice
 """Rows of a row group, in the order in which they are wanted."""
@@ -57,12 +57,6 @@ class PackedRows:
     def __len__(self) -> int:
         return len(self.label)
 
-    @property
-    def nbytes(self) -> int:
-        arrays = [self.label, self.dense, self.one_hot, self.weight, self.group, self.leak]
-        arrays += [array for ragged in self.multi_hot for array in (ragged.offsets, ragged.values)]
-        return sum(array.nbytes for array in arrays if array is not None)
-
     def take(self, rows: Rows) -> "PackedRows":
         return PackedRows(
             label=self.label[rows],
@@ -104,6 +98,13 @@ class RowPacker:
         """
         table = self._read(path, row_group, self.columns, threads)
         return self._pack(table, rows, self._origin(path, row_group))
+
+    def read_split(self, split: SplitInfo, *, threads: bool = False) -> Iterator[PackedRows]:
+        """Every row group of a split that has rows, in the order of its rows. Raises UserError like `read`."""
+        for part in split.parts:
+            for row_group, rows in enumerate(part.row_groups):
+                if rows:
+                    yield self.read(part.path, row_group, threads=threads)
 
     def read_group(self, path: str, row_group: int) -> NDArray[np.int64]:
         """(n,) the group ids of a row group. Raises UserError like `read`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from rayrec.common.ray_blocks import ReportingTask, stream_blocks
-from rayrec.ingest.batch_order import BatchOrder, Units
+from rayrec.ingest.batch_order import BatchOrder
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import PackedRows, RowPacker
 from rayrec.ingest.row_order import RowOrder
@@ -113,9 +113,7 @@ class InMemorySplit:
     @classmethod
     def read(cls, dataset: Dataset, split: str) -> "InMemorySplit":
         packer = RowPacker(dataset.folder, dataset.schema)
-        units = Units.of(dataset.split(split).parts)
-        places = zip(units.file, units.row_group, strict=True)
-        return cls(tuple(packer.read(units.files[file], int(group), threads=True) for file, group in places))
+        return cls(tuple(packer.read_split(dataset.split(split), threads=True)))
 
     def reads(self, order: BatchOrder) -> Generator[PackedRows]:
         """A rank's reads."""

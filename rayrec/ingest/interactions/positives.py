@@ -43,7 +43,11 @@ class Positives:
         `IngestConfig`. Takes the host memory of a few row groups besides the tensors.
         """
         packer = RowPacker(dataset.folder, dataset.schema)
-        reads = _read_here(dataset, split, packer) if in_memory else _stream(dataset, split, world_size, task_cpus)
+        reads = (
+            packer.read_split(dataset.split(split), threads=True)
+            if in_memory
+            else _stream(dataset, split, world_size, task_cpus)
+        )
         columns = interaction_columns(dataset.schema)
         user, item = (_one_hot_index(dataset.schema, name) for name in (columns.user, columns.item))
         id_type = torch.int32 if packer.id_type == np.int32 else torch.int64
@@ -63,12 +67,6 @@ def interaction_columns(schema: Schema) -> InteractionColumns:
     """The user and item columns of a schema that is known to have them."""
     assert schema.interactions is not None, "negatives are refused for other datasets before workers start"
     return schema.interactions
-
-
-def _read_here(dataset: Dataset, split: str, packer: RowPacker) -> Iterator[PackedRows]:
-    units = Units.of(dataset.split(split).parts)
-    for file, group in zip(units.file, units.row_group, strict=True):
-        yield packer.read(units.files[file], int(group), threads=True)
 
 
 def _stream(dataset: Dataset, split: str, world_size: int, task_cpus: int | None) -> Iterator[PackedRows]:

@@ -2,18 +2,17 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from rayrec.common.errors import UserError
 from rayrec.features.schema import Schema
-from rayrec.ingest.batches import one_id_each
+from rayrec.ingest.batches import BatchArrays
 from rayrec.ingest.interactions.positives import interaction_columns
 from rayrec.ingest.interactions.samples import SampledSplit, Samples
 from rayrec.models.common.batch import Batch
@@ -68,7 +67,7 @@ class SampleSlices:
         return -(-self.row_count(batch) // self.world_size)
 
 
-class SampledLoader:
+class SampledLoader(AbstractContextManager["SampledLoader"]):
     """The batches of an epoch from `start_batch` on; the interface is that of `rayrec.ingest.loader.BatchLoader`.
 
     It has no thread: on a GPU the calls only queue work, and on a CPU sampling takes so little of a step's time that a
@@ -101,20 +100,17 @@ class SampledLoader:
 
     @property
     def num_batches(self) -> int:
-        """Batches of the epoch, those before `start_batch` included; the same on every rank."""
+        """Batches of the epoch, including those before `start_batch`; the same on every rank."""
         return self._slices.num_batches
 
     @property
     def rows_dropped(self) -> int:
-        """Samples of the epoch that are in no batch of it."""
+        """Samples of the epoch that are in no batch."""
         return self._slices.rows_dropped
 
     def row_count(self, batch: int) -> int:
-        """Samples of the global batch over all ranks, padding not counted: the sum of its weights."""
+        """Samples of the global batch over all ranks, without padding: the sum of its weights."""
         return self._slices.row_count(batch)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -157,32 +153,19 @@ class SampledLoader:
 
     @cached_property
     def _user_index(self) -> int:
-        """Of the two features: 0 where the user comes first."""
-        return self._keys.index(interaction_columns(self._schema).user)
-
-    @cached_property
-    def _keys(self) -> list[str]:
-        return [f.name for f in self._schema.categorical]
+        """0 if the user is the first of the two features, otherwise 1."""
+        return [f.name for f in self._schema.categorical].index(interaction_columns(self._schema).user)
 
     def _batch(self, number: int, ids: Tensor, label: Tensor) -> Batch:
         size = len(label)
-        lengths, offsets = one_id_each(size, len(self._keys), ids.dtype, self._device)
-        sparse = KeyedJaggedTensor(
-            self._keys,
-            ids.view(-1),
-            lengths=lengths,
-            offsets=offsets,
-            stride=size,
-            # Given here, because asking the device for them later would wait for it.
-            length_per_key=[size] * len(self._keys),
-            offset_per_key=[size * key for key in range(len(self._keys) + 1)],
-        )
         weight = torch.ones(size, device=self._device)
         weight[self._slices.local_rows(number) :] = 0.0
-        return Batch(
+        return BatchArrays(
             dense=torch.empty((size, 0), device=self._device),
-            sparse=sparse,
+            ids=ids.view(-1),
+            lengths=None,
+            ids_per_feature=[size, size],
             label=label,
             weight=weight,
             group=ids[self._user_index].long() if self._schema.group else None,
-        )
+        ).to_batch(self._schema, self._device)
