@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import optim
 
+from rayrec.internals.ray_data import AbandonableExecution
 from rayrec.internals.ray_train import START_TIMEOUT, environment_of_processes
 from rayrec.internals.torchrec import (
     call_tables_directly,
@@ -91,3 +92,32 @@ def test_torchrec_reads_what_is_set_on_a_weight(one_rank: None) -> None:
     assert any(isinstance(lookup, DistributedDataParallel) for lookup in sharded._lookups), message
     call_tables_directly(torch.nn.ModuleList([sharded]))
     assert not any(isinstance(lookup, DistributedDataParallel) for lookup in sharded._lookups), message
+
+
+def test_a_callback_can_forget_the_work_that_has_not_begun() -> None:
+    from ray.data import DataContext
+    from ray.data._internal.execution.execution_callback import ExecutionCallback
+    from ray.data._internal.execution.streaming_executor import StreamingExecutor
+    from ray.data._internal.execution.streaming_executor_state import OpBufferQueue, OpState
+
+    message = GONE.format("Ray Data", "ray_data")
+    context = DataContext.get_current().copy()
+    execution = AbandonableExecution.of(context)
+    assert context.custom_execution_callback_classes[-1] is execution, message
+    callback = execution()
+    assert isinstance(callback, ExecutionCallback) and hasattr(ExecutionCallback, "on_execution_step"), message
+    executor = inspect.getsource(StreamingExecutor)
+    assert "self._topology[" in executor and "callback.on_execution_step(self)" in executor, message
+    assert "self.input_queues" in inspect.getsource(OpState) and hasattr(OpBufferQueue, "clear"), message
+
+    class State:
+        input_queues = [[1, 2], [3]]
+
+    class Executor:
+        _topology = {"map": State()}
+
+    callback.on_execution_step(Executor())
+    assert State.input_queues == [[1, 2], [3]]
+    with execution.abandoned():
+        callback.on_execution_step(Executor())
+    assert State.input_queues == [[], []]
