@@ -82,7 +82,7 @@ class Held:
     process: "subprocess.Popen[bytes]"
     log: Path
 
-    def until(self, condition: Callable[[], Any], seconds: float = 300) -> None:
+    def until(self, condition: Callable[[], Any], seconds: float = 600) -> None:
         """Wait for a condition while the command runs."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -90,7 +90,7 @@ class Held:
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.1)
 
-    def wait(self, seconds: float = 400) -> None:
+    def wait(self, seconds: float = 600) -> None:
         """Wait for the end of the command, which must succeed."""
         assert self.process.wait(seconds) == 0, self.log.read_text()
 

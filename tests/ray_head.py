@@ -147,7 +147,7 @@ def _processes_of(node: int) -> list[psutil.Process]:
 
 def _wait_for(condition: Callable[[], T | None], head: "subprocess.Popen[bytes]", log: Path) -> T:
     """What `condition` gives once it gives something."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while (found := condition()) is None:
         assert head.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
