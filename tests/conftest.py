@@ -1,11 +1,16 @@
 """Fixtures of all tests."""
 
+import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+# Ray gives its workers a low priority by default: beside other programs the tests would wait for them for minutes.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +31,45 @@ def ray_cluster() -> Iterator[str]:
         import ray
 
         yield ray.get_runtime_context().gcs_address
+
+
+class SharedSpark:
+    """A Spark session on the tests' Ray session, started when it is first asked for; a process has one at a time."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._session: Any = None
+
+    def start(self) -> Any:
+        """The session."""
+        from cluster.spark_session import spark_session
+        from rayrec.config.preprocess import SparkConfig
+
+        if self._session is None:
+            self._session = self._stack.enter_context(spark_session(SparkConfig(executor_memory="1g"), "tests"))
+        return self._session
+
+    def stop(self) -> None:
+        """End the session, if one runs."""
+        self._stack.close()
+        self._session = None
+
+
+@pytest.fixture(scope="session")
+def shared_spark(ray_cluster: str) -> Iterator[SharedSpark]:
+    """What starts and stops the Spark session of the tests."""
+    shared = SharedSpark()
+    yield shared
+    shared.stop()
+
+
+@pytest.fixture(scope="module")
+def spark(shared_spark: SharedSpark) -> Any:
+    """A Spark session that files of tests share."""
+    return shared_spark.start()
+
+
+@pytest.fixture(scope="module")
+def no_spark(shared_spark: SharedSpark) -> None:
+    """For tests whose own process starts Spark, as `rayrec.preprocess` does."""
+    shared_spark.stop()

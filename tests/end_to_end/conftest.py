@@ -10,7 +10,6 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from rayrec.common.ports import free_port
+from tests.end_to_end.forks import Forks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sys.executable).with_name("rayrec")
@@ -61,9 +61,20 @@ def run_rayrec(ray: str, *arguments: str | Path, folder: Path | None = None, tim
 
 
 @pytest.fixture(scope="session")
-def rayrec(ray_cluster: str) -> Callable[..., Finished]:
-    """`rayrec(*arguments, folder=None)`."""
-    return partial(run_rayrec, ray_cluster)
+def rayrec(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Finished]]:
+    """`rayrec(*arguments, folder=None)`: a command in a process of its own, which is spared its imports."""
+    forks = Forks(environment(ray_cluster))
+    output = (tmp_path_factory.mktemp("output") / "out", tmp_path_factory.mktemp("output") / "err")
+
+    def run(*arguments: str | Path, folder: Path | None = None) -> Finished:
+        for path in output:
+            path.write_bytes(b"")
+        code = forks.run([*map(str, arguments)], environment(ray_cluster), folder or Path.cwd(), output)
+        out, err = (path.read_text() for path in output)
+        return Finished(code, out, err)
+
+    yield run
+    forks.close()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import gzip
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cluster.spark_session import spark_session
 from rayrec.common.errors import UserError
-from rayrec.config.preprocess import SparkConfig
 from rayrec.features.vocabulary import fingerprint
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import segments, workspace
@@ -29,12 +27,6 @@ CATEGORICAL = [f"C{i}" for i in range(1, 27)]
 COLUMNS = ["label", *NUMERIC, *CATEGORICAL]
 Inputs = Mapping[str | None, Sequence[str]]
 Run = Callable[..., Dataset]
-
-
-@pytest.fixture(scope="module")
-def spark(ray_cluster: str) -> Iterator[Any]:
-    with spark_session(SparkConfig(executor_memory="1g"), "test-preprocess") as session:
-        yield session
 
 
 @pytest.fixture

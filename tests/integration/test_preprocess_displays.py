@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cluster.spark_session import spark_session
 from jobs.predict import PredictRequest, run
 from rayrec.common.progress import SilentProgress
-from rayrec.config.preprocess import SparkConfig
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature
 from rayrec.ingest.dataset import STATISTICS_FOLDER, Dataset
 from rayrec.preprocessing import segments
@@ -41,12 +39,6 @@ SPLITS = {"train": "train", "validation": "validation", "submission": "test"}
 """Name in the dataset and in the reference."""
 SETTINGS = {"seed": 3, "split": {"held_out_share": 0.25}, "rates": {"folds": 3, "smoothing": 7.0}}
 REFERENCE_SETTINGS = {"seed": 3, "held_out_share": 0.25, "folds": 3, "smoothing": 7.0}
-
-
-@pytest.fixture(scope="module")
-def spark(ray_cluster: str) -> Iterator[Any]:
-    with spark_session(SparkConfig(executor_memory="1g"), "test-displays") as session:
-        yield session
 
 
 @pytest.fixture(scope="module")

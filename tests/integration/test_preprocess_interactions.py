@@ -2,7 +2,7 @@
 
 import gzip
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cluster.spark_session import spark_session
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
-from rayrec.config.preprocess import SparkConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import segments, workspace
 from rayrec.recipes import Recipe
@@ -35,12 +33,6 @@ class Messages(SilentProgress):
 
     def message(self, text: str) -> None:
         self.lines.append(text)
-
-
-@pytest.fixture(scope="module")
-def spark(ray_cluster: str) -> Iterator[Any]:
-    with spark_session(SparkConfig(executor_memory="1g"), "test-interactions") as session:
-        yield session
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ NAMES = [f"I{i}" for i in range(1, 14)] + [f"C{i}" for i in range(1, 27)]
 
 
 @pytest.fixture(scope="module")
-def folder(ray_cluster: str, shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(ray_cluster: str, no_spark: None, shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """dataset/, run/ and model/ of the small DLRM recipe."""
     real, made = shared_data / "criteo-kaggle-8k", tmp_path_factory.mktemp("real")
     inputs = [f"train={real / 'train.tsv.gz'}", f"test={real / 'dev.tsv'}"]
