@@ -47,6 +47,7 @@ class Forks:
 
 
 def main() -> None:
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
     for module in MODULES:
         importlib.import_module(module)
     for line in sys.stdin:
