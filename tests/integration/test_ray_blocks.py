@@ -1,7 +1,8 @@
 """Executions of Ray Data that are left before their end."""
 
 import threading
-from contextlib import closing
+import time
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,14 +18,23 @@ TASKS = 200
 RUNNING = 2
 
 
-def blocks_of(folder: Path, bad: int | None = None):
-    """An execution of many tasks, each of which leaves a file and gives two blocks."""
+@contextmanager
+def blocks_of(folder: Path, bad: int | None = None, slow_from: int = TASKS):
+    """An execution of many tasks, each of which leaves a file and gives two blocks.
+
+    Tasks from `slow_from` on are slow until the consumer leaves, so that not all have begun by then.
+    """
+    left = folder.with_name("left")
+    left = folder.with_name("left")
     import ray
     from ray.data import TaskPoolStrategy
 
     def work(task: pa.Table):
         (number,) = task["number"].to_pylist()
         (folder / str(number)).touch()
+        for _ in range(20):
+            if number >= slow_from and not left.exists():
+                time.sleep(0.01)
         if number == bad:
             raise UserError(f"task {number}; do better")
         yield from [task] * 2
@@ -35,37 +45,49 @@ def blocks_of(folder: Path, bad: int | None = None):
     data = data.map_batches(
         ReportingTask(work), batch_size=None, batch_format="pyarrow", compute=TaskPoolStrategy(size=RUNNING)
     )
-    return closing(stream_blocks(data))
+    with closing(stream_blocks(data)) as blocks:
+        try:
+            yield blocks
+        finally:
+            left.touch()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where tasks leave their files."""
+    made = tmp_path / "begun"
+    made.mkdir()
+    return made
 
 
 def executors() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("StreamingExecutor")]
 
 
-def test_all_blocks_come_in_order(tmp_path):
-    with blocks_of(tmp_path) as blocks:
+def test_all_blocks_come_in_order(folder):
+    with blocks_of(folder) as blocks:
         numbers = [number for block in blocks for number in block["number"].to_pylist()]
     assert numbers == [number for number in range(TASKS) for _ in range(2)]
     assert not executors()
 
 
-def test_what_has_not_begun_is_forgotten_when_the_consumer_leaves(tmp_path):
-    with blocks_of(tmp_path) as blocks:
+def test_what_has_not_begun_is_forgotten_when_the_consumer_leaves(folder):
+    with blocks_of(folder, slow_from=TASKS // 4) as blocks:
         next(blocks)
     assert not executors()
-    begun = {int(file.name) for file in tmp_path.iterdir()}
+    begun = {int(file.name) for file in folder.iterdir()}
     assert 0 in begun and len(begun) < TASKS / 2
 
 
-def test_a_user_error_of_a_task_is_raised_in_its_place_and_ends_the_execution(tmp_path):
+def test_a_user_error_of_a_task_is_raised_in_its_place_and_ends_the_execution(folder):
     numbers = []
-    with blocks_of(tmp_path, bad=3) as blocks, pytest.raises(UserError) as caught:
+    with blocks_of(folder, bad=3, slow_from=TASKS // 4) as blocks, pytest.raises(UserError) as caught:
         for block in blocks:
             numbers += block["number"].to_pylist()
     assert str(caught.value) == "task 3; do better"
     assert numbers == [0, 0, 1, 1, 2, 2]
     assert not executors()
-    assert len(list(tmp_path.iterdir())) < TASKS / 2
+    assert len(list(folder.iterdir())) < TASKS / 2
 
 
 class Worker:
