@@ -52,7 +52,7 @@ test: setup
 	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal tests/unit
 	$(BIN)/python -m pytest --durations=10 -m "not minutes" tests/integration tests/end_to_end
 
-# Tests that take minutes each: a search and a cluster that lose processes and nodes, the whole way on S3.
+# Tests that take long: searches, whatever loses processes and nodes, Ray clusters of their own, the whole way on S3.
 test-minutes: setup
 	$(BIN)/python -m pytest --durations=10 -m minutes tests/integration tests/end_to_end
 

@@ -21,7 +21,8 @@ MOMENTS = {
 """For each stage, the paths of which it is about to make one when it is killed."""
 
 
-def test_a_run_killed_at_random_moments_ends_in_the_same_model(
+@pytest.mark.minutes
+def test_a_run_killed_in_each_stage_ends_in_the_same_model(
     ray_cluster: str, pipeline: Pipeline, rayrec: Rayrec, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"

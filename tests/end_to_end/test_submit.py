@@ -173,6 +173,7 @@ def test_every_part_is_a_job_of_a_cluster_in_another_shell(tmp_path: Path) -> No
     assert (tmp_path / "sweep" / "best.yaml").exists()
 
 
+@pytest.mark.minutes
 def test_a_cluster_with_tokens_refuses_who_has_none(tmp_path: Path) -> None:
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
     plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

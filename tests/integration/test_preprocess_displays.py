@@ -301,6 +301,7 @@ def dataset_batch(dataset: Dataset, split: str) -> pa.RecordBatch:
 # --- a job that dies
 
 
+@pytest.mark.minutes
 def test_a_killed_job_goes_on_from_its_last_finished_stage(
     spark: Any, ray_cluster: str, raw: Path, datasets: Callable[[str], Dataset], tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def test_tokens(server: Server) -> None:
     assert requests.get(f"{server.url}/healthz", timeout=60).json() == {"status": "ok"}
 
 
+@pytest.mark.minutes
 def test_https(tmp_path: Path) -> None:
     """A process of its own: a Ray session is started for HTTPS, or for HAProxy, which has none."""
     make_model_folder(tmp_path / "dlrm")

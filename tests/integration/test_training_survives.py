@@ -76,6 +76,7 @@ def hold(tmp_path: Path) -> Hold:
     return Hold(tmp_path / "hold", checkpoint_name(150))
 
 
+@pytest.mark.minutes
 def test_a_killed_worker_restarts_the_run(
     ray_cluster: str, undisturbed: Path, dataset: Dataset, hold: Hold, tmp_path: Path
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_killed_worker_restarts_the_run(
     _assert_same(run, undisturbed)
 
 
+@pytest.mark.minutes
 def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, hold: Hold, tmp_path: Path) -> None:
     """Everything is killed at once: driver, Ray, workers. A rerun with --resume continues."""
     arguments = _arguments(tmp_path, dataset)

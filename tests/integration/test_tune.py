@@ -172,6 +172,7 @@ def test_a_sweep_on_two_cpus_survives_kills(
     assert (sweep / "trials.csv").read_text().count("\n") == 1 + TRIALS
 
 
+@pytest.mark.minutes
 def test_population_based_training_goes_on_from_the_better_checkpoint(
     dataset: Dataset, recipe_file: Path, ray_cluster: str, tmp_path: Path
 ) -> None:
