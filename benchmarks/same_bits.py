@@ -87,10 +87,14 @@ class Side:
         cache.write_text(json.dumps(computed))
         return json.loads(cache.read_text())  # the same types, whether it was computed now or before
 
+    @property
+    def _program(self) -> list[str]:
+        return [str(self.checkout / ".venv/bin/python"), "-m", "rayrec.cli"]
+
     def _rayrec(self, *arguments: object) -> str:
         """Run a command in the folder; returns what it prints. Raises RuntimeError if it fails."""
         print(f"{self.checkout.name}: rayrec {' '.join(map(str, arguments))}", file=sys.stderr, flush=True)
-        command = [str(self.checkout / ".venv/bin/rayrec"), *map(str, arguments)]
+        command = [*self._program, *map(str, arguments)]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}:\n{done.stdout}\n{done.stderr}")
@@ -145,7 +149,7 @@ class Side:
         """What `rayrec serve` answers with the models of two workers."""
         port = free_port()
         models = [f"{model}={self.folder / 'model' / f'{model}-2'}" for model in RECIPES]
-        command = [str(self.checkout / ".venv/bin/rayrec"), "serve", *models, "--port", str(port)]
+        command = [*self._program, "serve", *models, "--port", str(port)]
         with (self.folder / "serve.log").open("w") as log:
             server = subprocess.Popen(command, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
         url = f"http://127.0.0.1:{port}/v1/models"
