@@ -1,1 +1,0 @@
-"""What `rayrec benchmark` measures, a module each: a function that returns rows of a table."""
