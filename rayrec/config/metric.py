@@ -22,7 +22,7 @@ def is_ranking_metric(name: str) -> bool:
 
 
 def higher_is_better(name: str) -> bool:
-    """Of a metric that can be a target: true but for losses."""
+    """Whether higher values of a metric are better: true for all but losses."""
     return is_ranking_metric(name) or _HIGHER_IS_BETTER[name]
 
 

@@ -10,7 +10,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class DaySplitConfig(Config):
-    """By day: one day is held out and halved by line count, the other days train.
+    """Cut by day: one day is held out and halved by line count, the other days train.
 
     The first half is `test`, the second `validation`, both in file order.
     """
@@ -33,19 +33,19 @@ class _Fractions(Config):
 
 
 class FractionSplitConfig(_Fractions):
-    """By position: the first rows in file order train, then `validation`, the last rows are `test`."""
+    """Cut by position: the first rows in file order train, then `validation`, the last rows are `test`."""
 
     kind: Literal["fraction"] = "fraction"
 
 
 class HashSplitConfig(_Fractions):
-    """By a hash of the row's text and `preprocess.seed`: the same row always falls into the same split."""
+    """Cut by a hash of the row's text and `preprocess.seed`: the same row always falls into the same split."""
 
     kind: Literal["hash"] = "hash"
 
 
 class FileSplitConfig(Config):
-    """By file: the command line names the files of each split (`--input train=PATH --input test=PATH`)."""
+    """Splits come as files: the command line names the files of each split (`--input train=PATH --input test=PATH`)."""
 
     kind: Literal["files"] = "files"
 
@@ -76,10 +76,10 @@ class SparkConfig(Config):
 
 
 class PreprocessConfig(Config):
-    """What the preprocessing of every source takes; each source names the class that it takes."""
+    """Settings of every source's preprocessing; each source names the class of its own."""
 
     kind: str = ""
-    """The source decides it; a recipe need not say it."""
+    """Follows from the source, so that a recipe can leave it out."""
     max_rejected_fraction: float = Field(0.01, ge=0.0, le=1.0)
     """A larger share of bad rows stops the job."""
     seed: int = 0
@@ -93,7 +93,7 @@ class PreprocessConfig(Config):
 
 
 class VocabularyPreprocessConfig(PreprocessConfig):
-    """What the preprocessing of sources with vocabularies takes besides."""
+    """Settings of the preprocessing of sources with vocabularies."""
 
     broadcast_limit: PositiveInt = 2_000_000
     """Vocabularies up to this many values are looked up in memory; the rest of a larger one is joined by Spark."""

@@ -18,7 +18,7 @@ class ServeConfig(Config):
     max_queued_requests: PositiveInt = 1024
     """Requests that wait beyond the two batches in work; further ones are answered 503 at once."""
     retry_after_seconds: PositiveInt = 1
-    """When those that were answered 503 are told to come again."""
+    """How long a client that was answered 503 should wait; the header Retry-After says so."""
     table_memory_gib: PositiveFloat = 1.0
     """Most memory that the embedding tables mapped by a replica hold; hot rows beyond are read from the page cache."""
     max_rows_per_request: PositiveInt = 8192
@@ -26,10 +26,10 @@ class ServeConfig(Config):
     request_timeout_seconds: PositiveFloat = 30.0
     """A request that is not done by then is answered 504, and is not scored if it was still waiting."""
     max_replicas: PositiveInt | None = None
-    """Replicas are added up to so many while more requests are in work than `target_ongoing_requests`, and taken away
-    again; None keeps `replicas`."""
+    """Replicas are added, up to this number, while more requests than `target_ongoing_requests` are in work, and are
+    removed afterwards; None keeps `replicas`."""
     target_ongoing_requests: PositiveFloat = 8.0
-    """Of one replica, on average: requests a second that it answers at the wanted latency, times that latency."""
+    """Average number for one replica: requests a second that it answers at the wanted latency, times that latency."""
     poll_seconds: PositiveFloat = 2.0
     """How often a replica looks for new versions of its models."""
 

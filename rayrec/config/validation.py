@@ -15,8 +15,8 @@ _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
 
 
 def describe_validation_error(error: ValidationError, root: type[BaseModel]) -> str:
-    """One line on the first problem of `error`, with the nearest known key where one is unknown."""
-    # What is missing may be there under a wrong name, which says more.
+    """One line on the first problem of `error`, with the nearest known key if a key is unknown."""
+    # A missing key may be there under a wrong name; that error says more.
     first = min(error.errors(), key=lambda found: found["type"] == "missing")
     location, _ = _locate(root, first["loc"])
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""

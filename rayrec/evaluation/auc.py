@@ -17,7 +17,7 @@ _PIECE = 1 << 22
 @dataclass(frozen=True)
 class AucValue:
     value: float | None
-    """None where all rows have the same label."""
+    """None if all rows have the same label."""
     error_bound: float
     """The exact value is at most this far away."""
 
@@ -84,7 +84,7 @@ class ScoreHistogram:
 
 
 def exact_auc(positives: Scores, negatives: Scores) -> AucValue:
-    """By sorting both classes; exact up to the rounding of float64 sums."""
+    """The AUC from sorting both classes; exact up to the rounding of float64 sums."""
     if positives.rows == 0 or negatives.rows == 0:
         return AucValue(None, 0.0)
     lower, lower_weights = _sorted(negatives)

@@ -70,17 +70,17 @@ class BinaryMetrics:
     def compute(self) -> dict[str, float | None]:
         """The metrics of all rows so far.
 
-        - `auc`: area under the ROC curve; where it comes from the histogram, `auc_error_bound` says how far off it
-          may be at most (the key is absent where it is exact).
+        - `auc`: area under the ROC curve; if it comes from the histogram, `auc_error_bound` is the largest possible
+          error (the key is absent if it is exact).
         - `log_loss`: mean of -ln p(label), natural logarithm.
         - `normalized_entropy`: log loss over the entropy of the base rate (He et al. 2014, "Practical lessons from
           predicting clicks on ads at Facebook"): below 1 is better than always predicting the base rate.
         - `calibration`: sum of probabilities over sum of labels.
         - `rows`, `positives`: counted without weights.
 
-        What is undefined is None (JSON has no NaN), with a warning: `auc` and `normalized_entropy` where all labels are
-        the same, `calibration` without positives, everything without rows. Raises UserError where a logit of a row
-        that counts is infinite or NaN.
+        Undefined metrics are None (JSON has no NaN), with a warning: `auc` and `normalized_entropy` if all labels are
+        the same, `calibration` without positives, all without rows. Raises UserError if a logit of a row that counts
+        is infinite or NaN.
         """
         rows, positives, weight, positive_weight, loss, probability, not_finite = self.sums.tolist()
         if not_finite:

@@ -41,7 +41,7 @@ def compute_over_ranks(metrics: Metrics, group: dist.ProcessGroup | None = None)
 
 
 def merge_over_ranks(metrics: Metrics, group: dist.ProcessGroup | None = None) -> None:
-    """Merge the accumulators of all ranks into that of the first rank of `group`; the others are used up."""
+    """Merge the accumulators of all ranks into the first rank's accumulator; the other ranks' are used up."""
     metrics.sums = _sum_over_ranks(metrics.sums, group)
     if isinstance(metrics, BinaryMetrics):
         _merge_binary(metrics, group)

@@ -62,8 +62,8 @@ class RankedRows:
 class RankingMetrics:
     """Accumulates rows; `rayrec.evaluation.distributed` merges the accumulators of several ranks.
 
-    An `update` must hold rows as they follow each other in the data, where the rows of a group are next to each other:
-    then only its first and its last group can go on elsewhere. Those wait, cut to their positives and their best
+    An `update` must hold consecutive rows of data whose groups are contiguous: then only its first and its last group
+    can continue elsewhere. Those wait, cut to their positives and their best
     negatives, for the end; the others are counted at once. Memory: 8 bytes a group (to find one that comes twice), and
     the waiting groups' rows. How the data is cut into updates and ranks changes nothing beyond float64 rounding.
     """
@@ -113,7 +113,7 @@ class RankingMetrics:
     def compute(self) -> dict[str, float | None]:
         """The metrics by name (`hr@10`, ...), and `groups`; None, with a warning, where no group has a positive.
 
-        Raises UserError where a score of a row that counts is infinite or NaN, or a group's rows are not next to each
+        Raises UserError if a score of a row that counts is infinite or NaN, or a group's rows are not next to each
         other.
         """
         waiting = self.open_rows()
@@ -146,7 +146,7 @@ class RankingMetrics:
         return rows.take(rows.positive | (place <= max(self._config.k)))
 
     def _sums_of(self, rows: RankedRows) -> NDArray[np.float64]:
-        """What whole groups add to `sums`: rows and not finite ones aside, which `update` counts."""
+        """What whole groups add to `sums`, except for the counts of rows, which `update` adds."""
         by_label = rows.positive if self._config.ties == "pessimistic" else ~rows.positive
         rows = rows.take(np.lexsort((by_label, -rows.score, rows.group)))
         first = _starts(rows.group)

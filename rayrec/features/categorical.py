@@ -14,7 +14,7 @@ from rayrec.random.splitmix64 import hash_integers
 
 
 def id_dtype(feature: CategoricalFeature) -> np.dtype[np.signedinteger]:
-    """int32, or int64 where the table has more rows than int32 can number."""
+    """int32, or int64 if the table has more rows than int32 can number."""
     return np.dtype(np.int32 if feature.cardinality <= 2**31 else np.int64)
 
 
@@ -23,9 +23,9 @@ def encode_categorical(
 ) -> NDArray[np.signedinteger]:
     """One id per row, in 0 ... cardinality - 1; 0 for what is missing (null, the empty string) or unlisted.
 
-    With a `lookup` the column holds strings, under `Hash` the values that it says. Without both, it holds integer ids,
-    of the feature's vocabulary (looked up elsewhere) or of a feature that has none. An id that is null or outside of
-    the table becomes 0. Raises UserError naming the feature where the column's type is another.
+    With a `lookup` the column holds strings; with a `Hash`, values of its type. Otherwise it holds integer ids: of the
+    feature's vocabulary (looked up elsewhere), or of a feature without one. An id that is null or outside of the table
+    becomes 0. Raises UserError naming the feature if the column has another type.
     """
     match feature.transforms[:1]:
         case (Hash() as hashing,):
@@ -66,7 +66,7 @@ def encode_multi_hot(feature: MultiHotFeature, column: pa.Array, lookup: Vocabul
 
 
 def takes_strings(feature: CategoricalFeature, has_lookup: bool) -> bool:
-    """Whether raw values are strings: of a feature whose vocabulary is looked up here, or that hashes strings."""
+    """Whether raw values are strings: if a vocabulary is looked up here, or if the feature hashes strings."""
     return has_lookup or any(isinstance(t, Hash) and t.of == "strings" for t in feature.transforms)
 
 
@@ -84,7 +84,7 @@ def _hashed(name: str, column: pa.Array, transform: Hash) -> NDArray[np.int64]:
 
 
 def fold_ids(ids: NDArray[np.int64], buckets: int) -> NDArray[np.int64]:
-    """`HashIds` for ids from 1: those below `buckets` stay, the others share the rows 1 ... buckets - 1 with them."""
+    """Apply `HashIds` to ids from 1: ids below `buckets` stay, higher ids share the rows 1 ... buckets - 1."""
     return 1 + (ids - 1) % (buckets - 1)
 
 

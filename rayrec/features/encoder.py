@@ -15,7 +15,7 @@ from rayrec.features.transforms import NumericTransform, Vocabulary
 from rayrec.features.vocabulary import VocabularyLookup
 
 _FEW_ROWS = 1024
-"""Of a request; of more rows a call costs little beside its work."""
+"""Most rows of a request; for larger batches the overhead of a call does not matter."""
 
 
 class FeatureEncoder:
@@ -41,13 +41,13 @@ class FeatureEncoder:
             if isinstance(feature, NumericFeature):
                 self._alike.setdefault(feature.transforms, []).append(index)
         self.raw_schema = pa.schema([(f.name, self._raw_type(f)) for f in schema.features])
-        """What `encode` takes, with the widest types."""
+        """The raw columns that `encode` takes, with the widest types."""
         self.encoded_schema = pa.schema([pa.field(f.name, _encoded_type(f), nullable=False) for f in schema.features])
-        """What `encode` gives."""
+        """The columns that `encode` returns."""
         self.string_columns = [
             name for name in self.raw_schema.names if self.raw_schema.field(name).type == pa.string()
         ]
-        """Columns that may come dictionary encoded, which is faster where values repeat."""
+        """Columns that may come dictionary encoded, which is faster if values repeat."""
 
     @classmethod
     @lru_cache(maxsize=4)
@@ -64,7 +64,7 @@ class FeatureEncoder:
         tables beyond 2^31 rows).
         Raises UserError naming the feature whose column has another type.
         """
-        # A request's rows come as `raw_schema` says; looking each column up by name would cost them as much again.
+        # Requests come with exactly `raw_schema`; finding each of their columns by name would double the time.
         as_expected = raw.schema.equals(self.raw_schema)
         given = raw.columns if as_expected else [_column(raw, name) for name in self.raw_schema.names]
         encoded = self._encode_numbers_together(given) if as_expected and raw.num_rows <= _FEW_ROWS else {}
@@ -75,7 +75,7 @@ class FeatureEncoder:
         return pa.RecordBatch.from_arrays(columns, schema=self.encoded_schema)
 
     def _encode_numbers_together(self, columns: Sequence[pa.Array]) -> dict[int, pa.Array]:
-        """By position: the numeric columns, those of the same transforms in one call."""
+        """The encoded numeric columns by position; columns with the same transforms are encoded in one call."""
         encoded: dict[int, pa.Array] = {}
         for transforms, places in self._alike.items():
             together = pa.concat_arrays([columns[place] for place in places])

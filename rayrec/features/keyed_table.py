@@ -34,7 +34,7 @@ def hash_key(first: NDArray[np.int64], *others: NDArray[np.int64]) -> NDArray[np
 
 
 def hash_texts(texts: pa.Array) -> NDArray[np.int64]:
-    """(n,) int64 hashes of keys that are texts (string or large_string); of a null, any number."""
+    """(n,) int64 hashes of keys that are texts (string or large_string); any number for a null."""
     return hash_strings(texts.cast(pa.large_string())).view(np.int64)
 
 
@@ -61,7 +61,7 @@ class KeyedTable:
     """A table looked up by one or more columns of integers, or one of texts."""
 
     def __init__(self, folder: Path) -> None:
-        """Map the files of `folder`; without files the table is empty. Raises UserError where one is damaged."""
+        """Map the files of `folder`; without files the table is empty. Raises UserError if one is damaged."""
         self.folder = folder
         batches = [batch for path in sorted(folder.glob("*.arrow")) for batch in _open(path) if batch.num_rows]
         self._batches = [MappedBatch(batch) for batch in batches]
@@ -78,7 +78,7 @@ class KeyedTable:
         return int(self._first_rows[-1])
 
     def find(self, keys: dict[str, NDArray[np.int64]], valid: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-        """(n,) the rows of n keys, given as (n,) integers by key column; UNKNOWN where there is none or not `valid`."""
+        """(n,) the rows of n keys, given as (n,) integers by key column; UNKNOWN if there is none or not `valid`."""
 
         def is_key(batch: MappedBatch, rows: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray[np.bool_]:
             return np.logical_and.reduce([batch.numbers(name)[0][rows] == v[asked] for name, v in keys.items()])
@@ -86,7 +86,7 @@ class KeyedTable:
         return self._find(hash_key(*keys.values()), valid, is_key)
 
     def find_texts(self, name: str, texts: pa.Array) -> NDArray[np.int64]:
-        """(n,) the rows of n texts of the key column `name`; UNKNOWN where there is none, or null."""
+        """(n,) the rows of n texts of the key column `name`; UNKNOWN if there is none, or null."""
         encoded = texts.cast(pa.large_string()).dictionary_encode()
         values = encoded.dictionary
 

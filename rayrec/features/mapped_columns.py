@@ -12,12 +12,12 @@ class Numbers:
     """A column of numbers, gathered for n rows."""
 
     values: NDArray
-    """(n,); any number where not valid."""
+    """(n,); any number if not valid."""
     valid: NDArray[np.bool_]
-    """(n,) false where the row is unknown or holds null."""
+    """(n,) false if the row is unknown or holds null."""
 
     def of(self, rows: NDArray[np.int64]) -> "Numbers":
-        """Those of some of the rows (k,), as often as they are named."""
+        """The numbers of some of the rows (k,), repeated as these are."""
         return Numbers(self.values[rows], self.valid[rows])
 
 
@@ -28,7 +28,7 @@ class Lists:
     lengths: NDArray[np.int64]
     """(n,)"""
     fields: dict[str, NDArray]
-    """Of the lists' elements, by field; of a list without fields under the empty name."""
+    """Elements of all lists, by field; lists without fields have one under the empty name."""
 
     @property
     def owner(self) -> NDArray[np.int64]:
@@ -36,7 +36,7 @@ class Lists:
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     def field(self, name: str = "", dtype: type = np.int64) -> NDArray:
-        """A field of the elements; of no elements, none of `dtype`."""
+        """A field of the elements; an empty array of `dtype` if there are no elements."""
         return self.fields.get(name, np.empty(0, dtype))
 
 
@@ -49,7 +49,7 @@ class Ranges:
     start: NDArray[np.int64]
     stop: NDArray[np.int64]
     fields: dict[str, NDArray]
-    """Of all elements of the batch: those of row i are start[i] ... stop[i] - 1."""
+    """All elements of the batch, by field; row i has elements start[i] ... stop[i] - 1."""
 
 
 class MappedBatch:
@@ -64,7 +64,7 @@ class MappedBatch:
         return self._batch.column(name)
 
     def numbers(self, name: str) -> tuple[NDArray, NDArray[np.bool_] | None]:
-        """Values and, where there are nulls, which are valid."""
+        """Values and, if there are nulls, which values are valid."""
         if name not in self._numbers:
             self._numbers[name] = _as_numpy(self._batch.column(name))
         return self._numbers[name]
@@ -93,7 +93,7 @@ def _as_numpy(column: pa.Array) -> tuple[NDArray, NDArray[np.bool_] | None]:
 def search_ranges(
     values: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64], wanted: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """For k wanted values, each in a range of its own in `values` (ascending there): its place, and if it is there."""
+    """Search k wanted values, each in its own range of ascending `values`: the place of each, and if it is there."""
     low, high = start.copy(), stop.copy()
     if not len(values) or not len(wanted):
         return low, np.zeros(len(wanted), bool)

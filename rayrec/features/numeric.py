@@ -15,7 +15,7 @@ def encode_numeric(name: str, column: pa.Array, transforms: Sequence[NumericTran
 
     Returns float32, finite everywhere: what is missing or undefined after the last transform is 0. The arithmetic is
     float64 and is rounded once at the end, so the bits depend neither on the raw column's type nor on the batch.
-    Raises UserError naming the feature where the column's type is no number.
+    Raises UserError naming the feature if the column does not hold numbers.
     """
     values = transformed(name, column, transforms)
     with np.errstate(over="ignore"):
@@ -24,9 +24,9 @@ def encode_numeric(name: str, column: pa.Array, transforms: Sequence[NumericTran
 
 
 def transformed(name: str, column: pa.Array, transforms: Sequence[NumericTransform]) -> NDArray[np.float64]:
-    """(n,) float64 after `transforms`, NaN where missing or undefined: what later transforms are fitted to.
+    """(n,) float64 after `transforms`, NaN if missing or undefined; later transforms are fitted to these values.
 
-    Raises UserError naming the feature where the column's type is no number.
+    Raises UserError naming the feature if the column does not hold numbers.
     """
     values = _as_float64(name, column)
     for transform in transforms:
@@ -35,7 +35,7 @@ def transformed(name: str, column: pa.Array, transforms: Sequence[NumericTransfo
 
 
 def _apply(transform: NumericTransform, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Missing values are NaN between transforms."""
+    """Apply one transform; missing values are NaN before and after."""
     match transform:
         case Log(offset=offset):
             shifted = values + offset
@@ -54,7 +54,7 @@ def _apply(transform: NumericTransform, values: NDArray[np.float64]) -> NDArray[
 
 
 def _as_float64(name: str, column: pa.Array) -> NDArray[np.float64]:
-    """Null, NaN and infinity become NaN."""
+    """The column as float64; null, NaN and infinity become NaN."""
     if pa.types.is_null(column.type):
         return np.full(len(column), np.nan)
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):

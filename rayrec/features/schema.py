@@ -65,7 +65,7 @@ Feature = Annotated[NumericFeature | CategoricalFeature | MultiHotFeature, Field
 
 
 class InteractionColumns(Config):
-    """Which features of a dataset of interactions are the two sides: rows of train are the known pairs of them."""
+    """The two features of a dataset of interactions; the rows of `train` are their known pairs."""
 
     user: str
     """A categorical feature."""
@@ -108,14 +108,14 @@ class Schema(Config):
         one_hot = {f.name for f in self.categorical if not isinstance(f, MultiHotFeature)}
         for side, name in columns.items():
             if name not in one_hot:
-                raise ValueError(f"interactions.{side}: '{name}' is no categorical feature")
+                raise ValueError(f"interactions.{side}: '{name}' is not a categorical feature")
         if self.interactions.user == self.interactions.item:
             raise ValueError(f"interactions: user and item are both '{self.interactions.user}'")
         return self
 
     @property
     def other_columns(self) -> tuple[str, ...]:
-        """The columns of a dataset that are no features, the label first."""
+        """The columns of a dataset that are not features, the label first."""
         optional = (self.group, self.weight, self.leak, self.candidate)
         return (self.label, *(name for name in optional if name is not None))
 
@@ -134,7 +134,7 @@ class Schema(Config):
         return {f.name: f.hotness for f in self.features if isinstance(f, MultiHotFeature)}
 
     def with_embedding_dims(self, default: int, by_feature: dict[str, int]) -> "Schema":
-        """A copy with every table's width set. Raises UserError on a name that is no categorical feature."""
+        """A copy with every table's width set. Raises UserError on a name that is not a categorical feature."""
         known = {f.name for f in self.categorical}
         unknown = sorted(set(by_feature) - known)
         if unknown:
@@ -177,7 +177,7 @@ class Schema(Config):
 
     @classmethod
     def load(cls, folder: Path) -> "Schema":
-        """Read `folder/schema.json`. Raises UserError where it is missing or invalid."""
+        """Read `folder/schema.json`. Raises UserError if it is missing or invalid."""
         path = folder / SCHEMA_FILE
         try:
             return cls.model_validate_json(path.read_bytes())

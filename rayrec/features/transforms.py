@@ -26,17 +26,17 @@ class Log2(Config):
 
 
 class MinMax(Config):
-    """(x - min) / (max - min); 0 where the two are equal."""
+    """(x - min) / (max - min); 0 if the two are equal."""
 
     op: Literal["min_max"] = "min_max"
     min: float
     max: float
     clip: bool = True
-    """What lies beyond becomes 0 or 1."""
+    """Values outside of the range become 0 or 1."""
 
 
 class Standardize(Config):
-    """(x - mean) / deviation; 0 where the deviation is 0."""
+    """(x - mean) / deviation; 0 if the deviation is 0."""
 
     op: Literal["standardize"] = "standardize"
     mean: float
@@ -60,7 +60,7 @@ class Vocabulary(Config):
     size: int = Field(ge=0)
     """Number of listed values; ids run to `size`."""
     fingerprint: str | None = None
-    """Of which values have which ids: `rayrec.features.vocabulary.fingerprint` in hexadecimal; None: unknown."""
+    """Identifies which values have which ids: `rayrec.features.vocabulary.fingerprint` in hexadecimal."""
 
 
 class HashIds(Config):
@@ -83,7 +83,7 @@ class Hash(Config):
     op: Literal["hash"] = "hash"
     buckets: PositiveInt = Field(ge=2)
     of: Literal["integers", "strings"]
-    """What the raw values are."""
+    """Type of the raw values."""
 
 
 NumericTransform = Annotated[Log | Log2 | MinMax | Standardize | Fill, Field(discriminator="op")]

@@ -17,9 +17,9 @@ VOCABULARY_SCHEMA = pa.schema(
     [pa.field("value", pa.string(), False), pa.field("id", pa.int64(), False), pa.field("count", pa.int64(), False)]
 )
 SCALAR_LOOKUPS = 64
-"""Up to so many values, one at a time (about 5 us each) is faster than vectorised (about 300 us a call)."""
+"""Up to this number, looking values up one at a time (about 5 us each) beats the vectorised call (about 300 us)."""
 REQUEST_VALUES = 1024
-"""Up to so many values are those of a request, most of which were asked before: about 0.1 us each."""
+"""Up to this number, values are taken for those of a request, most of which were asked before: about 0.1 us each."""
 _REMEMBERED = 16_384
 """Most answers that a look-up remembers (3 MiB); then it forgets them all, which costs less than knowing the oldest."""
 
@@ -37,7 +37,7 @@ class VocabularyLookup:
         hashes = hash_strings(self._values)
         order = np.argsort(hashes, kind="stable")
         self._hashes: NDArray[np.uint64] = hashes[order]
-        # Half the memory where 32 bits number the values.
+        # 32 bits take half the memory, if they can number the values.
         self._rank: NDArray[np.integer] = order.astype(np.int32) if len(hashes) <= 2**31 else order
         self._remembered: dict[str | None, int] = {}
 
@@ -45,7 +45,7 @@ class VocabularyLookup:
     def load(cls, path: Path, max_values: int | None = None) -> "VocabularyLookup":
         """Read a vocabulary, a Parquet file or a folder of parts; with `max_values`, only its most frequent values.
 
-        A value beyond those is unlisted for the look-up. Raises UserError where the files are missing or no vocabulary.
+        A value beyond those is unlisted for the look-up. Raises UserError if the files are missing or no vocabulary.
         """
         return cls(pa.chunked_array(list(_read(path, max_values)), pa.large_string()).combine_chunks())
 
@@ -122,7 +122,7 @@ class VocabularyLookup:
 def fingerprint(values: pa.Array, first_id: int) -> int:
     """A 64-bit word of the values (string) of ids `first_id`, `first_id` + 1, ...
 
-    The words of a vocabulary's parts add up, modulo 2^64, to that of the whole, however it is cut.
+    The words of a vocabulary's parts add up, modulo 2^64, to the word of the whole, however it is cut.
     """
     hashes = hash_strings(values.cast(pa.large_string()))
     # Mixed together, as two values that changed places would leave the sum of separate hashes as it was.

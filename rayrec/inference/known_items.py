@@ -32,13 +32,13 @@ class KnownItems:
     """Ids of the users' items in `train`, in compressed rows."""
 
     first: NDArray[np.int64]
-    """(users + 1,) where each user's items begin."""
+    """(users + 1,) the position of each user's first item."""
     items: NDArray[np.int32]
     """(pairs,) ascending for each user."""
 
     @classmethod
     def read(cls, dataset: Dataset) -> "KnownItems":
-        """Of the split `train`: 24 bytes of memory an interaction for a moment."""
+        """Read the split `train`; takes 24 bytes of memory an interaction meanwhile."""
         schema = dataset.schema
         assert schema.interactions is not None
         positives = Positives.read(dataset, "train", torch.device("cpu"), in_memory=True)
@@ -59,7 +59,7 @@ class KnownItems:
 
     @classmethod
     def load(cls, folder: Path, schema: Schema) -> "KnownItems":
-        """Map the file of a model folder. Raises UserError where it is missing or does not fit the schema."""
+        """Map the file of a model folder. Raises UserError if it is missing or does not fit the schema."""
         path = folder / KNOWN_ITEMS_FILE
         try:
             with safe_open(path, framework="pt") as tensors:

@@ -46,7 +46,7 @@ class Predictor:
         """Every feature with its transforms, cardinality and embedding dimension."""
         self.recipe: Recipe = model_folder.recipe
         self.metrics: Metrics = model_folder.metrics
-        """What the model reached, by split."""
+        """Metrics of the exported checkpoint, by split."""
         self._encoder = FeatureEncoder(self.schema, self.folder)
         self.raw_rows = RawRows(self.schema, self._encoder.raw_schema)
         self.encoded_columns = self._encoder.encoded_schema
@@ -72,13 +72,13 @@ class Predictor:
         return self.predict_encoded(self.encode(self._columns_of(rows)))
 
     def encode(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """What `predict_encoded` takes, of n rows of raw features that `raw_rows` has checked."""
+        """Encode n rows of raw features that `raw_rows` has checked, for `predict_encoded`."""
         return self._encoder.encode(rows)
 
     def predict_encoded(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
         """Probabilities (n,) float32 of n encoded rows: columns of a dataset folder, found by name.
 
-        Raises UserError where a feature has no column.
+        Raises UserError if a feature has no column.
         """
         names = rows.schema.names
         for feature in self.schema.features:

@@ -68,9 +68,9 @@ class RawRows:
         return _column(self.columns.field(name), values)
 
     def unknown(self, name: Any) -> str:
-        """What is told of a name that is no feature."""
+        """The error message for a name that is not a feature."""
         if name in self._not_features:
-            return f"'{name}' is no feature (the model does not read it); leave it out"
+            return f"'{name}' is not a feature (the model does not read it); leave it out"
         nearest = difflib.get_close_matches(str(name), self._known, n=1)
         hint = f"did you mean '{nearest[0]}'?" if nearest else f"features: {', '.join(self.columns.names)}"
         return f"unknown feature '{str(name)[:100]}'; {hint}"
@@ -92,7 +92,7 @@ def _castable(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _column(field: pa.Field, values: list[Any]) -> pa.Array:
-    """The values of one feature as Arrow; they are checked one by one only where they may not all be right."""
+    """The values of one feature as Arrow; they are checked one by one only if some may be wrong."""
     if set(map(type, values)) <= _plain_types(field.type):
         with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
             column = pa.array(values, field.type)
@@ -123,20 +123,20 @@ def _checked(field: pa.Field, index: int, value: Any) -> Any:
     if not pa.types.is_list(field.type):
         return _checked_category(where, value, pa.types.is_string(field.type))
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise UserError(f"{where}: {_shown(value)}; needs a list of values, or null where it is missing")
+        raise UserError(f"{where}: {_shown(value)}; needs a list of values, or null if it is missing")
     takes_strings = pa.types.is_string(field.type.value_type)
     return [item if item is None else _checked_category(where, item, takes_strings) for item in value]
 
 
 def _checked_number(where: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise UserError(f"{where}: {_shown(value)}; needs a number, or null where it is missing")
+        raise UserError(f"{where}: {_shown(value)}; needs a number, or null if it is missing")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if math.isnan(number):
-        raise UserError(f"{where}: NaN; needs a number, or null where it is missing")
+        raise UserError(f"{where}: NaN; needs a number, or null if it is missing")
     if abs(number) > _FLOAT32_MAX:
         raise UserError(f"{where}: {_shown(value)} is out of range; numbers go up to {_FLOAT32_MAX:.3g}")
     return number
@@ -146,19 +146,19 @@ def _checked_category(where: str, value: Any, takes_strings: bool) -> str | int:
     if takes_strings:
         if not isinstance(value, str):
             quoted = f' (write "{value}")' if isinstance(value, Real) and not isinstance(value, bool) else ""
-            raise UserError(f"{where}: {_shown(value)}; needs a string{quoted}, or null where it is missing")
+            raise UserError(f"{where}: {_shown(value)}; needs a string{quoted}, or null if it is missing")
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise UserError(f"{where}: {_shown(value)} is no valid Unicode; needs text, or null") from None
+            raise UserError(f"{where}: {_shown(value)} is not valid Unicode; needs text, or null") from None
         return value
     if isinstance(value, bool) or not isinstance(value, Integral) or not -(2**63) <= int(value) < 2**63:
-        raise UserError(f"{where}: {_shown(value)}; needs an integer id, or null where it is missing")
+        raise UserError(f"{where}: {_shown(value)}; needs an integer id, or null if it is missing")
     return int(value)
 
 
 def _shown(value: Any) -> str:
-    """What was given, in words of JSON, cut to a readable length."""
+    """Describe a value in the terms of JSON, cut to a readable length."""
     match value:
         case None:
             return "null"

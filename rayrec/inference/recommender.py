@@ -24,13 +24,13 @@ class Recommendations:
     """The best items of one user, by descending score."""
 
     items: list[str]
-    """As the raw data names them."""
+    """Items as the raw data names them."""
     scores: NDArray[np.float32]
     """(len(items),) probabilities."""
 
 
 def load_recommender(folder: str | Path) -> "Recommender":
-    """The recommender of a model folder, on CPU. Raises UserError where the folder is not one of users and items."""
+    """The recommender of a model folder, on CPU. Raises UserError if the folder is not one of users and items."""
     return Recommender(load_model(folder))
 
 
@@ -53,7 +53,7 @@ class Recommender:
         self._known = KnownItems.load(predictor.folder, schema)
 
     def recommend(self, user: str, k: int, *, exclude_known: bool = True) -> Recommendations:
-        """The `k` items of highest score, fewer where the catalogue has fewer; equal scores by popularity.
+        """The `k` items of highest score, fewer if the catalogue has fewer; equal scores by popularity.
 
         `exclude_known` leaves out the user's items in the training data. Raises UnknownUserError.
         """
@@ -88,7 +88,7 @@ class Recommender:
         scores = self.predictor.predict_encoded(pa.RecordBatch.from_pydict(columns))
         best = np.arange(len(ids))
         if k < len(ids):
-            # All that stand at the k-th score or above, so that ties fall by id, not by how the partition went.
+            # All items with the k-th score or a higher one, so that ids decide ties, not the partition.
             best = np.flatnonzero(scores >= np.partition(scores, -k)[-k])
         best = best[np.argsort(-scores[best], kind="stable")][:k]
         return ids[best], scores[best]

@@ -1,4 +1,4 @@
-"""From raw files to a dataset folder: what is around the job of a source.
+"""From raw files to a dataset folder: what every source's job has around it.
 
 Stages hand rows to each other as Parquet files in a scratch folder, so memory stays flat and a task that runs again
 finds its input. Everything lies in an unfinished folder beside the output, which takes the output's name at the end.
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 _SCRATCH = ".scratch"
 _STAGES_VERSION = 1
-"""Goes up when a stage leaves something else, so that nothing is mixed with what an earlier version left."""
+"""Goes up when the files of a stage change, so that they are not mixed with those of an earlier version."""
 
 
 class PreprocessingJob(Protocol):
-    """What a source does to turn raw files into a dataset; its inputs and config were checked."""
+    """Turns the raw files of a source into a dataset; its inputs and config were checked."""
 
     @property
     def files(self) -> tuple[InputFile, ...]:
@@ -41,14 +41,14 @@ class PreprocessingJob(Protocol):
         """Whether `write` goes on from what it finds in the workspace."""
 
     def write(self, workspace: Workspace) -> WrittenDataset:
-        """Write what the dataset holds beside the schema and the manifest. Raises UserError."""
+        """Write everything in the dataset but the schema and the manifest. Raises UserError."""
 
 
 class Preprocessing:
     """A checked job: what can be refused without Spark is refused by the constructor."""
 
     def __init__(self, job: PreprocessingJob, recipe: Recipe, output: Path) -> None:
-        """`job` is that of the recipe's source. Raises UserError if the output exists."""
+        """`job` comes from the recipe's source. Raises UserError if the output exists."""
         self._recipe = recipe
         self._output = Path(output).absolute()
         require_absent(self._output)
@@ -95,7 +95,7 @@ class Preprocessing:
                 raise
 
     def _fingerprint(self) -> str:
-        """Tells apart what leads to other files of a stage, or to other places of these."""
+        """Differs whenever the files of a stage, or their paths, would differ."""
         resolved = self._resolved
         del resolved["preprocess"]["spark"]
         content = {
@@ -108,5 +108,5 @@ class Preprocessing:
 
 
 def source_files(job: PreprocessingJob) -> tuple[SourceFile, ...]:
-    """What a dataset's manifest would say of the raw files as they are now."""
+    """The raw files as a dataset's manifest describes them."""
     return tuple(SourceFile(path=file.name, bytes=file.bytes, modified=file.modified) for file in job.files)

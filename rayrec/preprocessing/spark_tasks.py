@@ -1,4 +1,4 @@
-"""Running Python functions as tasks of a Spark application: progress, and errors as the user is to read them."""
+"""Runs Python functions as tasks of a Spark application, with progress and with errors that a user can read."""
 
 import errno
 import gc
@@ -62,7 +62,7 @@ def counted_rows(spark: "SparkSession", progress: Progress, stage: str, total: i
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Raise UserError for a failure, here or in a Spark task, that is the user's to fix; others pass as they are."""
+    """Raise UserError for a failure, here or in a Spark task, that the user can fix; other errors pass unchanged."""
     try:
         yield
     except UserError:
@@ -78,11 +78,11 @@ def user_errors() -> Iterator[None]:
 
 @contextmanager
 def no_tasks_left_behind(spark: "SparkSession") -> Iterator[None]:
-    """Where the block ends with an error, wait for its tasks to end too: they write where the caller is to clean up."""
+    """If the block ends with an error, wait for its tasks to end too: they write to folders that the caller removes."""
     try:
         yield
     except BaseException:
-        # Of its own thread, and so connection to Spark: that of an interrupted call still waits for an answer.
+        # A thread of its own has its own connection to Spark; that of an interrupted call still waits for an answer.
         canceller = threading.Thread(target=_cancel_tasks, args=(spark,), name="cancel-tasks")
         canceller.start()
         canceller.join()
@@ -99,7 +99,7 @@ def _cancel_tasks(spark: "SparkSession") -> None:
 
 
 def run_tasks(spark: "SparkSession", items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
-    """One task an item, on the executors; the results (small: they pass through this process) in the items' order."""
+    """Run a task for each item on the executors; returns the results, small ones, in the order of the items."""
     if not items:
         return []
 
@@ -113,7 +113,7 @@ def run_tasks(spark: "SparkSession", items: Sequence[Item], function: Callable[[
 def frame_of_tasks(
     spark: "SparkSession", items: Sequence[Item], function: Callable[[Item], Iterator[pa.RecordBatch]], schema: str
 ) -> "DataFrame":
-    """A data frame (`schema` as Spark's DDL) of the batches that `function` yields, a partition an item."""
+    """A data frame (`schema` as Spark's DDL) of the batches that `function` yields, with a partition for each item."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -129,13 +129,13 @@ def collect_rows(frame: "DataFrame") -> list[tuple[Any, ...]]:
 
 
 def reclaim_shuffles(spark: "SparkSession") -> None:
-    """Have Spark remove the shuffle files of data frames that are gone, which it else does twice an hour."""
+    """Let Spark remove the shuffle files of data frames that are gone; by itself it does so twice an hour."""
     gc.collect()
     spark.sparkContext._jvm.java.lang.System.gc()
 
 
 def partition_number() -> int:
-    """Within a task: the number of its partition."""
+    """The number of the current task's partition."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -1,4 +1,4 @@
-"""The stages of a long job: what each leaves stays until no other needs it, so a job that died goes on from there."""
+"""The stages of a long job: the files of each stay until no other needs them, so a job that died can continue."""
 
 import shutil
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Stages:
     ) -> ResultT:
         """The result of `work(folder)`, or what it was when the stage was done before.
 
-        `folder`: where the stage's files lie, NAME beside the mark by default; it is empty when `work` begins.
+        `folder`: where the stage's files lie, by default NAME, next to the mark; it is empty when `work` begins.
         """
         mark = self._folder / f"{name}.json"
         if mark.exists():
@@ -48,7 +48,7 @@ class Stages:
         return result
 
     def leave(self, name: str, work: Callable[[Path], None], folder: Path | None = None) -> None:
-        """`run` for a stage whose result is its files alone."""
+        """Run a stage that has no result but its files."""
 
         def run(files: Path) -> _Nothing:
             work(files)

@@ -1,1 +1,1 @@
-"""Raw files: found, read in chunks of whole lines, and parsed into rows, with the bad ones set aside."""
+"""Raw files: found, read in chunks of whole lines, and parsed into good and bad rows."""

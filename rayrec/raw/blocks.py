@@ -1,4 +1,4 @@
-"""What a chunk of a raw file is read into, the same for every source."""
+"""The blocks of rows that a chunk of a raw file is read into, the same for every source."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class ParsedLines:
     """The good rows of a block of lines, and the bad ones with the reason."""
 
     rows: pa.RecordBatch
-    """The good rows, in order: the label (float32) where there is one, then the raw columns, null where missing."""
+    """The good rows, in order: the label (float32) if there is one, then the raw columns, null if missing."""
     positions: NDArray[np.int64]
     """For each good row, its line in the block, from 0."""
     num_lines: int
@@ -25,7 +25,7 @@ class ParsedLines:
     """Lines of the bad rows in the block, from 0, ascending."""
     rejected_reasons: Sequence[Reason]
     rejected_texts: Sequence[bytes]
-    """Without the newline."""
+    """Their lines, without the newline."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,19 @@ class RawBlock:
     """Some rows of a chunk, and those among them that could not be used."""
 
     rows: pa.RecordBatch
-    """Raw columns, the label (float32) first where the file has one."""
+    """Raw columns, the label (float32) first if the file has one."""
     lines: NDArray[np.int64]
     """Line of each row in the chunk, from 1."""
     num_lines: int
     """Lines of the block, good and bad."""
     text: bytes
-    """The block itself: whole lines; empty for files that are no text."""
+    """The block itself: whole lines; empty for files that are not text."""
     rejected: pa.Table
-    """As `rayrec.raw.rejected.REJECTED_SCHEMA`, lines as above."""
+    """Bad rows with the columns of `rayrec.raw.rejected.REJECTED_SCHEMA`; lines count from the chunk's first."""
 
     @classmethod
     def of(cls, parsed: ParsedLines, file: str, first_line: int, text: bytes) -> "RawBlock":
-        """What a parser made of the block that begins at `first_line` of its chunk."""
+        """The block that begins at `first_line` of its chunk, as a parser returned it."""
         rejected = rejected_table(
             file, parsed.rejected_positions + first_line, parsed.rejected_reasons, parsed.rejected_texts
         )
@@ -57,7 +57,7 @@ class RowReader(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the rows; of files with and without a label those with one."""
+        """The columns of the rows; with the label if some files have one."""
 
     @property
     def dictionaries(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ _BLOCK_BYTES = 2**23
 _MAGIC: dict[bytes, Literal["gzip", "zip"]] = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"PK\x05\x06": "zip"}
 """The first bytes of packed files; the last are of a zip file without members."""
 READ_ERRORS = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
-"""What reading a damaged packed file raises."""
+"""Errors that reading a damaged packed file raises."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DESCRIPTIONS = {"json", "md"}
 
@@ -32,13 +32,13 @@ class InputFile:
     """One raw file, plain, gzip or a zip file of one member."""
 
     name: str
-    """As it is shown to the user: an absolute path or a URI."""
+    """Name to show to the user: an absolute path or a URI."""
     filesystem: fs.FileSystem
     path: str
-    """Within `filesystem`."""
+    """Path within `filesystem`."""
     bytes: int
     modified: float
-    """Seconds since the epoch; 0 where the file system does not know."""
+    """Seconds since the epoch; 0 if the file system does not know it."""
     packing: Literal["gzip", "zip"] | None
 
     @property
@@ -48,7 +48,7 @@ class InputFile:
     def open(self) -> pa.NativeFile:
         """The text of the file, decompressed; a plain file can seek.
 
-        Raises UserError where a zip file cannot be opened or does not have one member.
+        Raises UserError if a zip file cannot be opened or does not have one member.
         """
         file = self.filesystem.open_input_file(self.path)
         match self.packing:
@@ -63,7 +63,7 @@ class InputFile:
 def _only_member(name: str, file: pa.NativeFile) -> IO[bytes]:
     try:
         archive = zipfile.ZipFile(file)
-        # Finder's archives keep a file's attributes beside it.
+        # Archives made by macOS's Finder contain the attributes of a file as another file.
         members = [m for m in archive.infolist() if not m.is_dir() and not m.filename.startswith("__MACOSX/")]
         if len(members) != 1:
             raise UserError(f"{name}: a zip file of {len(members)} files; give one file in each, or unpack it")
@@ -75,9 +75,9 @@ def _only_member(name: str, file: pa.NativeFile) -> IO[bytes]:
 def list_inputs(paths: Iterable[str]) -> list[InputFile]:
     """The files that `paths` (each a file, a folder, a glob or a URI of one of these) stand for.
 
-    Files of one folder or glob are in natural order of their names (day_2 before day_10). Of a folder, hidden files and
-    what describes data (.json, .md) are left out.
-    Raises UserError where a path gives no file or a file is given twice.
+    Files of one folder or glob are in natural order of their names (day_2 before day_10). Hidden
+    files of a folder, and files that describe data (.json, .md), are left out.
+    Raises UserError if a path gives no file or a file is given twice.
     """
     files = [file for path in paths for file in _list(str(path))]
     seen: set[str] = set()
@@ -149,7 +149,7 @@ class Chunk:
     file_index: int
     start: int
     stop: int | None
-    """None: to the end of the file."""
+    """End of the range; None for the end of the file."""
 
 
 def plan_chunks(files: Iterable[InputFile], chunk_bytes: int) -> list[Chunk]:

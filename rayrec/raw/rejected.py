@@ -1,4 +1,4 @@
-"""Rows that cannot be used: where each stands in the input and why."""
+"""Rows that cannot be used: their place in the input, and the reason."""
 
 from collections.abc import Sequence
 from enum import StrEnum

@@ -1,7 +1,7 @@
 """Lines of text, checked over their bytes before Arrow's CSV reader (C++) splits them.
 
-That reader stops at the first row with a wrong number of fields or, asked for typed columns, at the first bad value. So
-lines are checked before it for what it would stop at, and its columns, all strings, after it.
+That reader stops at the first row with a wrong number of fields or, if columns have types, at the first bad value. So
+lines are checked before it reads them, and its columns, all strings, after.
 """
 
 import csv as python_csv
@@ -20,7 +20,7 @@ NEWLINE, RETURN = 10, 13
 _INTEGER = r"^-?[0-9]+$"
 """Arrow's own conversion would also read `0x1F`."""
 _SAFE_DIGITS = 18
-"""Integers of up to so many characters fit into int64."""
+"""Integers of up to this many characters fit into int64."""
 _CODES = tuple(Reason)
 _GOOD = -1
 
@@ -43,7 +43,7 @@ class TextLines:
         self._reasons[lines] = _CODES.index(reason)
 
     def reject_undecodable(self) -> None:
-        """Mark lines with a carriage return inside or with bytes that are no UTF-8."""
+        """Mark lines with a carriage return inside or with bytes that are not UTF-8."""
         if b"\r" in self.data:
             self.reject(np.searchsorted(self.ends, np.flatnonzero(self.raw == RETURN)), Reason.CARRIAGE_RETURN)
         if not _is_utf8(self.data):
@@ -55,7 +55,7 @@ class TextLines:
         return np.diff(np.searchsorted(np.flatnonzero(self.raw == byte), self.ends), prepend=0)
 
     def line(self, number: int | np.integer) -> bytes:
-        """Without the newline."""
+        """A line without the newline."""
         return self.data[self.starts[number] : self.ends[number]]
 
     @property
@@ -70,7 +70,7 @@ class TextLines:
     def parsed(
         self, rows: pa.RecordBatch, positions: NDArray[np.int64], texts: "TextLines | None" = None
     ) -> ParsedLines:
-        """What came of the lines: good rows with their lines, and the bad lines, shown as in `texts`."""
+        """Good rows with their lines, and the bad lines, with their texts taken from `texts`."""
         rejected = np.flatnonzero(~self.good)
         shown = texts or self
         return ParsedLines(
@@ -105,7 +105,7 @@ def split_fields(
 
 
 def to_integers(column: pa.StringArray) -> tuple[pa.Int64Array, NDArray[np.bool_]]:
-    """The column as int64, null where it is empty or bad, and for each row whether it is empty or a good integer."""
+    """The column as int64, null if it is empty or bad, and for each row whether it is empty or a good integer."""
     is_good = pc.fill_null(pc.match_substring_regex(column, _INTEGER), True)
     if (pc.max(pc.binary_length(column)).as_py() or 0) > _SAFE_DIGITS:
         is_good = pc.and_(is_good, _fits_int64(column))

@@ -51,7 +51,7 @@ class Recipe(Config):
     description: str = ""
     source: Source
     preprocess: Preprocess = Field(default_factory=PreprocessConfig, validate_default=False)
-    """Its class follows from the source; a recipe need not say its kind."""
+    """Its class follows from the source, so that a recipe can leave its kind out."""
     model: Model
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -99,7 +99,7 @@ def _preprocess_kind(source: type[SourceConfig]) -> str:
 
 
 def shipped_recipes() -> dict[str, str]:
-    """Name -> YAML text of every recipe that lies beside its model."""
+    """The YAML text of every shipped recipe, by name."""
     return {name: text for kind in MODELS.packages for name, text in MODELS.texts(kind, ".yaml", "recipes").items()}
 
 
@@ -113,14 +113,14 @@ def load_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> Recipe:
 
 @dataclass(frozen=True)
 class RecipeContent:
-    """What a recipe says, before defaults are filled in and anything but its form is checked."""
+    """The content of a recipe before defaults are filled in; only its form is checked."""
 
     origin: str
     """The recipe's name or file."""
     content: dict[str, Any]
 
     def with_values(self, values: Mapping[str, Any]) -> "RecipeContent":
-        """The same with `values` by dotted key in place of its own. Raises ConfigError."""
+        """The same content with `values`, given by dotted key, in place of its own. Raises ConfigError."""
         content = copy.deepcopy(self.content)
         for key, value in values.items():
             _put(content, key, value, f"{self.origin}: {key}")
@@ -135,7 +135,7 @@ class RecipeContent:
 
 
 def read_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> RecipeContent:
-    """As `load_recipe`, but not resolved yet."""
+    """Load a recipe as `load_recipe` does, but do not resolve it yet."""
     origin, text = _read(recipe)
     content = parse_mapping(origin, text, "a recipe is a mapping of sections (model:, train:, ...)")
     for override in overrides:
@@ -176,7 +176,7 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
 
 
 def _put(content: dict[str, Any], key: str, value: Any, origin: str) -> None:
-    """Set a dotted key; sections that are not there yet are made."""
+    """Set a dotted key; missing sections are made."""
     *sections, last = key.split(".")
     node = content
     for section in sections:

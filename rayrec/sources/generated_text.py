@@ -1,4 +1,4 @@
-"""How generators write their rows."""
+"""Text files and strings for generators."""
 
 import gzip
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ _BATCH_ROWS = 16_384
 def csv_file(
     path: Path, schema: pa.Schema, *, separator: str = ",", has_header: bool = True
 ) -> Iterator[Callable[[pa.RecordBatch], None]]:
-    """Yield a function that appends rows to the new file at `path`, gzip where it ends in `.gz`; nothing is quoted."""
+    """Yield a function that appends rows to the new file at `path`, gzip if it ends in `.gz`; nothing is quoted."""
     options = csv.WriteOptions(
         include_header=has_header,
         delimiter=separator,
@@ -33,7 +33,7 @@ def csv_file(
 
 
 def to_hexadecimal(numbers: NDArray[np.unsignedinteger], missing: NDArray[np.bool_] | None = None) -> pa.StringArray:
-    """Strings of lowercase hexadecimal digits, two a byte of the numbers' type; null where missing."""
+    """Strings of lowercase hexadecimal digits, two a byte of the numbers' type; null if missing."""
     digits = np.frombuffer(b"0123456789abcdef", np.uint8)
     data = numbers.astype(numbers.dtype.newbyteorder(">")).view(np.uint8)
     text = np.stack([digits[data >> 4], digits[data & 15]], axis=1)

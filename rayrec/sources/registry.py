@@ -1,4 +1,4 @@
-"""The sources by the kind of their config: the only place where one is looked up."""
+"""Finds sources by the kind of their config; nothing else does."""
 
 from pathlib import Path
 from typing import cast
@@ -25,12 +25,12 @@ def preprocessing_job(recipe: Recipe, inputs: InputPaths) -> PreprocessingJob:
 
 
 def preprocessing(recipe: Recipe, inputs: InputPaths, output: Path) -> Preprocessing:
-    """What writes a recipe's dataset folder. Raises UserError on inputs, a recipe or an output that cannot work."""
+    """The writer of a recipe's dataset folder. Raises UserError on inputs, a recipe or an output that cannot work."""
     return Preprocessing(preprocessing_job(recipe, inputs), recipe, output)
 
 
 def lookup_of(model: Path) -> FeatureLookup | None:
-    """What looks up features for a model folder; None if its rows bring all features. Raises UserError."""
+    """The look-up of features for a model folder; None if its rows bring all features. Raises UserError."""
     statistics = model / STATISTICS_FOLDER
     if not statistics.is_dir():
         return None

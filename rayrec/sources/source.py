@@ -1,4 +1,4 @@
-"""What a source of data provides; each has a folder beside this file (docs/adding.md)."""
+"""The base class of a source of data; every source has a folder of its own (docs/adding.md)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class GeneratedData:
     """How commands use what a source's generator wrote."""
 
     path: str
-    """What `preprocess` reads, relative to the generator's folder."""
+    """The input of `preprocess`, relative to the generator's folder."""
     split: str
     """A `preprocess.split.kind` that suits the data."""
     evaluated: str
@@ -36,7 +36,7 @@ class GeneratedData:
 
 
 class Source(ABC):
-    """A kind of data; its `SourceConfig` is in the module `config` beside it."""
+    """A kind of data; its `SourceConfig` is in the module `config` of the same folder."""
 
     generated: GeneratedData | None = None
     """None if the source has no generator."""
@@ -46,7 +46,7 @@ class Source(ABC):
         """The job that turns raw files into a dataset. Raises UserError on inputs or a config that cannot work."""
 
     def reader(self, config: SourceConfig, files: Sequence[InputFile]) -> ExampleReader:
-        """What reads files of examples, with or without labels, to score them.
+        """The reader of files of examples, with or without labels, to score them.
 
         Raises UserError if a file does not show its columns, or if the files of this source do not hold examples.
         """
@@ -57,14 +57,14 @@ class Source(ABC):
     def generate(
         self, output: Path, rows: int, *, seed: int, days: int | None, compress: bool, progress: Progress
     ) -> dict[str, Any]:
-        """Write `rows` raw rows drawn from a known truth into the new folder `output`; returns what is known of them.
+        """Write `rows` raw rows drawn from a known truth into the new folder `output`; returns facts about them.
 
-        `days`: write a file for each of so many days. `compress`: write gzip files. Raises UserError.
+        `days`: write a file for each of this many days. `compress`: write gzip files. Raises UserError.
         """
         raise UserError("source: it has no generator; give raw files of your own")
 
     def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:
-        """A sentence on the metrics that a model reached on generated data, beside what `generate` returned."""
+        """A sentence on the metrics that a model reached on generated data; `generated` is what `generate` returned."""
         return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items() if value is not None)
 
     def example_request(self, raw: Path) -> dict[str, Any] | None:
@@ -72,7 +72,7 @@ class Source(ABC):
         return None
 
     def lookup(self, statistics: Path) -> "FeatureLookup | None":
-        """What computes features from a model's folder of statistics; None if requests bring all features."""
+        """The look-up of features in a model's folder of statistics; None if requests bring all features."""
         return None
 
 

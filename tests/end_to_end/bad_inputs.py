@@ -382,17 +382,17 @@ REQUESTS = [
         "text where a number belongs",
         _instances({"I1": "three"}),
         422,
-        "row 0, 'I1': the string 'three'; needs a number, or null where it is missing",
+        "row 0, 'I1': the string 'three'; needs a number, or null if it is missing",
     ),
     BadRequest(
         "number where a category belongs",
         _instances({"C1": 7}),
         422,
-        "row 0, 'C1': the number 7; needs a string (write \"7\"), or null where it is missing",
+        "row 0, 'C1': the number 7; needs a string (write \"7\"), or null if it is missing",
     ),
     BadRequest(
         "the label sent along", _instances({"label": 1, "I1": 3}), 422,
-        "row 0: 'label' is no feature (the model does not read it); leave it out",
+        "row 0: 'label' is not a feature (the model does not read it); leave it out",
     ),
 ]  # fmt: skip
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayrec.preprocessing.runs import run_starts, whole_runs
+from rayrec.preprocessing.sorted_rows import group_starts, whole_groups
 from rayrec.sources.interactions.config import InteractionFilesSplitConfig, LeaveOneOutSplitConfig
 from rayrec.sources.interactions.histories import LISTED, TEST, TRAIN, VALIDATION, HistoryCounts, cut_histories
 
@@ -85,10 +85,10 @@ def test_no_rows() -> None:
 
 @pytest.mark.parametrize("enough", [1, 2, 5, 100])
 @pytest.mark.parametrize("batch_rows", [1, 3, 50])
-def test_whole_runs(enough: int, batch_rows: int) -> None:
+def test_whole_groups(enough: int, batch_rows: int) -> None:
     values = np.repeat(np.arange(9), [1, 4, 1, 20, 2, 2, 1, 1, 7])
     table = pa.table({"user": values, "row": np.arange(len(values))})
-    found = list(whole_runs(table.to_batches(max_chunksize=batch_rows), "user", enough))
+    found = list(whole_groups(table.to_batches(max_chunksize=batch_rows), "user", enough))
     assert pa.Table.from_batches(found).equals(table)
     users = [set(batch["user"].to_pylist()) for batch in found]
     assert all(not a & b for i, a in enumerate(users) for b in users[:i])
@@ -96,9 +96,9 @@ def test_whole_runs(enough: int, batch_rows: int) -> None:
         assert len(found) == 1
     elif batch_rows == 1:
         assert all(len(batch) < enough + 2 * 20 for batch in found)
-    assert run_starts(table["user"].combine_chunks()).tolist() == [0, 1, 5, 6, 26, 28, 30, 31, 32]
+    assert group_starts(table["user"].combine_chunks()).tolist() == [0, 1, 5, 6, 26, 28, 30, 31, 32]
 
 
 def test_no_runs() -> None:
-    assert list(whole_runs([], "user", 5)) == []
-    assert run_starts(pa.array([], pa.string())).tolist() == []
+    assert list(whole_groups([], "user", 5)) == []
+    assert group_starts(pa.array([], pa.string())).tolist() == []

@@ -128,7 +128,7 @@ WRONG = {
     "one row alone": ({"I1": 1}, "give a list of rows"),
     "a string": ("I1", "give a list of rows"),
     "unknown column": (pd.DataFrame({"I11": [1]}), "unknown feature 'I11'; did you mean 'I1'"),
-    "the label": (pd.DataFrame({"label": [1]}), "'label' is no feature"),
+    "the label": (pd.DataFrame({"label": [1]}), "'label' is not a feature"),
     "strings for numbers": (pd.DataFrame({"I1": ["1"]}), "column 'I1': holds .*string, needs double"),
     "numbers for strings": (pd.DataFrame({"C1": [5]}), "column 'C1': holds int64, needs string"),
     "mixed column": (pd.DataFrame({"C1": pd.Series(["a", 5], dtype=object)}), "C1.*give columns of one type"),

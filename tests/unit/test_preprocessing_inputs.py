@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str | None, list[str]], type[UserE
         {"split": FILES},
         {"train": ["train.tsv"], "vocabulary": ["test.tsv"]},
         ConfigError,
-        "no name for a split",
+        "not a name for a split",
     ),
     "files: twice": ({"split": FILES}, {"train": ["t*.tsv"], "test": ["test.tsv"]}, UserError, "for two splits"),
     "named without need": (

@@ -125,7 +125,7 @@ def test_negatives_are_refused_where_they_cannot_be_drawn(dataset, tmp_path):
 
 @pytest.mark.parametrize(
     ("columns", "message"),
-    [({"user": "user", "item": "price"}, "'price' is no categorical"), ({"user": "user", "item": "user"}, "both")],
+    [({"user": "user", "item": "price"}, "'price' is not a categorical"), ({"user": "user", "item": "user"}, "both")],
 )
 def test_interactions_name_two_categorical_features(columns, message):
     with pytest.raises(ValueError, match=message):

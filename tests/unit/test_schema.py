@@ -110,9 +110,9 @@ def test_a_name_is_used_once(names: tuple[str, ...]) -> None:
     ("user", "item", "message"),
     [
         ("ad", "place", None),
-        ("ad", "adverts", "interactions.item: 'adverts' is no categorical feature"),
-        ("price", "ad", "interactions.user: 'price' is no categorical feature"),
-        ("topics", "ad", "interactions.user: 'topics' is no categorical feature"),
+        ("ad", "adverts", "interactions.item: 'adverts' is not a categorical feature"),
+        ("price", "ad", "interactions.user: 'price' is not a categorical feature"),
+        ("topics", "ad", "interactions.user: 'topics' is not a categorical feature"),
         ("ad", "ad", "user and item are both 'ad'"),
     ],
 )

@@ -20,16 +20,16 @@ class CheckpointWeights:
     """The model's part of a checkpoint, a folder of torch.distributed.checkpoint.
 
     It holds the unsharded names `model.embeddings.embedding_bags.<table>.weight` and `model.dense_network.*`, whatever
-    number of workers and sharding plan wrote it. Every method raises UserError where a weight of the model is missing,
+    number of workers and sharding plan wrote it. Every method raises UserError if a weight of the model is missing,
     has another shape or cannot be read.
     """
 
     def __init__(self, folder: Path, recipe: Recipe, schema: Schema) -> None:
-        """`recipe` is that of the run, `schema` that of its dataset or its model."""
+        """`recipe` is the run's, `schema` its dataset's or its model's."""
         self.recipe = recipe
         self._model = build_model(recipe.model, schema, device="meta")
         self.schema = self._model.schema
-        """Every embedding_dim is resolved."""
+        """The schema with every embedding_dim resolved."""
         self.tables = self._model.tables
         self._folder = folder
         try:
@@ -43,7 +43,7 @@ class CheckpointWeights:
         }
 
     def dense(self) -> dict[str, Tensor]:
-        """State dict of the model's `dense_network`."""
+        """The state dict of the model's `dense_network`."""
         empty = self._model.dense_network.state_dict()
         dense = {name: torch.empty_like(value, device="cpu") for name, value in empty.items()}
         self._load({f"dense_network.{name}": value for name, value in dense.items()})

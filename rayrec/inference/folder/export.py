@@ -40,7 +40,7 @@ def export_checkpoint(
         tables: What the tables are stored in; less than fp32 is compared with it on the rows of a split.
 
     Returns that comparison (`precision_loss.compare`, with the name of the split); None for fp32, or without rows whose
-    labels are known. Raises UserError where the checkpoint lacks a weight of the model or holds it in another shape.
+    labels are known. Raises UserError if the checkpoint lacks a weight of the model or holds it in another shape.
     """
     weights = CheckpointWeights(checkpoint, recipe, dataset.schema)
     statistics = dataset.folder / STATISTICS_FOLDER

@@ -100,11 +100,11 @@ def tables_section(precision: str, loss: dict[str, Any] | None) -> str:
     """The section on tables that are not stored as float32; `loss` as `export_checkpoint` returns it."""
     text = f"## Tables\n\nStored as {precision}; rows are turned back into float32 when they are looked up.\n"
     if loss is None:
-        return text + "What that changes was not measured: the dataset has no split with labels beside `train`.\n"
+        return text + "What that changes was not measured: the dataset has no other split with labels than `train`.\n"
     changes = {name: value for name, value in loss.items() if name.endswith("_change") and value is not None}
-    told = "".join(f"{name.removesuffix('_change')} {value:+.2e}, " for name, value in changes.items())
+    listed = "".join(f"{name.removesuffix('_change')} {value:+.2e}, " for name, value in changes.items())
     return (
-        f"{text}Against float32, on {loss['rows']:,} rows of `{loss['split']}`: {told}scores differ by "
+        f"{text}Against float32, on {loss['rows']:,} rows of `{loss['split']}`: {listed}scores differ by "
         f"{loss['mean_score_difference']:.1e} on average, {loss['max_score_difference']:.1e} at most.\n"
     )
 

@@ -47,7 +47,7 @@ CARD_FILE = "MODEL_CARD.md"
 DENSE_FILE = "weights/dense.safetensors"
 
 Metrics = dict[str, dict[str, float | None]]
-"""By split, then by metric; None where a metric is undefined."""
+"""Metrics by split, then by name; None if a metric is undefined."""
 
 
 def write_model_folder(
@@ -131,7 +131,7 @@ class ModelFolder:
         return opened
 
     def table(self, table: EmbeddingTable) -> Tensor:
-        """The (rows, columns) float32 weights of a table: mapped from its file, or in memory where it is quantised."""
+        """The (rows, columns) float32 weights of a table: mapped from its file, or in memory if it is quantised."""
         path = self.folder / table_file(table.name)
         with open_tensors(path) as tensors:
             if tensors.get_slice(TABLE_TENSOR).get_dtype() == DTYPES["fp32"]:
@@ -181,7 +181,7 @@ def _vocabulary_files(schema: Schema) -> list[str]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Not a hard link: a model must not change when somebody writes into the dataset that it came from."""
+    """Copy without hard links: a model must not change when somebody writes into the dataset that it came from."""
     if not source.exists():
         raise UserError(f"{source}: missing; the dataset that the model was trained on must still be there")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -13,14 +13,14 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import first_rows
 
 MOST_ROWS = 1_000_000
-"""Of the split that are scored: both precisions score the same rows, so that their difference is far more exact."""
+"""Most rows that are scored: both precisions score the same rows, so that their difference is far more exact."""
 
 
 class LabelledScores:
     """Scores of the first rows of a split and what they reach."""
 
     def __init__(self, predictor: Predictor, dataset: Dataset, split: str) -> None:
-        """Score up to `MOST_ROWS` rows. Raises UserError where the split has no labels."""
+        """Score up to `MOST_ROWS` rows. Raises UserError if the split has no labels."""
         dataset.labelled_split(split)
         label = dataset.schema.label
         names = [feature.name for feature in predictor.schema.features]
@@ -37,7 +37,7 @@ class LabelledScores:
         """(n,) probabilities."""
         found = metrics.compute()
         self.metrics = {name: found[name] for name in ("auc", "log_loss")}
-        """None where all labels are the same."""
+        """None if all labels are the same."""
 
 
 def compare(before: LabelledScores, after: LabelledScores) -> dict[str, Any]:

@@ -30,11 +30,11 @@ class ReferenceTraffic(Config):
     score_shares: tuple[float, ...]
     """Share of the rows in each of the len(score_edges) + 1 bins."""
     unknown_share: dict[str, float]
-    """By categorical feature: share of its ids that are 0, missing or unknown."""
+    """For each categorical feature, the share of its ids that are 0: missing or unknown."""
 
     @classmethod
     def measure(cls, dataset: Dataset, split: str, predictor: Predictor) -> "ReferenceTraffic":
-        """Score the first 20,000 rows of a split. Raises UserError where it has none."""
+        """Score the first 20,000 rows of a split. Raises UserError if it has none."""
         names = [feature.name for feature in predictor.schema.features]
         columns = pa.concat_batches(list(first_rows(dataset, split, names, _ROWS)))
         scores = predictor.predict_encoded(columns)
@@ -56,7 +56,7 @@ class ReferenceTraffic(Config):
 
     @classmethod
     def load(cls, folder: Path) -> "ReferenceTraffic | None":
-        """That of a model folder; None where it was exported without one. Raises UserError where it is damaged."""
+        """The reference of a model folder; None if it was exported without one. Raises UserError if it is damaged."""
         path = folder / REFERENCE_FILE
         try:
             return cls.model_validate_json(path.read_bytes())
@@ -68,7 +68,7 @@ class ReferenceTraffic(Config):
     def drift(self, counts: NDArray[np.float64]) -> float:
         """Population stability index of the scores counted in each bin: sum of (a - e) ln(a / e) over their shares.
 
-        By the usual reading below 0.1 is no change, above 0.25 a large one.
+        Values below 0.1 are usually read as no change, values above 0.25 as a large one.
         """
         expected = np.maximum(np.array(self.score_shares), _SMALLEST_SHARE)
         actual = np.maximum(counts / counts.sum(), _SMALLEST_SHARE)
@@ -81,7 +81,7 @@ def score_counts(scores: NDArray[np.float32], edges: NDArray[np.float64]) -> NDA
 
 
 def unknown_counts(schema: Schema, columns: pa.RecordBatch) -> dict[str, tuple[int, int]]:
-    """By categorical feature: ids that are 0, and all ids, of encoded rows."""
+    """For each categorical feature of encoded rows, the number of ids that are 0, and of all ids."""
     counts = {}
     for feature in schema.categorical:
         column = columns.column(feature.name)

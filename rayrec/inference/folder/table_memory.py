@@ -21,9 +21,9 @@ class TableMemory:
     """Shared by the predictors of a process; safe to use from several threads."""
 
     def __init__(self, limit_bytes: float) -> None:
-        """The limit is for the tables: what the process maps of other files now is not counted.
+        """The limit is for the tables: other files that the process has mapped by now are not counted.
 
-        It may be passed by 64 MiB, or by what one look-up of more than 1,024 rows brings.
+        It may be exceeded by 64 MiB, or by the pages of one look-up of more than 1,024 rows.
         """
         self._limit = limit_bytes + mapped_bytes()
         self._tables: WeakSet[MappedTable] = WeakSet()
@@ -34,7 +34,7 @@ class TableMemory:
         self._tables.add(table)
 
     def note(self, rows: int) -> None:
-        """Called after `rows` rows were looked up; gives pages back where the limit is passed."""
+        """Called after `rows` rows were looked up; gives pages back if the limit is exceeded."""
         self._rows += rows
         if self._rows < _ROWS_BETWEEN_LOOKS:
             return

@@ -1,4 +1,4 @@
-"""Which raw files a job reads, in which order, and what their names say about splits and days."""
+"""Finds the raw files that a job reads, their order, and their splits and days."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,21 +15,21 @@ _SPLIT_NAME = re.compile(r"^[a-z][a-z0-9_]*$")
 
 @dataclass(frozen=True)
 class Inputs:
-    """Raw files in the order of their rows: of days where names tell them, else as given."""
+    """Raw files in the order of their rows: by day if all names contain one, else as given."""
 
     files: tuple[InputFile, ...]
     splits: tuple[str | None, ...]
-    """By file; None where splits do not come as files."""
+    """The split of each file; None if splits do not come as files."""
     days: tuple[int | None, ...]
-    """By file."""
+    """The day of each file, if its name contains one."""
 
 
 def resolve_inputs(
     config: RowsPreprocessConfig, text_format: DelimitedText, paths: Mapping[str | None, Sequence[str]]
 ) -> Inputs:
-    """Find the raw files: `paths` by split, or all under None where splits do not come as files.
+    """Find the raw files: `paths` by split, or all under None if splits do not come as files.
 
-    Raises UserError where a path gives no file, all files are empty, or the files do not suit the config.
+    Raises UserError if a path gives no file, all files are empty, or the files do not suit the config.
     """
     _check_split_names(config, paths)
     found = [(file, split) for split, given in paths.items() for file in list_inputs(given)]
@@ -43,7 +43,7 @@ def resolve_inputs(
 
 
 def check_files(files: Sequence[InputFile]) -> None:
-    """Raises UserError where a file is there twice, or all are empty."""
+    """Raise UserError if a file is given twice, or all are empty."""
     names = [file.name for file in files]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
@@ -63,7 +63,7 @@ def _check_split_names(config: RowsPreprocessConfig, paths: Mapping[str | None, 
             raise ConfigError("--input: preprocess.split.kind is 'files' and no files are for train; add train=PATH")
         for split in named:
             if not _SPLIT_NAME.match(split) or split in {VOCABULARY_FOLDER, REJECTED_FOLDER}:
-                raise ConfigError(f"--input {split}=...: no name for a split; use train, validation or test")
+                raise ConfigError(f"--input {split}=...: not a name for a split; use train, validation or test")
     elif named:
         raise ConfigError(
             f"--input {named[0]}=...: preprocess.split.kind is '{config.split.kind}', which cuts the rows "

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from rayrec.features.transforms import Vocabulary
 from rayrec.features.vocabulary import VOCABULARY_SCHEMA, fingerprint
 from rayrec.ingest.dataset import VOCABULARY_FOLDER
-from rayrec.preprocessing.runs import runs
 from rayrec.preprocessing.segments import Segment, count_rows, new_parquet, read_piece
+from rayrec.preprocessing.sorted_rows import rows_by_value
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number, run_tasks
 from rayrec.preprocessing.workspace import Workspace
 
@@ -102,7 +102,7 @@ def _count_values(segment: Segment, features: Sequence[str]) -> Iterator[pa.Reco
 def _write_ranks(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa.RecordBatch]:
     """Write a sorted range to a file for each feature in it; yields (feature, partition, rows) of each file."""
     partition = partition_number()
-    for feature, run in runs(batches, "feature"):
+    for feature, run in rows_by_value(batches, "feature"):
         rows = 0
         with new_parquet(_rank_path(folder, feature, partition), _RANKED) as writer:
             for batch in run:

@@ -1,4 +1,4 @@
-"""Bringing rows to the partition that their hash or number says, without looking for the ranges in the rows first."""
+"""Sends rows to partitions by their hash or number, without a first pass over the rows to find the ranges."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import HASH, write_file
-from rayrec.preprocessing.runs import whole_runs
+from rayrec.preprocessing.sorted_rows import whole_groups
 from rayrec.preprocessing.spark_tasks import collect_rows
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def range_count(spark: "SparkSession", rows: int) -> int:
 
 
 def in_hash_ranges(frame: "DataFrame", ranges: int) -> "DataFrame":
-    """`frame` in `ranges` partitions by the column `hash` (long, uniform): those of partition i lie below i + 1's."""
+    """`frame` in `ranges` partitions by ascending ranges of the column `hash` (long, uniform)."""
     from pyspark.sql import functions as f
 
     share = f.col(HASH).cast("double") / f.lit(2.0**64) + f.lit(0.5)
@@ -34,7 +34,7 @@ def in_hash_ranges(frame: "DataFrame", ranges: int) -> "DataFrame":
 
 
 def in_number_ranges(frame: "DataFrame", ranges: int, column: str, count: int) -> "DataFrame":
-    """`frame` in `ranges` partitions by a column of numbers 0 ... count - 1: those of partition i lie below i + 1's."""
+    """`frame` in `ranges` partitions by ascending ranges of a column of numbers 0 ... count - 1."""
     from pyspark.sql import functions as f
 
     share = f.col(column).cast("double") / f.lit(float(max(count, 1)))
@@ -42,7 +42,7 @@ def in_number_ranges(frame: "DataFrame", ranges: int, column: str, count: int) -
 
 
 def _in_ranges(frame: "DataFrame", ranges: int, number: "Column") -> "DataFrame":
-    """`frame` in `ranges` partitions, each row in that of its `number` (cut to 0 ... ranges - 1)."""
+    """`frame` in `ranges` partitions, each row in the one numbered `number` (cut to 0 ... ranges - 1)."""
     from pyspark.sql import functions as f
 
     keys = f.array(*[f.lit(int(key)) for key in partition_keys(frame.sparkSession, ranges)])
@@ -85,13 +85,14 @@ def write_sorted(batches: Iterator[pa.RecordBatch], folder: Path, schema: pa.Sch
 
     Returns the rows.
     """
-    whole = whole_runs(batches, HASH, _ROWS_PER_BATCH)
+    whole = whole_groups(batches, HASH, _ROWS_PER_BATCH)
     return write_file(folder, schema, (batch.select(schema.names).cast(schema) for batch in whole))
 
 
 ROW_COUNT = "rows long"
-"""What a task gives that writes files: columns of `row_count`."""
+"""The columns of `row_count`, as Spark's DDL."""
 
 
 def row_count(rows: int) -> pa.RecordBatch:
+    """The result of a task that writes files: one row with the number of rows written."""
     return pa.RecordBatch.from_arrays([pa.array([rows], pa.int64())], names=["rows"])

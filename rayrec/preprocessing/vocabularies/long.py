@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from rayrec.features.schema import Schema
 from rayrec.features.transforms import Vocabulary
 from rayrec.features.vocabulary import VocabularyLookup, vocabulary_files
-from rayrec.preprocessing.runs import runs
 from rayrec.preprocessing.segments import Segment, count_rows, new_parquet, read_piece
+from rayrec.preprocessing.sorted_rows import rows_by_value
 from rayrec.preprocessing.spark_tasks import counted_rows, frame_of_tasks
 from rayrec.preprocessing.workspace import Workspace
 
@@ -137,7 +137,7 @@ def _rest_of_vocabulary(feature: int, file: Path, limit: int) -> Iterator[pa.Rec
 
 def _write_segments(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa.RecordBatch]:
     """Write rows that are sorted by segment to a file for each segment."""
-    for segment, run in runs(batches, "segment"):
+    for segment, run in rows_by_value(batches, "segment"):
         with new_parquet(folder / f"{segment:06d}.parquet", _JOINED) as writer:
             for batch in run:
                 writer.write_batch(batch.select(_JOINED.names).cast(_JOINED))

@@ -1,4 +1,4 @@
-"""Third stage, the end: encoded rows -> the Parquet parts of a split, exact in rows and row groups."""
+"""The end of the third stage: encoded rows -> the Parquet parts of a split, with exact rows and row groups."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.ingest.dataset import PartInfo
-from rayrec.preprocessing.runs import run_starts
 from rayrec.preprocessing.segments import new_parquet
+from rayrec.preprocessing.sorted_rows import group_starts
 
 _PARTS_AIMED_AT = 16
 _LEAST_ROW_GROUPS = 8
@@ -27,10 +27,10 @@ class WrittenPart(NamedTuple):
 
 
 def rows_of_a_part(rows: int, layout: ShardLayoutConfig) -> int:
-    """Rows in each part of a split with `rows` rows, the last one aside: a multiple of the row group.
+    """Rows in each part of a split with `rows` rows, except for the last part: a multiple of the row group.
 
-    Small data gets few parts that are worth opening, large data parts of `rows_per_part`, and what lies between enough
-    parts to read in parallel. It depends on the data and the layout alone, so that any cluster writes the same files.
+    Small data gets few parts, large data gets parts of `rows_per_part`, and data in between gets enough parts to read
+    in parallel. The size depends on the data and the layout alone, so that any cluster writes the same files.
     """
     group = layout.rows_per_row_group
     wanted = max(-(-rows // _PARTS_AIMED_AT), _LEAST_ROW_GROUPS * group)
@@ -62,7 +62,7 @@ def write_part(
             positives += pc.sum(table[label]).as_py()
             if group is not None:
                 longest = max(
-                    longest, int(np.diff(run_starts(table[group].combine_chunks()), append=table.num_rows).max())
+                    longest, int(np.diff(group_starts(table[group].combine_chunks()), append=table.num_rows).max())
                 )
     with open(dataset / path, "rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -79,7 +79,7 @@ def write_part(
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], size: int, group: str | None) -> Iterator[pa.Table]:
-    """The rows in tables of `size` rows, with `group` to the end of the last one's group; what is left comes last."""
+    """The rows in tables of `size` rows, or with `group` up to the end of the last row's group; the rest comes last."""
     buffered: list[pa.RecordBatch] = []
     held = 0
     for batch in batches:
@@ -98,13 +98,13 @@ def _row_groups(batches: Iterable[pa.RecordBatch], size: int, group: str | None)
 
 
 def _end_of_group(column: pa.ChunkedArray, rows: int) -> int | None:
-    """Where the group of row `rows` - 1 ends; None where it may go on behind the column."""
-    starts = run_starts(column.slice(rows - 1).combine_chunks())
+    """The end of the group of row `rows` - 1; None if it may continue after the column."""
+    starts = group_starts(column.slice(rows - 1).combine_chunks())
     return rows - 1 + int(starts[1]) if len(starts) > 1 else None
 
 
 def parquet_options(layout: ShardLayoutConfig) -> dict[str, object]:
-    """How the Parquet writer encodes a part; why, with figures: docs/preprocessing.md."""
+    """How the Parquet writer encodes a part; docs/preprocessing.md has the measurements behind it."""
     return {"compression": layout.compression, "use_dictionary": True, "write_statistics": False}
 
 
@@ -127,7 +127,7 @@ class RowPacking:
         self._dtype = np.dtype(fields)
 
     def pack(self, batch: pa.RecordBatch) -> pa.BinaryArray:
-        """(n,) binary."""
+        """Encoded rows as (n,) binary values."""
         rows = np.zeros(batch.num_rows, self._dtype)
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if name in self._hotness:
@@ -160,5 +160,5 @@ class RowPacking:
 
 
 def _length_of(name: str) -> str:
-    """The field of a multi-hot feature's length; no column is named so."""
+    """The name of the field of a multi-hot feature's length; no column has such a name."""
     return f"\0{name}"

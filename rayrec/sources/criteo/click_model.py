@@ -18,7 +18,7 @@ BASE_RATE = 0.25
 LOGIT_SD = 1.4
 """Standard deviation of the logit; nearly normal logits of this width at this base rate give a best AUC near 0.80."""
 NUMERIC_SHARE, CATEGORICAL_SHARE, INTERACTION_SHARE = 0.35, 0.50, 0.15
-"""Of the logit's variance."""
+"""Shares of the logit's variance."""
 INTERACTIONS = ((0, 13), (1, 16), (4, 22), (7, 8))
 """Pairs of categorical columns (from 0: C1 with C14, ...) whose values act together."""
 
@@ -28,7 +28,7 @@ class RawValues:
     """The values of n rows before they are written out."""
 
     numbers: NDArray[np.int64]
-    """(n, 13); any value where missing."""
+    """(n, 13); any value if missing."""
     numbers_missing: NDArray[np.bool_]
     """(n, 13)."""
     ranks: NDArray[np.int64]

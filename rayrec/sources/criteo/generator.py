@@ -74,7 +74,7 @@ class Chunk:
     """Consecutive generated rows."""
 
     rows: pa.RecordBatch
-    """As in the raw files: label int8, I1 ... I13 int64, C1 ... C26 string; null where missing."""
+    """Columns of the raw files: label int8, I1 ... I13 int64, C1 ... C26 string; null if missing."""
     values: RawValues
     probability: NDArray[np.float64]
     """(n,) the true probability of label 1."""

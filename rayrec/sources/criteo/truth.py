@@ -38,7 +38,7 @@ class FileTruth(RowsTruth):
 
 
 class GeneratedTruth(RowsTruth):
-    """The content of `truth.json`, beside generated data: for all rows, and for those of each file."""
+    """The content of `truth.json`, of generated data: for all rows, and for those of each file."""
 
     source: str
     seed: int

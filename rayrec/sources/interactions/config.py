@@ -16,8 +16,8 @@ class _HeldOutItems(Config):
     """Items that each held-out one is ranked among."""
     sampling: Literal["distinct", "with_replacement"] = "distinct"
     """`distinct`: no item twice in a list, and none that the user is known to have chosen in any split.
-    `with_replacement`: as the original draws: items may repeat, and only the user's items in train are left out, so
-    the held-out item itself may be drawn. For comparison with published figures."""
+    `with_replacement`: as the original draws, for comparison with published figures: items may repeat, and only the
+    user's items in train are left out, so the held-out item itself may be drawn."""
 
 
 class LeaveOneOutSplitConfig(_HeldOutItems):
@@ -29,7 +29,7 @@ class LeaveOneOutSplitConfig(_HeldOutItems):
 
 
 class InteractionFilesSplitConfig(_HeldOutItems):
-    """By file, as the NCF paper gives them: interactions for `train`, lists of a positive and its negatives for `test`.
+    """Splits come as files, as for the NCF paper: interactions for `train`, lists of candidates for `test`.
 
     `validation` cuts the last interaction of each user from train, with drawn negatives.
     """
@@ -61,7 +61,7 @@ class InteractionSourceConfig(SourceConfig):
     kind: Literal["interactions"] = "interactions"
     layout: Literal["auto", "tab", "double_colon", "csv", "parquet"] = "auto"
     """`tab`: u.data, *.rating (user, item, or user, item, rating, timestamp); `double_colon`: ratings.dat; `csv`: with
-    a header. `auto` reads it from the beginning of each file."""
+    a header. `auto` recognises it from the beginning of each file."""
     user: str | None = None
     """Column of the user in files that name their columns; None finds the usual names (userId, user_id, user)."""
     item: str | None = None

@@ -14,8 +14,8 @@ from rayrec.random.permutation import permute_each
 from rayrec.random.splitmix64 import mix
 
 _LEAST_BITS = 8
-"""Of the permutations that `distinct` places come from: with 3 bits, the first of 5 candidates came 7 % too often; with
-8 no deviation shows in 200,000 lists."""
+"""Least bits of the permutations that `distinct` places come from: with 3 bits, the first of 5 candidates came 7 % too
+often; with 8 no deviation shows in 200,000 lists."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class NegativeSampler:
     num_items: int
     """Items are 1 ... num_items."""
     negatives: int
-    """Items of a list."""
+    """Number of items of a list."""
     sampling: Literal["distinct", "with_replacement"]
     seed: int
 
@@ -35,8 +35,8 @@ class NegativeSampler:
         """Lists of items for k users (k,) that know `num_known` (k,) items each.
 
         `known`: the items that each user knows, each once, ascending, one user after the other. Returns the lists one
-        after the other and their lengths (k,): `negatives`, but less where `distinct` finds fewer items that a user
-        does not know, and 0 where there are none.
+        after the other and their lengths (k,): `negatives`, or less if `distinct` finds fewer items that a user does
+        not know, and 0 if there are none.
         """
         candidates = self.num_items - num_known
         if self.sampling == "distinct":

@@ -19,7 +19,7 @@ from rayrec.sources.generated_text import csv_file
 FILE = "ratings.csv"
 NUM_ITEMS = 2_000
 LEAST_INTERACTIONS = 20
-"""Of a user, as in MovieLens."""
+"""Least interactions of a user, as in MovieLens."""
 _MOST_INTERACTIONS = NUM_ITEMS // 4
 _ACTIVITY_EXPONENT = 1.1
 """Tail of the number of interactions of a user beyond the least: Pareto."""
@@ -39,14 +39,14 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class GeneratedRatings:
-    """What was written."""
+    """The numbers of users and items of generated ratings."""
 
     users: int
     items: int
-    """Of the catalogue, whether chosen or not."""
+    """Items of the catalogue, whether chosen or not."""
 
 
-class MovieLensGenerator:
+class RatingsGenerator:
     """An endless sequence of users that depends on the seed alone."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -101,7 +101,7 @@ def generate(
     if rows < 1:
         raise UserError(f"rows: {rows}; give 1 or more")
     progress = progress or SilentProgress()
-    generator = MovieLensGenerator(seed)
+    generator = RatingsGenerator(seed)
     with new_folder(output) as folder:
         progress.stage("generate", rows)
         path = folder / (f"{FILE}.gz" if compress else FILE)

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.preprocessing.runs import run_starts, whole_runs
 from rayrec.preprocessing.segments import Piece, Segment, count_rows, new_parquet, read_piece
+from rayrec.preprocessing.sorted_rows import group_starts, whole_groups
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.interactions.config import InteractionFilesSplitConfig, LeaveOneOutSplitConfig
@@ -20,30 +20,30 @@ from rayrec.sources.interactions.layout import ITEM, LABEL, TIMESTAMP, USER
 
 SPLIT = "split"
 TRAIN, VALIDATION, TEST, LISTED = range(4)
-"""Codes of splits; LISTED: the positive of a list that came as a file. It is no row of its own, but known."""
+"""Codes of splits. LISTED is the positive of a list that came as a file: not a row of its own, but known."""
 HISTORY_SCHEMA = pa.schema(
     [pa.field(USER, pa.string(), False), pa.field(ITEM, pa.string(), False), pa.field(SPLIT, pa.int8(), False)]
 )
 _GATHERED = "user string, listed boolean, timestamp long, position long, item string"
 _USERS_ROWS = 131_072
-"""Rows that a task works on at a time; more where a user has more."""
+"""Rows that a task works on at a time; more if a user has more."""
 
 InteractionSplit = LeaveOneOutSplitConfig | InteractionFilesSplitConfig
 
 
 @dataclass(frozen=True)
 class HistoryCounts:
-    """What became of the interactions."""
+    """Numbers of kept and dropped interactions and users."""
 
     train: int = 0
     dropped_users: int = 0
-    """With fewer than `min_interactions` rows."""
+    """Users with fewer than `min_interactions` rows."""
     dropped_rows: int = 0
-    """Of these users."""
+    """Rows of the dropped users."""
     repeated: int = 0
-    """Later rows of a pair of user and item."""
+    """Rows of a pair of user and item that came before."""
     short_users: int = 0
-    """With too few interactions to hold any out."""
+    """Users with too few interactions to hold any out."""
 
     def __add__(self, other: "HistoryCounts") -> "HistoryCounts":
         return HistoryCounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -104,7 +104,7 @@ def _write(batches: Iterator[pa.RecordBatch], split: InteractionSplit, folder: P
     rows, total = 0, HistoryCounts()
     options = {"compression": "lz4", "use_dictionary": [USER, ITEM], "write_statistics": False}
     with new_parquet(_path(folder, partition), HISTORY_SCHEMA, **options) as writer:
-        for users in whole_runs(batches, USER, _USERS_ROWS):
+        for users in whole_groups(batches, USER, _USERS_ROWS):
             history, counts = cut_histories(users, split)
             total += counts
             rows += history.num_rows
@@ -121,11 +121,12 @@ def _path(folder: Path, partition: int) -> Path:
 def cut_histories(rows: pa.RecordBatch, split: InteractionSplit) -> tuple[pa.RecordBatch, HistoryCounts]:
     """The histories of whole users, from their rows in order: listed ones after the others.
 
-    Of a repeated pair the first row stays. The last of a user's remaining interactions is the test's, with `validation`
-    the one before is that one's, as long as one is left for train; from files, validation's is the last.
+    Only the first row of a repeated pair stays. The last of a user's remaining interactions goes to `test` and, with
+    `validation`, the one before to `validation`, as long as one is left for `train`. If the test comes as a file, the
+    last one goes to `validation`.
     """
     least = split.min_interactions if isinstance(split, LeaveOneOutSplitConfig) else 0
-    starts = run_starts(rows[USER])
+    starts = group_starts(rows[USER])
     sizes = np.diff(np.append(starts, rows.num_rows))
     user = np.repeat(np.arange(len(starts)), sizes)
     is_kept = np.repeat(sizes >= least, sizes)
@@ -159,12 +160,12 @@ def cut_histories(rows: pa.RecordBatch, split: InteractionSplit) -> tuple[pa.Rec
 
 
 def _held_out(split: InteractionSplit) -> tuple[int, ...]:
-    """Codes of what is cut from the end of a history, the last one first."""
+    """Codes of the interactions that are cut from the end of a history, the last one first."""
     test = (TEST,) if isinstance(split, LeaveOneOutSplitConfig) else ()
     return (*test, VALIDATION) if split.validation else test
 
 
 def _places_from_end(user: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For sorted rows by user: 0 for the last of each, 1 for the one before, ..."""
+    """Positions of rows sorted by user, counted from each user's last: 0, 1 for the one before, ..."""
     ends = np.searchsorted(user, user, side="right")
     return ends - 1 - np.arange(len(user))

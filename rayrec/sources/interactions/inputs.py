@@ -1,4 +1,4 @@
-"""Which files of interactions a job reads, and for which split."""
+"""Finds the files of interactions that a job reads, and the split of each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class InteractionInputs:
 
     files: tuple[InputFile, ...]
     splits: tuple[str, ...]
-    """By file: `train` for interactions, `validation` or `test` for lists of a positive and its negatives."""
+    """The split of each file: `train` for interactions, `validation` or `test` for lists of candidates."""
     reader: InteractionReader
 
 
@@ -34,7 +34,7 @@ def resolve_interactions(
 ) -> InteractionInputs:
     """Find the raw files and look at the beginning of each: `paths` by split, or all under None.
 
-    Raises UserError where a path gives no file, or the files do not suit the config.
+    Raises UserError if a path gives no file, or the files do not suit the config.
     """
     if isinstance(split, LeaveOneOutSplitConfig):
         found = _of_leave_one_out(paths)
@@ -66,7 +66,7 @@ def _of_files(
     found = [(file, name) for name, given in paths.items() if name is not None for file in list_inputs(given)]
     for path in paths.get(None, ()):
         found += _paper_files(path)
-    # Rows are read in this order, whatever that of the command line.
+    # Rows are read in this order, whatever the order on the command line.
     found.sort(key=lambda entry: ("train", *_HELD_OUT).index(entry[1]))
     given = {name for _, name in found}
     if "train" not in given:
@@ -79,7 +79,7 @@ def _of_files(
 
 
 def _paper_files(path: str) -> list[tuple[InputFile, str]]:
-    """The files of the NCF paper at a path. Where there are lists, *.test.rating says nothing more: it is left out."""
+    """The files of the NCF paper at a path, without *.test.rating, whose content is in the lists too."""
     files = [(file, paper_split(file.base_name)) for file in list_inputs([path])]
     wanted = [(file, split[0]) for file, split in files if split and (split[1] == "negative") == (split[0] != "train")]
     if not wanted:

@@ -1,4 +1,4 @@
-"""How files of interactions are laid out, told from their names and their first bytes."""
+"""Recognises the layouts of files of interactions from their names and their first bytes."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ ROW_SCHEMA = pa.schema(
         pa.field(LABEL, pa.float32(), False),  # 1; 0 for the negatives of a list
         pa.field(USER, pa.string(), False),
         pa.field(ITEM, pa.string(), False),
-        pa.field(TIMESTAMP, pa.int64()),  # null where the file has none
+        pa.field(TIMESTAMP, pa.int64()),  # null if the file has none
     ]
 )
 
@@ -41,12 +41,12 @@ class FileLayout:
     """Where user, item and time stand in the rows of one file."""
 
     kind: Literal["text", "lists", "parquet"]
-    """`lists`: of a positive and its negatives; there the other fields have no meaning."""
+    """`lists` are lines of a positive and its negatives, for which the other fields have no meaning."""
     separator: str = ""
     num_columns: int = 0
-    """Of a text file."""
+    """Number of columns of a text file."""
     columns: tuple[int, int, int | None] = (0, 1, None)
-    """Positions of user, item and, where there is one, timestamp."""
+    """Positions of user, item and, if there is one, timestamp."""
     has_header: bool = False
     has_quotes: bool = False
     """Whether a field may stand in double quotes."""
@@ -57,21 +57,21 @@ class FileLayout:
 
 
 def ratings_files(files: Sequence[InputFile]) -> list[InputFile]:
-    """Of the files of a folder, those that hold ratings by MovieLens' names; all where none has such a name.
+    """The files of a folder that have MovieLens' names for ratings; all files if none has.
 
-    The folders of MovieLens hold other things beside them: movies.csv, tags.csv, u.item.
+    The folders of MovieLens hold other files too: movies.csv, tags.csv, u.item.
     """
     return [file for file in files if _RATINGS_FILE.match(file.base_name)] or list(files)
 
 
 def paper_split(file_name: str) -> tuple[str, str] | None:
-    """Split and content (`rating`, `negative`, `pairs.tsv`) that the name of a file of the NCF paper tells."""
+    """Split and content (`rating`, `negative`, `pairs.tsv`) from the name of a file of the NCF paper."""
     match = _PAPER_FILE.search(file_name)
     return (match["split"], match["content"]) if match else None
 
 
 def detect_layout(config: InteractionSourceConfig, file: InputFile) -> FileLayout:
-    """Read the beginning of a file. Raises UserError where it does not tell the columns that are needed."""
+    """Read the beginning of a file. Raises UserError if it does not tell the columns that are needed."""
     try:
         with file.open() as stream:
             head: bytes = stream.read(_HEAD_BYTES)
@@ -152,7 +152,7 @@ def _given_names(config: InteractionSourceConfig) -> dict[str, str | None]:
 def _check_named(
     config: InteractionSourceConfig, file: InputFile, names: Sequence[str], found: Sequence[int | None]
 ) -> tuple[int, int, int | None]:
-    """The positions, where all that is needed is among them. Raises UserError."""
+    """The positions in `found`. Raises UserError if a needed one is missing."""
     for (side, given), position in zip(_given_names(config).items(), found, strict=True):
         if position is None and (side != TIMESTAMP or given):
             what = f"column '{given}'" if given else f"column of the {side}"

@@ -1,4 +1,4 @@
-"""Histories -> encoded rows: those of train, and for each held-out interaction a list of it and drawn negatives."""
+"""Histories -> encoded rows of `train`, and for each held-out interaction a list of it and drawn negatives."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from rayrec.features.categorical import id_dtype
 from rayrec.features.schema import Schema
-from rayrec.preprocessing.runs import whole_runs
 from rayrec.preprocessing.segments import Piece, Segment, count_rows, new_parquet, read_piece
+from rayrec.preprocessing.sorted_rows import whole_groups
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.encode import RowEncoder
@@ -51,7 +51,7 @@ class WrittenRows:
 
     pieces: list[Piece]
     short_lists: int
-    """With fewer negatives than asked for, because the user knows nearly all items."""
+    """Lists with fewer negatives than asked for, because the user knows nearly all items."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class HeldOut:
     code: int
     sampler: NegativeSampler
     known: tuple[int, ...]
-    """Codes of the splits whose items are no negatives."""
+    """Codes of the splits whose items are never negatives."""
 
 
 def write_rows(
@@ -114,7 +114,7 @@ def _path(folder: Path, split: str, partition: int) -> Path:
 def _write(
     batches: Iterator[pa.RecordBatch], rows: Rows, held_out: Mapping[str, HeldOut], folder: Path
 ) -> Iterator[pa.RecordBatch]:
-    """Write a range of users, a file a split; gives their rows and short lists."""
+    """Write a range of users, with a file for each split; yields their rows and short lists."""
     partition = partition_number()
     written = dict.fromkeys(("train", *held_out), 0)
     short = dict.fromkeys(written, 0)
@@ -124,7 +124,7 @@ def _write(
             split: stack.enter_context(new_parquet(_path(folder, split, partition), rows.arrow_schema, **options))
             for split in written
         }
-        for users in whole_runs(batches, "user", _USERS_ROWS):
+        for users in whole_groups(batches, "user", _USERS_ROWS):
             history = _History.of(users)
             parts = {"train": history.train(rows)}
             for split, config in held_out.items():
@@ -155,7 +155,7 @@ class _History:
         return rows.batch(np.ones(chosen.sum(), np.float32), self.user[chosen], self.item[chosen])
 
     def lists(self, rows: Rows, held_out: HeldOut) -> tuple[pa.RecordBatch, int]:
-        """For each held-out interaction its row, label 1, then its negatives, label 0; and how many lists are short."""
+        """The row of each held-out interaction, label 1, then its negatives, label 0; and how many lists are short."""
         chosen = self.split == held_out.code
         users, positives = self.user[chosen], self.item[chosen]
         is_known = np.isin(self.split, held_out.known) & np.isin(self.user, users)

@@ -24,14 +24,14 @@ class InteractionReader:
     """Reads the chunks of files whose layouts are known."""
 
     layouts: tuple[FileLayout, ...]
-    """By file."""
+    """The layout of each file."""
     schema: pa.Schema = ROW_SCHEMA
     label: str = LABEL
     dictionaries: tuple[str, ...] = (USER, ITEM)
 
     @classmethod
     def detect(cls, config: InteractionSourceConfig, files: Sequence[InputFile]) -> "InteractionReader":
-        """Look at the beginning of every file. Raises UserError where one does not tell its columns."""
+        """Look at the beginning of every file. Raises UserError if the columns of one are unclear."""
         return cls(tuple(detect_layout(config, file) for file in files))
 
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:
@@ -53,7 +53,7 @@ class InteractionReader:
 
 
 def _header() -> ParsedLines:
-    """A line without a row."""
+    """The parsed header: a line without a row."""
     none = np.empty(0, np.int64)
     return ParsedLines(pa.RecordBatch.from_pylist([], schema=ROW_SCHEMA), none, 1, none, (), ())
 
@@ -118,6 +118,6 @@ def _as_strings(column: pa.Array) -> pa.StringArray:
 def _as_integers(column: pa.Array) -> pa.Int64Array:
     decoded = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
     if pa.types.is_timestamp(decoded.type):
-        # One unit for all files; times finer than a microsecond are not told apart.
+        # One unit for all files; times within a microsecond count as equal.
         decoded = decoded.cast(pa.timestamp("us", decoded.type.tz), safe=False)
     return decoded.cast(pa.int64())

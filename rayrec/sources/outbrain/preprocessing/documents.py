@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import HASH, write_file
-from rayrec.preprocessing.runs import run_starts, whole_runs
 from rayrec.preprocessing.segments import Segment, read_piece
+from rayrec.preprocessing.sorted_rows import group_starts, whole_groups
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, in_hash_ranges, range_count, row_count
 from rayrec.preprocessing.workspace import Workspace
@@ -60,7 +60,7 @@ def write_documents(
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             def documents() -> Iterator[pa.RecordBatch]:
-                for whole in whole_runs(batches, HASH, _BATCH_ROWS):
+                for whole in whole_groups(batches, HASH, _BATCH_ROWS):
                     yield _documents(whole, infos, values_in, original)
 
             yield row_count(write_file(folder, DOCUMENT_SCHEMA, documents()))
@@ -89,7 +89,7 @@ def _as_long(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _documents(rows: pa.RecordBatch, infos: DocumentInfo, values_in: Path, original: bool) -> pa.RecordBatch:
     """Whole documents of `_LONG` rows, sorted, as rows of the table."""
-    starts = run_starts(rows["document"])
+    starts = group_starts(rows["document"])
     count = len(starts)
     owner = np.repeat(np.arange(count), np.diff(np.append(starts, rows.num_rows)))
     aspect = rows["aspect"].to_numpy()

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from rayrec.features.keyed_table import HASH, hash_key, write_file
 from rayrec.features.mapped_columns import Numbers
-from rayrec.preprocessing.runs import runs, whole_runs
 from rayrec.preprocessing.segments import Segment, read_piece
+from rayrec.preprocessing.sorted_rows import rows_by_value, whole_groups
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, run_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, in_hash_ranges, range_count, row_count
 from rayrec.preprocessing.workspace import Workspace
@@ -195,9 +195,9 @@ def _schema(key: RateKey, job: RateJob) -> pa.Schema:
 def _write(batches: Iterator[pa.RecordBatch], job: RateJob, folder: Path) -> Iterator[pa.RecordBatch]:
     """Write rows sorted by kind and hash, a file a key."""
     keys = {_KEY_NUMBERS[key.name]: key for key in job.keys}
-    for kind, run in runs(batches, "kind"):
+    for kind, run in rows_by_value(batches, "kind"):
         key = keys[kind]
-        totals = (_with_totals(part, _schema(key, job), job) for part in whole_runs(run, HASH, _BATCH_ROWS))
+        totals = (_with_totals(part, _schema(key, job), job) for part in whole_groups(run, HASH, _BATCH_ROWS))
         rows = write_file(folder / key.name, _schema(key, job), totals)
         yield row_count(rows)
 

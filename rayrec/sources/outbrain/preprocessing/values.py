@@ -9,8 +9,8 @@ import pyarrow as pa
 from rayrec.config import Config
 from rayrec.features.keyed_table import HASH, KeyedTable, hash_key
 from rayrec.features.string_hash import hash_strings
-from rayrec.preprocessing.runs import runs
 from rayrec.preprocessing.segments import Segment, read_piece
+from rayrec.preprocessing.sorted_rows import rows_by_value
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
 from rayrec.preprocessing.vocabularies.hash_ranges import in_hash_ranges, range_count, write_sorted
 from rayrec.preprocessing.workspace import Workspace
@@ -120,6 +120,6 @@ def _write_values(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[p
 
 def _write_value_tables(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa.RecordBatch]:
     """Write values sorted by aspect, a table an aspect; gives their numbers."""
-    for aspect, run in runs(batches, "aspect"):
+    for aspect, run in rows_by_value(batches, "aspect"):
         count = write_sorted(run, folder / ASPECTS[aspect], VALUE_SCHEMA)
         yield pa.RecordBatch.from_arrays([pa.array([aspect], pa.int8()), pa.array([count])], names=["aspect", "values"])

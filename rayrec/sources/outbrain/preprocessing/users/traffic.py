@@ -8,8 +8,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable, hash_key
-from rayrec.preprocessing.runs import run_starts, whole_runs
 from rayrec.preprocessing.segments import Segment, read_piece
+from rayrec.preprocessing.sorted_rows import group_starts, whole_groups
 from rayrec.preprocessing.spark_tasks import counted_rows, frame_of_tasks, run_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import range_count, write_table
 from rayrec.preprocessing.workspace import Workspace
@@ -56,7 +56,7 @@ def write_traffic(
             counter.add(segment.piece.rows)
 
         def match(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for whole in whole_runs(batches, "user", _BATCH_ROWS):
+            for whole in whole_groups(batches, "user", _BATCH_ROWS):
                 yield _matched(whole, original)
 
         columns = (
@@ -73,7 +73,7 @@ def _read_events(segment: Segment, users: Path) -> Iterator[pa.RecordBatch]:
     """The event of each display that has all that a page view is matched by."""
     columns = [DISPLAY, "uuid", "document_id", "timestamp", "platform", "geo_location"]
     for batch in read_piece(segment.piece, columns, ()):
-        events = batch.take(pa.array(run_starts(batch[DISPLAY]))).drop_null()
+        events = batch.take(pa.array(group_starts(batch[DISPLAY]))).drop_null()
         user = KeyedTable.cached(users).find_texts("uuid", events["uuid"])
         assert UNKNOWN not in user, "every user of a row is in the table"
         yield _long(events, user, pa.nulls(len(events), pa.int8()), events[DISPLAY])

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.features.keyed_table import HASH, KeyedTable, hash_texts
-from rayrec.preprocessing.runs import run_starts
 from rayrec.preprocessing.segments import Segment, read_piece
+from rayrec.preprocessing.sorted_rows import group_starts
 from rayrec.preprocessing.spark_tasks import counted_rows, frame_of_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import write_table
 from rayrec.preprocessing.workspace import Workspace
@@ -78,7 +78,7 @@ def _read(segment: Segment, is_validated: bool, statistics: Path) -> Iterator[pa
     columns = (DISPLAY, "ad_id", "uuid", "timestamp", "document_id")
     for batch in read_piece(segment.piece, columns, ()):
         kept = np.zeros(len(batch), bool)
-        kept[run_starts(batch[DISPLAY])] = True
+        kept[group_starts(batch[DISPLAY])] = True
         kept |= is_validated
         kept &= batch["uuid"].is_valid().to_numpy(zero_copy_only=False)
         part = batch.filter(pa.array(kept))

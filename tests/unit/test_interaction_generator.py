@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.sources.interactions.generator import LEAST_INTERACTIONS, NUM_ITEMS, MovieLensGenerator, generate
+from rayrec.sources.interactions.generator import LEAST_INTERACTIONS, NUM_ITEMS, RatingsGenerator, generate
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_activity_and_popularity_have_long_tails(ratings: pd.DataFrame) -> None:
 
 def test_preferences_can_be_learnt() -> None:
     """Items that users with the same choices chose are far likelier than chance, and than popularity explains."""
-    blocks = [block.to_pandas() for block in islice(MovieLensGenerator(seed=3).blocks(), 4)]
+    blocks = [block.to_pandas() for block in islice(RatingsGenerator(seed=3).blocks(), 4)]
     frame = pd.concat(blocks)
     chosen = np.zeros((len(blocks) * 256, NUM_ITEMS), np.float32)
     chosen[frame["userId"] - 1, frame["movieId"] - 1] = 1.0

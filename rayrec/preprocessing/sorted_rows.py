@@ -1,4 +1,4 @@
-"""Sorted rows, cut where the sorting column changes."""
+"""Cuts sorted rows where the sorting column changes."""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby, pairwise
@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 
-def runs(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
-    """For each value of an integer column that the rows are sorted by, its rows as a stream of batches.
+def rows_by_value(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+    """The rows of each value of an integer column that they are sorted by, as a stream of batches.
 
-    A stream must be read to its end before the next is asked for.
+    A stream must be read to its end before the next.
     """
     for value, group in groupby(_cut(batches, column), key=lambda item: item[0]):
         yield value, (batch for _, batch in group)
@@ -26,7 +26,7 @@ def _cut(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, 
             yield int(values[low]), batch.slice(low, high - low)
 
 
-def whole_runs(batches: Iterable[pa.RecordBatch], column: str, rows: int) -> Iterator[pa.RecordBatch]:
+def whole_groups(batches: Iterable[pa.RecordBatch], column: str, rows: int) -> Iterator[pa.RecordBatch]:
     """Sorted rows in batches of about `rows` rows, or more, that do not cut between equal values of a column."""
     held: list[pa.RecordBatch] = []
     count, enough = 0, rows
@@ -36,18 +36,18 @@ def whole_runs(batches: Iterable[pa.RecordBatch], column: str, rows: int) -> Ite
         if count < enough:
             continue
         whole = _combined(held)
-        cut = int(run_starts(whole[column])[-1])
+        cut = int(group_starts(whole[column])[-1])
         if cut:
             yield whole.slice(0, cut)
         held, count = [whole.slice(cut)], whole.num_rows - cut
-        # A run longer than `rows` is not searched again for every batch that it goes on through.
+        # A group longer than `rows` is not searched again for every batch that continues it.
         enough = max(rows, 2 * count)
     if count:
         yield _combined(held)
 
 
-def run_starts(column: pa.Array) -> NDArray[np.int64]:
-    """Where runs of equal values begin in a column without nulls."""
+def group_starts(column: pa.Array) -> NDArray[np.int64]:
+    """Where groups of equal values begin in a column without nulls."""
     if len(column) == 0:
         return np.empty(0, np.int64)
     is_new = pc.not_equal(column.slice(1), column.slice(0, len(column) - 1)).to_numpy(zero_copy_only=False)
