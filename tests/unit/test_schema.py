@@ -136,7 +136,10 @@ def test_interactions_are_two_categorical_features(user: str, item: str, message
         ("{", "damaged, not whole JSON; make it again"),
         ('{"label": "y", "features": [], "labl": 1}', "unknown key 'labl'; did you mean 'label'?"),
         ('{"label": "y", "features": [], "version": 2}', "version: Input should be 1 (got 2)"),
-        ('{"label": "y", "features": [{"kind": "numeric", "nme": "I1"}]}', "features.0.name: Field required"),
+        (
+            '{"label": "y", "features": [{"kind": "numeric", "nme": "I1"}]}',
+            "unknown key 'features.0.nme'; did you mean 'name'? (and 1 more)",
+        ),
         (
             '{"label": "y", "features": [{"kind": "numeric", "name": "I", "transforms": [{"op": "log", "offst": 1}]}]}',
             "unknown key 'features.0.transforms.0.offst'; did you mean 'offset'?",
