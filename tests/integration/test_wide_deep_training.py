@@ -41,6 +41,10 @@ L2 = 0.02
 FTRL_SETTINGS = {"lr": 0.1, "initial_accumulator": 0.1, "l1": 0.002, "l2": 0.001, "beta": 0.5}
 WIDE_OPTIMIZER = {"kind": "ftrl", **FTRL_SETTINGS}
 WIDE = {"embedding_optimizer": WIDE_OPTIMIZER, "dense_optimizer": WIDE_OPTIMIZER, "schedule": {}, "embedding_l2": 0.0}
+FUSED_PARTS = {
+    "wide": {"embedding_optimizer": {"kind": "sgd", "lr": 0.5}, "schedule": {"warmup_steps": 4}, "embedding_l2": L2}
+}
+"""If tables are sharded, kernels of two optimizers with learning rates of their own; in copies, torch's optimizers."""
 SCHEDULE = {"warmup_epochs": 0.4, "pieces": [{"from_epoch": 1, "factor": 0.25}]}
 MIXED = {
     "C1": "row_wise", "C1_wide": "data_parallel", "C2": "data_parallel", "C2_wide": "row_wise", "C3": "row_wise",
@@ -101,6 +105,8 @@ def runs(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     dropout = {"plan": "mixed", "model": {"dropout": 0.3}}
     two |= {"whole": _recipe(**dropout), "cut": _recipe(**dropout, max_steps=11)}
     two |= {"moved": _recipe(RMSPROP, "mixed", max_steps=11)}
+    one["parts-1"] = _recipe(plan="copies", parts=FUSED_PARTS)
+    two |= {f"parts-{plan}": _recipe(plan=plan, parts=FUSED_PARTS) for plan in ("tables", "rows", "columns")}
     lists = {"loss": {"listwise": 0.5}, "model": {"dropout": 0.0}}
     one |= {"lists-1": _recipe(**lists), "lists-accumulated": _recipe(**lists, gradient_accumulation=3)}
     two |= {"lists-mixed": _recipe(plan="mixed", **lists)}
@@ -116,7 +122,8 @@ def runs(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [(f"adagrad-{plan}", "adagrad-1") for plan in PLANS]
     + [(f"rmsprop-{plan}", "rmsprop-1") for plan in ("rows", "mixed")]
     + [("adam-copies", "adam-1"), ("accumulated", "adagrad-1")]
-    + [("lists-mixed", "lists-1"), ("lists-accumulated", "lists-1")],
+    + [("lists-mixed", "lists-1"), ("lists-accumulated", "lists-1")]
+    + [(f"parts-{plan}", "parts-1") for plan in ("tables", "rows", "columns")],
 )
 def test_losses_and_weights_depend_on_neither_workers_nor_plan(runs: Path, run: str, reference: str) -> None:
     expected = losses(runs / reference)
