@@ -131,12 +131,12 @@ class PartConfig(Config):
 
 
 class ShardingConfig(Config):
-    """Where embedding tables lie."""
+    """How embedding tables are spread over the workers."""
 
     default: Literal["auto"] | Sharding = "auto"
     """`auto`: TorchRec's planner chooses."""
     tables: dict[str, Sharding] = {}
-    """By table, instead of the default; most models name a table as its feature (`rayrec plan` shows the names)."""
+    """Shardings of single tables instead of the default, by table; `rayrec plan` shows the names."""
     memory_per_worker: str | None = Field(None, pattern=r"^\d+(\.\d+)?\s*([KMGT]i?)?B$")
     """Memory for tables and their optimizer state on one worker, such as `80GB`; unset: what the device has."""
 
@@ -156,7 +156,7 @@ class EarlyStopConfig(Config):
     target: float
 
     def is_reached(self, metrics: Mapping[str, Any]) -> bool:
-        """Whether the metrics of an evaluation, by name, have the target's and it is as good."""
+        """True if the metrics of an evaluation have the target's metric and it is good enough."""
         value = metrics.get(self.metric)
         if value is None:
             return False
@@ -246,8 +246,8 @@ class TrainConfig(PartConfig):
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     loss: LossConfig = LossConfig()
     parts: dict[str, PartConfig] = {}
-    """Parts of the model that are trained otherwise than the rest, by the names that the model gives them (`wide` of
-    Wide & Deep). What a part leaves out is as above; a part that is not named here is trained with the rest."""
+    """Parts of the model that are trained otherwise than the rest, by the names that the model gives them. A part takes
+    what it leaves out from the fields above; a part that is not named here is trained with the rest."""
     gradient_accumulation: PositiveInt = 1
     """Parts in which a worker's share of the batch passes the dense network; the step stays that of the whole batch."""
     initial_weights: InitialWeightsConfig | None = None
@@ -257,9 +257,9 @@ class TrainConfig(PartConfig):
     sharding: ShardingConfig = ShardingConfig()
     ingest: IngestConfig = IngestConfig()
     negatives: NegativesConfig | None = None
-    """For datasets of interactions; unset, the rows of `train` are the samples."""
+    """How datasets of interactions get negatives; unset, the rows of `train` are the samples."""
     recency: RecencyConfig | None = None
-    """With `negatives`: how often each positive comes in an epoch; unset, all come once."""
+    """How often each positive comes in an epoch with `negatives`; unset, all come once."""
     evaluation_split: str = "validation"
     """Split of the evaluations during training; `test` where the dataset has no such split."""
     evaluations_per_epoch: NonNegativeInt = 1
@@ -328,6 +328,6 @@ class TrainConfig(PartConfig):
 
     @property
     def has_dense_adam_tables(self) -> bool:
-        """Whether every table is data-parallel, so that Adam is dense."""
+        """True if the tables are under Adam and all data-parallel, so that Adam is dense."""
         uses_adam = any(part.embedding_optimizer.kind == "adam" for part in self.by_part.values())
         return uses_adam and self._shardings == {"data_parallel"}

@@ -35,7 +35,7 @@ class RankingModel(nn.Module):
         self.schema = schema
         """Every embedding_dim is resolved."""
         self.tables = tuple(tables)
-        """In the order of their outputs in `pooled`."""
+        """The tables in the order of their outputs in `pooled`."""
         self.embeddings = build_embeddings(tables, device)
         """The tables, by name; sums, of which `outputs` makes `pooled`."""
         self.outputs = PooledOutputs(tables)

@@ -16,7 +16,7 @@ from rayrec.models.common.tables import EmbeddingTable, UniformByRows, feature_t
 from rayrec.models.dcnv2.config import DCNv2Config
 
 KERNEL_STD = 0.05
-"""Of the cross layers' truncated normal kernels: the default of Keras, which the published model used."""
+"""The standard deviation of the cross layers' truncated normal kernels: Keras' default, as published."""
 
 
 def build(config: DCNv2Config, schema: Schema, device: torch.device) -> RankingModel:

@@ -96,7 +96,7 @@ class OutputBias(nn.Module):
         self.bias = nn.Parameter(torch.empty(1, device=device))
 
     def initialize(self, generator: torch.Generator) -> None:
-        """0."""
+        """Set the bias to 0."""
         self.bias.zero_()
 
     def forward(self, rows: Tensor) -> Tensor:

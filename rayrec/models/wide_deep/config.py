@@ -18,7 +18,7 @@ class WideDeepConfig(ModelConfig):
     embedding_dims: dict[str, PositiveInt] = {}
     """Widths by feature that differ from `embedding_dim`."""
     embedding_init: Literal["truncated_normal", "glorot_normal"] = "truncated_normal"
-    """Of the deep tables: standard deviation 1/sqrt(width), or sqrt(2/(rows + width))."""
+    """Initial values of the deep tables: standard deviation 1/sqrt(width), or sqrt(2/(rows + width))."""
     combiner: Literal["mean", "sum"] | None = None
     """How the deep part pools the ids of a multi-hot feature; unset: as the dataset's schema says. The wide part sums
     them."""

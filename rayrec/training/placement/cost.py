@@ -19,11 +19,11 @@ from rayrec.training.placement.sharding import ShardingPlan
 
 _ID_BYTES, _LENGTH_BYTES, _FLOAT_BYTES = 4, 4, 4
 _TABLE_PASSES = 4
-"""Of a looked-up row over memory in a step: read; its gradient written and read; the new row written."""
+"""How often a looked-up row crosses memory in a step: read; its gradient written and read; the new row written."""
 _ACTIVATION_PASSES = 4
-"""Of an activation that the backward pass needs: written and read, its gradient written and read."""
+"""How often an activation for the backward pass crosses memory: written and read, its gradient written and read."""
 _COPIES_OF_WEIGHTS = 4
-"""Of the dense network: the weights, their gradient, two moments."""
+"""The weights of the dense network, their gradient, two moments."""
 
 # Chosen by hand, in round numbers, so that NVIDIA's published figures of DLRM (TensorFlow 2, DeepLearningExamples) on 1
 # and 8 A100s come out; the others that it published were not used (benchmarks/scaling.py, docs/scaling.md).
@@ -42,7 +42,7 @@ class Traffic:
     pooled: int
     """Pooled embeddings, to the ranks that have the rows of the batch."""
     gradients: int
-    """Their gradients, back."""
+    """The gradients of pooled embeddings, back to the shards."""
     all_reduce: int
     """Gradients of the dense network and of data-parallel tables, by a ring: each rank sends them about twice."""
 
@@ -53,13 +53,13 @@ class Traffic:
 
 @dataclass(frozen=True)
 class DenseCost:
-    """The dense network's."""
+    """What the dense network computes and keeps."""
 
     parameters: int
     operations: float
-    """Of one sample, forward and backward; a multiplication and an addition are two."""
+    """Operations on one sample, forward and backward; a multiplication and an addition are two."""
     activations: float
-    """Elements of one sample that the backward pass needs."""
+    """Elements that the backward pass needs for one sample."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """Of a training step."""
+    """The estimate of a training step."""
 
     batch: int
     """Rows of the global batch."""
@@ -114,13 +114,7 @@ def estimate_step(
     # As if every list were full.
     ids = {table.name: float(schema.hotness.get(table.feature, 1)) for table in model.tables}
     time = step_time(
-        accelerator,
-        precision,
-        plan=plan,
-        batch=batch,
-        ids_per_row=ids,
-        dense=dense,
-        workers_per_node=workers_per_node,
+        accelerator, precision, plan=plan, batch=batch, ids_per_row=ids, dense=dense, workers_per_node=workers_per_node
     )
     sent = step_traffic(plan, batch, ids, dense.parameters)
     return StepEstimate(batch, time, sent, memory_by_rank(plan, batch, dense))
