@@ -12,7 +12,7 @@ from jobs.predict import PredictRequest, run
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema
-from rayrec.inference import batch_prediction
+from rayrec.inference.batch import prediction
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.recommender import load_recommender
 from tests.builders import make_rows, write_dataset
@@ -41,7 +41,7 @@ def _rows(predictor: Predictor, count: int, seed: int) -> list[Row]:
 
 def test_raw_files(ray_cluster: str, predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three files in many chunks: plain with bad rows, gzip, plain without labels."""
-    monkeypatch.setattr(batch_prediction, "_CHUNK_BYTES", 20_000)
+    monkeypatch.setattr(prediction, "_CHUNK_BYTES", 20_000)
     rows = _rows(predictor, 1_000, 1)
     labels = [index % 3 == 0 for index in range(1_000)]
     lines = [_line(predictor.schema, row, int(label)) for row, label in zip(rows, labels, strict=True)]

@@ -16,7 +16,7 @@ import pytest
 from rayrec.common.errors import UserError
 from rayrec.features.vocabulary import fingerprint
 from rayrec.ingest.dataset import Dataset
-from rayrec.preprocessing import segments, workspace
+from rayrec.preprocessing import extract, segments
 from rayrec.preprocessing.segments import new_parquet
 from rayrec.preprocessing.spark_tasks import run_tasks, user_errors
 from rayrec.sources.registry import preprocessing
@@ -170,7 +170,7 @@ def test_same_files_whatever_the_tasks(run: Run, spark: Any, skewed: Path, monke
     inputs = {None: [str(skewed)]}
     usual = run(inputs, "usual", **config)
     monkeypatch.setattr(segments, "SEGMENT_ROWS", 700)
-    monkeypatch.setattr(workspace, "_LEAST_CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(extract, "_LEAST_CHUNK_BYTES", 100_000)
     partitions = spark.conf.get("spark.sql.shuffle.partitions")
     spark.conf.set("spark.sql.shuffle.partitions", "13")
     spark.conf.set("spark.sql.adaptive.enabled", "false")
@@ -242,7 +242,7 @@ BAD_NUMBERS = {5, 50, 101, 103}
 
 
 def test_days(run: Run, days: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace, "_LEAST_CHUNK_BYTES", 5_000)
+    monkeypatch.setattr(extract, "_LEAST_CHUNK_BYTES", 5_000)
     dataset = run(
         {None: [str(days)]},
         split={"kind": "day", "held_out_day": 3},

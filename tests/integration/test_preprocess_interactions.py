@@ -15,7 +15,7 @@ import pytest
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.ingest.dataset import Dataset
-from rayrec.preprocessing import segments, workspace
+from rayrec.preprocessing import extract, segments
 from rayrec.recipes import Recipe
 from rayrec.sources.interactions import histories, ranking_lists
 from rayrec.sources.registry import preprocessing
@@ -211,7 +211,7 @@ def test_same_files_whatever_the_tasks(
     config = {"split": {"kind": "leave_one_out", "validation": True, "negatives": 20}, "seed": 4}
     usual = run({None: [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]}, "usual", **config)
     monkeypatch.setattr(segments, "SEGMENT_ROWS", 700)
-    monkeypatch.setattr(workspace, "_LEAST_CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(extract, "_LEAST_CHUNK_BYTES", 10_000)
     monkeypatch.setattr(histories, "_USERS_ROWS", 300)
     monkeypatch.setattr(ranking_lists, "_USERS_ROWS", 300)
     partitions = spark.conf.get("spark.sql.shuffle.partitions")
