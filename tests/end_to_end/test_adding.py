@@ -73,7 +73,7 @@ def test_raw_file_to_scores(plugins: Path, results: dict[str, dict[str, Any]]) -
     assert list(results) == ["preprocess", "train", "evaluate", "export", "predict"]
     assert results["preprocess"]["rows"] == results["predict"]["rows"] == 5_000
     # The best ranking of the made-up visits has an AUC of about 0.81.
-    assert 0.75 < results["evaluate"]["metrics"]["test"]["auc"] < 0.9
+    assert 0.77 < results["evaluate"]["metrics"]["test"]["auc"] < 0.9
     scores = pq.read_table(plugins / "scores")
     assert scores.num_rows == 5_000
 
