@@ -7,8 +7,8 @@ of the four models on one and on two workers, `export`, and requests to `rayrec 
 SHA-256, numbers exactly. The program prints one row for each comparison with its first difference, and exits with 1 if
 any row differs. It knows recipes, commands, folders and HTTP only, so that the code behind them may change.
 
-CHECKOUT needs an environment with its dependencies in `.venv`, as `make setup` makes it. What it computes is kept in
-`--work` and found there by the next run; without `--work` nothing is kept.
+CHECKOUT needs an environment with its dependencies in `.venv`, as `make setup` makes it. What a commit computes
+is kept in `--work` and found there by the next run; without `--work` nothing is kept.
 """
 
 import argparse
@@ -22,7 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -70,32 +72,41 @@ class Side:
 
     def compute(self) -> dict[str, Any]:
         """What the checkout computes: the name of a comparison -> nested dicts and lists of what is compared."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         cache = self.folder / "computed.json"
-        if cache.exists():
-            return json.loads(cache.read_text())
-        self.folder.mkdir(parents=True)
-        others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        self.environment = {**others, "PYTHONPATH": str(self.checkout), "RAY_AUTH_MODE": "disabled"}
-        computed: dict[str, Any] = {}
-        with ray_head(self.environment, num_cpus=8, program=self.checkout / ".venv/bin/ray") as head:
-            self.environment["RAY_ADDRESS"] = head.address
-            for data in DATASETS:
-                computed |= self._dataset(data)
-            for model in RECIPES:
-                computed |= self._model(model)
-            computed |= self._answers()
-        cache.write_text(json.dumps(computed))
-        return json.loads(cache.read_text())  # the same types, whether it was computed now or before
+        computed = json.loads(cache.read_text()) if cache.exists() else {}
+        parts: dict[str, Callable[[], dict[str, Any]]] = {data: partial(self._dataset, data) for data in DATASETS}
+        parts |= {model: partial(self._model, model) for model in RECIPES}
+        parts["answers"] = self._answers
+        missing = [name for name in parts if name not in computed]
+        if missing:
+            with ray_head(self._environment, num_cpus=8, program=self.checkout / ".venv/bin/ray") as head:
+                self._environment["RAY_ADDRESS"] = head.address
+                for name in missing:
+                    computed[name] = parts[name]()
+                    cache.write_text(json.dumps(computed))
+        # From JSON, so that both sides have the same types, whether they were computed now or before.
+        return {what: found for part in json.loads(cache.read_text()).values() for what, found in part.items()}
+
+    @cached_property
+    def _environment(self) -> dict[str, str]:
+        others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
+        return {**others, "PYTHONPATH": str(self.checkout), "RAY_AUTH_MODE": "disabled"}
 
     @property
     def _program(self) -> list[str]:
         return [str(self.checkout / ".venv/bin/python"), "-m", "rayrec.cli"]
 
+    def _new(self, kind: str, name: str) -> Path:
+        """A folder that a command writes; what a run that was interrupted left there is removed."""
+        shutil.rmtree(self.folder / kind / name, ignore_errors=True)
+        return self.folder / kind / name
+
     def _rayrec(self, *arguments: object) -> str:
         """Run a command in the folder; returns what it prints. Raises RuntimeError if it fails."""
         print(f"{self.checkout.name}: rayrec {' '.join(map(str, arguments))}", file=sys.stderr, flush=True)
         command = [*self._program, *map(str, arguments)]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}:\n{done.stdout}\n{done.stderr}")
         return done.stdout
@@ -103,7 +114,7 @@ class Side:
     def _dataset(self, data: str) -> dict[str, Any]:
         """The generated raw files, and the dataset folder that the debug recipe makes of them."""
         model, file = DATASETS[data]
-        raw, dataset = self.folder / "raw" / data, self.folder / "dataset" / data
+        raw, dataset = self._new("raw", data), self._new("dataset", data)
         source = "movielens" if data == "interactions" and "movielens" in self._rayrec("generate", "--help") else data
         self._rayrec("generate", source, "--rows", self.rows, "--output", raw)
         generated = _hashes(raw)
@@ -127,7 +138,7 @@ class Side:
         """Losses, metrics and weights of a short training on one and on two workers."""
         computed: dict[str, Any] = {}
         for workers in (1, 2):
-            run, exported = (self.folder / kind / f"{model}-{workers}" for kind in ("run", "model"))
+            run, exported = (self._new(kind, f"{model}-{workers}") for kind in ("run", "model"))
             data = self.folder / "dataset" / DATA_OF[model]
             self._rayrec("train", RECIPES[model], "--data", data, "--output", run, "--workers", workers, *TRAINING)
             self._rayrec("export", run, "--output", exported)
@@ -151,7 +162,7 @@ class Side:
         models = [f"{model}={self.folder / 'model' / f'{model}-2'}" for model in RECIPES]
         command = [*self._program, "serve", *models, "--port", str(port)]
         with (self.folder / "serve.log").open("w") as log:
-            server = subprocess.Popen(command, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
+            server = subprocess.Popen(command, env=self._environment, stdout=log, stderr=subprocess.STDOUT)
         url = f"http://127.0.0.1:{port}/v1/models"
         answers: dict[str, Any] = {}
         try:
@@ -238,21 +249,28 @@ def first_difference(before: dict[str, Any], after: dict[str, Any]) -> str | Non
     return None
 
 
+def _folder(checkout: Path, work: Path | None, temporary: Path) -> Path:
+    """Where a checkout writes: by its commit in `work`, so that another run finds it, if nothing is changed since."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True, check=True).stdout
+
+    keeps = work is not None and not git("status", "--porcelain")
+    return (work if work and keeps else temporary / checkout.name).resolve() / git("rev-parse", "HEAD").strip()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, required=True, help="the other checkout")
-    parser.add_argument("--work", type=Path, help="folder that keeps what the other checkout computed")
+    parser.add_argument("--work", type=Path, help="folder that keeps what commits computed")
     parser.add_argument("--rows", type=int, default=6000, help="rows of each generated data set")
     parser.add_argument("--output", type=Path, help="file to write the table to, as JSON")
     options = parser.parse_args()
     before = options.before.resolve()
     with tempfile.TemporaryDirectory(prefix="rayrec-same-bits-") as temporary:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=before, capture_output=True, text=True, check=True)
-        kept = (options.work or Path(temporary)).resolve() / f"{commit.stdout[:12]}-{options.rows}"
-        if kept.exists() and not (kept / "computed.json").exists():
-            shutil.rmtree(kept)
-        expected = Side(before, kept, options.rows).compute()
-        actual = Side(REPOSITORY, Path(temporary) / "after", options.rows).compute()
+        folders = [_folder(checkout, options.work, Path(temporary)) for checkout in (before, REPOSITORY)]
+        expected = Side(before, folders[0] / f"rows-{options.rows}", options.rows).compute()
+        actual = Side(REPOSITORY, folders[1] / f"rows-{options.rows}", options.rows).compute()
     sides = {what: (flat(expected.get(what)), flat(actual.get(what))) for what in {**expected, **actual}}
     differences = {what: first_difference(*values) for what, values in sides.items()}
     table = Table("what", "values", "equal, or the first difference", title=f"{before} and {REPOSITORY}")
@@ -264,7 +282,7 @@ def main() -> None:
     for change, reason in INTENDED.items():
         console.print(f"  {change}: {reason}", highlight=False)
     if options.output:
-        report = {"before": commit.stdout.strip(), "rows": options.rows, "intended": INTENDED}
+        report = {"commits": [folder.name for folder in folders], "rows": options.rows, "intended": INTENDED}
         options.output.write_text(json.dumps({**report, "differences": differences}, indent=2) + "\n")
     sys.exit(any(differences.values()))
 
