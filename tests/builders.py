@@ -39,9 +39,8 @@ def make_schema(
     cardinalities: Sequence[int] = (11, 101, 1_009, 23),
     group: bool = False,
     weight: bool = False,
-    leak: bool = False,
 ) -> Schema:
-    """Features I1.., C1.., M1.. in this order; label `label`, optional `group`, `weight` and `leak` columns.
+    """Features I1.., C1.., M1.. in this order; label `label`, optional `group` and `weight` columns.
 
     Table i, multi-hot ones counted after the categorical ones, has `cardinalities[i % len(cardinalities)]` rows.
     """
@@ -50,7 +49,6 @@ def make_schema(
         label="label",
         group="group" if group else None,
         weight="weight" if weight else None,
-        leak="leak" if leak else None,
         features=(
             *(NumericFeature(name=f"I{i + 1}") for i in range(numeric)),
             *(CategoricalFeature(name=f"C{i + 1}", cardinality=n) for i, n in enumerate(sizes[:categorical])),
@@ -99,8 +97,6 @@ def make_rows(schema: Schema, rows: int, seed: int) -> pa.Table:
         columns[schema.group] = pa.array(np.arange(rows, dtype=np.int64) // 7)
     if schema.weight:
         columns[schema.weight] = pa.array(rng.integers(0, 5, rows).astype(np.float32) / 2)
-    if schema.leak:
-        columns[schema.leak] = pa.array(((rng.random(rows) < 0.2) & labels).astype(np.float32))
     return pa.table(columns)
 
 
@@ -117,7 +113,6 @@ def make_dataset(
     cardinalities: Sequence[int] = (11, 101, 1_009, 23),
     group: bool = False,
     weight: bool = False,
-    leak: bool = False,
     recipe: Recipe | None = None,
     group_sizes: Sequence[int] = (),
 ) -> Dataset:
@@ -127,7 +122,7 @@ def make_dataset(
     `make_rows`; features have no transforms, so the folder has no vocabulary. `recipe` goes into the manifest.
     `group_sizes`: rows of the groups, in turn, which are then whole in row groups.
     """
-    columns = {"group": group or bool(group_sizes), "weight": weight, "leak": leak}
+    columns = {"group": group or bool(group_sizes), "weight": weight}
     schema = make_schema(numeric, categorical, multi_hot, cardinalities=cardinalities, **columns)
     splits = {"train": rows} if isinstance(rows, int) else rows
     tables = {name: make_rows(schema, count, seed + i) for i, (name, count) in enumerate(splits.items())}

@@ -39,8 +39,6 @@ def rows_of(dataset: Dataset, batch: Batch) -> list[dict[str, Any]]:
     columns[schema.label] = batch.label.tolist()
     if schema.group:
         columns[schema.group] = batch.group.tolist()
-    if schema.leak:
-        columns[schema.leak] = batch.leak.tolist()
     columns[schema.weight or "weight"] = batch.weight.tolist()
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
@@ -50,7 +48,7 @@ def padded(dataset: Dataset, table: pa.Table, size: int) -> list[dict[str, Any]]
     schema = dataset.schema
     rows = [{**row, schema.weight or "weight": row.get(schema.weight, 1.0)} for row in table.to_pylist()]
     blank = {f.name: 0 for f in schema.features} | {schema.label: 0.0}
-    blank |= ({schema.group: 0} if schema.group else {}) | ({schema.leak: 0.0} if schema.leak else {})
+    blank |= {schema.group: 0} if schema.group else {}
     padding = dict(rows[0] if rows else blank) | {schema.weight or "weight": 0.0}
     padding |= {f.name: [] for f in schema.categorical if f.kind == "multi_hot"}
     return rows + [padding] * (size - len(rows))

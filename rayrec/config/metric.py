@@ -8,7 +8,7 @@ from pydantic import AfterValidator
 RankingMetric = Literal["hr", "ndcg", "recall", "map"]
 
 _HIGHER_IS_BETTER: dict[str, bool] = {"auc": True, "log_loss": False, "normalized_entropy": False}
-_RANKING = re.compile(r"(hr|ndcg|recall|map|map_with_leak)@[1-9]\d*")
+_RANKING = re.compile(r"(hr|ndcg|recall|map)@[1-9]\d*")
 
 
 def ranking_metric(metric: str, k: int) -> str:

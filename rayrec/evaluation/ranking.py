@@ -1,4 +1,4 @@
-"""Exact metrics of ranked lists, one list a group (a user's candidates, a display's ads), in bounded memory.
+"""Exact metrics of ranked lists, one list a group (the candidates of a user or a request), in bounded memory.
 
 A group's rows are ranked by descending score; ranks count from 1. With P > 0 positives at ranks r_1 < ... < r_P:
 
@@ -7,8 +7,7 @@ A group's rows are ranked by descending score; ranks count from 1. With P > 0 po
 - `ndcg@k` (Jarvelin & Kekalainen 2002, "Cumulated gain-based evaluation of IR techniques", gain 1, base 2): sum of
   1 / log2(r_j + 1) over r_j <= k, divided by its largest possible value, that of ranks 1 ... min(P, k).
 - `map@k` (mean average precision, cut as by Kaggle): sum of j / r_j over r_j <= k, divided by min(P, k). j / r_j is
-  the precision at r_j; with one positive it is 1 / r_1. `map_with_leak@k` ranks by probability + leak, a column of the
-  dataset, instead.
+  the precision at r_j; with one positive it is 1 / r_1.
 
 Each is averaged over the groups that have a positive, each of which counts once; `groups` is how many these are. Rows
 count once whatever their weight, and not at all with weight 0. Ties among negatives, and among positives, change

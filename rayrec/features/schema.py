@@ -83,9 +83,6 @@ class Schema(Config):
     """Column of int64 group ids for ranking metrics."""
     weight: str | None = None
     """Column of float32 row weights."""
-    leak: str | None = None
-    """Column of float32 that is not a feature but tells something of the answer (as events after a display can give
-    clicks away): `map_with_leak@k` ranks by probability plus this."""
     candidate: str | None = None
     """Column of int64 ids of what a group's rows offer, so that predictions can name it."""
     features: tuple[Feature, ...]
@@ -116,7 +113,7 @@ class Schema(Config):
     @property
     def other_columns(self) -> tuple[str, ...]:
         """The columns of a dataset that are not features, the label first."""
-        optional = (self.group, self.weight, self.leak, self.candidate)
+        optional = (self.group, self.weight, self.candidate)
         return (self.label, *(name for name in optional if name is not None))
 
     @property

@@ -30,7 +30,6 @@ class BatchArrays:
     label: Tensor
     weight: Tensor
     group: Tensor | None
-    leak: Tensor | None = None
 
     def to_batch(self, schema: Schema, device: torch.device) -> Batch:
         """Copy to `device`, without waiting if the arrays are pinned."""
@@ -60,7 +59,6 @@ class BatchArrays:
             label=move(self.label),
             weight=move(self.weight),
             group=None if self.group is None else move(self.group),
-            leak=None if self.leak is None else move(self.leak),
         )
 
 
@@ -145,7 +143,6 @@ class BatchAssembler:
         dense = self._empty((size, len(schema.numeric)), torch.float32)
         label, weight = self._empty((size,), torch.float32), self._empty((size,), torch.float32)
         group = self._empty((size,), torch.int64) if schema.group else None
-        leak = self._empty((size,), torch.float32) if schema.leak else None
         one_hot = sum(not isinstance(f, MultiHotFeature) for f in schema.categorical)
 
         _copy(dense.numpy(), [(p.target, p.rows.dense[p.source]) for p in pieces], filled)
@@ -157,19 +154,17 @@ class BatchAssembler:
         weight[filled:] = 0.0
         if group is not None:
             _copy(group.numpy(), [(p.target, _present(p.rows.group)[p.source]) for p in pieces], filled)
-        if leak is not None:
-            _copy(leak.numpy(), [(p.target, _present(p.rows.leak)[p.source]) for p in pieces], filled)
 
         if not has_lists:
             ids = self._empty((one_hot, size), self._id_type)
             self._fill_one_hot(ids.numpy(), pieces, filled)
-            return BatchArrays(dense, ids.view(-1), None, [size] * one_hot, label, weight, group, leak)
+            return BatchArrays(dense, ids.view(-1), None, [size] * one_hot, label, weight, group)
 
         per_feature = self._ids_per_feature(pieces, size)
         ids = self._empty((sum(per_feature),), self._id_type)
         lengths = self._empty((len(per_feature), size), self._id_type)
         self._fill_mixed(ids.numpy(), lengths.numpy(), per_feature, pieces, filled)
-        return BatchArrays(dense, ids, lengths.view(-1), per_feature, label, weight, group, leak)
+        return BatchArrays(dense, ids, lengths.view(-1), per_feature, label, weight, group)
 
     def _fill_one_hot(self, ids: NDArray[np.integer], pieces: list[_Piece], filled: int) -> None:
         for piece in pieces:

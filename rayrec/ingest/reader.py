@@ -51,8 +51,6 @@ class PackedRows:
     """(n,)"""
     group: NDArray[np.int64] | None
     """(n,)"""
-    leak: NDArray[np.float32] | None
-    """(n,)"""
 
     def __len__(self) -> int:
         return len(self.label)
@@ -66,7 +64,6 @@ class PackedRows:
             multi_hot=tuple(ragged.take(rows) for ragged in self.multi_hot),
             weight=None if self.weight is None else self.weight[rows],
             group=None if self.group is None else self.group[rows],
-            leak=None if self.leak is None else self.leak[rows],
         )
 
 
@@ -82,7 +79,7 @@ class RowPacker:
     def columns(self) -> list[str]:
         """The Parquet columns that are read."""
         schema = self.schema
-        others = (schema.label, schema.weight, schema.group, schema.leak)
+        others = (schema.label, schema.weight, schema.group)
         return [f.name for f in schema.features] + [name for name in others if name]
 
     @property
@@ -149,7 +146,6 @@ class RowPacker:
             multi_hot=tuple(_ragged_column(table, f, self.id_type, origin).take(rows) for f in multi_hot),
             weight=None if schema.weight is None else np.ascontiguousarray(values(schema.weight, np.float32)),
             group=None if schema.group is None else np.ascontiguousarray(values(schema.group, np.int64)),
-            leak=None if schema.leak is None else np.ascontiguousarray(values(schema.leak, np.float32)),
         )
 
     def to_table(self, rows: PackedRows) -> pa.Table:
@@ -161,8 +157,6 @@ class RowPacker:
             arrays["weight"] = rows.weight
         if rows.group is not None:
             arrays["group"] = rows.group
-        if rows.leak is not None:
-            arrays["leak"] = rows.leak
         return pa.table({name: _as_binary(array) for name, array in arrays.items()})
 
     def from_table(self, table: pa.Table) -> Iterable[PackedRows]:
@@ -188,7 +182,6 @@ class RowPacker:
             ),
             weight=array("weight", np.float32) if "weight" in buffers else None,
             group=array("group", np.int64) if "group" in buffers else None,
-            leak=array("leak", np.float32) if "leak" in buffers else None,
         )
 
 

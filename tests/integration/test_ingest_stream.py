@@ -21,7 +21,7 @@ STREAM = IngestConfig(read_streams=4, prefetch_batches=2)
 
 DATASETS = {
     "plain": {"rows": 1_200},
-    "everything": {"rows": 1_200, "multi_hot": 2, "weight": True, "group": True, "leak": True},
+    "everything": {"rows": 1_200, "multi_hot": 2, "weight": True, "group": True},
     "tiny row groups": {"rows": 200, "rows_per_row_group": 3, "rows_per_part": 31},
     "one row": {"rows": 1, "multi_hot": 1},
 }

@@ -80,7 +80,7 @@ def _recipe(optimizer: dict[str, Any] = ADAGRAD, plan: str = "tables", size: int
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clicks") / "data"
-    columns = {"numeric": 3, "categorical": 4, "multi_hot": 2, "leak": True}
+    columns = {"numeric": 3, "categorical": 4, "multi_hot": 2}
     make_dataset(folder, ROWS, **columns, seed=1, group_sizes=DISPLAYS)
     return folder
 
@@ -223,13 +223,10 @@ def test_scores_do_not_depend_on_the_plan(logits: dict[str, np.ndarray], plan: s
 def test_map_at_any_workers_and_batch_size(
     runs: Path, dataset: Path, logits: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
-    rows = pq.read_table(dataset / "test", columns=["group", "label", "leak"]).to_pydict()
+    rows = pq.read_table(dataset / "test", columns=["group", "label"]).to_pydict()
     scores = 1 / (1 + np.exp(-logits["one"].astype(np.float64)))
-    expected = {
-        "map@12": _map(rows["group"], rows["label"], scores),
-        "map_with_leak@12": _map(rows["group"], rows["label"], scores + np.array(rows["leak"])),
-    }
-    assert 0.3 < expected["map@12"] < expected["map_with_leak@12"] < 0.95
+    expected = {"map@12": _map(rows["group"], rows["label"], scores)}
+    assert 0.3 < expected["map@12"] < 0.95
     checkpoint = runs / "adagrad-mixed" / "checkpoints" / checkpoint_name(STEPS)
     plans = [_recipe(plan="mixed", size=size) for size in (10, 64, 128, 1_000)]
     for workers in (1, 2):
@@ -238,7 +235,7 @@ def test_map_at_any_workers_and_batch_size(
             assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-9, rel=0)
             assert found["groups"] == len({g for g, y in zip(rows["group"], rows["label"], strict=True) if y})
     metrics = json.loads((runs / "adagrad-mixed" / "metrics.json").read_text())["test"]
-    assert metrics["map_with_leak@12"] == pytest.approx(expected["map_with_leak@12"], abs=1e-9)
+    assert metrics["map@12"] == pytest.approx(expected["map@12"], abs=1e-9)
 
 
 def test_the_model_folder_scores_as_the_trained_model(

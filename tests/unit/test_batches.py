@@ -22,7 +22,7 @@ DATASETS = {
     "plain": {"rows": 700},
     "multi-hot": {"rows": 300, "multi_hot": 2},
     "multi-hot only": {"rows": 300, "categorical": 0, "multi_hot": 2},
-    "further columns": {"rows": 300, "weight": True, "group": True, "leak": True},
+    "further columns": {"rows": 300, "weight": True, "group": True},
     "no numeric": {"rows": 300, "numeric": 0},
     "no categorical": {"rows": 300, "categorical": 0},
     "tiny row groups": {"rows": 150, "rows_per_row_group": 3, "rows_per_part": 31},
@@ -167,13 +167,13 @@ def test_a_split_smaller_than_a_batch_is_refused_in_training_only(tmp_path):
 
 
 def test_packed_rows_pass_through_arrow_unchanged(tmp_path):
-    columns = {"multi_hot": 2, "group": True, "weight": True, "leak": True}
+    columns = {"multi_hot": 2, "group": True, "weight": True}
     dataset: Dataset = make_dataset(tmp_path / "data", 90, **columns, rows_per_row_group=30)
     packer = RowPacker(dataset.folder, dataset.schema)
     packed = [packer.read("train/part-00000.parquet", group, slice(group, 20)) for group in range(3)]
     table = pa.concat_tables([packer.to_table(rows) for rows in packed]).combine_chunks()
     for one, other in zip(packed, packer.from_table(table), strict=True):
-        for name in ("label", "dense", "one_hot", "weight", "group", "leak"):
+        for name in ("label", "dense", "one_hot", "weight", "group"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
         for mine, theirs in zip(one.multi_hot, other.multi_hot, strict=True):
             np.testing.assert_array_equal(mine.offsets, theirs.offsets)

@@ -27,8 +27,6 @@ class Batch(Pipelineable):
     """(B,) float32; 0 for padding, 1 for real rows unless the schema has a weight column."""
     group: Tensor | None = None
     """(B,) int64 group ids where the schema has a group column."""
-    leak: Tensor | None = None
-    """(B,) float32 where the schema has a leak column; for metrics alone."""
 
     @property
     def size(self) -> int:

@@ -1,14 +1,13 @@
-"""What the features of a row are made of: tables of documents, ads, rates of clicks and users' profiles, by key.
+"""The statistics of a dataset: tables of documents, ads, rates of clicks and users' profiles, looked up by key.
 
     statistics/constants.json
     statistics/documents/   document -> source, publisher, time of publication, values of the three aspects
     statistics/ads/         ad -> document, campaign, advertiser
     statistics/rates/<key>/ key -> rows of train, clicked rows, distinct ads
-    statistics/profiles/    user -> page views, documents viewed, weights by value (`full`)
-    statistics/counts/<of>/ place, state, country, entity -> occurrences (`original` of `full`)
+    statistics/profiles/    user -> page views, documents viewed, weights by value (`full` alone)
 
-The tables are those of `rayrec.features.keyed_table`. Preprocessing writes them into the dataset, export copies them
-into the model, and the same code computes features from them in both.
+The tables have the format of `rayrec.features.keyed_table`. Preprocessing writes them into the dataset, export copies
+them into the model, and the same code computes the features from them in both.
 """
 
 from dataclasses import dataclass, field
@@ -25,14 +24,14 @@ from rayrec.config import Config
 from rayrec.features.keyed_table import HASH, KeyedTable
 
 CONSTANTS_FILE = "constants.json"
-RATES_FOLDER, COUNTS_FOLDER = "rates", "counts"
+RATES_FOLDER = "rates"
 Aspect = Literal["category", "topic", "entity"]
 ASPECTS: tuple[Aspect, ...] = ("category", "topic", "entity")
 PLURALS: dict[Aspect, str] = {"category": "categories", "topic": "topics", "entity": "entities"}
 
 _HASH = pa.field(HASH, pa.int64(), False)
 _VALUE = pa.field("value", pa.int64(), False)
-"""Of an entity: the hash of its text."""
+"""An id of an aspect; for an entity the hash of its text."""
 _DOCUMENT_VALUE = pa.struct(
     [_VALUE, pa.field("confidence", pa.float64(), False), pa.field("weight", pa.float64(), False)]
 )
@@ -45,9 +44,9 @@ DOCUMENT_SCHEMA = pa.schema(
         pa.field("source_id", pa.int64()),
         pa.field("publisher_id", pa.int64()),
         pa.field("publish_time", pa.int64()),  # milliseconds since the Unix epoch
-        # Values ascending; the weight of one that similarities leave out is NaN.
+        # Values ascending.
         *(pa.field(aspect, pa.list_(_DOCUMENT_VALUE), False) for aspect in ASPECTS),
-        # The values of highest confidence, as the lists of features have them.
+        # The values of the highest confidence, in the order of the list features.
         *(pa.field(f"{aspect}_list", pa.list_(pa.int64()), False) for aspect in ASPECTS),
     ]
 )
@@ -70,85 +69,73 @@ PROFILE_SCHEMA = pa.schema(
         *(pa.field(f"{aspect}_norm", pa.float64(), False) for aspect in ASPECTS),
     ]
 )
-TEXT_COUNT_SCHEMA = pa.schema([_HASH, pa.field("text", pa.string(), False), pa.field("count", pa.int64(), False)])
-VALUE_COUNT_SCHEMA = pa.schema([_HASH, _VALUE, pa.field("count", pa.int64(), False)])
 
 
 @dataclass(frozen=True)
 class RateKey:
-    """What rates of clicks are taken by."""
+    """A key that clicks are counted by, such as the ad or the publisher of its document."""
 
     name: str
     least: int
-    """Rows of train that a key needs more than."""
-    lean_least: int | None = None
-    """The same for the original of `lean`, where that has the key."""
+    """A rate is known if more rows of `train` than these have the key."""
     columns: tuple[str, ...] = ("first",)
     aspect: Aspect | None = None
-    """Where the (last) part of the key is a value of an aspect of the ad document."""
+    """The aspect of the ad document whose values are the last part of the key, if any."""
     with_country: bool = False
     """Whether the first part is the country of the event."""
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the key's table; `confidence` is the mean of those that its rows' ad documents have in the value."""
+        """The schema of the key's table; `confidence` is the mean of the ad documents' confidences in the value."""
         keys = [pa.field(name, pa.int64(), False) for name in self.columns]
         counts = [pa.field(name, pa.int64(), False) for name in ("views", "clicks", "ads")]
         return pa.schema([_HASH, *keys, *counts, pa.field("confidence", pa.float64(), False)])
 
 
 def _with_country(name: str, least: int, aspect: Aspect | None = None) -> RateKey:
-    return RateKey(f"country_{name}", least, None, ("first", "second"), aspect, True)
+    return RateKey(f"country_{name}", least, ("first", "second"), aspect, True)
 
 
 RATE_KEYS = {
     key.name: key
     for key in (
-        RateKey("ad", 5, 4),
-        RateKey("document", 5, 4),
-        RateKey("document_pair", 5, None, ("first", "second")),
-        RateKey("source", 10, 9),
-        RateKey("publisher", 10, 9),
+        RateKey("ad", 5),
+        RateKey("document", 5),
+        RateKey("document_pair", 5, ("first", "second")),
+        RateKey("source", 10),
+        RateKey("publisher", 10),
         _with_country("source", 5),
-        RateKey("advertiser", 10, 9),
-        RateKey("campaign", 10, 9),
-        RateKey("category", 10, None, aspect="category"),
-        RateKey("topic", 10, None, aspect="topic"),
+        RateKey("advertiser", 10),
+        RateKey("campaign", 10),
+        RateKey("category", 10, aspect="category"),
+        RateKey("topic", 10, aspect="topic"),
         _with_country("category", 10, "category"),
         _with_country("topic", 10, "topic"),
-        RateKey("entity", 5, None, aspect="entity"),
+        RateKey("entity", 5, aspect="entity"),
         _with_country("entity", 5, "entity"),
     )
 }
-"""In the order of docs/outbrain.md."""
-COUNTED_TEXTS = ("place", "state", "country")
+"""The keys by name, in the order of docs/outbrain.md."""
 
 
 class Constants(Config):
-    """What the features need besides the tables."""
+    """The numbers that the features need besides the tables."""
 
     feature_set: Literal["full", "lean"]
-    original: bool
     documents: NonNegativeInt
-    """Documents that have a source."""
+    """Number of documents that have a source."""
     values: dict[str, NonNegativeInt]
-    """Distinct values by aspect."""
+    """Number of distinct values by aspect."""
     mean_rate: float
-    """Clicked rows per row of train."""
+    """Share of the rows of `train` that were clicked."""
     smoothing: NonNegativeFloat
-
-    @property
-    def is_original_full(self) -> bool:
-        """Whether events without a place or platform count as absent, rows are multiplied by their page views, places
-        and entities are coded by their numbers, and similarities take the logarithm twice."""
-        return self.original and self.feature_set == "full"
 
     def save(self, folder: Path) -> None:
         write_json(folder / CONSTANTS_FILE, self.model_dump(mode="json"))
 
     @classmethod
     def load(cls, folder: Path) -> "Constants":
-        """Raises UserError where the file is missing or damaged."""
+        """Read the constants of `folder`. Raises UserError if the file is missing or damaged."""
         path = folder / CONSTANTS_FILE
         try:
             return cls.model_validate_json(path.read_bytes())
@@ -160,24 +147,24 @@ class Constants(Config):
 
 @dataclass(frozen=True)
 class Statistics:
-    """The tables of a folder, opened as they are first used."""
+    """The tables of a folder, each opened when it is first used."""
 
     folder: Path
     constants: Constants
     rates_by_fold: Path | None = None
-    """Folder of tables of rates that also have the sums of each fold of train (views_0, clicks_0, ...), which
-    preprocessing alone needs."""
+    """Folder of tables of rates that also have the sums of each fold of `train` (views_0, clicks_0, ...); only
+    preprocessing has it."""
     _opened: dict[Path, KeyedTable] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def open(cls, folder: Path, rates_by_fold: Path | None = None) -> "Statistics":
-        """Raises UserError where the folder holds no statistics."""
+        """The statistics in `folder`. Raises UserError if it holds none."""
         return cls(folder, Constants.load(folder), rates_by_fold)
 
     @classmethod
     @lru_cache(maxsize=4)
     def cached(cls, folder: Path, rates_by_fold: Path | None = None) -> "Statistics":
-        """What this process opened before; the folders must not change meanwhile."""
+        """The statistics that this process opened before; the folders must not change meanwhile."""
         return cls.open(folder, rates_by_fold)
 
     @property
@@ -195,12 +182,8 @@ class Statistics:
     def rates(self, key: RateKey) -> KeyedTable:
         return self._table((self.rates_by_fold or self.folder / RATES_FOLDER) / key.name)
 
-    def counts(self, of: str) -> KeyedTable:
-        """Occurrences of places, states, countries (texts) or entities (values)."""
-        return self._table(self.folder / COUNTS_FOLDER / of)
-
     def _table(self, folder: Path) -> KeyedTable:
-        # Two threads may open a table at once: either of the two is as good.
+        # Two threads may open a table at once; either of the two tables will do.
         if folder not in self._opened:
             self._opened[folder] = KeyedTable(folder)
         return self._opened[folder]

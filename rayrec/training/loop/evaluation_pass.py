@@ -16,12 +16,10 @@ def evaluate_split(
 ) -> dict[str, float | None]:
     """Metrics over every row of `split`, each counted once; the same on every rank. A collective.
 
-    They are the metrics of `BinaryMetrics` and, if the recipe asks for them, of `RankingMetrics`; if the dataset has a
-    leak column, `map@k` also comes as `map_with_leak@k`.
+    The metrics are those of `BinaryMetrics` and, if the recipe asks for them, those of `RankingMetrics`.
     """
     binary = BinaryMetrics.from_config(config)
     ranking = RankingMetrics(config.ranking) if config.ranking is not None else None
-    leaked = _with_leak(config, splits)
     ranks_rows = config.ranking is not None and config.ranking.candidates == "given"
     size = config.global_batch_size
     model.dense_network.eval()
@@ -31,10 +29,6 @@ def evaluate_split(
             binary.update(logits, batch.label, batch.weight)
             if ranking is not None and ranks_rows:
                 _rank(ranking, batch, logits)
-            if leaked is not None:
-                assert batch.leak is not None
-                # Not as logits: the leak is added to a probability. In float64, where adding keeps scores apart.
-                _rank(leaked, batch, logits.double().sigmoid() + batch.leak)
     if ranking is not None and not ranks_rows:
         for batch in splits.all_candidates(split, global_batch_size=size):
             _rank(ranking, batch, model.logits(batch))
@@ -42,18 +36,7 @@ def evaluate_split(
     metrics = compute_over_ranks(binary)
     if ranking is not None:
         metrics |= compute_over_ranks(ranking)
-    if leaked is not None:
-        means = compute_over_ranks(leaked)
-        metrics |= {name.replace("map@", "map_with_leak@"): means[name] for name in means if name != "groups"}
     return metrics
-
-
-def _with_leak(config: EvaluateConfig, splits: SplitReader) -> RankingMetrics | None:
-    """The accumulator of `map_with_leak@k`, if the recipe measures `map@k` and the dataset has the column."""
-    ranking = config.ranking
-    if splits.dataset.schema.leak is None or ranking is None or "map" not in ranking.metrics:
-        return None
-    return RankingMetrics(ranking.model_copy(update={"metrics": ("map",)})) if ranking.candidates == "given" else None
 
 
 def _rank(ranking: RankingMetrics, batch: Batch, scores: Tensor) -> None:

@@ -1,1 +1,1 @@
-"""Features of rows, each an ad in a context, from the statistics: in Spark for tables, in serving for requests."""
+"""Features of ads in a context, computed from the statistics: by Spark for tables, by the server for requests."""

@@ -1,4 +1,4 @@
-"""What a feature is: its name, how its raw values come of rows, and how they become what a model reads."""
+"""What a feature is: its name, how its raw values are computed, and how they become what a model reads."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from rayrec.features.transforms import CategoricalTransform, Fill, Hash, Log, Lo
 from rayrec.sources.outbrain.features.rows import Rows
 
 Fit = Literal["none", "range", "deviation", "median"]
-"""What a numeric feature needs to know of the rows of train, after the transforms that come before: nothing, its least
-and largest value, its mean and standard deviation, or its median."""
+"""What is fitted to a numeric feature in the rows of `train`, after the transforms in `before`: nothing, its least and
+largest value, its mean and standard deviation, or its median."""
 
 
 @dataclass(frozen=True)
 class Numeric:
-    """A number; NaN where missing, which a model reads as 0."""
+    """A number; NaN if missing, which a model reads as 0."""
 
     name: str
     compute: Callable[[Rows], NDArray[np.float64]]
@@ -38,7 +38,7 @@ class Numeric:
 
 @dataclass(frozen=True)
 class OneHot:
-    """A category; null where missing."""
+    """A category; null if missing."""
 
     name: str
     compute: Callable[[Rows], pa.Array]
@@ -93,25 +93,25 @@ Definition = Numeric | OneHot | MultiHot
 
 
 def plain(name: str, compute: Callable[[Rows], NDArray[np.float64]]) -> Numeric:
-    """A number as it is."""
+    """A number without transforms."""
     return Numeric(name, compute)
 
 
 def scaled_share(name: str, compute: Callable[[Rows], NDArray[np.float64]]) -> Numeric:
-    """log2(1 + 1000 x), then into 0 ... 1."""
+    """A share x as log2(1 + 1000 x), scaled to 0 ... 1."""
     return Numeric(name, compute, "range", (Log2(scale=1000.0),))
 
 
 def scaled_count(name: str, compute: Callable[[Rows], NDArray[np.float64]]) -> Numeric:
-    """log2(1 + x), then into 0 ... 1."""
+    """A count x as log2(1 + x), scaled to 0 ... 1."""
     return Numeric(name, compute, "range", (Log2(scale=1.0),))
 
 
 def standardized_count(name: str, compute: Callable[[Rows], NDArray[np.float64]]) -> Numeric:
-    """ln(1 + x), missing 0, less its mean and over its standard deviation."""
+    """A count x as ln(1 + x), 0 if missing, minus the mean and divided by the standard deviation."""
     return Numeric(name, compute, "deviation", (Fill(value=0.0), Log(offset=1.0)))
 
 
 def filled_days(name: str, compute: Callable[[Rows], NDArray[np.float64]]) -> Numeric:
-    """Missing values filled with the median, then ln(1 + x)."""
+    """A number of days x as ln(1 + x), the median if missing."""
     return Numeric(name, compute, "median", after=(Log(offset=1.0),))

@@ -1,4 +1,4 @@
-"""Rows, each an ad shown in a context, with what the statistics hold of them, looked up once."""
+"""Rows, each an ad shown in a context, and what the statistics hold of them, looked up once."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.mapped_columns import Lists, Numbers
-from rayrec.sources.outbrain.features.places import country_keys
+from rayrec.sources.outbrain.places import country_keys
 from rayrec.sources.outbrain.statistics import Aspect, Constants, Statistics
 
 T = TypeVar("T")
@@ -26,11 +26,11 @@ ROW_SCHEMA = pa.schema(
     ]
 )
 FOLD = "fold"
-"""Optional column (int8): the fold of a row of train, whose rates then leave that fold out; null for other rows."""
+"""Optional column (int8): the fold of a row of `train`, whose rates then leave that fold out; null for other rows."""
 
 
 class Rows:
-    """n rows. Arrays are (n,) in their order; look-ups give rows of the statistics' tables."""
+    """n rows. Arrays are (n,) in their order; `user`, `landing`, `ad` and `ad_document` are rows of the statistics' tables."""
 
     def __init__(self, statistics: Statistics, batch: pa.RecordBatch) -> None:
         """`batch`: columns of `ROW_SCHEMA`, perhaps `FOLD`, among others."""
@@ -76,7 +76,7 @@ class Rows:
 
     @cached_property
     def fold(self) -> Numbers | None:
-        """What rates leave out; None where nothing of any row."""
+        """The fold that the rates of a row leave out; None if the rates of no row leave anything out."""
         return self._numbers(FOLD) if FOLD in self._batch.schema.names else None
 
     @cached_property
@@ -109,15 +109,15 @@ class Rows:
         return self.statistics.documents.numbers(column, self.ad_document)
 
     def landing_values(self, aspect: Aspect) -> Lists:
-        """Value, confidence and weight of the values of the landing document."""
+        """The values of the landing document, with confidences and weights."""
         return self.once(f"landing {aspect}", lambda: self.statistics.documents.lists(aspect, self.landing))
 
     def ad_values(self, aspect: Aspect) -> Lists:
-        """Value, confidence and weight of the values of the ad document."""
+        """The values of the ad document, with confidences and weights."""
         return self.once(f"ad {aspect}", lambda: self.statistics.documents.lists(aspect, self.ad_document))
 
     def once(self, name: str, compute: Callable[[], T]) -> T:
-        """What `compute` gave the first time that it was asked for by this name: several features are made of it."""
+        """The result of `compute`, which is called once for each name: several features are made of one result."""
         if name not in self._computed:
             self._computed[name] = compute()
         return self._computed[name]

@@ -1,6 +1,6 @@
-"""Cosines of sparse vectors over the values of an aspect; NaN where missing. See docs/outbrain.md."""
+"""Cosines of sparse vectors over the values of an aspect; NaN if missing. See docs/outbrain.md."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,32 +12,46 @@ from rayrec.sources.outbrain.statistics import Aspect
 
 
 @dataclass(frozen=True)
-class _Side:
-    """A vector for each of n rows."""
+class _Vectors:
+    """A sparse vector for each of n rows."""
 
     parts: Iterable[Ranges]
     """Values, ascending in each row, and weights, wherever they lie."""
     sizes: NDArray[np.int64]
-    """(n,) values of each."""
+    """(n,) number of values."""
     norms: NDArray[np.float64]
+    """(n,)"""
 
 
 @dataclass(frozen=True)
 class UserSimilarity:
-    """Of n rows."""
+    """Similarities of n rows and how far to trust them, (n,) each."""
 
     similarity: NDArray[np.float64]
     confidence: NDArray[np.float64]
 
 
-def landing_similarity(rows: Rows, aspect: Aspect) -> NDArray[np.float64]:
-    """(n,) cosines of the landing document with the ad document."""
-    similarity, _ = _cosine(rows, _documents(rows.landing_values(aspect)), _documents(rows.ad_values(aspect)))
-    return similarity
+def landing_similarity(aspect: Aspect) -> Callable[[Rows], NDArray[np.float64]]:
+    """What computes the cosines (n,) of the landing document with the ad document."""
+
+    def compute(rows: Rows) -> NDArray[np.float64]:
+        return _cosine(len(rows), _documents(rows.landing_values(aspect)), _documents(rows.ad_values(aspect)))[0]
+
+    return compute
 
 
-def user_similarity(rows: Rows, aspect: Aspect) -> UserSimilarity:
-    """Of the user's profile with the ad document."""
+def user_similarity(aspect: Aspect) -> Callable[[Rows], NDArray[np.float64]]:
+    """What computes the cosines (n,) of the user's profile with the ad document."""
+    return lambda rows: compute_user_similarity(rows, aspect).similarity
+
+
+def user_similarity_confidence(aspect: Aspect) -> Callable[[Rows], NDArray[np.float64]]:
+    """What computes the confidences (n,) of these cosines."""
+    return lambda rows: compute_user_similarity(rows, aspect).confidence
+
+
+def compute_user_similarity(rows: Rows, aspect: Aspect) -> UserSimilarity:
+    """Compare the user's profile with the ad document, once for these rows."""
     return rows.once(f"user similarity {aspect}", lambda: _user_similarity(rows, aspect))
 
 
@@ -47,46 +61,39 @@ def _user_similarity(rows: Rows, aspect: Aspect) -> UserSimilarity:
     parts = list(profiles.ranges(aspect, user))
     for part in parts:
         sizes[part.asked] = part.stop - part.start
-    left = _Side(parts, sizes, profiles.numbers(f"{aspect}_norm", user).values)
+    left = _Vectors(parts, sizes, profiles.numbers(f"{aspect}_norm", user).values)
     right = _documents(rows.ad_values(aspect))
-    similarity, common = _cosine(rows, left, right)
+    similarity, common = _cosine(len(rows), left, right)
     chance = sizes * right.sizes / max(rows.constants.values[aspect], 1) ** 2
     confidence = np.where(common > 0, 1.0 - chance**common, chance)
     return UserSimilarity(similarity, np.where((sizes > 0) & (right.sizes > 0), confidence, np.nan))
 
 
-def _documents(lists: Lists) -> _Side:
-    """Documents' vectors, without the values that have no weight."""
-    owner, count = lists.owner, len(lists.lengths)
-    weights = lists.field("weight", np.float64)
-    is_kept = ~np.isnan(weights)
-    owner, weights = owner[is_kept], weights[is_kept]
-    sizes = np.bincount(owner, minlength=count)
-    stops = np.cumsum(sizes)
-    values = lists.field("value")[is_kept]
-    whole = Ranges(np.arange(count), stops - sizes, stops, {"value": values, "weight": weights})
-    return _Side((whole,), sizes, np.sqrt(np.bincount(owner, weights**2, count)))
+def _documents(lists: Lists) -> _Vectors:
+    """The vectors of documents."""
+    weights, stops = lists.field("weight", np.float64), np.cumsum(lists.lengths)
+    fields = {"value": lists.field("value"), "weight": weights}
+    whole = Ranges(np.arange(len(stops)), stops - lists.lengths, stops, fields)
+    return _Vectors((whole,), lists.lengths, np.sqrt(np.bincount(lists.owner, weights**2, len(stops))))
 
 
-def _cosine(rows: Rows, left: _Side, right: _Side) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Cosines, and the number of values that both sides have. `right` lies in one part."""
-    count = len(rows)
+def _cosine(count: int, left: _Vectors, right: _Vectors) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """(count,) cosines, and the number of values that both sides have. `right` lies in one part."""
     (searched,) = right.parts
     owner = np.repeat(np.arange(count), right.sizes)
     dot, common = np.zeros(count), np.zeros(count, np.int64)
     for part in left.parts:
-        place = np.full(count, -1)
-        place[part.asked] = np.arange(len(part.asked))
-        wanted = np.flatnonzero(place[owner] >= 0)
-        of_part = place[owner[wanted]]
-        found, is_there = search_ranges(
+        position = np.full(count, -1)
+        position[part.asked] = np.arange(len(part.asked))
+        wanted = np.flatnonzero(position[owner] >= 0)
+        of_part = position[owner[wanted]]
+        found, is_found = search_ranges(
             part.fields["value"], part.start[of_part], part.stop[of_part], searched.fields["value"][wanted]
         )
-        found, wanted = found[is_there], wanted[is_there]
+        found, wanted = found[is_found], wanted[is_found]
         products = part.fields["weight"][found] * searched.fields["weight"][wanted]
         dot += np.bincount(owner[wanted], products, count)
         common += np.bincount(owner[wanted], minlength=count)
     norms = left.norms * right.norms
-    without_norm = np.nan if rows.constants.is_original_full else 0.0
-    similarity = np.divide(dot, norms, out=np.full(count, without_norm), where=norms > 0.0)
+    similarity = np.divide(dot, norms, out=np.zeros(count), where=norms > 0.0)
     return np.where((left.sizes > 0) & (right.sizes > 0), similarity, np.nan), common
