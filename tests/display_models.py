@@ -28,18 +28,17 @@ def make_ranker(folder: Path, **constants: Any) -> Ranker:
         ads={n: Ad(n, n % 2, n % 3) for n in range(5)},
         rates={"ad": {n: Count(20 + n, n) for n in range(5)}, "campaign": {1: Count(30, 9)}},
         profiles={"ann": Profile(4, (2, 5), topic={1: 0.5, 2: 2.0})},
-        texts={"place": {"US>CA>807": 50}, "state": {"US>CA": 60}, "country": {"US": 70}},
     )
     write_display_model(folder / "model", display_schema(settings), folder / "statistics")
     return load_ranker(folder / "model")
 
 
 def display_schema(constants: Constants) -> Schema:
-    """Of all features of a set, with small tables."""
+    """The schema of all features of a set, with small tables."""
     features: tuple[Feature, ...] = tuple(
         NumericFeature(name=d.name, transforms=d.before)
         if isinstance(d, Numeric)
         else replace(d, cardinality=min(d.cardinality, 500)).feature
-        for d in features_of(constants)
+        for d in features_of(constants.feature_set)
     )
     return Schema(label="clicked", group="display_id", candidate="candidate", features=features)

@@ -4,7 +4,7 @@ Nothing here is shared with the pipeline but the table of time zones, so that a 
 the two. Meant for a few thousand clicks.
 
     tables = read_tables(folder)
-    reference = compute(tables, "full", original=False)
+    reference = compute(tables, "full")
     reference.raw["train"], reference.numeric["train"]
 """
 
@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from rayrec.sources.outbrain.time_zones import DEFAULT_OFFSET, OFFSET_BY_COUNTRY, OFFSET_BY_STATE
+from rayrec.sources.outbrain.places import DEFAULT_OFFSET, OFFSET_BY_COUNTRY, OFFSET_BY_STATE
 
 Value = Any
 """An id (int or str); None is null."""
@@ -48,7 +48,6 @@ CODES = {"platform", "traffic_source"}
 
 @dataclass(frozen=True)
 class Settings:
-    original: bool = False
     seed: int = 0
     held_out_share: float = 0.2
     held_out_from_day: int = 11
@@ -186,14 +185,9 @@ def _split(display: int, event: Row, settings: Settings) -> str:
 class Data:
     """The tables, cleaned and joined."""
 
-    def __init__(self, tables: Tables, settings: Settings, *, needs_place: bool) -> None:
-        """`needs_place`: whether an event without a place or a platform is absent."""
+    def __init__(self, tables: Tables, settings: Settings) -> None:
         self.settings = settings
         self.events = _smallest_by(tables["events"], "display_id")
-        if needs_place:
-            self.events = {
-                d: e for d, e in self.events.items() if e["platform"] is not None and e["geo_location"] is not None
-            }
         self.meta = _with_publishers(_smallest_by(tables["documents_meta"], "document_id"))
         self.aspects = {aspect: _aspect(tables[f"documents_{aspect}"]) for aspect in ASPECTS}
         self.page_views = tables["page_views"]
@@ -253,11 +247,9 @@ class Rates:
         least: int,
         *,
         is_aspect: bool = False,
-        counts_least: bool = False,
     ) -> None:
-        """`counts_least`: V equal to `least` counts (the original of the lean features)."""
         self._settings, self._keys, self._is_aspect = data.settings, keys, is_aspect
-        self._least = least - 1 if counts_least else least
+        self._least = least
         self._prior = float(np.mean([click.clicked for click in data.train])) if data.train else math.nan
         self.counts: dict[Key, Counts] = defaultdict(Counts)
         for click in data.train:
@@ -274,7 +266,7 @@ class Rates:
 
     def of(self, click: Click) -> tuple[float, float]:
         """Rate and confidence of a row."""
-        unknown = (math.nan, math.nan) if self._settings.original else (self._prior, 0.0)
+        unknown = (self._prior, 0.0)
         found = []
         for key, confidence in self._keys(click).items():
             one = self._of_key(key, click)
@@ -292,19 +284,15 @@ class Rates:
         if counts is None:
             return None
         views, clicks = counts.views, counts.clicks
-        if click.split == "train" and not self._settings.original:
+        if click.split == "train":
             views -= counts.views_of_fold[click.fold]
             clicks -= counts.clicks_of_fold[click.fold]
         if views <= self._least:
             return None
         scale = views / len(counts.ads)
-        if self._settings.original:
-            rate = clicks / views
-            confidence = 1.0 if scale >= 100_000 else math.log(1 + scale) / math.log2(100_001)
-        else:
-            m = self._settings.smoothing
-            rate = (clicks + m * self._prior) / (views + m)
-            confidence = min(1.0, math.log(1 + scale) / math.log(100_001))
+        m = self._settings.smoothing
+        rate = (clicks + m * self._prior) / (views + m)
+        confidence = min(1.0, math.log(1 + scale) / math.log(100_001))
         if self._is_aspect:
             confidence *= counts.confidence / counts.views
         return rate, confidence
@@ -313,8 +301,7 @@ class Rates:
         """V of the row's key over all folds."""
         (key,) = self._keys(click)
         views = self.counts[key].views if key in self.counts else 0
-        is_known = views > (self._least if self._settings.original else 0)
-        return float(views) if is_known else math.nan
+        return float(views) if views > 0 else math.nan
 
 
 def _plain(of: Callable[[Click], Value]) -> Callable[[Click], Mapping[Key, float]]:
@@ -324,24 +311,22 @@ def _plain(of: Callable[[Click], Value]) -> Callable[[Click], Mapping[Key, float
 # Similarities.
 
 
-def _log_weights(data: Data, aspect: str, *, is_double: bool) -> dict[Value, float]:
-    """Of a value in a document, to be multiplied by its confidence; values that are left out are not in it."""
+def _log_weights(data: Data, aspect: str) -> dict[Value, float]:
+    """The weights of values in a document, to be multiplied by their confidences."""
     ratios = data.inverse_frequency(aspect)
-    if is_double:
-        return {value: math.log(math.log(ratio)) for value, ratio in ratios.items() if ratio > 1}
     return {value: max(0.0, math.log(ratio)) if ratio > 0 else 0.0 for value, ratio in ratios.items()}
 
 
 def _vector(values: Values, weights: Mapping[Value, float]) -> Values:
-    return {value: weights[value] * confidence for value, confidence in values.items() if value in weights}
+    return {value: weights[value] * confidence for value, confidence in values.items()}
 
 
-def _cosine(a: Values, b: Values, settings: Settings) -> float:
+def _cosine(a: Values, b: Values) -> float:
     if not a or not b:
         return math.nan
     norm = math.sqrt(sum(x * x for x in a.values())) * math.sqrt(sum(x * x for x in b.values()))
     if norm == 0.0:
-        return math.nan if settings.original else 0.0
+        return 0.0
     return sum(a[value] * b[value] for value in a.keys() & b.keys()) / norm
 
 
@@ -363,26 +348,17 @@ class Profile:
 
 
 def _profiles(data: Data) -> dict[str, Profile]:
-    settings = data.settings
     users = {click.event["uuid"] for click in data.clicks} - {None}
     first: dict[str, int] = {}
     for event in data.events.values():
         if event["uuid"] is not None and event["timestamp"] is not None:
             first[event["uuid"]] = min(event["timestamp"], first.get(event["uuid"], event["timestamp"]))
-    validation = [click for click in data.clicks if click.split == "validation"]
-    shown = {(click.event["uuid"], click.ad_document) for click in validation}
-    if settings.original:
-        users = {click.event["uuid"] for click in validation} - {None}
     views: dict[str, list[int]] = defaultdict(list)
     for view in data.page_views:
         user, document = view["uuid"], view["document_id"]
         if user not in users or not any(document in data.aspects[aspect] for aspect in ASPECTS):
             continue
-        if settings.original:
-            is_kept = (user, document) not in shown
-        else:
-            is_kept = user in first and view["timestamp"] < first[user]
-        if is_kept:
+        if user in first and view["timestamp"] < first[user]:
             views[user].append(document)
     ratios = {aspect: data.inverse_frequency(aspect) for aspect in ASPECTS}
     return {user: _profile(data, documents, ratios) for user, documents in views.items()}
@@ -399,8 +375,7 @@ def _profile(data: Data, documents: list[int], ratios: Mapping[str, Mapping[Valu
         vectors[aspect] = {}
         for value, found in confidences.items():
             ratio = ratios[aspect][value]
-            weight = math.log(ratio) if ratio > 0 else -math.inf
-            weight = weight if data.settings.original else max(0.0, weight)
+            weight = max(0.0, math.log(ratio)) if ratio > 0 else 0.0
             vectors[aspect][value] = len(found) * weight * float(np.mean(found))
     return Profile(len(documents), viewed, vectors)
 
@@ -430,16 +405,16 @@ def is_weekend(event: Row) -> int | None:
     return None if time is None else int(time.weekday() >= 5)
 
 
-def days_since(event: Row, meta: Row, *, outside: float = math.nan) -> float:
-    """Days from the publication of a document to the event; `outside` beyond 0 ... 3650."""
+def days_since(event: Row, meta: Row) -> float:
+    """Days from the publication of a document to the event; NaN beyond 0 ... 3650."""
     if event["timestamp"] is None or meta["publish_time"] is None:
         return math.nan
     days = (event["timestamp"] + EPOCH - meta["publish_time"]) // DAY
-    return float(days) if 0 <= days <= 3650 else outside
+    return float(days) if 0 <= days <= 3650 else math.nan
 
 
 def _add_traffic(data: Data) -> list[Click]:
-    """The rows with the sources of traffic of their events; in the original a row for each."""
+    """The rows with the traffic source of their events."""
     views: dict[Key, list[tuple[int, int]]] = defaultdict(list)
     for view in data.page_views:
         key = (view["uuid"], view["document_id"], view["platform"], view["geo_location"], view["timestamp"] // DAY)
@@ -451,22 +426,17 @@ def _add_traffic(data: Data) -> list[Click]:
         time = event["timestamp"]
         place = (event["uuid"], event["document_id"], event["platform"], event["geo_location"])
         found = sorted(views[(*place, time // DAY)]) if time is not None and None not in place else []
-        if not found:
-            sources: list[int | None] = [None]
-        elif data.settings.original:
-            sources = [source for _, source in found]
-        else:
-            sources = [min(found, key=lambda view: (abs(view[0] - time), view))[1]]
-        rows += [Click(**{**vars(click), "traffic": source}) for source in sources]
+        source = min(found, key=lambda view: (abs(view[0] - time), view))[1] if found else None
+        rows.append(Click(**{**vars(click), "traffic": source}))
     return rows
 
 
 # Rows of features.
 
 
-def code(value: int | None, first: int, original: bool) -> int:
-    """Of a value that counts from `first`: from 1, in the original from 0; missing is 0."""
-    return 0 if value is None else value - first + (0 if original else 1)
+def code(value: int | None, first: int) -> int:
+    """The code of a value that counts from `first`: codes count from 1, and missing is 0."""
+    return 0 if value is None else value - first + 1
 
 
 def _top(data: Data, aspect: str, document: Value, most: int) -> list[Value]:
@@ -481,9 +451,9 @@ def _number_copies(rows: list[Click]) -> None:
         seen[(row.split, row.display, row.ad)] += 1
 
 
-def compute(tables: Tables, features: Literal["full", "lean"], *, original: bool = False, **settings: Any) -> Reference:
+def compute(tables: Tables, features: Literal["full", "lean"], **settings: Any) -> Reference:
     """All features of all rows; `settings` as the fields of `Settings`."""
-    data = Data(tables, Settings(original=original, **settings), needs_place=original and features == "full")
+    data = Data(tables, Settings(**settings))
     rows = _add_traffic(data) if features == "full" else data.clicks
     _number_copies(rows)
     make = _full(data) if features == "full" else _lean(data)
@@ -503,7 +473,7 @@ def compute(tables: Tables, features: Literal["full", "lean"], *, original: bool
             if split != "test":
                 columns["clicked"].append(row.clicked)
         frames[split] = pd.DataFrame({name: pd.Series(v, index, dtype=_dtype(v)) for name, v in columns.items()})
-    return Reference(frames, transform(frames, original))
+    return Reference(frames, transform(frames))
 
 
 def _dtype(values: list[Any]) -> type | None:
@@ -537,8 +507,6 @@ _COUNTS = {"user_views", "doc_views", "ad_views", "doc_event_days_since_publishe
 
 
 def _full(data: Data) -> Callable[[Click], dict[str, Any]]:
-    original = data.settings.original
-
     def rates(of: Callable[[Click], Value], least: int) -> Rates:
         return Rates(data, _plain(of), least)
 
@@ -559,26 +527,12 @@ def _full(data: Data) -> Callable[[Click], dict[str, Any]]:
         "advertiser": rates(lambda c: c.promoted["advertiser_id"], 10),
         "campain": rates(lambda c: c.promoted["campaign_id"], 10),
     }
-    weights = {aspect: _log_weights(data, aspect, is_double=original) for aspect in ASPECTS}
+    weights = {aspect: _log_weights(data, aspect) for aspect in ASPECTS}
     distinct = {aspect: len(data.frequency(aspect)) for aspect in ASPECTS}
     profiles = _profiles(data)
-    places = [event["geo_location"] for event in data.events.values() if event["geo_location"] is not None]
-    count = {
-        "place": Counter(places),
-        "state": Counter(place[:5] for place in places),
-        "country": Counter(place[:2] for place in places),
-        "entity": data.frequency("entities"),
-    }
-
-    def text(kind: str, value: str | None) -> Value:
-        """A text, in the original the number of its occurrences."""
-        if value is None or not original:
-            return value
-        return count[kind][value] if count[kind][value] >= 10 else -1
 
     def listed(aspect: str, document: Value) -> list[Value]:
-        values = _top(data, aspect, document, TOP["full"][aspect])
-        return [text("entity", value) for value in values] if aspect == "entities" else values
+        return _top(data, aspect, document, TOP["full"][aspect])
 
     def row(click: Click) -> dict[str, Any]:
         event, place = click.event, click.event["geo_location"]
@@ -595,15 +549,15 @@ def _full(data: Data) -> Callable[[Click], dict[str, Any]]:
             "doc_event_id": click.landing,
             "doc_id": click.ad_document,
             "doc_event_source_id": click.landing_meta["source_id"],
-            "event_geo_location": text("place", place),
-            "event_country_state": text("state", place and place[:5]),
+            "event_geo_location": place,
+            "event_country_state": place and place[:5],
             "doc_event_publisher_id": click.landing_meta["publisher_id"],
-            "event_country": text("country", place and place[:2]),
-            "event_hour": code(hour, 0, original),
-            "event_platform": code(event["platform"], 1, original),
-            "traffic_source": code(click.traffic, 1, original),
-            "event_weekend": code(is_weekend(event), 0, original),
-            "user_has_already_viewed_doc": code(is_viewed, 0, original),
+            "event_country": place and place[:2],
+            "event_hour": code(hour, 0),
+            "event_platform": code(event["platform"], 1),
+            "traffic_source": code(click.traffic, 1),
+            "event_weekend": code(is_weekend(event), 0),
+            "user_has_already_viewed_doc": code(is_viewed, 0),
             "doc_event_entity_id": listed("entities", click.landing),
             "doc_event_topic_id": listed("topics", click.landing),
             "doc_event_category_id": listed("categories", click.landing),
@@ -627,16 +581,16 @@ def _full(data: Data) -> Callable[[Click], dict[str, Any]]:
         for name, (value, confidence) in rate.items():
             numbers[f"pop_{name}_id"], numbers[f"pop_{name}_id_conf"] = value, confidence
         for a in ASPECTS:
-            numbers[f"user_doc_ad_sim_{a}"] = _cosine(user[a], ad[a], data.settings)
+            numbers[f"user_doc_ad_sim_{a}"] = _cosine(user[a], ad[a])
             numbers[f"user_doc_ad_sim_{a}_conf"] = _cosine_confidence(user[a], ad[a], distinct[a])
-            numbers[f"doc_event_doc_ad_sim_{a}"] = _cosine(landing[a], ad[a], data.settings)
+            numbers[f"doc_event_doc_ad_sim_{a}"] = _cosine(landing[a], ad[a])
         return values | {name: numbers[name] for name in FULL_NUMERIC}
 
     return row
 
 
-def _full_transform(raw: Mapping[str, pd.DataFrame], original: bool) -> dict[str, pd.DataFrame]:
-    fitted_on = [raw[split] for split in (("train", "validation") if original else ("train",)) if split in raw]
+def _full_transform(raw: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    fitted_on = [raw["train"]] if "train" in raw else []
     result = {split: pd.DataFrame(index=frame.index) for split, frame in raw.items()}
     for name in FULL_NUMERIC:
         factor = 1.0 if name in _COUNTS else 1000.0
@@ -653,8 +607,7 @@ def _full_transform(raw: Mapping[str, pd.DataFrame], original: bool) -> dict[str
             if is_plain:
                 values = frame[name].to_numpy(float)
             elif high > low:
-                values = (spread(frame) - low) / (high - low)
-                values = values if original else np.clip(values, 0.0, 1.0)
+                values = np.clip((spread(frame) - low) / (high - low), 0.0, 1.0)
             else:
                 values = np.zeros(len(frame))
             result[split][name] = np.where(np.isnan(values), 0.0, values)
@@ -680,19 +633,8 @@ LEAN_NUMERIC = (
 
 
 def _lean(data: Data) -> Callable[[Click], dict[str, Any]]:
-    original = data.settings.original
-    by = {name: Rates(data, _plain(of), least, counts_least=original) for name, (of, least) in LEAN_RATES.items()}
-    weights = {aspect: _log_weights(data, aspect, is_double=False) for aspect in ASPECTS}
-    # The norm of 0 is treated alike in both forms of these features' similarities, as is everything else about them.
-    plain = Settings()
-    outside = 0.0 if original else math.nan
-
-    def rate(name: str, click: Click) -> float:
-        value = by[name].of(click)[0]
-        return 0.0 if math.isnan(value) and original else value
-
-    def platform(value: int | None) -> int:
-        return (value or 1) - 1 if original else value or 0
+    by = {name: Rates(data, _plain(of), least) for name, (of, least) in LEAN_RATES.items()}
+    weights = {aspect: _log_weights(data, aspect) for aspect in ASPECTS}
 
     def row(click: Click) -> dict[str, Any]:
         event, place = click.event, click.event["geo_location"]
@@ -700,12 +642,12 @@ def _lean(data: Data) -> Callable[[Click], dict[str, Any]]:
             {a: _vector(data.aspects[a].get(document, {}), weights[a]) for a in ASPECTS}
             for document in (click.landing, click.ad_document)
         )
-        numbers = {f"document_id_document_id_promo_sim_{a}": _cosine(landing[a], ad[a], plain) for a in ASPECTS}
-        numbers |= {f"{name}_ctr": rate(name, click) for name in by}
+        numbers = {f"document_id_document_id_promo_sim_{a}": _cosine(landing[a], ad[a]) for a in ASPECTS}
+        numbers |= {f"{name}_ctr": rates.of(click)[0] for name, rates in by.items()}
         numbers["ad_id_count"] = by["ad_id"].views(click)
         numbers["document_id_promo_count"] = by["document_id_promo"].views(click)
-        numbers["publish_time_days_since_published"] = days_since(event, click.landing_meta, outside=outside)
-        numbers["publish_time_promo_days_since_published"] = days_since(event, click.ad_meta, outside=outside)
+        numbers["publish_time_days_since_published"] = days_since(event, click.landing_meta)
+        numbers["publish_time_promo_days_since_published"] = days_since(event, click.ad_meta)
         return {name: numbers[name] for name in LEAN_NUMERIC} | {
             "document_id": click.landing,
             "ad_id": click.ad,
@@ -719,7 +661,7 @@ def _lean(data: Data) -> Callable[[Click], dict[str, Any]]:
             "publisher_id": click.landing_meta["publisher_id"],
             "publisher_id_promo": click.ad_meta["publisher_id"],
             "geo_location_country": place and place[:2],
-            "platform": platform(event["platform"]),
+            "platform": event["platform"] or 0,
             "topic_id_list": _top(data, "topics", click.landing, TOP["lean"]["topics"]),
             "entity_id_list": _top(data, "entities", click.landing, TOP["lean"]["entities"]),
             "category_id_list": _top(data, "categories", click.landing, TOP["lean"]["categories"]),
@@ -728,8 +670,7 @@ def _lean(data: Data) -> Callable[[Click], dict[str, Any]]:
     return row
 
 
-def _lean_transform(raw: Mapping[str, pd.DataFrame], original: bool) -> dict[str, pd.DataFrame]:
-    del original  # what differs is in the raw values
+def _lean_transform(raw: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     result = {split: pd.DataFrame(index=frame.index) for split, frame in raw.items()}
     train = raw.get("train", pd.DataFrame(columns=list(LEAN_NUMERIC), dtype=float))
     for name in LEAN_NUMERIC:

@@ -15,17 +15,13 @@ from rayrec.features.keyed_table import HASH, hash_key, hash_texts, write_file
 from rayrec.sources.outbrain.statistics import (
     AD_SCHEMA,
     ASPECTS,
-    COUNTS_FOLDER,
     DOCUMENT_SCHEMA,
     PROFILE_SCHEMA,
     RATE_KEYS,
     RATES_FOLDER,
-    TEXT_COUNT_SCHEMA,
-    VALUE_COUNT_SCHEMA,
     Constants,
     Statistics,
 )
-from rayrec.sources.outbrain.weights import document_weights
 
 Values = Mapping[int, float]
 """Confidence (of a document) or weight (of a profile) by value."""
@@ -71,7 +67,7 @@ class Count:
 
 def make_constants(**changed: Any) -> Constants:
     values = {
-        "feature_set": "full", "original": False, "documents": 100, "values": dict.fromkeys(ASPECTS, 10),
+        "feature_set": "full", "documents": 100, "values": dict.fromkeys(ASPECTS, 10),
         "mean_rate": 0.2, "smoothing": 20.0, **changed,
     }  # fmt: skip
     return Constants.model_validate(values)
@@ -85,8 +81,6 @@ def make_statistics(
     ads: Mapping[int, Ad] | None = None,
     rates: Mapping[str, Mapping[Key, Count]] | None = None,
     profiles: Mapping[str, Profile] | None = None,
-    texts: Mapping[str, Mapping[str, int]] | None = None,
-    entities: Mapping[int, int] | None = None,
 ) -> Statistics:
     """Write and open them; values have the weights that follow from `documents`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -121,14 +115,6 @@ def make_statistics(
     for name, counts in (rates or {}).items():
         with_folds |= _write_rates(folder, name, counts)
     _write_profiles(folder / "profiles", profiles or {})
-    for of, occurrences in (texts or {}).items():
-        hashes = hash_texts(pa.array(list(occurrences)))
-        found = zip(hashes.tolist(), occurrences.items(), strict=True)
-        _write(
-            folder / COUNTS_FOLDER / of, TEXT_COUNT_SCHEMA, [{HASH: h, "text": t, "count": c} for h, (t, c) in found]
-        )
-    entity_rows = [{HASH: _hash(value), "value": value, "count": count} for value, count in (entities or {}).items()]
-    _write(folder / COUNTS_FOLDER / "entity", VALUE_COUNT_SCHEMA, entity_rows)
     return Statistics.open(folder, folder / RATES_FOLDER if with_folds else None)
 
 
@@ -167,10 +153,7 @@ def _write_profiles(folder: Path, profiles: Mapping[str, Profile]) -> None:
 
 
 def _weight(confidence: float, frequency: int, constants: Constants) -> float:
-    weights = document_weights(
-        np.array([confidence]), np.array([frequency]), constants.documents, original=constants.is_original_full
-    )
-    return float(weights[0])
+    return max(float(np.log(constants.documents / frequency)), 0.0) * confidence if constants.documents else 0.0
 
 
 def _hash(*parts: int) -> int:

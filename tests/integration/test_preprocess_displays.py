@@ -1,4 +1,4 @@
-"""Outbrain's tables -> dataset folder: cell by cell as the pandas reference, in all forms; and what serves it."""
+"""Outbrain's tables -> dataset folder: cell by cell as the pandas reference; and what serves it."""
 
 import os
 import sys
@@ -29,12 +29,7 @@ from tests.model_folders import write_display_model
 from tests.untidy_outbrain import make_untidy
 
 ROWS = 2_500
-FORMS = {
-    "full": ("full", False),
-    "full, original": ("full", True),
-    "lean": ("lean", False),
-    "lean, original": ("lean", True),
-}
+FEATURE_SETS = ("full", "lean")
 SPLITS = {"train": "train", "validation": "validation", "submission": "test"}
 """Name in the dataset and in the reference."""
 SETTINGS = {"seed": 3, "split": {"held_out_share": 0.25}, "rates": {"folds": 3, "smoothing": 7.0}}
@@ -49,25 +44,25 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "raw"
 
 
-def recipe(feature_set: str, original: bool = False, **settings: Any) -> Recipe:
+def recipe(feature_set: str, **settings: Any) -> Recipe:
     layout = {"rows_per_row_group": 128}
-    preprocess_ = {"feature_set": feature_set, "original": original, "layout": layout, **settings}
+    preprocess_ = {"feature_set": feature_set, "layout": layout, **settings}
     return make_recipe(source={"kind": "outbrain"}, preprocess={"kind": "displays", **preprocess_})
 
 
 @pytest.fixture(scope="module")
 def datasets(spark: Any, raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Dataset]:
-    """The dataset of a form, made when it is first asked for."""
+    """The dataset of a feature set, made when it is first asked for."""
     folder = tmp_path_factory.mktemp("datasets")
 
     @cache
-    def make(form: str) -> Dataset:
+    def make(feature_set: str) -> Dataset:
         with pytest.MonkeyPatch.context() as patch:
-            if form == "full":  # cut into many tasks, whose number must not show
+            if feature_set == "full":  # cut into many tasks, whose number must not show
                 patch.setattr(hash_ranges, "ROWS_PER_RANGE", 900)
                 patch.setattr(segments, "SEGMENT_ROWS", 1_200)
-            preprocessing(recipe(*FORMS[form], **SETTINGS), {None: [str(raw)]}, folder / form).run(spark)
-        return Dataset.open(folder / form)
+            preprocessing(recipe(feature_set, **SETTINGS), {None: [str(raw)]}, folder / feature_set).run(spark)
+        return Dataset.open(folder / feature_set)
 
     return make
 
@@ -106,9 +101,7 @@ def signed(word: int) -> int:
     return word - 2**64 if word >= 2**63 else word
 
 
-def bucket(value: int | str | None, rows: int, missing: int | None) -> int:
-    """`missing`: what a missing value is taken for; None: nothing, and its id is 0."""
-    value = missing if value is None else value
+def bucket(value: int | str | None, rows: int) -> int:
     return 0 if value is None else 1 + hash_value(value) % (rows - 1)
 
 
@@ -117,12 +110,12 @@ def of_pandas(value: Any) -> Any:
     return None if pd.isna(value) else int(value) if isinstance(value, float) else value
 
 
-def encoded_by_hand(raw: pd.Series, feature: CategoricalFeature, original_full: bool) -> list[Any]:
+def encoded_by_hand(raw: pd.Series, feature: CategoricalFeature) -> list[Any]:
     if not feature.transforms:
         return [of_pandas(value) or 0 for value in raw]
     if isinstance(feature, MultiHotFeature):
-        return [[bucket(value, feature.cardinality, None) for value in values] for values in raw]
-    return [bucket(of_pandas(value), feature.cardinality, 0 if original_full else None) for value in raw]
+        return [[bucket(value, feature.cardinality) for value in values] for values in raw]
+    return [bucket(of_pandas(value), feature.cardinality) for value in raw]
 
 
 # --- the comparison
@@ -134,12 +127,11 @@ def read_split(dataset: Dataset, split: str) -> pd.DataFrame:
 
 
 def keyed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `train` in an order that both sides can tell; rows of the original differ in the source of traffic."""
-    keys = ["display_id", "candidate", *(["traffic_source"] if "traffic_source" in frame else [])]
-    return frame.sort_values(keys, kind="stable").reset_index(drop=True)
+    """Rows of `train` in an order that both sides can tell."""
+    return frame.sort_values(["display_id", "candidate"], kind="stable").reset_index(drop=True)
 
 
-def check_against_reference(dataset: Dataset, expected: reference.Reference, original_full: bool) -> None:
+def check_against_reference(dataset: Dataset, expected: reference.Reference) -> None:
     for split, info in dataset.manifest.splits.items():
         found, raw, numeric = read_split(dataset, split), *(f[SPLITS[split]] for f in (expected.raw, expected.numeric))
         assert len(found) == info.rows == len(raw)
@@ -152,7 +144,7 @@ def check_against_reference(dataset: Dataset, expected: reference.Reference, ori
             if isinstance(feature, NumericFeature):
                 columns[feature.name] = numeric[feature.name].to_numpy().astype(np.float32)
             else:
-                columns[feature.name] = encoded_by_hand(raw[feature.name], feature, original_full)
+                columns[feature.name] = encoded_by_hand(raw[feature.name], feature)
         by_hand = pd.DataFrame({n: pd.Series(list(v)) for n, v in columns.items()})
         if split == "train":
             assert found["display_id"].tolist() != sorted(found["display_id"])
@@ -168,20 +160,19 @@ def check_against_reference(dataset: Dataset, expected: reference.Reference, ori
                 np.testing.assert_allclose(found[column], by_hand[column], rtol=2e-6, atol=1e-6, err_msg=where)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("feature_set", FEATURE_SETS)
 def test_equals_the_reference_cell_by_cell(
-    form: str, datasets: Callable[[str], Dataset], tables: reference.Tables
+    feature_set: str, datasets: Callable[[str], Dataset], tables: reference.Tables
 ) -> None:
-    feature_set, original = FORMS[form]
-    dataset = datasets(form)
-    expected = reference.compute(tables, feature_set, original=original, **REFERENCE_SETTINGS)
+    dataset = datasets(feature_set)
+    expected = reference.compute(tables, feature_set, **REFERENCE_SETTINGS)
     assert set(dataset.manifest.splits) == set(SPLITS)
     counts = {"full": (12 + 4, 3 + 3, 16 + 16), "lean": (13, 3, 13)}[feature_set]
     kinds = [type(feature) for feature in dataset.schema.features]
     assert tuple(kinds.count(kind) for kind in (CategoricalFeature, MultiHotFeature, NumericFeature)) == counts
     constant = [n for n in expected.numeric["train"] if expected.numeric["train"][n].nunique() < 3]
     assert not constant, "the tables are too small to tell"
-    check_against_reference(dataset, expected, form == "full, original")
+    check_against_reference(dataset, expected)
 
 
 def test_one_row_a_click_and_whole_displays(datasets: Callable[[str], Dataset], raw: Path) -> None:
@@ -207,8 +198,8 @@ def test_one_row_a_click_and_whole_displays(datasets: Callable[[str], Dataset], 
     displays = {split: set(read_split(dataset, split)["display_id"]) for split in SPLITS}
     assert not displays["train"] & displays["validation"]
     types = pq.read_schema(dataset.folder / dataset.manifest.splits["train"].parts[0].path)
-    assert [types.field(n).type for n in ("clicked", "display_id", "candidate", "leak")] == [
-        pa.float32(), pa.int64(), pa.int64(), pa.float32()
+    assert [types.field(n).type for n in ("clicked", "display_id", "candidate")] == [
+        pa.float32(), pa.int64(), pa.int64()
     ]  # fmt: skip
     lists = {f.name for f in dataset.schema.categorical if isinstance(f, MultiHotFeature)}
     for feature in dataset.schema.features:
@@ -218,45 +209,22 @@ def test_one_row_a_click_and_whole_displays(datasets: Callable[[str], Dataset], 
     assert not list(dataset.folder.glob(".*")) and not list(dataset.folder.parent.glob(".*"))
 
 
-def test_the_leak_is_that_of_later_page_views(datasets: Callable[[str], Dataset], tables: reference.Tables) -> None:
-    last: dict[tuple[str, int], int] = {}
-    for view in tables["page_views"]:
-        key = (view["uuid"], view["document_id"])
-        last[key] = max(view["timestamp"], last.get(key, view["timestamp"]))
-    data = reference.Data(tables, reference.Settings(**REFERENCE_SETTINGS), needs_place=False)
-    expected = {}
-    for click in data.clicks:
-        time, viewed = click.event["timestamp"], last.get((click.event["uuid"], click.ad_document))
-        is_later = viewed is not None and time is not None and viewed >= time
-        expected[click.display, click.ad] = float(is_later and click.split == "validation")
-    dataset = datasets("full")
-    assert dataset.schema.leak == "leak" and datasets("lean").schema.leak is None
-    for split in SPLITS:
-        rows = read_split(dataset, split)
-        assert rows["leak"].tolist() == [
-            expected[key] for key in zip(rows["display_id"], rows["candidate"], strict=True)
-        ]
-    assert 0 < sum(expected.values()) < len(expected)
-
-
 # --- what serves it
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("feature_set", FEATURE_SETS)
 def test_ranked_ads_score_as_offline(
-    form: str, datasets: Callable[[str], Dataset], tables: reference.Tables, tmp_path: Path
+    feature_set: str, datasets: Callable[[str], Dataset], tables: reference.Tables, tmp_path: Path
 ) -> None:
     """Rows of `validation`, which see the statistics of all of train, as the ranker does."""
-    feature_set, original = FORMS[form]
-    dataset = datasets(form)
+    dataset = datasets(feature_set)
     write_display_model(tmp_path / "model", dataset.schema, dataset.folder / STATISTICS_FOLDER)
     ranker = load_ranker(tmp_path / "model")
     rows = dataset_batch(dataset, "validation")
     offline = ranker.predictor.predict_encoded(rows)
     assert len(set(offline.tolist())) > 0.5 * len(offline)
 
-    settings = reference.Settings(original=original, **REFERENCE_SETTINGS)
-    data = reference.Data(tables, settings, needs_place=form == "full, original")
+    data = reference.Data(tables, reference.Settings(**REFERENCE_SETTINGS))
     clicks = reference._add_traffic(data) if feature_set == "full" else data.clicks
     ordered = sorted((c for c in clicks if c.split == "validation"), key=lambda click: click.display)
     assert [(c.display, c.ad) for c in ordered] == list(
@@ -361,4 +329,4 @@ def test_real_rows(spark: Any, shared_data: Path, tmp_path: Path) -> None:
     dataset = Dataset.open(tmp_path / "out")
     assert sum(split.rows for split in dataset.manifest.splits.values()) == len(sample) == 9_999
     expected = reference.compute(reference.read_tables(raw), "lean")
-    check_against_reference(dataset, expected, original_full=False)
+    check_against_reference(dataset, expected)

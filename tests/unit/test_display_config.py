@@ -10,7 +10,8 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.recipes import load_recipe
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig, DisplaySplitConfig, RatesConfig
 from rayrec.sources.outbrain.layout import Table
-from rayrec.sources.outbrain.preprocessing.inputs import DisplayInputs
+from rayrec.sources.outbrain.preprocessing.job import DisplayJob
+from rayrec.sources.outbrain.preprocessing.tables import find_tables
 
 
 @pytest.fixture
@@ -24,13 +25,11 @@ def test_the_source_decides_the_kind_of_preprocessing(recipe: Path) -> None:
     assert load_recipe(recipe).preprocess == DisplayPreprocessConfig()
     overrides = [
         "preprocess.feature_set=lean",
-        "preprocess.original=true",
         "preprocess.split={held_out_from_day: 3, held_out_share: 0.5}",
         "preprocess.rates.smoothing=0",
     ]
     assert load_recipe(recipe, overrides).preprocess == DisplayPreprocessConfig(
         feature_set="lean",
-        original=True,
         split=DisplaySplitConfig(held_out_from_day=3, held_out_share=0.5),
         rates=RatesConfig(smoothing=0.0),
     )
@@ -68,11 +67,10 @@ def raw(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("feature_set", "unread"), [("full", set[Table]()), ("lean", {Table.PAGE_VIEWS})])
 def test_tables_that_are_read(feature_set: Any, unread: set[Table], raw: Path) -> None:
     config = DisplayPreprocessConfig(feature_set=feature_set)
-    assert set(DisplayInputs.resolve(config, {None: [str(raw)]}).tables) == set(Table) - unread
+    assert set(find_tables(config, {None: [str(raw)]})) == set(Table) - unread
     (raw / "clicks_test.csv").unlink()
-    inputs = DisplayInputs.resolve(config, {None: [str(raw)]})
-    assert set(inputs.tables) == set(Table) - unread - {Table.CLICKS_TEST}
-    assert len(inputs.files) == len(inputs.tables)
+    assert set(find_tables(config, {None: [str(raw)]})) == set(Table) - unread - {Table.CLICKS_TEST}
+    assert len(DisplayJob(config, {None: [str(raw)]}).files) == len(Table) - len(unread) - 1
 
 
 @pytest.mark.parametrize(
@@ -84,11 +82,11 @@ def test_tables_that_are_missing(feature_set: Any, absent: str, needed: bool, ra
     config = DisplayPreprocessConfig(feature_set=feature_set)
     if needed:
         with pytest.raises(UserError, match=rf"no {absent}\.csv"):
-            DisplayInputs.resolve(config, {None: [str(raw)]})
+            find_tables(config, {None: [str(raw)]})
     else:
-        assert DisplayInputs.resolve(config, {None: [str(raw)]}).tables
+        assert find_tables(config, {None: [str(raw)]})
 
 
 def test_splits_do_not_come_as_files(raw: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--input train=\.\.\.: preprocess\.split\.kind is 'displays', which deals"):
-        DisplayInputs.resolve(DisplayPreprocessConfig(), {"train": [str(raw)]})
+        find_tables(DisplayPreprocessConfig(), {"train": [str(raw)]})

@@ -45,7 +45,7 @@ def test_transforms_by_hand(cuts: list[int]) -> None:
     table = pa.RecordBatch.from_pydict(COLUMNS)
     parts = [table.slice(a, b - a) for a, b in zip([0, *cuts], cuts, strict=False)]
     numbers = fitted(merge(look(part, NUMERIC) for part in parts))
-    features = numbers.features(DEFINITIONS, clip=True)
+    features = numbers.features(DEFINITIONS)
     logs = np.log1p([1.0, 0.0, 5.0, 1.0])
     *_, standardize = features[3].transforms
     assert standardize == Standardize(mean=numbers.deviations["count"][0], deviation=numbers.deviations["count"][1])
@@ -58,12 +58,11 @@ def test_transforms_by_hand(cuts: list[int]) -> None:
         NumericFeature(name="days", transforms=(Fill(value=6.5), Log(offset=1.0))),
         CategoricalFeature(name="id", transforms=(Hash(buckets=50, of="integers"),), cardinality=50),
     )
-    assert numbers.features(DEFINITIONS, clip=False)[2].transforms[1] == MinMax(min=0.0, max=3.0, clip=False)
 
 
 def test_of_no_values_nothing_is_known() -> None:
     nothing = pa.RecordBatch.from_pydict({name: [NAN, NAN] for name in COLUMNS})
-    features = fitted(merge([look(nothing, NUMERIC)])).features(DEFINITIONS, clip=True)
+    features = fitted(merge([look(nothing, NUMERIC)])).features(DEFINITIONS)
     assert [feature.transforms[-1] for feature in features[1:3]] == [MinMax(min=0.0, max=0.0)] * 2
     assert features[3].transforms[-1] == Standardize(mean=0.0, deviation=0.0)  # missing counts are 0
     assert features[4].transforms[0] == Fill(value=0.0)

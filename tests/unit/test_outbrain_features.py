@@ -18,7 +18,6 @@ from rayrec.sources.outbrain.statistics import RATE_KEYS, Constants, Statistics
 from tests.outbrain_statistics import Ad, Count, Document, Profile, make_constants, make_statistics
 
 P, M = 0.2, 20.0
-FORMS = [("full", False), ("full", True), ("lean", False), ("lean", True)]
 
 
 def make_rows(statistics: Statistics, rows: list[dict[str, Any]]) -> Rows:
@@ -30,11 +29,8 @@ def make_batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=schema)
 
 
-def confidence(views: float, ads: int, *, original: bool = False) -> float:
-    s = views / ads
-    if original:
-        return 1.0 if s >= 100_000 else math.log(1 + s) / math.log2(100_001)
-    return min(1.0, math.log(1 + s) / math.log(100_001))
+def confidence(views: float, ads: int) -> float:
+    return min(1.0, math.log(1 + views / ads) / math.log(100_001))
 
 
 # --- rates
@@ -52,27 +48,8 @@ def confidence(views: float, ads: int, *, original: bool = False) -> float:
 )
 def test_rate_of_a_key(count: Count | None, expected: tuple[float, float], tmp_path: Path) -> None:
     statistics = make_statistics(tmp_path, make_constants(), rates={"ad": {1: count} if count else {2: Count(9, 9)}})
-    found = rates.rate(make_rows(statistics, [{"ad_id": 1}]), "ad")
+    found = rates.compute_rate(make_rows(statistics, [{"ad_id": 1}]), "ad")
     assert (found.rate[0], found.confidence[0]) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("feature_set", "count", "expected"),
-    [
-        ("full", Count(5, 3), (math.nan, math.nan)),
-        ("full", Count(6, 3), (0.5, confidence(6, 1, original=True))),
-        ("full", Count(200_000, 7), (7 / 200_000, 1.0)),
-        ("full", Count(99_999, 7), (7 / 99_999, math.log(100_000) / math.log2(100_001))),
-        ("lean", Count(4, 3), (0.0, math.nan)),
-        ("lean", Count(5, 3), (0.6, confidence(5, 1, original=True))),
-    ],
-)
-def test_rate_of_a_key_in_the_original(
-    feature_set: str, count: Count, expected: tuple[float, float], tmp_path: Path
-) -> None:
-    constants = make_constants(feature_set=feature_set, original=True)
-    found = rates.rate(make_rows(make_statistics(tmp_path, constants, rates={"ad": {1: count}}), [{"ad_id": 1}]), "ad")
-    assert (found.rate[0], found.confidence[0]) == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_row_of_train_does_not_see_its_own_fold(tmp_path: Path) -> None:
@@ -82,17 +59,16 @@ def test_a_row_of_train_does_not_see_its_own_fold(tmp_path: Path) -> None:
     rows = make_rows(
         statistics, [{"ad_id": ad, FOLD: fold} for ad, fold in [(1, 0), (1, 1), (1, None), (2, 1), (3, 0)]]
     )
-    found = rates.rate(rows, "ad")
+    found = rates.compute_rate(rows, "ad")
     assert found.rate.tolist() == pytest.approx(
         [(3 + M * P) / (10 + M), (4 + M * P) / (17 + M), (7 + M * P) / (20 + M), P, P]
     )
     # The number of ads is that of all folds; 8 - 5 rows are too few.
     assert found.confidence.tolist() == pytest.approx([confidence(10, 2), confidence(17, 2), confidence(20, 2), 0, 0])
-    assert rates.views(rows, "ad").tolist() == pytest.approx([20, 20, 20, 8, math.nan], nan_ok=True)
+    assert rates.views_of("ad")(rows).tolist() == pytest.approx([20, 20, 20, 8, math.nan], nan_ok=True)
 
 
-@pytest.mark.parametrize("original", [False, True])
-def test_rate_over_the_values_of_a_document(original: bool, tmp_path: Path) -> None:
+def test_rate_over_the_values_of_a_document(tmp_path: Path) -> None:
     documents = {
         7: Document(category={1: 0.9, 2: 0.5, 3: 0.2}),
         8: Document(category={3: 0.2}),
@@ -102,22 +78,17 @@ def test_rate_over_the_values_of_a_document(original: bool, tmp_path: Path) -> N
     counts = {1: Count(30, 6, 2, 0.8), 2: Count(50, 5, 5, 0.4), 3: Count(10, 9, 1, 0.2), 4: Count(99, 9, 1, 0.5)}
     statistics = make_statistics(
         tmp_path,
-        make_constants(original=original),
+        make_constants(),
         documents=documents,
         ads={ad: Ad(document) for ad, document in ((1, 7), (2, 8), (3, 9), (4, 10), (5, None))},
         rates={"category": counts},
     )
-    found = rates.rate(make_rows(statistics, [{"ad_id": ad} for ad in (1, 2, 3, 4, 5, 6)]), "category")
-    m = 0.0 if original else M
-    weight = {
-        1: confidence(30, 2, original=original) * 0.8 * 0.9,
-        2: confidence(50, 5, original=original) * 0.4 * 0.5,
-    }
-    of = {1: (6 + m * P) / (30 + m), 2: (5 + m * P) / (50 + m)}
+    found = rates.compute_rate(make_rows(statistics, [{"ad_id": ad} for ad in (1, 2, 3, 4, 5, 6)]), "category")
+    weight = {1: confidence(30, 2) * 0.8 * 0.9, 2: confidence(50, 5) * 0.4 * 0.5}
+    of = {1: (6 + M * P) / (30 + M), 2: (5 + M * P) / (50 + M)}
     known = sum(of[v] * weight[v] for v in of) / sum(weight.values())
-    unknown = (math.nan, math.nan) if original else (P, 0.0)
-    assert found.rate.tolist() == pytest.approx([known, *[unknown[0]] * 5], nan_ok=True)
-    assert found.confidence.tolist() == pytest.approx([max(weight.values()), *[unknown[1]] * 5], nan_ok=True)
+    assert found.rate.tolist() == pytest.approx([known, *[P] * 5])
+    assert found.confidence.tolist() == pytest.approx([max(weight.values()), *[0.0] * 5])
 
 
 def test_keys_of_pairs(tmp_path: Path) -> None:
@@ -146,12 +117,12 @@ def test_keys_of_pairs(tmp_path: Path) -> None:
         "country_topic": [(3 + M * P) / 31] * 2 + [P] * 3,
     }
     for name, values in expected.items():
-        assert rates.rate(rows, name).rate.tolist() == pytest.approx(values), name
+        assert rates.rate_of(name)(rows).tolist() == pytest.approx(values), name
 
 
 def test_every_key_is_of_full_and_lean_has_what_it_shows() -> None:
-    assert [key.name for key in rate_keys(make_constants())] == list(RATE_KEYS)
-    assert {key.name for key in rate_keys(make_constants(feature_set="lean"))} == {
+    assert [key.name for key in rate_keys("full")] == list(RATE_KEYS)
+    assert {key.name for key in rate_keys("lean")} == {
         "ad", "document", "source", "publisher", "advertiser", "campaign"
     }  # fmt: skip
 
@@ -180,31 +151,17 @@ def test_similarity_of_documents(tmp_path: Path) -> None:
     pairs = [(1, 2), (2, 1), (1, 1), (1, 3), (1, 4), (4, 1), (9, 1), (None, 1)]
     rows = make_rows(statistics, [{"document_id": landing, "ad_id": ad} for landing, ad in pairs])
     expected = [cosine(vector[1], vector[2])] * 2 + [1.0, 0.0] + [math.nan] * 4
-    assert similarity.landing_similarity(rows, "topic").tolist() == pytest.approx(expected, nan_ok=True)
+    assert similarity.landing_similarity("topic")(rows).tolist() == pytest.approx(expected, nan_ok=True)
 
 
-@pytest.mark.parametrize(("feature_set", "original"), FORMS)
-def test_values_that_every_document_has(feature_set: str, original: bool, tmp_path: Path) -> None:
-    """ln(N / df) is 0: a norm of 0; twice the logarithm leaves the value out."""
+@pytest.mark.parametrize("feature_set", ["full", "lean"])
+def test_values_that_every_document_has(feature_set: str, tmp_path: Path) -> None:
+    """ln(N / df) is 0, and so is the norm."""
     documents = {1: Document(topic={1: 0.5}), 2: Document(topic={1: 1.0, 2: 0.5})}
-    constants = make_constants(feature_set=feature_set, original=original, documents=2)
+    constants = make_constants(feature_set=feature_set, documents=2)
     statistics = make_statistics(tmp_path, constants, documents=documents, ads={1: Ad(1), 2: Ad(2)})
     rows = make_rows(statistics, [{"document_id": 1, "ad_id": 2}, {"document_id": 2, "ad_id": 2}])
-    found = similarity.landing_similarity(rows, "topic").tolist()
-    assert found == pytest.approx([math.nan, 1.0] if constants.is_original_full else [0.0, 1.0], nan_ok=True)
-
-
-def test_weights_of_the_original_may_be_negative(tmp_path: Path) -> None:
-    documents = {1: Document(topic={1: 1.0}), 2: Document(topic={1: 1.0, 2: 1.0}), 3: Document(topic={2: 1.0})}
-    constants = make_constants(original=True, documents=40)
-    documents |= {n: Document(topic={1: 1.0}) for n in range(10, 30)}
-    statistics = make_statistics(tmp_path, constants, documents=documents, ads={2: Ad(2), 3: Ad(3)})
-    common, rare = math.log(math.log(40 / 22)), math.log(math.log(40 / 2))
-    assert common < 0 < rare
-    rows = make_rows(statistics, [{"document_id": 1, "ad_id": 2}, {"document_id": 3, "ad_id": 2}])
-    norm = math.hypot(common, rare)
-    expected = [abs(common) / norm, rare / norm]
-    assert similarity.landing_similarity(rows, "topic").tolist() == pytest.approx(expected)
+    assert similarity.landing_similarity("topic")(rows).tolist() == pytest.approx([0.0, 1.0])
 
 
 def test_similarity_of_users(tmp_path: Path) -> None:
@@ -217,7 +174,7 @@ def test_similarity_of_users(tmp_path: Path) -> None:
         statistics, [{"uuid": user, "ad_id": ad} for user, ad in
                      [("ann", 1), ("ann", 2), ("ann", 3), ("bob", 1), ("eve", 1), (None, 1)]]
     )  # fmt: skip
-    found = similarity.user_similarity(rows, "category")
+    found = similarity.compute_user_similarity(rows, "category")
     idf = math.log(100)
     vector = {1: 0.5 * idf, 2: 0.5 * idf, 3: idf}
     nothing = [math.nan] * 4
@@ -275,26 +232,24 @@ def test_without_a_time_there_is_no_hour(tmp_path: Path) -> None:
     assert not hour_bin(rows).valid[0] and not is_weekend(rows).valid[0]
 
 
-@pytest.mark.parametrize("outside", [math.nan, 0.0])
-def test_days_since_published(outside: float, tmp_path: Path) -> None:
+def test_days_since_published(tmp_path: Path) -> None:
     event = FIRST_MILLISECOND + 5 * DAY_MILLISECONDS
     gaps = {0: 0, 1: 0, DAY_MILLISECONDS - 1: 0, DAY_MILLISECONDS: 1, 3651 * DAY_MILLISECONDS - 1: 3650,
-            3651 * DAY_MILLISECONDS: outside, -1: outside, None: math.nan}  # fmt: skip
+            3651 * DAY_MILLISECONDS: math.nan, -1: math.nan, None: math.nan}  # fmt: skip
     documents = {n: Document(published=None if gap is None else event - gap) for n, gap in enumerate(gaps)}
     statistics = make_statistics(tmp_path, make_constants(), documents=documents)
     rows = make_rows(statistics, [{"ad_id": 1, "document_id": n, "timestamp": 5 * DAY_MILLISECONDS} for n in documents])
-    found = days_since_published(rows, rows.of_landing("publish_time"), outside=outside)
+    found = days_since_published("landing")(rows)
     assert found.tolist() == pytest.approx(list(gaps.values()), nan_ok=True)
     untimed = make_rows(statistics, [{"ad_id": 1, "document_id": 0}])
-    assert np.isnan(days_since_published(untimed, untimed.of_landing("publish_time"), outside=outside)).all()
+    assert np.isnan(days_since_published("landing")(untimed)).all()
 
 
 # --- whole rows
 
 
-@pytest.fixture(scope="module", params=FORMS, ids=lambda form: f"{form[0]}{'-original' * form[1]}")
+@pytest.fixture(scope="module", params=["full", "lean"])
 def statistics(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Statistics:
-    feature_set, original = request.param
     rng = np.random.default_rng(4)
 
     def some(count: int, most: int) -> dict[int, float]:
@@ -320,13 +275,11 @@ def statistics(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     }
     return make_statistics(
         tmp_path_factory.mktemp("statistics"),
-        make_constants(feature_set=feature_set, original=original),
+        make_constants(feature_set=request.param),
         documents=documents,
         ads={n: Ad(n % 30 if n % 7 else None, n % 4, n % 3) for n in range(40)},
         rates=counts,
         profiles={f"u{n}": Profile(n, tuple(range(n)), some(n, 6), some(n, 20), some(n, 40)) for n in range(12)},
-        texts={"place": {"US>CA>807": 30, "GB": 3}, "state": {"US>CA": 40}, "country": {"US": 90, "GB": 3}},
-        entities={n: n for n in range(40)},
     )
 
 
@@ -352,7 +305,7 @@ def random_rows(count: int) -> list[dict[str, Any]]:
 def test_a_row_depends_on_no_other(statistics: Statistics) -> None:
     rows = random_rows(60)
     whole = raw_features(statistics, make_batch(rows))
-    assert whole.schema.names == [definition.name for definition in features_of(statistics.constants)]
+    assert whole.schema.names == [definition.name for definition in features_of(statistics.constants.feature_set)]
     for index, row in enumerate(rows):
         alone = raw_features(statistics, make_batch([row]))
         for name in whole.schema.names:
@@ -364,13 +317,10 @@ def test_rows_of_which_nothing_is_known(statistics: Statistics) -> None:
     (row,) = raw_features(statistics, make_batch([{"ad_id": 10**6}])).to_pylist()
     constants: Constants = statistics.constants
     known = {"ad_id": 10**6}
-    if not constants.original:
-        rate_names = [n for n in row if n.endswith("_ctr") or (n.startswith("pop_") and "_conf" not in n)]
-        known |= dict.fromkeys(rate_names, constants.mean_rate)
-        known |= {n: 0.0 for n in row if n.startswith("pop_") and "_conf" in n}
-    elif constants.feature_set == "lean":
-        known |= {n: 0.0 for n in row if n.endswith("_ctr")}
-    for definition in features_of(constants):
+    rate_names = [n for n in row if n.endswith("_ctr") or (n.startswith("pop_") and "_conf" not in n)]
+    known |= dict.fromkeys(rate_names, constants.mean_rate)
+    known |= {n: 0.0 for n in row if n.startswith("pop_") and "_conf" in n}
+    for definition in features_of(constants.feature_set):
         value = row[definition.name]
         if definition.name in known:
             assert value == pytest.approx(known[definition.name]), definition.name
@@ -379,5 +329,4 @@ def test_rows_of_which_nothing_is_known(statistics: Statistics) -> None:
         elif pa.types.is_list(definition.raw_type):
             assert value == []
         else:
-            is_number = constants.is_original_full and getattr(definition, "of", "") == "integers"
-            assert value == (0 if is_number else None), definition.name
+            assert value is None, definition.name

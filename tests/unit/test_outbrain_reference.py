@@ -111,15 +111,6 @@ def test_rates_out_of_fold(small: Tables) -> None:
     assert train["pop_ad_id"] == pytest.approx((clicks + 10) / (views + 20) if views > 5 else prior)
 
 
-def test_rates_of_the_original(small: Tables) -> None:
-    found = first(compute(small, "full", original=True).raw["train"], 1)
-    assert (found["pop_ad_id"], found["ad_views"]) == (0.5, 8)
-    assert found["pop_ad_id_conf"] == pytest.approx(math.log(9) / math.log2(100_001))
-    assert math.isnan(found["pop_publisher_id"]) and math.isnan(found["pop_category_id"])
-    lean = first(compute(small, "lean", original=True).raw["train"], 1)
-    assert (lean["ad_id_ctr"], lean["ad_id_count"], lean["source_id_promo_ctr"]) == (0.5, 8, 0)
-
-
 def test_similarities(small: Tables) -> None:
     """N = 3 (document 300 has no source); 1000 is in two documents, 1001 in two, so their weights are the same."""
     found = first(compute(small, "full").raw["validation"], 1)
@@ -128,35 +119,11 @@ def test_similarities(small: Tables) -> None:
     assert found["user_doc_ad_sim_categories"] == pytest.approx(1)
     assert found["user_doc_ad_sim_categories_conf"] == pytest.approx(1 - 0.5 * 0.5)
     assert math.isnan(found["user_doc_ad_sim_topics"]) and math.isnan(found["user_doc_ad_sim_topics_conf"])
-    # ln(ln(3 / 2)) is below 0, on both sides.
-    original = first(compute(small, "full", original=True).raw["validation"], 1)
-    assert original["doc_event_doc_ad_sim_categories"] == pytest.approx(0.5 / math.hypot(0.5, 0.9))
-    # The only other view of v, of document 8, has category 1001; that of the ad's document is left out.
-    assert (original["user_views"], original["user_doc_ad_sim_categories"]) == (1, 0)
-    assert original["user_doc_ad_sim_categories_conf"] == 0.25
-    assert first(compute(small, "full", original=True).raw["train"], 1)[["user_views"]].isna().all()
 
 
-def test_sources_of_traffic_multiply_rows_in_the_original_alone(small: Tables) -> None:
-    one = compute(small, "full").raw["train"]
-    assert len(one) == 16 and set(one["traffic_source"]) == {2}  # as near as the later one, but earlier
-    many = compute(small, "full", original=True)
-    assert len(many.raw["train"]) == 32 and len(many.raw["validation"]) == 2
-    assert many.raw["train"]["traffic_source"].tolist()[:4] == [1, 2, 1, 2]
-    assert many.raw["train"].index.get_level_values("copy").tolist()[:4] == [0, 1, 0, 1]
-
-
-def test_counts_replace_texts_in_the_original() -> None:
-    events = [(d, "u", 7, NOON, 2, "US>CA>803" if d < 10 else "US>NY>1" if d < 12 else None) for d in range(30)]
-    data = tables(clicks_train=[(d, 1, 1) for d in range(30)], events=events, promoted_content=[(1, 2, 3, 4)])
-    found = pd.concat(compute(data, "full", original=True).raw.values())
-    by_display = found.set_index(found.index.get_level_values("display_id"))
-    columns = ["event_geo_location", "event_country_state", "event_country"]
-    assert by_display.loc[3, columns].tolist() == [10, 10, 12]
-    assert by_display.loc[11, columns].tolist() == [-1, -1, 12]
-    assert by_display.loc[20, columns].tolist() == [None] * 3 and by_display.loc[20, "doc_event_id"] is None
-    lean = pd.concat(compute(data, "lean", original=True).raw.values())
-    assert lean["document_id"].notna().all()
+def test_traffic_comes_from_the_nearest_page_view(small: Tables) -> None:
+    train = compute(small, "full").raw["train"]
+    assert len(train) == 16 and set(train["traffic_source"]) == {2}  # as near as the later one, but earlier
 
 
 @pytest.mark.parametrize(
@@ -204,16 +171,13 @@ def test_generated_tables(tmp_path: Path) -> None:
     assert data == read_by_reader(tmp_path / "raw")
     assert len(list_inputs([str(tmp_path / "raw")])) == 9
     for features, numeric in (("full", FULL_NUMERIC), ("lean", LEAN_NUMERIC)):
-        for original in (False, True):
-            reference = compute(data, features, original=original)
-            for split, frame in reference.raw.items():
-                assert frame.index.is_unique
-                assert len(frame.columns) == {"full": 54, "lean": 29}[features] + (split != "test")
-                assert tuple(reference.numeric[split].columns) == numeric
-                assert np.isfinite(reference.numeric[split].to_numpy()).all()
-            rows = sum(map(len, reference.raw.values()))
-            clicks = len(data["clicks_train"]) + len(data["clicks_test"])
-            assert rows > clicks if features == "full" and original else rows == clicks
+        reference = compute(data, features)
+        for split, frame in reference.raw.items():
+            assert frame.index.is_unique
+            assert len(frame.columns) == {"full": 54, "lean": 29}[features] + (split != "test")
+            assert tuple(reference.numeric[split].columns) == numeric
+            assert np.isfinite(reference.numeric[split].to_numpy()).all()
+        assert sum(map(len, reference.raw.values())) == len(data["clicks_train"]) + len(data["clicks_test"])
 
 
 def test_real_sample(shared_data: Path, tmp_path: Path) -> None:

@@ -219,9 +219,7 @@ def test_published_hyper_parameters_of_wide_and_deep(name: str, published: dict[
 def test_published_sizes_of_wide_and_deep(
     name: str, definitions: Callable[..., tuple[Definition, ...]], deep_input: int, parameters: float | None
 ) -> None:
-    features = [
-        NumericFeature(name=d.name) if isinstance(d, Numeric) else d.feature for d in definitions(original=False)
-    ]
+    features = [NumericFeature(name=d.name) if isinstance(d, Numeric) else d.feature for d in definitions()]
     schema = Schema(label="label", features=tuple(features))
     model = build_model(load_recipe(name).model, schema, "meta")
     assert model.dense_network.deep[0].in_features == deep_input

@@ -1,28 +1,26 @@
-"""Events and page views of one key: the nearest in time, or all of them, against a search row by row."""
+"""The page view nearest in time to an event, against a search row by row."""
 
 import numpy as np
 import pytest
 
-from rayrec.sources.outbrain.preprocessing.users.nearest_views import match_views
+from rayrec.features.keyed_table import UNKNOWN
+from rayrec.sources.outbrain.preprocessing.users.traffic import nearest_views
 
 View = tuple[int, int, int]
 """Group, time, source."""
 
 
-def by_hand(event: tuple[int, int], views: list[View], nearest: bool) -> list[int]:
+def by_hand(event: tuple[int, int], views: list[View]) -> int | None:
     group, time = event
-    own = sorted((t, s) for g, t, s in views if g == group)
-    if nearest:
-        own = sorted(own, key=lambda view: (abs(view[0] - time), view[0], view[1]))[:1]
-    return [source for _, source in own]
+    own = sorted(((t, s) for g, t, s in views if g == group), key=lambda view: (abs(view[0] - time), *view))
+    return own[0][1] if own else None
 
 
-def matched(events: list[tuple[int, int]], views: list[View], nearest: bool) -> list[list[int]]:
+def nearest(events: list[tuple[int, int]], views: list[View]) -> list[int | None]:
     e = np.array(events, np.int64).reshape(-1, 2)
     v = np.array(views, np.int64).reshape(-1, 3)
-    found = match_views(e[:, 0], e[:, 1], v[:, 0], v[:, 1], v[:, 2].astype(np.int8), nearest=nearest)
-    ends = np.cumsum(found.lengths)
-    return [found.sources[end - n : end].tolist() for end, n in zip(ends, found.lengths, strict=True)]
+    found = nearest_views(e[:, 0], e[:, 1], v[:, 0], v[:, 1], v[:, 2].astype(np.int8))
+    return [None if view == UNKNOWN else views[view][2] for view in found.tolist()]
 
 
 CASES: dict[str, tuple[list[tuple[int, int]], list[View]]] = {
@@ -36,17 +34,15 @@ CASES: dict[str, tuple[list[tuple[int, int]], list[View]]] = {
 }
 
 
-@pytest.mark.parametrize("nearest", [True, False])
 @pytest.mark.parametrize("case", CASES)
-def test_cases(case: str, nearest: bool) -> None:
+def test_cases(case: str) -> None:
     events, views = CASES[case]
-    assert matched(events, views, nearest) == [by_hand(event, views, nearest) for event in events]
+    assert nearest(events, views) == [by_hand(event, views) for event in events]
 
 
-@pytest.mark.parametrize("nearest", [True, False])
-def test_random_rows(nearest: bool) -> None:
+def test_random_rows() -> None:
     rng = np.random.default_rng(2)
     for _ in range(50):
         events = [(int(g), int(t)) for g, t in rng.integers(0, 12, (rng.integers(0, 30), 2))]
         views = [(int(g), int(t), int(s)) for g, t, s in rng.integers(0, [8, 12, 4], (rng.integers(0, 60), 3))]
-        assert matched(events, views, nearest) == [by_hand(event, views, nearest) for event in events]
+        assert nearest(events, views) == [by_hand(event, views) for event in events]

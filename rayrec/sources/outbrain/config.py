@@ -10,7 +10,7 @@ from rayrec.config.source import SourceConfig
 
 
 class DisplaySplitConfig(Config):
-    """Whole displays: of the last days all are `validation`, of the days before a share of them."""
+    """Whole displays go to `validation`: all of the last days, and a share of those of the days before."""
 
     kind: Literal["displays"] = "displays"
     held_out_from_day: NonNegativeInt = 11
@@ -19,30 +19,23 @@ class DisplaySplitConfig(Config):
 
 
 class RatesConfig(Config):
-    """Rates of clicks as features, without what a row says of itself: docs/outbrain.md."""
+    """Rates of clicks as features; the rate of a row leaves its own click out (docs/outbrain.md)."""
 
     folds: int = Field(5, ge=2)
-    """A row of train sees the rates of the other folds."""
+    """Parts of `train`; a row has the rates of the other folds."""
     smoothing: NonNegativeFloat = 20.0
-    """Views with the mean rate of train that a key begins with."""
+    """Number of views with the mean rate of `train` that are added to those of each key."""
 
 
 class DisplayPreprocessConfig(PreprocessConfig):
-    """Of sources whose rows are candidates shown together, with features that are joined from tables and fitted."""
+    """Settings for displays of ads, whose features are joined from tables and fitted to `train`."""
 
     kind: Literal["displays"] = "displays"
-    """Follows from the source; a recipe need not say it."""
+    """Implied by the source; a recipe may leave it out."""
     feature_set: Literal["full", "lean"] = "full"
     """`full`: the 54 features of NVIDIA's first version, with users' profiles; `lean`: the 29 of the newest."""
-    original: bool = False
-    """Repeat what NVIDIA published, its leaks and defects included, for comparison."""
     split: DisplaySplitConfig = DisplaySplitConfig()
     rates: RatesConfig = RatesConfig()
-
-    @property
-    def drops_events(self) -> bool:
-        """Whether events without a platform or a place count as absent, as in the original of `full`."""
-        return self.original and self.feature_set == "full"
 
 
 class OutbrainSourceConfig(SourceConfig):

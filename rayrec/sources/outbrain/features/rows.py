@@ -30,7 +30,10 @@ FOLD = "fold"
 
 
 class Rows:
-    """n rows. Arrays are (n,) in their order; `user`, `landing`, `ad` and `ad_document` are rows of the statistics' tables."""
+    """n rows. Arrays are (n,) in their order.
+
+    `user`, `landing`, `ad` and `ad_document` say which rows of the statistics' tables belong to them.
+    """
 
     def __init__(self, statistics: Statistics, batch: pa.RecordBatch) -> None:
         """`batch`: columns of `ROW_SCHEMA`, perhaps `FOLD`, among others."""

@@ -1,1 +1,1 @@
-"""Displays of ads: tables joined to rows, statistics of train, features computed from them. See docs/outbrain.md."""
+"""From raw tables to a dataset, with Spark; see README.md in the folder above and docs/outbrain.md."""

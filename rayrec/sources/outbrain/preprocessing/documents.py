@@ -1,6 +1,7 @@
-"""The table of documents: what several raw tables say of each."""
+"""The tables of documents and ads: what several raw tables say of each."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,100 +9,193 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.features.keyed_table import HASH, write_file
-from rayrec.preprocessing.segments import Segment, read_piece
-from rayrec.preprocessing.sorted_rows import group_starts, whole_groups
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks
-from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, in_hash_ranges, range_count, row_count
+from rayrec.config import Config
+from rayrec.features.keyed_table import HASH, KeyedTable, hash_key, write_file
+from rayrec.features.string_hash import hash_strings
+from rayrec.preprocessing.runs import run_starts, runs, whole_runs
+from rayrec.preprocessing.segments import Piece, Segment, read_piece
+from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, partition_number, run_tasks
+from rayrec.preprocessing.vocabularies.hash_ranges import in_hash_ranges, range_count, write_sorted, write_table
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.sources.outbrain.preprocessing.infos import DOCUMENT_INFO_SCHEMA, DocumentInfo
-from rayrec.sources.outbrain.preprocessing.list_columns import list_column
-from rayrec.sources.outbrain.preprocessing.values import DOCUMENT_VALUE_SCHEMA, DocumentValues, value_table
-from rayrec.sources.outbrain.statistics import ASPECTS, DOCUMENT_SCHEMA, Aspect
-from rayrec.sources.outbrain.weights import document_weights
+from rayrec.sources.outbrain.layout import Table
+from rayrec.sources.outbrain.preprocessing.row_files import (
+    RowFile,
+    RowFiles,
+    batch_of,
+    frame_of_rows,
+    list_column,
+    new_rows,
+)
+from rayrec.sources.outbrain.preprocessing.tables import ParsedTables
+from rayrec.sources.outbrain.statistics import AD_SCHEMA, ASPECTS, DOCUMENT_SCHEMA, Aspect
 
 LISTED: dict[Aspect, int] = {"category": 3, "topic": 3, "entity": 6}
 """The longest list of a feature."""
-_BATCH_ROWS = 131_072
-_LONG = pa.schema(
+_TABLES: dict[Aspect, tuple[Table, str]] = {
+    "category": (Table.DOCUMENTS_CATEGORIES, "category_id"),
+    "topic": (Table.DOCUMENTS_TOPICS, "topic_id"),
+    "entity": (Table.DOCUMENTS_ENTITIES, "entity_id"),
+}
+_META = ("source_id", "publisher_id", "publish_time")
+_META_ROW = -1
+"""The `aspect` of a document's line of documents_meta."""
+_ROWS = pa.schema(
     [
-        ("hash", pa.int64()),
-        ("document", pa.int64()),
-        ("aspect", pa.int8()),  # _INFO for what documents_meta says
+        (HASH, pa.int64()),
+        ("document_id", pa.int64()),
+        ("aspect", pa.int8()),  # its position in ASPECTS
         ("value", pa.int64()),
         ("confidence", pa.float64()),
-        ("source_id", pa.int64()),
-        ("publisher_id", pa.int64()),
-        ("publish_time", pa.int64()),
+        *((name, pa.int64()) for name in _META),  # null but in rows of _META_ROW
     ]
 )
-_INFO = -1
+VALUE_SCHEMA = pa.schema([pa.field(name, pa.int64(), False) for name in (HASH, "value", "documents")])
+"""The table of an aspect's values: in how many documents each is."""
+_COUNTED = pa.schema([(HASH, pa.int64()), ("aspect", pa.int8()), ("value", pa.int64())])
+_BATCH_ROWS = 131_072
 
 
-def write_documents(
-    workspace: Workspace, values: DocumentValues, values_in: Path, infos: DocumentInfo, original: bool, folder: Path
-) -> None:
-    """Write the table of documents: all that documents_meta or the table of an aspect names.
+class DocumentRows(Config):
+    """The lines of all tables of documents, without repetitions, by document; and a table of each aspect's values."""
 
-    `original`: weights as the original of the `full` set has them.
-    """
-    spark = workspace.spark
-    segments = [*((segment, True) for segment in infos.rows.segments()),
-                *((segment, False) for segment in values.rows.segments())]  # fmt: skip
-    rows = values.rows.rows + infos.rows.rows
-    with counted_rows(spark, workspace.progress, "documents", rows) as counter:
+    folder: Path
+    """Holds a table (`VALUE_SCHEMA`) for each aspect."""
+    rows: RowFiles
+    """Rows of `_ROWS`, sorted; no document is in two files."""
+    documents: int
+    """Number of documents with a source."""
+    values: dict[str, int]
+    """Number of distinct values by aspect."""
+    largest_publisher: int
+    sources_without_publisher: tuple[int, ...]
+    """Sources none of whose documents has a publisher, ascending."""
 
-        def read(item: tuple[Segment, bool]) -> Iterator[pa.RecordBatch]:
-            segment, is_info = item
-            schema = DOCUMENT_INFO_SCHEMA if is_info else DOCUMENT_VALUE_SCHEMA
-            for batch in read_piece(segment.piece, schema.names, ()):
-                yield _as_long(batch)
-            counter.add(segment.piece.rows)
 
-        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            def documents() -> Iterator[pa.RecordBatch]:
-                for whole in whole_groups(batches, HASH, _BATCH_ROWS):
-                    yield _documents(whole, infos, values_in, original)
+def write_document_rows(workspace: Workspace, tables: ParsedTables, folder: Path) -> DocumentRows:
+    """Bring together what the tables say of each document, and count the documents of each value."""
+    from pyspark.sql import functions as f
 
-            yield row_count(write_file(folder, DOCUMENT_SCHEMA, documents()))
-
-        listed = frame_of_tasks(
-            spark,
-            segments,
-            read,
-            "hash long, document long, aspect byte, value long, confidence double, source_id long, "
-            "publisher_id long, publish_time long",
+    sources = [(tables.of(Table.DOCUMENTS_META), _read_meta)]
+    for number, (table, column) in enumerate(_TABLES.values()):
+        sources.append((tables.of(table), partial(_read_values, aspect=number, column=column)))
+    with frame_of_rows(workspace, "documents and their values", sources, _ROWS) as listed:
+        # Of lines with the same document the smallest, null before any value; of a repeated value the surest.
+        once = listed.groupBy(HASH, "document_id", "aspect", "value").agg(
+            f.max("confidence").alias("confidence"), f.min(f.struct(*_META)).alias("meta")
         )
-        ordered = in_hash_ranges(listed, range_count(spark, rows)).sortWithinPartitions(
-            HASH, "document", "aspect", "value"
-        )
-        collect_rows(ordered.mapInArrow(write, ROW_COUNT))
+        kept = once.select(*_ROWS.names[:5], "meta.*").filter(f"aspect <> {_META_ROW} or source_id is not null")
+        ranges = range_count(workspace.spark, sum(files.rows for files, _ in sources))
+        ordered = in_hash_ranges(kept, ranges).sortWithinPartitions(HASH, "document_id", "aspect", "value")
+        columns = "path string, rows long, documents long, largest long, with array<long>, without array<long>"
+        found = sorted(collect_rows(ordered.mapInArrow(lambda batches: _write_rows(batches, folder), columns)))
+    rows = RowFiles.of((path, count) for path, count, *_ in found)
+    sizes = _write_value_tables(workspace, rows, folder)
+    # These are as many as there are sources, not documents.
+    published, unpublished = ({source for part in found for source in part[column]} for column in (4, 5))
+    return DocumentRows(
+        folder=folder,
+        rows=rows,
+        documents=sum(documents for _, _, documents, *_ in found),
+        values={aspect: sizes.get(number, 0) for number, aspect in enumerate(ASPECTS)},
+        largest_publisher=max((largest for _, _, _, largest, *_ in found), default=0),
+        sources_without_publisher=tuple(sorted(unpublished - published)),
+    )
 
 
-def _as_long(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch with all columns of `_LONG`."""
-    names = batch.schema.names
-    columns = [batch[f.name] if f.name in names else pa.nulls(len(batch), f.type) for f in _LONG]
-    if "aspect" not in names:
-        columns[_LONG.get_field_index("aspect")] = pa.array(np.full(len(batch), _INFO, np.int8))
-    return pa.RecordBatch.from_arrays(columns, schema=_LONG)
+def _read_meta(segment: Segment) -> Iterator[pa.RecordBatch]:
+    for batch in read_piece(segment.piece, ("document_id", *_META), ()):
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        hashes = hash_key(batch["document_id"].to_numpy())
+        yield batch_of(_ROWS, columns | {HASH: hashes, "aspect": np.full(len(batch), _META_ROW, np.int8)})
 
 
-def _documents(rows: pa.RecordBatch, infos: DocumentInfo, values_in: Path, original: bool) -> pa.RecordBatch:
-    """Whole documents of `_LONG` rows, sorted, as rows of the table."""
-    starts = group_starts(rows["document"])
+def _read_values(segment: Segment, aspect: int, column: str) -> Iterator[pa.RecordBatch]:
+    for batch in read_piece(segment.piece, ("document_id", column, "confidence_level"), ()):
+        document, value, confidence = batch.columns
+        if pa.types.is_string(value.type):
+            value = pa.array(hash_strings(value.cast(pa.large_string())).view(np.int64))
+        columns = {"document_id": document, "value": value, "confidence": confidence}
+        aspects = np.full(len(batch), aspect, np.int8)
+        yield batch_of(_ROWS, {HASH: hash_key(document.to_numpy()), "aspect": aspects, **columns})
+
+
+def _write_rows(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa.RecordBatch]:
+    """Write a file of sorted rows; yields what `DocumentRows` needs to know of them."""
+    path, rows, documents, largest = folder / f"{partition_number():06d}.parquet", 0, 0, 0
+    with_publisher: set[int] = set()
+    without_publisher: set[int] = set()
+    with new_rows(path, _ROWS, ("aspect",)) as writer:
+        for batch in batches:
+            writer.write_batch(batch.cast(_ROWS))
+            meta = batch.filter(pc.equal(batch["aspect"], _META_ROW))
+            publisher, source = meta["publisher_id"], meta["source_id"]
+            rows, documents = rows + len(batch), documents + len(meta)
+            largest = max(largest, pc.max(publisher).as_py() or 0)
+            with_publisher.update(source.filter(publisher.is_valid()).unique().to_pylist())
+            without_publisher.update(source.filter(publisher.is_null()).unique().to_pylist())
+    sources = [pa.array([sorted(part)], pa.list_(pa.int64())) for part in (with_publisher, without_publisher)]
+    columns = [pa.array([str(path)]), *(pa.array([number]) for number in (rows, documents, largest)), *sources]
+    yield pa.RecordBatch.from_arrays(columns, names=["path", "rows", "documents", "largest", "with", "without"])
+
+
+def _write_value_tables(workspace: Workspace, rows: RowFiles, folder: Path) -> dict[int, int]:
+    """Write a table (`VALUE_SCHEMA`) for each aspect into a folder of its name; returns their sizes."""
+    from pyspark.sql import functions as f
+
+    def read(segment: Segment) -> Iterator[pa.RecordBatch]:
+        for batch in read_piece(segment.piece, ("aspect", "value"), ()):
+            part = batch.filter(pc.not_equal(batch["aspect"], _META_ROW))
+            hashes = pa.array(hash_key(part["value"].to_numpy()))
+            yield pa.RecordBatch.from_arrays([hashes, *part.columns], schema=_COUNTED)
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for aspect, run in runs(batches, "aspect"):
+            count = write_sorted(run, folder / ASPECTS[aspect], VALUE_SCHEMA)
+            columns = [pa.array([aspect], pa.int8()), pa.array([count])]
+            yield pa.RecordBatch.from_arrays(columns, names=["aspect", "values"])
+
+    with frame_of_rows(workspace, "values of documents", [(rows, read)], _COUNTED) as values:
+        counted = values.groupBy("aspect", HASH, "value").agg(f.count("*").alias("documents"))
+        # These are as many as the data has values, not rows: one task sorts them.
+        whole = counted.repartition(1).sortWithinPartitions("aspect", HASH, "value")
+        return dict(collect_rows(whole.mapInArrow(write, "aspect byte, values long")))
+
+
+def inverse_frequency(folder: Path, aspect: Aspect, value: NDArray[np.int64], documents: int) -> NDArray[np.float64]:
+    """(n,) ln(documents / documents that have the value), at least 0, by the table of the aspect in `folder`."""
+    if documents == 0:
+        return np.zeros(len(value))
+    table = KeyedTable.cached(folder / aspect)
+    frequency = table.numbers("documents", table.find({"value": value})).values
+    return np.maximum(np.log(documents / frequency), 0.0)
+
+
+def write_documents(workspace: Workspace, found: DocumentRows, folder: Path) -> None:
+    """Write the table of documents: all that documents_meta or the table of an aspect names."""
+    with counted_rows(workspace.spark, workspace.progress, "documents", found.rows.rows) as counter:
+
+        def run(file: RowFile) -> None:
+            batches = read_piece(Piece(file.path, 0, file.rows), _ROWS.names, ())
+            whole = whole_runs(batches, HASH, _BATCH_ROWS)
+            write_file(folder, DOCUMENT_SCHEMA, (_documents(rows, found) for rows in whole))
+            counter.add(file.rows)
+
+        run_tasks(workspace.spark, found.rows.files, run)
+
+
+def _documents(rows: pa.RecordBatch, found: DocumentRows) -> pa.RecordBatch:
+    """Sorted rows of whole documents as rows of the table."""
+    starts = run_starts(rows["document_id"])
     count = len(starts)
     owner = np.repeat(np.arange(count), np.diff(np.append(starts, rows.num_rows)))
     aspect = rows["aspect"].to_numpy()
-    first = rows.take(pa.array(starts))  # what documents_meta says sorts first
-    columns = [first[HASH], first["document"], first["source_id"], _publishers(first, infos), first["publish_time"]]
+    first = rows.take(pa.array(starts))  # the row of documents_meta sorts first
+    columns = [first[HASH], first["document_id"], first["source_id"], _publishers(first, found), first["publish_time"]]
     lists = []
     for number, name in enumerate(ASPECTS):
         chosen = np.flatnonzero(aspect == number)
         value, confidence = (rows[c].take(pa.array(chosen)).to_numpy() for c in ("value", "confidence"))
-        table = value_table(values_in, name)
-        frequency = table.numbers("documents", table.find({"value": value})).values
-        weight = document_weights(confidence, frequency, infos.documents, original=original)
+        weight = inverse_frequency(found.folder, name, value, found.documents) * confidence
         fields = DOCUMENT_SCHEMA.field(name).type.value_type
         elements = pa.StructArray.from_arrays([pa.array(a) for a in (value, confidence, weight)], fields=list(fields))
         columns.append(list_column(owner[chosen], elements, count))
@@ -109,19 +203,37 @@ def _documents(rows: pa.RecordBatch, infos: DocumentInfo, values_in: Path, origi
     return pa.RecordBatch.from_arrays([*columns, *lists], schema=DOCUMENT_SCHEMA)
 
 
-def _publishers(documents: pa.RecordBatch, infos: DocumentInfo) -> pa.Array:
-    """Publishers; of sources without any, those that number on from the largest."""
-    lacking = pa.array(infos.sources_without_publisher, pa.int64())
+def _publishers(documents: pa.RecordBatch, found: DocumentRows) -> pa.Array:
+    """Publishers; sources without any get numbers that follow the largest publisher."""
+    lacking = pa.array(found.sources_without_publisher, pa.int64())
     number = pc.index_in(documents["source_id"], value_set=lacking, skip_nulls=True)
-    return pc.coalesce(documents["publisher_id"], pc.add(number.cast(pa.int64()), infos.largest_publisher + 1))
+    return pc.coalesce(documents["publisher_id"], pc.add(number.cast(pa.int64()), found.largest_publisher + 1))
 
 
 def _first_values(
     owner: NDArray[np.int64], value: NDArray[np.int64], confidence: NDArray[np.float64], length: int, count: int
 ) -> pa.Array:
-    """The values of highest confidence, equal ones ascending."""
+    """The values of the highest confidence, equal ones ascending."""
     order = np.lexsort((value, -confidence, owner))
     sizes = np.bincount(owner, minlength=count)
-    place = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    kept = order[place < length]
+    position = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    kept = order[position < length]
     return list_column(owner[kept], pa.array(value[kept]), count)
+
+
+def write_ads(workspace: Workspace, tables: ParsedTables, folder: Path) -> None:
+    """Write the table of ads."""
+    from pyspark.sql import functions as f
+
+    files = tables.of(Table.PROMOTED_CONTENT)
+    key, *columns = AD_SCHEMA.names[1:]
+
+    def read(segment: Segment) -> Iterator[pa.RecordBatch]:
+        for batch in read_piece(segment.piece, (key, *columns), ()):
+            hashes = pa.array(hash_key(batch[key].to_numpy()))
+            yield pa.RecordBatch.from_arrays([hashes, *batch.columns], names=AD_SCHEMA.names)
+
+    with frame_of_rows(workspace, "ads", [(files, read)], AD_SCHEMA) as listed:
+        # Of lines with the same ad the smallest, null before any value.
+        kept = listed.groupBy(HASH, key).agg(f.min(f.struct(*columns)).alias("line")).select(HASH, key, "line.*")
+        write_table(kept, files.rows, (key,), folder, AD_SCHEMA)

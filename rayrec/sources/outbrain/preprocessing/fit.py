@@ -1,4 +1,4 @@
-"""What transforms of numbers need to know of the rows: ranges, deviations, medians, exactly and whatever the tasks."""
+"""Fitting transforms of numbers: ranges, deviations and medians, exact and the same for any division into tasks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,29 +18,29 @@ from rayrec.sources.outbrain.features.definitions import Definition, Fit, Numeri
 
 
 class FittedNumbers(Config):
-    """The fitted transforms by feature."""
+    """The fitted numbers by feature."""
 
     ranges: dict[str, tuple[float, float]]
-    """Least and largest value; absent where no row has one."""
+    """Least and largest value; absent if no row has a value."""
     deviations: dict[str, tuple[float, float]]
-    """Mean and standard deviation (of the rows themselves, divided by their number)."""
+    """Mean and standard deviation (of the population: the variance divides by the number of rows)."""
     medians: dict[str, float]
-    """The mean of the two in the middle for an even number; absent where no row has a value."""
+    """The median, or the mean of the middle two of an even number; absent if no row has a value."""
 
-    def features(self, definitions: Sequence[Definition], *, clip: bool) -> tuple[Feature, ...]:
-        """The features of a schema; `clip`: whether what is beyond a range is cut."""
+    def features(self, definitions: Sequence[Definition]) -> tuple[Feature, ...]:
+        """The features of a schema."""
         return tuple(
-            NumericFeature(name=d.name, transforms=self._transforms(d, clip)) if isinstance(d, Numeric) else d.feature
+            NumericFeature(name=d.name, transforms=self._transforms(d)) if isinstance(d, Numeric) else d.feature
             for d in definitions
         )
 
-    def _transforms(self, definition: Numeric, clip: bool) -> tuple[NumericTransform, ...]:
+    def _transforms(self, definition: Numeric) -> tuple[NumericTransform, ...]:
         name = definition.name
         fitted: tuple[NumericTransform, ...] = ()
         match definition.fit:
             case "range":
                 low, high = self.ranges.get(name, (0.0, 0.0))
-                fitted = (MinMax(min=low, max=high, clip=clip),)
+                fitted = (MinMax(min=low, max=high),)
             case "deviation":
                 mean, deviation = self.deviations.get(name, (0.0, 0.0))
                 fitted = (Standardize(mean=mean, deviation=deviation),)
@@ -50,7 +50,7 @@ class FittedNumbers(Config):
 
 
 def fit_numbers(workspace: Workspace, definitions: Sequence[Definition], segments: Sequence[Segment]) -> FittedNumbers:
-    """Fit to the rows of `segments`, files of raw features."""
+    """Fit the definitions to the raw features in `segments`."""
     numeric = [d for d in definitions if isinstance(d, Numeric) and d.fit != "none"]
     rows = sum(segment.piece.rows for segment in segments)
     with counted_rows(workspace.spark, workspace.progress, "fit", rows) as counter:
@@ -65,23 +65,23 @@ def fit_numbers(workspace: Workspace, definitions: Sequence[Definition], segment
 
 @dataclass(frozen=True)
 class Seen:
-    """Values of a feature, ascending; of a range only its ends are kept.
+    """Values of a feature, ascending; for a range only the ends are kept.
 
-    Of numbers whose deviation or median is wanted there are few (counts, days), so their rows are counted by value.
-    Added in the order of values, they give a result that does not depend on how rows are dealt to tasks.
+    Features with a deviation or a median have few distinct values (counts, days), so their rows are counted by value.
+    Added up in the order of values, they give a result that does not depend on how rows are dealt to tasks.
     """
 
     fit: Fit
     values: NDArray[np.float64]
     counts: NDArray[np.int64]
-    """Rows with each."""
+    """Number of rows with each value."""
 
     @classmethod
     def of(cls, fit: Fit, values: NDArray[np.float64], counts: NDArray[np.int64]) -> "Seen":
-        """`values` in any order, and repeated."""
-        distinct, place = np.unique(values, return_inverse=True)
+        """Sort and add up `values`, which are in any order and may repeat."""
+        distinct, inverse = np.unique(values, return_inverse=True)
         summed = np.zeros(len(distinct), np.int64)
-        np.add.at(summed, place, counts)
+        np.add.at(summed, inverse, counts)
         kept = [0, -1] if fit == "range" else slice(None)
         return cls(fit, distinct[kept], summed[kept])
 
@@ -91,7 +91,7 @@ class Seen:
 
 
 def look(batch: pa.RecordBatch, numeric: Sequence[Numeric]) -> dict[str, Seen]:
-    """What the rows of a batch have, by feature, where not all of them are missing."""
+    """The values in a batch by feature; features that are missing in every row are left out."""
     found = {}
     for definition in numeric:
         values = transformed(definition.name, batch[definition.name], definition.before)
@@ -102,7 +102,7 @@ def look(batch: pa.RecordBatch, numeric: Sequence[Numeric]) -> dict[str, Seen]:
 
 
 def merge(parts: Iterable[dict[str, Seen]]) -> dict[str, Seen]:
-    """What several batches have."""
+    """The values in several batches by feature."""
     merged: dict[str, Seen] = {}
     for part in parts:
         for name, seen in part.items():
@@ -111,17 +111,17 @@ def merge(parts: Iterable[dict[str, Seen]]) -> dict[str, Seen]:
 
 
 def fitted(seen: dict[str, Seen]) -> FittedNumbers:
-    """What transforms need to know of the features."""
+    """Ranges, deviations and medians of the values by feature."""
     ranges, deviations, medians = {}, {}, {}
-    for name, of in seen.items():
-        match of.fit:
+    for name, found in seen.items():
+        match found.fit:
             case "range":
-                ranges[name] = float(of.values[0]), float(of.values[-1])
+                ranges[name] = float(found.values[0]), float(found.values[-1])
             case "deviation":
-                mean = float(np.average(of.values, weights=of.counts))
-                deviations[name] = mean, float(np.average((of.values - mean) ** 2, weights=of.counts) ** 0.5)
+                mean = float(np.average(found.values, weights=found.counts))
+                deviations[name] = mean, float(np.average((found.values - mean) ** 2, weights=found.counts) ** 0.5)
             case "median":
-                medians[name] = _median(of.values, of.counts)
+                medians[name] = _median(found.values, found.counts)
     return FittedNumbers(ranges=ranges, deviations=deviations, medians=medians)
 
 

@@ -1,7 +1,7 @@
-"""Sources whose rows are ads in a display: parse, join, take statistics of train, compute features, fit, encode, write.
+"""The job for displays of ads: parse, join, take statistics of `train`, compute features, fit, encode, write.
 
-Each stage leaves its files in the scratch folder, or in the statistics of the dataset, until no other needs them: a job
-that died goes on from its last finished stage (`rayrec.preprocessing.stages`).
+Each stage leaves its files in the scratch folder, or in the statistics of the dataset, until no later stage needs them:
+a job that died goes on from its last finished stage (`rayrec.preprocessing.stages`).
 """
 
 from collections import Counter
@@ -25,144 +25,160 @@ from rayrec.raw.files import InputFile
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.features.raw import features_of, rate_keys
 from rayrec.sources.outbrain.layout import Table
-from rayrec.sources.outbrain.preprocessing.ads import write_ads
-from rayrec.sources.outbrain.preprocessing.clicks import CLICKED, DISPLAY, SUBMISSION, ClickRows, write_click_rows
-from rayrec.sources.outbrain.preprocessing.documents import write_documents
+from rayrec.sources.outbrain.preprocessing.clicks import CLICKED, DISPLAY, SUBMISSION, write_click_rows
+from rayrec.sources.outbrain.preprocessing.documents import (
+    DocumentRows,
+    write_ads,
+    write_document_rows,
+    write_documents,
+)
 from rayrec.sources.outbrain.preprocessing.fit import FittedNumbers, fit_numbers
-from rayrec.sources.outbrain.preprocessing.infos import DocumentInfo, write_infos
-from rayrec.sources.outbrain.preprocessing.inputs import DisplayInputs
 from rayrec.sources.outbrain.preprocessing.rates import RateJob, write_rates, write_totals
 from rayrec.sources.outbrain.preprocessing.raw_features import (
     CANDIDATE,
     LABEL_FIELDS,
-    LEAK,
-    ORDER_FIELDS,
     POSITION,
-    FeatureRows,
+    POSITION_FIELD,
     write_in_display_order,
+    write_in_user_order,
 )
-from rayrec.sources.outbrain.preprocessing.row_files import RowFiles
-from rayrec.sources.outbrain.preprocessing.tables import ParsedTables, parse_tables
-from rayrec.sources.outbrain.preprocessing.users.user_features import UserFeatures
-from rayrec.sources.outbrain.preprocessing.values import DocumentValues, write_values
+from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, SplitRows
+from rayrec.sources.outbrain.preprocessing.tables import ParsedTables, RawTables, find_tables, parse_tables
+from rayrec.sources.outbrain.preprocessing.users.page_views import ViewReader
+from rayrec.sources.outbrain.preprocessing.users.profiles import ProfileJob, write_profiles
+from rayrec.sources.outbrain.preprocessing.users.traffic import write_traffic
+from rayrec.sources.outbrain.preprocessing.users.users import write_users
 from rayrec.sources.outbrain.statistics import RATES_FOLDER, Constants, Statistics
 
 
 class DisplayJob:
     """A checked job."""
 
+    is_resumable = True
+
     def __init__(self, config: DisplayPreprocessConfig, inputs: Mapping[str | None, Sequence[str]]) -> None:
-        """Raises UserError on inputs that cannot work."""
+        """Find the tables. Raises UserError on inputs that cannot work."""
         self._config = config
-        self._inputs = DisplayInputs.resolve(config, inputs)
+        self._tables = find_tables(config, inputs)
 
     @property
     def files(self) -> tuple[InputFile, ...]:
-        return self._inputs.files
-
-    @property
-    def is_resumable(self) -> bool:
-        return True
+        return tuple(file for _, file in self._tables.values())
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write statistics, splits and bad rows. Raises UserError."""
-        config, reclaim = self._config, partial(reclaim_shuffles, workspace.spark)
-        stages = Stages(workspace.scratch, workspace.progress, reclaim)
-        tables = stages.run("tables", ParsedTables, partial(self._parse, workspace))
-        rows = stages.run("clicks", ClickRows, lambda folder: write_click_rows(workspace, tables, config, folder))
-        if rows.splits["train"].rows == 0:
+        return _Run(self._config, self._tables, workspace).write()
+
+
+class _Run:
+    """One run of a job, from its last finished stage on."""
+
+    def __init__(self, config: DisplayPreprocessConfig, raw_tables: RawTables, workspace: Workspace) -> None:
+        self._config = config
+        self._raw_tables = raw_tables
+        self._workspace = workspace
+        self._scratch = workspace.scratch
+        self._stages = Stages(workspace.scratch, workspace.progress, partial(reclaim_shuffles, workspace.spark))
+        self._rejected: Counter[str] = Counter()
+
+    def write(self) -> WrittenDataset:
+        workspace, stages = self._workspace, self._stages
+        # Page views are read later, when it is known which of them are of use.
+        tables = self._parse("tables", {t: raw for t, raw in self._raw_tables.items() if t != Table.PAGE_VIEWS})
+        clicks = stages.run(
+            "clicks", SplitRows, lambda folder: write_click_rows(workspace, tables, self._config, folder)
+        )
+        if clicks.splits["train"].rows == 0:
             raise UserError("preprocess.split: no row falls into train; give more rows or change it")
-        statistics = self._statistics(workspace, stages, tables, rows)
-        rejected = Counter(tables.rejected)
-        if config.feature_set == "full":
-            page_views = self._inputs.tables[Table.PAGE_VIEWS]
-            of_users = UserFeatures(workspace, stages, config, tables, page_views, rows, statistics)
-            features, rejected_views = of_users.write()
-            rejected.update(rejected_views)
+        statistics = self._write_statistics(tables, clicks)
+        if self._config.feature_set == "full":
+            features = self._write_features_of_users(tables, clicks, statistics)
         else:
-            write = partial(write_in_display_order, workspace, rows.splits, statistics)
-            features = stages.run("features", FeatureRows, write)
+            write = partial(write_in_display_order, workspace, clicks, statistics)
+            features = stages.run("features", SplitRows, write)
         stages.release("tables", "clicks", "rates", "values")
-        schema = self._schema(workspace, stages, features, statistics.constants)
-        splits = self._write_splits(workspace, stages, features, schema)
-        if not statistics.constants.is_original_full:
-            clicks = sum(tables.of(table).rows for table in (Table.CLICKS_TRAIN, Table.CLICKS_TEST))
-            assert sum(split.rows for split in splits.values()) == clicks, "rows lost or repeated"
-        return WrittenDataset(schema, splits, dict(rejected))
+        schema = self._fit_schema(features)
+        splits = self._write_splits(features, schema)
+        lines = sum(tables.of(table).rows for table in (Table.CLICKS_TRAIN, Table.CLICKS_TEST))
+        assert sum(split.rows for split in splits.values()) == lines, "rows lost or repeated"
+        return WrittenDataset(schema, splits, dict(self._rejected))
 
-    def _parse(self, workspace: Workspace, folder: Path) -> ParsedTables:
-        """All tables but page_views, which are read when it is known what of them is of use."""
-        tables = self._inputs.without([Table.PAGE_VIEWS])
-        return parse_tables(workspace, tables, folder, self._config.max_rejected_fraction)
+    def _parse(self, stage: str, tables: RawTables) -> ParsedTables:
+        most = self._config.max_rejected_fraction
+        parsed = self._stages.run(
+            stage, ParsedTables, lambda folder: parse_tables(self._workspace, tables, folder, most)
+        )
+        self._rejected.update(parsed.rejected)
+        return parsed
 
-    def _statistics(self, workspace: Workspace, stages: Stages, tables: ParsedTables, rows: ClickRows) -> Statistics:
-        """Documents, ads and rates of clicks, with those of each fold."""
-        config, folder, train = self._config, workspace.folder / STATISTICS_FOLDER, rows.splits["train"]
+    def _write_statistics(self, tables: ParsedTables, clicks: SplitRows) -> Statistics:
+        """Write the tables of documents, ads and rates of clicks; rates also with the sums of each fold."""
+        workspace, stages, config = self._workspace, self._stages, self._config
+        folder, train = workspace.folder / STATISTICS_FOLDER, clicks.splits["train"]
         folder.mkdir(exist_ok=True)
-        values = stages.run("values", DocumentValues, lambda files: write_values(workspace, tables, files))
-        infos = stages.run("infos", DocumentInfo, lambda files: write_infos(workspace, tables, files))
+        documents = stages.run("values", DocumentRows, lambda files: write_document_rows(workspace, tables, files))
         constants = Constants(
             feature_set=config.feature_set,
-            original=config.original,
-            documents=infos.documents,
-            values=values.values,
-            mean_rate=rows.clicked / train.rows,
+            documents=documents.documents,
+            values=documents.values,
+            mean_rate=clicks.clicked["train"] / train.rows,
             smoothing=config.rates.smoothing,
         )
         constants.save(folder)
-        values_in, by_fold = workspace.scratch / "values", workspace.scratch / "rates"
-        double_log = constants.is_original_full
-        stages.leave(
-            "documents",
-            lambda files: write_documents(workspace, values, values_in, infos, double_log, files),
-            folder / "documents",
-        )
+        stages.leave("documents", lambda files: write_documents(workspace, documents, files), folder / "documents")
         stages.leave("ads", lambda files: write_ads(workspace, tables, files), folder / "ads")
-        job = RateJob(train, config.rates.folds, rate_keys(constants), folder)
+        job = RateJob(train, config.rates.folds, rate_keys(config.feature_set), folder)
+        by_fold = self._scratch / "rates"
         stages.leave("rates", lambda files: write_rates(workspace, job, files))
         stages.leave("totals", lambda files: write_totals(workspace, job, by_fold, files), folder / RATES_FOLDER)
         return Statistics.open(folder, by_fold)
 
-    def _schema(self, workspace: Workspace, stages: Stages, features: FeatureRows, constants: Constants) -> Schema:
-        definitions = features_of(constants)
-        fitted_on = features.splits["train"].segments()
-        if constants.original and constants.feature_set == "full":
-            fitted_on += features.splits["validation"].segments()
-        fitted = stages.run("fit", FittedNumbers, lambda _: fit_numbers(workspace, definitions, fitted_on))
-        return Schema(
-            label=CLICKED,
-            group=DISPLAY,
-            leak=LEAK if constants.feature_set == "full" else None,
-            candidate=CANDIDATE,
-            features=fitted.features(definitions, clip=not constants.original),
-        )
+    def _write_features_of_users(self, tables: ParsedTables, clicks: SplitRows, statistics: Statistics) -> SplitRows:
+        """Write users' profiles, and the features of all rows in the order of users."""
+        workspace, stages, scratch = self._workspace, self._stages, self._scratch
+        users, traffic, documents = scratch / "users", scratch / "traffic", statistics.folder / "documents"
+        stages.leave("users", lambda folder: write_users(workspace, clicks, tables, folder))
+        reader, file = self._raw_tables[Table.PAGE_VIEWS]
+        parsed = self._parse("views", {Table.PAGE_VIEWS: (ViewReader(reader, users, documents), file)})
+        views = parsed.of(Table.PAGE_VIEWS)
+        stages.leave("traffic", lambda folder: write_traffic(workspace, clicks, views, users, folder))
+        job = ProfileJob(users, documents, scratch / "values", statistics.constants.documents)
+        profiles = statistics.folder / "profiles"
+        stages.leave("profiles", lambda folder: write_profiles(workspace, views, job, folder), profiles)
+        stages.release("users", "views")
+        write = partial(write_in_user_order, workspace, clicks, statistics, traffic)
+        features = stages.run("features", SplitRows, write)
+        stages.release("traffic")
+        return features
 
-    def _write_splits(
-        self, workspace: Workspace, stages: Stages, features: FeatureRows, schema: Schema
-    ) -> dict[str, SplitInfo]:
-        no_vocabularies = LongVocabularies({}, 0, workspace.scratch)
-        kept = (*LABEL_FIELDS, *ORDER_FIELDS) if self._config.feature_set == "full" else LABEL_FIELDS
-        encoder = RowEncoder(schema, workspace.folder, no_vocabularies, kept)
+    def _fit_schema(self, features: SplitRows) -> Schema:
+        definitions = features_of(self._config.feature_set)
+        train = features.splits["train"].segments()
+        fitted = self._stages.run("fit", FittedNumbers, lambda _: fit_numbers(self._workspace, definitions, train))
+        return Schema(label=CLICKED, group=DISPLAY, candidate=CANDIDATE, features=fitted.features(definitions))
+
+    def _write_splits(self, features: SplitRows, schema: Schema) -> dict[str, SplitInfo]:
+        no_vocabularies = LongVocabularies({}, 0, self._scratch)
+        kept = (*LABEL_FIELDS, POSITION_FIELD) if self._config.feature_set == "full" else LABEL_FIELDS
+        encoder = RowEncoder(schema, self._workspace.folder, no_vocabularies, kept)
         splits = {}
         for split, files in features.splits.items():
             if files.rows:
-                write = partial(self._write_split, workspace, encoder, split, files)
-                info = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
+                write = partial(self._write_split, encoder, split, files)
+                info = self._stages.run(f"write-{split}", SplitInfo, write, self._workspace.folder / split)
                 splits[split] = info.model_copy(update={"labelled": split != SUBMISSION})
         return splits
 
-    def _write_split(
-        self, workspace: Workspace, encoder: RowEncoder, split: str, files: RowFiles, _: Path
-    ) -> SplitInfo:
-        """Write the displays of `train` in random order, those of the other splits in their own."""
-        config, segments = self._config, files.segments()
-        position = POSITION if config.feature_set == "full" else None
+    def _write_split(self, encoder: RowEncoder, split: str, files: RowFiles, _: Path) -> SplitInfo:
+        """Write the displays of `train` in random order, those of the other splits in the order of their ids."""
+        workspace, layout, segments = self._workspace, self._config.layout, files.segments()
+        position = POSITION if self._config.feature_set == "full" else None
         if split == "train":
-            return write_groups_shuffled(workspace, encoder, split, segments, config.seed, config.layout, position)
+            return write_groups_shuffled(workspace, encoder, split, segments, self._config.seed, layout, position)
         if position is None:
-            return write_in_order(workspace, encoder.encode, CLICKED, split, segments, config.layout)
-        return write_shuffled(workspace, encoder, split, segments, _as_they_are, config.layout, position)
+            return write_in_order(workspace, encoder.encode, CLICKED, split, segments, layout)
+        return write_shuffled(workspace, encoder, split, segments, _identity, layout, position)
 
 
-def _as_they_are(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+def _identity(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     return positions

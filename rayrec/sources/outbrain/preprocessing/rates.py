@@ -1,14 +1,13 @@
-"""Rows, clicks and distinct ads of train by key, with the sums of each fold.
+"""Rows, clicks and distinct ads of `train` by key, with the sums of each fold.
 
-What a key is made of follows from a row's ad, but for the country and the landing document. So rows are counted by ad,
-by country and ad, and by landing document and ad, and these counts, of which there are far fewer, by key.
+All parts of a key but the country and the landing document follow from a row's ad. So rows are counted by ad, by
+country and ad, and by landing document and ad; these counts, of which there are far fewer, are then added up by key.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -17,115 +16,119 @@ import pyarrow.compute as pc
 from rayrec.features.keyed_table import HASH, hash_key, write_file
 from rayrec.features.mapped_columns import Numbers
 from rayrec.preprocessing.segments import Segment, read_piece
-from rayrec.preprocessing.sorted_rows import rows_by_value, whole_groups
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, run_tasks
+from rayrec.preprocessing.spark_tasks import collect_rows, run_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, in_hash_ranges, range_count, row_count
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.sources.outbrain.features.places import country_keys
 from rayrec.sources.outbrain.features.rates import keys_of
 from rayrec.sources.outbrain.features.rows import FOLD, Rows
+from rayrec.sources.outbrain.places import country_keys
 from rayrec.sources.outbrain.preprocessing.clicks import CLICKED
-from rayrec.sources.outbrain.preprocessing.row_files import RowFiles
+from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, batch_of, frame_of_rows, spark_schema
 from rayrec.sources.outbrain.statistics import RATE_KEYS, RateKey, Statistics
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 _BY_AD, _BY_COUNTRY, _BY_LANDING = range(3)
 """What rows are counted by, beside the ad."""
 _KEY_NUMBERS = {name: number for number, name in enumerate(RATE_KEYS)}
 _KEPT_WHOLE = ("ad", "document")
-"""Keys whose rows are a feature however few they are."""
+"""Keys whose number of rows is a feature, however few the rows are."""
 _UNITS = 2.0**36
-"""Confidences are added as integers of such parts."""
+"""Confidences are added as integers, in multiples of 1 / _UNITS."""
 _BATCH_ROWS = 131_072
+_COUNTED = pa.schema(
+    [
+        ("kind", pa.int8()),
+        ("ad", pa.int64()),
+        ("other", pa.int64()),
+        (FOLD, pa.int8()),
+        ("views", pa.int64()),
+        ("clicks", pa.int64()),
+    ]
+)
 
 
 @dataclass(frozen=True)
 class RateJob:
-    """What the rates are taken of."""
+    """The rows that rates are computed from, and the keys."""
 
     train: RowFiles
     folds: int
     keys: tuple[RateKey, ...]
     statistics: Path
-    """Folder that holds documents and ads."""
+    """Folder that holds the tables of documents and ads."""
 
     @property
-    def counted_by(self) -> tuple[int, ...]:
-        wanted = [_BY_AD]
-        wanted += [_BY_COUNTRY] if any(key.with_country for key in self.keys) else []
-        wanted += [_BY_LANDING] if RATE_KEYS["document_pair"] in self.keys else []
-        return tuple(wanted)
+    def counted_by(self) -> set[int]:
+        return {_counted_by(key) for key in self.keys}
 
     @property
     def sums(self) -> list[str]:
         """Columns of sums by fold."""
         return [f"{name}_{fold}" for name in ("views", "clicks") for fold in range(self.folds)]
 
+    @property
+    def keyed_schema(self) -> pa.Schema:
+        """The schema of counts by key and ad."""
+        numbers = (HASH, "first", "second", "confidence", *self.sums)
+        return pa.schema([("kind", pa.int8()), *((name, pa.int64()) for name in numbers)])
+
+    def table_schema(self, key: RateKey) -> pa.Schema:
+        """The schema of a key's table with the sums by fold."""
+        return pa.schema([*key.schema, *(pa.field(name, pa.int64(), False) for name in self.sums)])
+
 
 def write_rates(workspace: Workspace, job: RateJob, folder: Path) -> None:
-    """Write the tables of rates with the sums by fold, a folder a key."""
+    """Write the tables of rates with the sums by fold, a folder for each key."""
     from pyspark.sql import functions as f
 
-    spark, segments = workspace.spark, job.train.segments()
-    with counted_rows(spark, workspace.progress, "rates of clicks", job.train.rows) as counter:
+    def read(segment: Segment) -> Iterator[pa.RecordBatch]:
+        return _count_rows(segment, job.counted_by)
 
-        def read(segment: Segment) -> Iterator[pa.RecordBatch]:
-            yield from _count_rows(segment, job.counted_by)
-            counter.add(segment.piece.rows)
+    def expand(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for kind in sorted(job.counted_by):
+                part = batch.filter(pc.equal(batch["kind"], kind))
+                if part.num_rows:
+                    yield from _expand(part, kind, job)
 
-        def expand(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for kind in job.counted_by:
-                    part = batch.filter(pc.equal(batch["kind"], kind))
-                    if part.num_rows:
-                        yield from _expand(part, kind, job)
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keys = {_KEY_NUMBERS[key.name]: key for key in job.keys}
+        for kind, run in runs(batches, "kind"):
+            key = keys[kind]
+            totals = (_with_totals(part, key, job) for part in whole_runs(run, HASH, _BATCH_ROWS))
+            yield row_count(write_file(folder / key.name, job.table_schema(key), totals))
 
-        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from _write(batches, job, folder)
-
-        counted = frame_of_tasks(
-            spark, segments, read, "kind byte, ad long, other long, fold byte, views long, clicks long"
-        )
-        by_ad = counted.groupBy("kind", "ad", "other").agg(*_sums_by_fold(job))
-        sums = ", ".join(f"{name} long" for name in job.sums)
-        keyed = by_ad.mapInArrow(expand, f"kind byte, hash long, first long, second long, confidence long, {sums}")
-        by_key = keyed.groupBy("kind", "hash", "first", "second").agg(
+    with frame_of_rows(workspace, "rates of clicks", [(job.train, read)], _COUNTED) as counted:
+        by_fold = [
+            f.sum(f.when(f.col(FOLD) == fold, f.col(name)).otherwise(0)).alias(f"{name}_{fold}")
+            for name in ("views", "clicks")
+            for fold in range(job.folds)
+        ]
+        by_ad = counted.groupBy("kind", "ad", "other").agg(*by_fold)
+        keyed = by_ad.mapInArrow(expand, spark_schema(job.keyed_schema))
+        by_key = keyed.groupBy("kind", HASH, "first", "second").agg(
             f.count("*").alias("ads"),
             # Integers, so that the sum does not depend on the order; a long would not hold that of all rows.
             f.sum(f.col("confidence").cast("decimal(38,0)")).cast("double").alias("confidence"),
             *(f.sum(name).alias(name) for name in job.sums),
         )
-        dealt = in_hash_ranges(_frequent(by_key, job), range_count(spark, job.train.rows))
+        # Keys with too few rows for a rate are left out.
+        least = f.lit(0)
+        for key in job.keys:
+            if key.name not in _KEPT_WHOLE:
+                least = f.when(f.col("kind") == _KEY_NUMBERS[key.name], f.lit(key.least)).otherwise(least)
+        views = sum((f.col(f"views_{fold}") for fold in range(job.folds)), f.lit(0))
+        dealt = in_hash_ranges(by_key.filter(views > least), range_count(workspace.spark, job.train.rows))
         ordered = dealt.sortWithinPartitions("kind", HASH, "first", "second")
         collect_rows(ordered.mapInArrow(write, ROW_COUNT))
 
 
-def _sums_by_fold(job: RateJob) -> "list[Column]":
-    from pyspark.sql import functions as f
-
-    return [
-        f.sum(f.when(f.col(FOLD) == fold, f.col(name)).otherwise(0)).alias(f"{name}_{fold}")
-        for name in ("views", "clicks")
-        for fold in range(job.folds)
-    ]
+def _counted_by(key: RateKey) -> int:
+    if key.with_country:
+        return _BY_COUNTRY
+    return _BY_LANDING if key.name == "document_pair" else _BY_AD
 
 
-def _frequent(by_key: "DataFrame", job: RateJob) -> "DataFrame":
-    """Without keys that have too few rows for a rate."""
-    from pyspark.sql import functions as f
-
-    views = sum((f.col(f"views_{fold}") for fold in range(job.folds)), f.lit(0))
-    least = f.lit(0)
-    for key in job.keys:
-        if key.name not in _KEPT_WHOLE:
-            smallest = min(key.least, key.lean_least or key.least)
-            least = f.when(f.col("kind") == _KEY_NUMBERS[key.name], f.lit(smallest)).otherwise(least)
-    return by_key.filter(views > least)
-
-
-def _count_rows(segment: Segment, counted_by: Sequence[int]) -> Iterator[pa.RecordBatch]:
+def _count_rows(segment: Segment, counted_by: set[int]) -> Iterator[pa.RecordBatch]:
     """Rows and clicks of a segment by what they are counted by, ad and fold."""
     for batch in read_piece(segment.piece, ("ad_id", "document_id", "geo_location", FOLD, CLICKED), ()):
         others = {_BY_AD: pa.nulls(len(batch), pa.int64())}
@@ -135,21 +138,18 @@ def _count_rows(segment: Segment, counted_by: Sequence[int]) -> Iterator[pa.Reco
         if _BY_LANDING in counted_by:
             others[_BY_LANDING] = batch["document_id"]
         for kind, other in others.items():
-            rows = pa.table({"ad": batch["ad_id"], "other": other, "fold": batch[FOLD], "clicked": batch[CLICKED]})
+            rows = pa.table({"ad": batch["ad_id"], "other": other, FOLD: batch[FOLD], "clicked": batch[CLICKED]})
             if kind != _BY_AD:
                 rows = rows.filter(pc.is_valid(rows["other"]))
-            counted = rows.group_by(["ad", "other", "fold"], use_threads=False).aggregate(
-                [("clicked", "count"), ("clicked", "sum")]
-            )
+            by_key = rows.group_by(["ad", "other", FOLD], use_threads=False)
+            counted = by_key.aggregate([("clicked", "count"), ("clicked", "sum")])
+            counted = counted.rename_columns({"clicked_count": "views", "clicked_sum": "clicks"})
             kinds = pa.array(np.full(len(counted), kind, np.int8))
-            columns = [kinds, *(counted[n] for n in ("ad", "other", "fold", "clicked_count")),
-                       counted["clicked_sum"].cast(pa.int64())]  # fmt: skip
-            table = pa.table(columns, names=["kind", "ad", "other", "fold", "views", "clicks"])
-            yield from table.combine_chunks().to_batches()
+            yield from counted.append_column("kind", kinds).select(_COUNTED.names).cast(_COUNTED).to_batches()
 
 
 class _CountedRows(Rows):
-    """Rows with the same ad, and perhaps country or landing document, as one."""
+    """Rows with the same ad, and perhaps the same country or landing document, as one."""
 
     @cached_property
     def country(self) -> Numbers:
@@ -157,58 +157,36 @@ class _CountedRows(Rows):
 
 
 def _expand(batch: pa.RecordBatch, by: int, job: RateJob) -> Iterator[pa.RecordBatch]:
-    """Counts by ad, and perhaps another part -> the keys that the counted rows have, once a key and ad."""
-    named = dict(zip(batch.schema.names, batch.columns, strict=True))
-    named = {"ad_id": named["ad"], "country": named["other"], "document_id": named["other"]}
-    rows = _CountedRows(Statistics.cached(job.statistics), pa.RecordBatch.from_pydict(named))
+    """Counts by ad, and perhaps another part -> counts by key and ad."""
+    columns = {"ad_id": batch["ad"], "country": batch["other"], "document_id": batch["other"]}
+    rows = _CountedRows(Statistics.cached(job.statistics), pa.RecordBatch.from_pydict(columns))
     for key in job.keys:
         if by != _counted_by(key):
             continue
         keys = keys_of(rows, key)
         valid = np.flatnonzero(keys.valid)
-        owner = keys.owner[valid]
-        first, second = [*(part.values[valid] for part in keys.parts), np.zeros(len(valid), np.int64)][:2]
-        sums = batch.select(job.sums).take(pa.array(owner))
+        parts = [part.values[valid] for part in keys.parts]
+        first, second = [*parts, np.zeros(len(valid), np.int64)][:2]
+        sums = batch.select(job.sums).take(pa.array(keys.owner[valid]))
         views = np.sum([sums[f"views_{fold}"].to_numpy() for fold in range(job.folds)], axis=0)
-        columns = [
-            pa.array(np.full(len(owner), _KEY_NUMBERS[key.name], np.int8)),
-            pa.array(hash_key(*(part.values[valid] for part in keys.parts))),
-            pa.array(first),
-            pa.array(second),
-            pa.array(np.round(keys.confidence[valid] * _UNITS).astype(np.int64) * views),
-            *sums.columns,
-        ]
-        yield pa.RecordBatch.from_arrays(columns, names=["kind", HASH, "first", "second", "confidence", *job.sums])
+        columns = {
+            "kind": np.full(len(valid), _KEY_NUMBERS[key.name], np.int8),
+            HASH: hash_key(*parts),
+            "first": first,
+            "second": second,
+            "confidence": np.round(keys.confidence[valid] * _UNITS).astype(np.int64) * views,
+            **dict(zip(job.sums, sums.columns, strict=True)),
+        }
+        yield batch_of(job.keyed_schema, columns)
 
 
-def _counted_by(key: RateKey) -> int:
-    if key.with_country:
-        return _BY_COUNTRY
-    return _BY_LANDING if key.name == "document_pair" else _BY_AD
-
-
-def _schema(key: RateKey, job: RateJob) -> pa.Schema:
-    """With the sums by fold."""
-    return pa.schema([*key.schema, *(pa.field(name, pa.int64(), False) for name in job.sums)])
-
-
-def _write(batches: Iterator[pa.RecordBatch], job: RateJob, folder: Path) -> Iterator[pa.RecordBatch]:
-    """Write rows sorted by kind and hash, a file a key."""
-    keys = {_KEY_NUMBERS[key.name]: key for key in job.keys}
-    for kind, run in rows_by_value(batches, "kind"):
-        key = keys[kind]
-        totals = (_with_totals(part, _schema(key, job), job) for part in whole_groups(run, HASH, _BATCH_ROWS))
-        rows = write_file(folder / key.name, _schema(key, job), totals)
-        yield row_count(rows)
-
-
-def _with_totals(part: pa.RecordBatch, schema: pa.Schema, job: RateJob) -> pa.RecordBatch:
+def _with_totals(part: pa.RecordBatch, key: RateKey, job: RateJob) -> pa.RecordBatch:
+    """Rows of a key's table, from sums by fold."""
     views, clicks = (
         np.sum([part[f"{name}_{fold}"].to_numpy() for fold in range(job.folds)], axis=0) for name in ("views", "clicks")
     )
     computed = {"views": views, "clicks": clicks, "confidence": part["confidence"].to_numpy() / (_UNITS * views)}
-    columns = [pa.array(computed[f.name]) if f.name in computed else part[f.name] for f in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return batch_of(job.table_schema(key), dict(zip(part.schema.names, part.columns, strict=True)) | computed)
 
 
 def write_totals(workspace: Workspace, job: RateJob, by_fold: Path, folder: Path) -> None:

@@ -1,77 +1,120 @@
-"""Raw features of all rows, computed by the code that serves them, a file of rows after the other."""
+"""Raw features of all rows, computed by the code that serves them."""
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from rayrec.config import Config
+from rayrec.features.keyed_table import HASH, KeyedTable, hash_key, hash_texts
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.spark_tasks import counted_rows, run_tasks
+from rayrec.preprocessing.vocabularies.hash_ranges import in_hash_ranges, range_count
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.features.raw import features_of, raw_features
 from rayrec.sources.outbrain.features.rows import FOLD, ROW_SCHEMA
-from rayrec.sources.outbrain.preprocessing.clicks import CLICKED, DISPLAY
-from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, new_rows
-from rayrec.sources.outbrain.preprocessing.users.traffic import TRAFFIC_SOURCE
-from rayrec.sources.outbrain.statistics import Constants, Statistics
+from rayrec.sources.outbrain.preprocessing.clicks import CLICK_SCHEMA, CLICKED, DISPLAY
+from rayrec.sources.outbrain.preprocessing.row_files import (
+    RowFiles,
+    SplitRows,
+    batch_of,
+    frame_of_rows,
+    new_rows,
+    write_by_split,
+)
+from rayrec.sources.outbrain.statistics import Statistics
 
-CANDIDATE, LEAK, POSITION = "candidate", "leak", "position"
-"""Columns beside the features; the last is the row's place in its split where files have another order."""
+CANDIDATE, POSITION = "candidate", "position"
 LABEL_FIELDS = (
     pa.field(CLICKED, pa.float32(), False),
     pa.field(DISPLAY, pa.int64(), False),
     pa.field(CANDIDATE, pa.int64(), False),
 )
+"""Columns beside the features."""
+POSITION_FIELD = pa.field(POSITION, pa.int64(), False)
+"""The position of a row in its split, for files in another order."""
+_TRAFFIC = "traffic_source"
+_SPLIT = "split"
+_BY_USER = pa.schema([(HASH, pa.int64()), (_SPLIT, pa.int8()), POSITION_FIELD, *CLICK_SCHEMA, (_TRAFFIC, pa.int8())])
 
 
-class FeatureRows(Config):
-    """Raw features by split."""
-
-    splits: dict[str, RowFiles]
+def _schema(feature_set: str, others: tuple[pa.Field, ...]) -> pa.Schema:
+    return pa.schema([*others, *(pa.field(d.name, d.raw_type) for d in features_of(feature_set))])
 
 
-ORDER_FIELDS = (pa.field(LEAK, pa.float32(), False), pa.field(POSITION, pa.int64(), False))
-"""Besides, where rows are in the order of users."""
-
-
-def raw_schema(constants: Constants, others: tuple[pa.Field, ...]) -> pa.Schema:
-    """Of files of raw features: `others`, then the features."""
-    features = [pa.field(d.name, d.raw_type) for d in features_of(constants)]
-    return pa.schema([*others, *features])
-
-
-def dictionaries(schema: pa.Schema) -> list[str]:
+def _dictionaries(schema: pa.Schema) -> list[str]:
     """Columns whose values repeat."""
     return [field.name for field in schema if not pa.types.is_floating(field.type) and field.name != POSITION]
 
 
-def write_in_display_order(
-    workspace: Workspace, splits: dict[str, RowFiles], statistics: Statistics, folder: Path
-) -> FeatureRows:
-    """Raw features of rows in the order of displays, a file a segment."""
-    items = [(split, segment) for split, files in splits.items() for segment in files.segments()]
-    schema = raw_schema(statistics.constants, LABEL_FIELDS)
-    with counted_rows(workspace.spark, workspace.progress, "features", sum(f.rows for f in splits.values())) as counter:
+def _with_features(rows: pa.RecordBatch, statistics: Statistics, schema: pa.Schema) -> pa.RecordBatch:
+    features = raw_features(statistics, rows)
+    kept = {name: rows[name] for name in schema.names if name in rows.schema.names}
+    computed = dict(zip(features.schema.names, features.columns, strict=True))
+    return batch_of(schema, {CANDIDATE: rows["ad_id"], **kept, **computed})
+
+
+def write_in_display_order(workspace: Workspace, clicks: SplitRows, statistics: Statistics, folder: Path) -> SplitRows:
+    """Write the features of rows in the order of displays, a file for each segment."""
+    items = [(split, segment) for split, files in clicks.splits.items() for segment in files.segments()]
+    schema = _schema(statistics.constants.feature_set, LABEL_FIELDS)
+    columns = (DISPLAY, CLICKED, FOLD, *(name for name in ROW_SCHEMA.names if name != _TRAFFIC))
+    with counted_rows(workspace.spark, workspace.progress, "features", clicks.rows) as counter:
 
         def run(item: tuple[str, Segment]) -> tuple[str, Path, int]:
             split, segment = item
             path = folder / f"{split}-{segment.index:06d}.parquet"
             opened = Statistics.cached(statistics.folder, statistics.rates_by_fold)
-            with new_rows(path, schema, dictionaries(schema)) as writer:
-                for batch in read_piece(segment.piece, _COLUMNS, ()):
-                    writer.write_batch(with_labels(batch, raw_features(opened, batch), schema))
+            with new_rows(path, schema, _dictionaries(schema)) as writer:
+                for batch in read_piece(segment.piece, columns, ()):
+                    writer.write_batch(_with_features(batch, opened, schema))
                     counter.add(batch.num_rows)
             return split, path, segment.piece.rows
 
         found = run_tasks(workspace.spark, items, run)
-    return FeatureRows(splits={s: RowFiles.of((p, n) for split, p, n in found if split == s) for s in splits})
+    splits = {name: RowFiles.of((path, n) for split, path, n in found if split == name) for name in clicks.splits}
+    return SplitRows(splits=splits, clicked=clicks.clicked)
 
 
-_COLUMNS = (DISPLAY, CLICKED, FOLD, *(name for name in ROW_SCHEMA.names if name != TRAFFIC_SOURCE))
+def write_in_user_order(
+    workspace: Workspace, clicks: SplitRows, statistics: Statistics, traffic: Path, folder: Path
+) -> SplitRows:
+    """Write the features of rows in the order of users, whose profiles are so read from disk one after the other.
+
+    `traffic`: folder of the table of traffic sources by display.
+    """
+    names = list(clicks.splits)
+    sources = [
+        (files, partial(_read_with_user, split=number, traffic=traffic))
+        for number, files in enumerate(clicks.splits.values())
+    ]
+    schema = _schema(statistics.constants.feature_set, (*LABEL_FIELDS, POSITION_FIELD))
+
+    def compute(batch: pa.RecordBatch) -> tuple[NDArray[np.integer], pa.RecordBatch]:
+        opened = Statistics.cached(statistics.folder, statistics.rates_by_fold)
+        return batch[_SPLIT].to_numpy(), _with_features(batch, opened, schema)
+
+    with frame_of_rows(workspace, "features", sources, _BY_USER) as rows:
+        dealt = in_hash_ranges(rows, range_count(workspace.spark, clicks.rows))
+        ordered = dealt.sortWithinPartitions(HASH, _SPLIT, POSITION)
+        return write_by_split(ordered, folder, names, schema, _dictionaries(schema), CLICKED, compute)
 
 
-def with_labels(rows: pa.RecordBatch, features: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Features with the columns beside them."""
-    named = {CANDIDATE: rows["ad_id"], **{n: rows[n] for n in schema.names if n in rows.schema.names}}
-    named.update(zip(features.schema.names, features.columns, strict=True))
-    return pa.RecordBatch.from_arrays([named[field.name] for field in schema], schema=schema)
+def _read_with_user(segment: Segment, split: int, traffic: Path) -> Iterator[pa.RecordBatch]:
+    """Rows with the hash of their user, or if they have none, one that spreads them; and with traffic sources."""
+    first, table = segment.first, KeyedTable.cached(traffic)
+    for batch in read_piece(segment.piece, CLICK_SCHEMA.names, ()):
+        position = np.arange(first, first + len(batch))
+        first += len(batch)
+        has_user = batch["uuid"].is_valid().to_numpy(zero_copy_only=False)
+        source = table.numbers("source", table.find({DISPLAY: batch[DISPLAY].to_numpy()}))
+        columns = {
+            HASH: np.where(has_user, hash_texts(batch["uuid"]), hash_key(position)),
+            _SPLIT: np.full(len(batch), split, np.int8),
+            POSITION: position,
+            **dict(zip(batch.schema.names, batch.columns, strict=True)),
+            _TRAFFIC: pa.array(source.values, pa.int8(), mask=~source.valid),
+        }
+        yield batch_of(_BY_USER, columns)

@@ -1,15 +1,21 @@
 """First stage: the raw tables -> Parquet files of parsed rows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rayrec.common.errors import ConfigError
 from rayrec.config import Config
 from rayrec.preprocessing.extract import ExtractedChunk, extract_tables
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RowReader
 from rayrec.raw.files import InputFile
-from rayrec.sources.outbrain.layout import Table
+from rayrec.sources.outbrain.config import DisplayPreprocessConfig
+from rayrec.sources.outbrain.layout import FULL_TABLES, LEAN_TABLES, Table
 from rayrec.sources.outbrain.preprocessing.row_files import RowFiles
+from rayrec.sources.outbrain.reader import OutbrainTables, table_reader
+
+RawTables = dict[Table, tuple[RowReader, InputFile]]
+"""The file of each table, and what reads it."""
 
 
 class ParsedTables(Config):
@@ -17,17 +23,32 @@ class ParsedTables(Config):
 
     tables: dict[str, RowFiles]
     rejected: dict[str, int]
-    """By reason."""
+    """Number of bad lines by reason."""
 
     def of(self, table: Table) -> RowFiles:
-        """Without files where the table is not there."""
+        """The rows of a table; no files if the table is absent."""
         return self.tables.get(table.value, RowFiles())
 
 
-def parse_tables(
-    workspace: Workspace, tables: Mapping[Table, tuple[RowReader, InputFile]], folder: Path, max_rejected: float
-) -> ParsedTables:
-    """Parse the tables into files under `folder`. Raises UserError where too large a share of a table's rows is bad."""
+def find_tables(config: DisplayPreprocessConfig, paths: Mapping[str | None, Sequence[str]]) -> RawTables:
+    """Find the tables that a job reads in the paths under None.
+
+    Raises UserError if a table is missing or lacks a column, and ConfigError on paths of splits.
+    """
+    named = next((split for split in paths if split is not None), None)
+    if named is not None:
+        raise ConfigError(
+            f"--input {named}=...: preprocess.split.kind is 'displays', which deals the rows itself; give the "
+            "paths alone"
+        )
+    required = FULL_TABLES if config.feature_set == "full" else LEAN_TABLES
+    found = OutbrainTables.find(paths[None], required).files
+    wanted = required | {Table.CLICKS_TEST}
+    return {table: (table_reader(table, [file]), file) for table, file in found.items() if table in wanted}
+
+
+def parse_tables(workspace: Workspace, tables: RawTables, folder: Path, max_rejected: float) -> ParsedTables:
+    """Parse the tables into files under `folder`. Raises UserError if too large a share of a table's rows is bad."""
     named = {table.value: (reader, [file]) for table, (reader, file) in tables.items()}
     extracted, rejected = extract_tables(workspace, named, folder, max_rejected)
     files = {name: RowFiles.of(_rows(chunk) for chunk in chunks) for name, chunks in extracted.items()}

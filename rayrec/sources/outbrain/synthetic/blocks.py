@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, FIRST_MILLISECOND
+from rayrec.sources.outbrain.places import DEFAULT_OFFSET
 from rayrec.sources.outbrain.synthetic.preferences import FAMILIES, Preferences, ShownAds
 from rayrec.sources.outbrain.synthetic.similarity import Profiles
 from rayrec.sources.outbrain.synthetic.users import BLOCK_USERS, DAYS, Users, Visits
 from rayrec.sources.outbrain.synthetic.world import ASPECTS, World, repeated
-from rayrec.sources.outbrain.time_zones import DEFAULT_OFFSET
 
 MOST_ADS = 12
 _SIZES = np.arange(2, MOST_ADS + 1)

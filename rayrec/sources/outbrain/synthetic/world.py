@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.random.splitmix64 import StatelessRandom, mix
-from rayrec.sources.outbrain.time_zones import DEFAULT_OFFSET, OFFSET_BY_COUNTRY, OFFSET_BY_STATE
+from rayrec.sources.outbrain.places import DEFAULT_OFFSET, OFFSET_BY_COUNTRY, OFFSET_BY_STATE
 
 TOPICS = 200
 CATEGORIES = 40

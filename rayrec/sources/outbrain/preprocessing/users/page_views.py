@@ -1,4 +1,4 @@
-"""Page views, of which only those are kept that say something of a row: they are never stored whole."""
+"""Page views, of which only those are kept that a feature is made of: they are never stored whole."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +14,8 @@ from rayrec.raw.blocks import RawBlock, RowReader
 from rayrec.raw.files import Chunk
 from rayrec.sources.outbrain.statistics import ASPECTS
 
-PROFILE, TRAFFIC, LAST = 1, 2, 4
-"""What a page view serves, as bits of the column `purpose`: the user's profile; the traffic source of an event; when
-the user last saw the ad document of a row of `validation`."""
+PROFILE, TRAFFIC = 1, 2
+"""What a page view is kept for, as bits of the column `purpose`: the user's profile; the traffic source of an event."""
 VIEW_SCHEMA = pa.schema(
     [
         pa.field("user", pa.int64(), False),  # row of the table of users
@@ -39,45 +38,39 @@ class ViewReader:
     """Folder of the table of users."""
     documents: Path
     """Folder of the table of documents."""
-    original: bool
     schema: pa.Schema = VIEW_SCHEMA
     dictionaries: tuple[str, ...] = ("platform", "geo_location", "traffic_source", "purpose")
 
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:
-        """The blocks of a chunk; those of its lines that are no use are good all the same."""
+        """The blocks of a chunk; lines that are not kept count as good."""
         users, documents = KeyedTable.cached(self.users), KeyedTable.cached(self.documents)
         for block in self.reader.read(chunk):
             user = users.find_texts("uuid", block.rows["uuid"])
             known = np.flatnonzero(user != UNKNOWN)
             views, user = block.rows.take(pa.array(known)), user[known]
-            purpose = self._purposes(users, documents, user, views)
+            purpose = _purposes(users, documents, user, views)
             columns = [*(views[name] for name in VIEW_SCHEMA.names[1:-1]), pa.array(purpose)]
             rows = pa.RecordBatch.from_arrays([pa.array(user), *columns], schema=VIEW_SCHEMA)
             kept = purpose != 0
             yield replace(block, rows=rows.filter(pa.array(kept)), lines=block.lines[known[kept]])
 
-    def _purposes(
-        self, users: KeyedTable, documents: KeyedTable, user: NDArray[np.int64], views: pa.RecordBatch
-    ) -> NDArray[np.int8]:
-        document, timestamp = views["document_id"].to_numpy(), views["timestamp"].to_numpy()
-        is_validated = users.numbers("is_validated", user).values.astype(bool)
-        is_promoted = users.contains("promoted", user, document)
-        if self.original:
-            counts = is_validated & ~is_promoted
-        else:
-            first = users.numbers("first_event", user)
-            counts = first.valid & (timestamp < first.values)
-        found = documents.find({"document_id": document})
-        counts &= np.logical_or.reduce([documents.lengths(aspect, found) > 0 for aspect in ASPECTS])
-        is_landing = users.contains("landing", user, document)
-        for name in ("platform", "geo_location", "traffic_source"):
-            is_landing &= views[name].is_valid().to_numpy(zero_copy_only=False)
-        bits = counts * PROFILE + is_landing * TRAFFIC + is_promoted * LAST
-        return bits.astype(np.int8)
+
+def _purposes(
+    users: KeyedTable, documents: KeyedTable, user: NDArray[np.int64], views: pa.RecordBatch
+) -> NDArray[np.int8]:
+    document = views["document_id"].to_numpy()
+    first = users.numbers("first_event", user)
+    counts = first.valid & (views["timestamp"].to_numpy() < first.values)
+    found = documents.find({"document_id": document})
+    counts &= np.logical_or.reduce([documents.lengths(aspect, found) > 0 for aspect in ASPECTS])
+    is_landing = users.contains("landing", user, document)
+    for name in ("platform", "geo_location", "traffic_source"):
+        is_landing &= views[name].is_valid().to_numpy(zero_copy_only=False)
+    return (counts * PROFILE + is_landing * TRAFFIC).astype(np.int8)
 
 
 def read_views(segment: Segment, purpose: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The kept page views of a segment that serve a purpose."""
+    """The page views of a segment that are kept for a purpose."""
     for batch in read_piece(segment.piece, [*columns, "purpose"], ()):
-        serves = batch["purpose"].to_numpy() & purpose != 0
-        yield batch.select(list(columns)).filter(pa.array(serves))
+        is_kept = batch["purpose"].to_numpy() & purpose != 0
+        yield batch.select(list(columns)).filter(pa.array(is_kept))

@@ -1,4 +1,4 @@
-"""Users' profiles: what their page views say of their interests, a user after the other."""
+"""Users' profiles: the interests that follow from their page views."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import KeyedTable, hash_texts, write_file
+from rayrec.preprocessing.runs import whole_runs
 from rayrec.preprocessing.segments import Segment
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks
+from rayrec.preprocessing.spark_tasks import collect_rows
 from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, in_number_ranges, range_count, row_count
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.sources.outbrain.preprocessing.list_columns import list_column
-from rayrec.sources.outbrain.preprocessing.row_files import RowFiles
+from rayrec.sources.outbrain.preprocessing.documents import inverse_frequency
+from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, frame_of_rows, list_column
 from rayrec.sources.outbrain.preprocessing.users.page_views import PROFILE, read_views
-from rayrec.sources.outbrain.preprocessing.values import value_table
 from rayrec.sources.outbrain.statistics import ASPECTS, PROFILE_SCHEMA, Aspect
-from rayrec.sources.outbrain.weights import profile_weights
 
 _VIEWED_AT_A_TIME = 65_536
-"""Documents viewed that are held before their users' profiles are written; more where a single user has more."""
+"""Documents viewed whose values are held at a time."""
+_VIEWED = pa.schema([("user", pa.int64()), ("document_id", pa.int64())])
 
 
 @dataclass(frozen=True)
@@ -33,73 +33,30 @@ class ProfileJob:
     values: Path
     """Folders of the tables of users, of documents, and of the aspects' values."""
     num_documents: int
-    original: bool
 
 
 def write_profiles(workspace: Workspace, views: RowFiles, job: ProfileJob, folder: Path) -> None:
     """Write the table of profiles. No user's page views are in one place, only the distinct documents among them."""
     from pyspark.sql import functions as f
 
-    spark, segments = workspace.spark, views.segments()
-    users = len(KeyedTable(job.users))
-    with counted_rows(spark, workspace.progress, "profiles of users", views.rows) as counter:
+    def read(segment: Segment) -> Iterator[pa.RecordBatch]:
+        return read_views(segment, PROFILE, _VIEWED.names)
 
-        def read(segment: Segment) -> Iterator[pa.RecordBatch]:
-            yield from read_views(segment, PROFILE, ("user", "document_id"))
-            counter.add(segment.piece.rows)
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield row_count(write_file(folder, PROFILE_SCHEMA, profiles(batches, job)))
 
-        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            rows = write_file(folder, PROFILE_SCHEMA, profiles(batches, job))
-            yield row_count(rows)
-
-        viewed = frame_of_tasks(spark, segments, read, "user long, document_id long")
-        counted = viewed.groupBy("user", "document_id").agg(f.count("*").alias("views"))
+    with frame_of_rows(workspace, "profiles of users", [(views, read)], _VIEWED) as viewed:
+        counted = viewed.groupBy(*_VIEWED.names).agg(f.count("*").alias("views"))
         # Users are numbered in the order of their hashes, which is that of the table to write.
-        dealt = in_number_ranges(counted, range_count(spark, views.rows), "user", users)
-        ordered = dealt.sortWithinPartitions("user", "document_id")
-        collect_rows(ordered.mapInArrow(write, ROW_COUNT))
+        ranges = range_count(workspace.spark, views.rows)
+        dealt = in_number_ranges(counted, ranges, "user", len(KeyedTable(job.users)))
+        collect_rows(dealt.sortWithinPartitions(*_VIEWED.names).mapInArrow(write, ROW_COUNT))
 
 
 def profiles(batches: Iterator[pa.RecordBatch], job: ProfileJob) -> Iterator[pa.RecordBatch]:
     """Profiles of users, from (user, document_id, views) sorted by the first two."""
-    viewed = _Viewed.nothing()
-    values = {aspect: _Values.nothing() for aspect in ASPECTS}
-    for batch in batches:
-        added = _Viewed(*(batch[name].to_numpy() for name in ("user", "document_id", "views")))
-        viewed = viewed.extended(added)
-        values = {aspect: values[aspect].extended(_values_of(added, aspect, job)) for aspect in ASPECTS}
-        if len(viewed.user) >= _VIEWED_AT_A_TIME and viewed.user[0] != viewed.user[-1]:
-            last = viewed.user[-1]
-            yield _profiles(viewed.before(last), {a: values[a].before(last) for a in ASPECTS}, job)
-            viewed, values = viewed.rest(last), {aspect: values[aspect].rest(last) for aspect in ASPECTS}
-    if len(viewed.user):
-        yield _profiles(viewed, values, job)
-
-
-@dataclass(frozen=True)
-class _Viewed:
-    """Documents that users have viewed, sorted by user and document; arrays of one length."""
-
-    user: NDArray[np.int64]
-    document: NDArray[np.int64]
-    views: NDArray[np.int64]
-
-    @classmethod
-    def nothing(cls) -> "_Viewed":
-        none = np.empty(0, np.int64)
-        return cls(none, none, none)
-
-    def extended(self, other: "_Viewed") -> "_Viewed":
-        pairs = ((self.user, other.user), (self.document, other.document), (self.views, other.views))
-        return _Viewed(*(np.concatenate(pair) for pair in pairs))
-
-    def before(self, user: int) -> "_Viewed":
-        end = np.searchsorted(self.user, user)
-        return _Viewed(self.user[:end], self.document[:end], self.views[:end])
-
-    def rest(self, user: int) -> "_Viewed":
-        start = np.searchsorted(self.user, user)
-        return _Viewed(self.user[start:], self.document[start:], self.views[start:])
+    for viewed in whole_runs(batches, "user", _VIEWED_AT_A_TIME):
+        yield _profiles(viewed, job)
 
 
 @dataclass(frozen=True)
@@ -109,17 +66,25 @@ class _Values:
     user: NDArray[np.int64]
     value: NDArray[np.int64]
     documents: NDArray[np.int64]
-    """Viewed ones that have the value."""
+    """Number of documents viewed that have the value."""
     confidence: NDArray[np.float64]
-    """The sum over these."""
+    """The sum of the confidences of these documents."""
 
     @classmethod
-    def nothing(cls) -> "_Values":
+    def of(cls, viewed: pa.RecordBatch, aspect: Aspect, job: ProfileJob) -> "_Values":
+        """The values of rows of users and documents, which are read a slice after the other: a user may have many."""
+        documents = KeyedTable.cached(job.documents)
         none = np.empty(0, np.int64)
-        return cls(none, none, none, np.empty(0))
+        values = cls(none, none, none, np.empty(0))
+        for start in range(0, len(viewed), _VIEWED_AT_A_TIME):
+            part = viewed.slice(start, _VIEWED_AT_A_TIME)
+            lists = documents.lists(aspect, documents.find({"document_id": part["document_id"].to_numpy()}))
+            user, ones = part["user"].to_numpy()[lists.owner], np.ones(len(lists.owner), np.int64)
+            values += cls(user, lists.field("value"), ones, lists.field("confidence", np.float64))
+        return values
 
-    def extended(self, other: "_Values") -> "_Values":
-        """With more, in any order; what belongs together is added up, these first."""
+    def __add__(self, other: "_Values") -> "_Values":
+        """The sums of these values and others, which are in any order and may repeat."""
         user = np.concatenate((self.user, other.user))
         value = np.concatenate((self.value, other.value))
         order = np.lexsort((value, user))
@@ -137,49 +102,26 @@ class _Values:
             np.bincount(group, confidence).astype(np.float64),
         )
 
-    def before(self, user: int) -> "_Values":
-        end = np.searchsorted(self.user, user)
-        return _Values(self.user[:end], self.value[:end], self.documents[:end], self.confidence[:end])
 
-    def rest(self, user: int) -> "_Values":
-        start = np.searchsorted(self.user, user)
-        return _Values(self.user[start:], self.value[start:], self.documents[start:], self.confidence[start:])
-
-
-def _values_of(viewed: _Viewed, aspect: Aspect, job: ProfileJob) -> _Values:
-    """Each value of each viewed document."""
-    documents = KeyedTable.cached(job.documents)
-    lists = documents.lists(aspect, documents.find({"document_id": viewed.document}))
-    ones = np.ones(len(lists.owner), np.int64)
-    return _Values(viewed.user[lists.owner], lists.field("value"), ones, lists.field("confidence", np.float64))
-
-
-def _profiles(viewed: _Viewed, values: dict[Aspect, _Values], job: ProfileJob) -> pa.RecordBatch:
-    """Whole users as rows of the table."""
-    users, place = np.unique(viewed.user, return_inverse=True)
+def _profiles(viewed: pa.RecordBatch, job: ProfileJob) -> pa.RecordBatch:
+    """The documents viewed by whole users as rows of the table."""
+    users, owner = np.unique(viewed["user"].to_numpy(), return_inverse=True)
     names = KeyedTable.cached(job.users).texts("uuid", users)
-    views = np.bincount(place, viewed.views).astype(np.int64)
+    views = np.bincount(owner, viewed["views"].to_numpy()).astype(np.int64)
     columns = [
         pa.array(hash_texts(names)),
         names,
         pa.array(views),
-        list_column(place, pa.array(viewed.document), len(users)),
+        list_column(owner, viewed["document_id"], len(users)),
     ]
     norms = []
     for aspect in ASPECTS:
-        of_aspect = values[aspect]
-        table = value_table(job.values, aspect)
-        frequency = table.numbers("documents", table.find({"value": of_aspect.value})).values
-        weight = profile_weights(
-            of_aspect.documents,
-            of_aspect.confidence / of_aspect.documents,
-            frequency,
-            job.num_documents,
-            original=job.original,
-        )
+        values = _Values.of(viewed, aspect, job)
+        inverse = inverse_frequency(job.values, aspect, values.value, job.num_documents)
+        weight = values.documents * inverse * (values.confidence / values.documents)
         fields = list(PROFILE_SCHEMA.field(aspect).type.value_type)
-        elements = pa.StructArray.from_arrays([pa.array(of_aspect.value), pa.array(weight)], fields=fields)
-        owner = np.searchsorted(users, of_aspect.user)
-        columns.append(list_column(owner, elements, len(users)))
-        norms.append(pa.array(np.sqrt(np.bincount(owner, weight**2, len(users)))))
+        elements = pa.StructArray.from_arrays([pa.array(values.value), pa.array(weight)], fields=fields)
+        of_user = np.searchsorted(users, values.user)
+        columns.append(list_column(of_user, elements, len(users)))
+        norms.append(pa.array(np.sqrt(np.bincount(of_user, weight**2, len(users)))))
     return pa.RecordBatch.from_arrays([*columns, *norms], schema=PROFILE_SCHEMA)

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from rayrec.sources.outbrain.time_zones import OFFSET_BY_COUNTRY, OFFSET_BY_STATE
+from rayrec.sources.outbrain.places import OFFSET_BY_COUNTRY, OFFSET_BY_STATE
 
 ZONES = Path("/usr/share/zoneinfo/zone.tab")
 STATES = {
