@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from rayrec.config import Config
 from rayrec.features.keyed_table import HASH, KeyedTable, hash_key, write_file
 from rayrec.features.string_hash import hash_strings
-from rayrec.preprocessing.runs import run_starts, runs, whole_runs
 from rayrec.preprocessing.segments import Piece, Segment, read_piece
+from rayrec.preprocessing.sorted_rows import group_starts, rows_by_value, whole_groups
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, partition_number, run_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import in_hash_ranges, range_count, write_sorted, write_table
 from rayrec.preprocessing.workspace import Workspace
@@ -149,7 +149,7 @@ def _write_value_tables(workspace: Workspace, rows: RowFiles, folder: Path) -> d
             yield pa.RecordBatch.from_arrays([hashes, *part.columns], schema=_COUNTED)
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for aspect, run in runs(batches, "aspect"):
+        for aspect, run in rows_by_value(batches, "aspect"):
             count = write_sorted(run, folder / ASPECTS[aspect], VALUE_SCHEMA)
             columns = [pa.array([aspect], pa.int8()), pa.array([count])]
             yield pa.RecordBatch.from_arrays(columns, names=["aspect", "values"])
@@ -176,7 +176,7 @@ def write_documents(workspace: Workspace, found: DocumentRows, folder: Path) -> 
 
         def run(file: RowFile) -> None:
             batches = read_piece(Piece(file.path, 0, file.rows), _ROWS.names, ())
-            whole = whole_runs(batches, HASH, _BATCH_ROWS)
+            whole = whole_groups(batches, HASH, _BATCH_ROWS)
             write_file(folder, DOCUMENT_SCHEMA, (_documents(rows, found) for rows in whole))
             counter.add(file.rows)
 
@@ -185,7 +185,7 @@ def write_documents(workspace: Workspace, found: DocumentRows, folder: Path) -> 
 
 def _documents(rows: pa.RecordBatch, found: DocumentRows) -> pa.RecordBatch:
     """Sorted rows of whole documents as rows of the table."""
-    starts = run_starts(rows["document_id"])
+    starts = group_starts(rows["document_id"])
     count = len(starts)
     owner = np.repeat(np.arange(count), np.diff(np.append(starts, rows.num_rows)))
     aspect = rows["aspect"].to_numpy()

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from rayrec.features.keyed_table import HASH, hash_key, write_file
 from rayrec.features.mapped_columns import Numbers
 from rayrec.preprocessing.segments import Segment, read_piece
+from rayrec.preprocessing.sorted_rows import rows_by_value, whole_groups
 from rayrec.preprocessing.spark_tasks import collect_rows, run_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, in_hash_ranges, range_count, row_count
 from rayrec.preprocessing.workspace import Workspace
@@ -92,9 +93,9 @@ def write_rates(workspace: Workspace, job: RateJob, folder: Path) -> None:
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keys = {_KEY_NUMBERS[key.name]: key for key in job.keys}
-        for kind, run in runs(batches, "kind"):
+        for kind, run in rows_by_value(batches, "kind"):
             key = keys[kind]
-            totals = (_with_totals(part, key, job) for part in whole_runs(run, HASH, _BATCH_ROWS))
+            totals = (_with_totals(part, key, job) for part in whole_groups(run, HASH, _BATCH_ROWS))
             yield row_count(write_file(folder / key.name, job.table_schema(key), totals))
 
     with frame_of_rows(workspace, "rates of clicks", [(job.train, read)], _COUNTED) as counted:

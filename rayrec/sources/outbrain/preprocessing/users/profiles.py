@@ -9,8 +9,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import KeyedTable, hash_texts, write_file
-from rayrec.preprocessing.runs import whole_runs
 from rayrec.preprocessing.segments import Segment
+from rayrec.preprocessing.sorted_rows import whole_groups
 from rayrec.preprocessing.spark_tasks import collect_rows
 from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, in_number_ranges, range_count, row_count
 from rayrec.preprocessing.workspace import Workspace
@@ -55,7 +55,7 @@ def write_profiles(workspace: Workspace, views: RowFiles, job: ProfileJob, folde
 
 def profiles(batches: Iterator[pa.RecordBatch], job: ProfileJob) -> Iterator[pa.RecordBatch]:
     """Profiles of users, from (user, document_id, views) sorted by the first two."""
-    for viewed in whole_runs(batches, "user", _VIEWED_AT_A_TIME):
+    for viewed in whole_groups(batches, "user", _VIEWED_AT_A_TIME):
         yield _profiles(viewed, job)
 
 

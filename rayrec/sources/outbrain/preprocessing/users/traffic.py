@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable, hash_key
 from rayrec.preprocessing.segments import Segment, read_piece
+from rayrec.preprocessing.sorted_rows import group_starts, whole_groups
 from rayrec.preprocessing.vocabularies.hash_ranges import range_count, write_table
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.layout import DAY_MILLISECONDS
@@ -46,7 +47,7 @@ def write_traffic(workspace: Workspace, rows: SplitRows, views: RowFiles, users:
     """Write the table of traffic sources by display; displays without one are left out."""
 
     def match(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for whole in whole_runs(batches, "user", _BATCH_ROWS):
+        for whole in whole_groups(batches, "user", _BATCH_ROWS):
             yield _matched(whole)
 
     sources = [(files, partial(_read_events, users=users)) for files in rows.splits.values()]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from rayrec.features.keyed_table import HASH, hash_texts
-from rayrec.preprocessing.runs import run_starts
 from rayrec.preprocessing.segments import Segment, read_piece
+from rayrec.preprocessing.sorted_rows import group_starts
 from rayrec.preprocessing.vocabularies.hash_ranges import write_table
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.preprocessing.clicks import DISPLAY, events
@@ -66,7 +66,7 @@ def _without_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 def _read_events(segment: Segment) -> Iterator[pa.RecordBatch]:
     """The events of rows that have a user, once for each display."""
     for batch in read_piece(segment.piece, (DISPLAY, "uuid", "timestamp", "document_id"), ()):
-        events = batch.take(pa.array(run_starts(batch[DISPLAY])))
+        events = batch.take(pa.array(group_starts(batch[DISPLAY])))
         known = events.filter(events["uuid"].is_valid())
         columns = {
             HASH: hash_texts(known["uuid"]),
