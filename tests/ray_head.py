@@ -59,7 +59,6 @@ def _start_head(
         str(program), "start", "--head", "--block", "--disable-usage-stats",
         f"--num-cpus={num_cpus}", f"--temp-dir={folder}", "--object-store-memory=80000000", f"--port={gcs}",
         f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}",
-        "--ray-client-server-port=0",  # none: nothing connects by ray://
     ]  # fmt: skip
     log = folder / f"head-{tries}.log"
     with log.open("w") as out:
