@@ -2,7 +2,10 @@
 
 import pyspark.daemon
 
-import rayrec.preprocessing.pipeline  # noqa: F401
+from rayrec.common.plugins import SOURCES
+
+for _kind in SOURCES.packages:
+    SOURCES.load(_kind, "source")
 
 if __name__ == "__main__":
     pyspark.daemon.manager()
