@@ -111,7 +111,9 @@ class Side:
         """Run a command in the folder; returns what it prints. Raises RuntimeError if it fails."""
         print(f"{self.checkout.name}: rayrec {' '.join(map(str, arguments))}", file=sys.stderr, flush=True)
         command = [*self._program, *map(str, arguments)]
-        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=self.checkout, env=self._environment, capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}:\n{done.stdout}\n{done.stderr}")
         return done.stdout
@@ -167,7 +169,9 @@ class Side:
         models = [f"{model}={self.folder / 'model' / f'{model}-2'}" for model in RECIPES]
         command = [*self._program, "serve", *models, "--port", str(port)]
         with (self.folder / "serve.log").open("w") as log:
-            server = subprocess.Popen(command, env=self._environment, stdout=log, stderr=subprocess.STDOUT)
+            server = subprocess.Popen(
+                command, cwd=self.checkout, env=self._environment, stdout=log, stderr=subprocess.STDOUT
+            )
         url = f"http://127.0.0.1:{port}/v1/models"
         answers: dict[str, Any] = {}
         try:
