@@ -74,8 +74,8 @@ def test_raw_file_to_scores(plugins: Path, results: dict[str, dict[str, Any]]) -
     assert results["preprocess"]["rows"] == results["predict"]["rows"] == 5_000
     # The best ranking of the made-up visits has an AUC of about 0.81.
     assert 0.77 < results["evaluate"]["metrics"]["test"]["auc"] < 0.9
-    scores = pq.read_table(plugins / "scores")
-    assert scores.num_rows == 5_000
+    scores = pq.read_table(plugins / "scores" / "scores")["score"].to_numpy()
+    assert len(scores) == 5_000 and ((scores > 0) & (scores < 1)).all()
 
 
 def test_score_in_python(plugins: Path, environment: dict[str, str], results: dict[str, dict[str, Any]]) -> None:
@@ -83,7 +83,7 @@ def test_score_in_python(plugins: Path, environment: dict[str, str], results: di
         [sys.executable, "score.py"], cwd=plugins, env=environment, capture_output=True, text=True, check=True
     )
     laptop, phone = (float(line.split()[1]) for line in done.stdout.splitlines())
-    assert laptop > 2 * phone
+    assert laptop > 1.5 * phone
 
 
 def test_kinds_are_known_where_recipes_are_checked(plugins: Path, environment: dict[str, str]) -> None:
