@@ -410,8 +410,8 @@ def prepare(folder: Path) -> None:
     (folder / "full" / "precious").write_text("1")
     (folder / "unfinished").mkdir()
     (folder / "broken.yaml").write_text("model:\n  kind: dlrm\n bottom_mlp: [1]\n")
-    kinds = "source: {kind: criteo}\nmodel: {kind: dlrm, embedding_dim: 64, bottom_mlp: [512, 128]}\n"
-    (folder / "typo.yaml").write_text(f"{kinds}train:\n  ephocs: 3\n")
+    criteo = "source: {kind: criteo}\nmodel: {kind: dlrm"
+    (folder / "typo.yaml").write_text(f"{criteo}}}\ntrain:\n  ephocs: 3\n")
     (folder / "space.yaml").write_text("train.workers: {choice: [1, 2]}\n")
     (folder / "widths.yaml").write_text(
         "source: {kind: criteo}\nmodel: {kind: dlrm, embedding_dim: 64, bottom_mlp: [512, 128]}\n"
