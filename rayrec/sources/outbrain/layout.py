@@ -45,7 +45,7 @@ class TableLayout:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows as read."""
+        """The schema of the rows as read."""
         return pa.schema([pa.field(c.name, ARROW_TYPES[c.kind], not c.is_needed) for c in self.columns])
 
 
@@ -119,6 +119,6 @@ _LAYOUTS = {
 }
 
 LEAN_TABLES = frozenset(Table) - {Table.PAGE_VIEWS, Table.CLICKS_TEST}
-"""What the `lean` features are made of."""
+"""The tables that the `lean` features are made of."""
 FULL_TABLES = LEAN_TABLES | {Table.PAGE_VIEWS}
-"""What the `full` features are made of."""
+"""The tables that the `full` features are made of."""

@@ -31,9 +31,9 @@ class FileColumns:
     """Where the columns of a table stand in one file."""
 
     positions: tuple[int, ...]
-    """In the order of the table's layout."""
+    """Positions in the order of the table's layout."""
     num_columns: int
-    """Of the file."""
+    """Number of columns in the file."""
 
 
 def parse_lines(data: bytes, table: TableLayout, file: FileColumns) -> ParsedLines:

@@ -22,13 +22,13 @@ class OutbrainTables:
     """Which file holds which table."""
 
     files: Mapping[Table, InputFile]
-    """In the order of `Table`; a table that is neither there nor required is left out."""
+    """Files in the order of `Table`, without tables that are absent and not required."""
 
     @classmethod
     def find(cls, paths: Iterable[str], required: Collection[Table] = FULL_TABLES) -> "OutbrainTables":
         """Find the tables among `paths` (files, folders, globs, URIs) by the names of the files.
 
-        Files of other names are left aside. Raises UserError where a required table is missing or one is there twice.
+        Files of other names are left aside. Raises UserError if a required table is missing or one comes twice.
         """
         given = [str(path) for path in paths]
         by_stem: dict[str, InputFile] = {}
@@ -62,11 +62,11 @@ class TableReader:
 
     table: TableLayout
     columns: tuple[FileColumns, ...]
-    """By file."""
+    """The columns of each file."""
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows."""
+        """The schema of the rows."""
         return self.table.schema
 
     @property
@@ -95,9 +95,9 @@ class TableReader:
 
 
 def table_reader(table: Table, files: Sequence[InputFile]) -> TableReader:
-    """What reads the files of a table, whose headers are read here.
+    """Read the headers of a table's files; returns what reads their rows.
 
-    Raises UserError where a file is empty or its header lacks a column.
+    Raises UserError if a file is empty or its header lacks a column.
     """
     return TableReader(table.layout, tuple(_columns(table.layout, file) for file in files))
 

@@ -23,17 +23,13 @@ class Numeric:
 
     name: str
     compute: Callable[[Rows], NDArray[np.float64]]
+    """(n,) the raw values of rows."""
     fit: Fit = "none"
     before: tuple[NumericTransform, ...] = ()
     """Applied before what is fitted."""
     after: tuple[NumericTransform, ...] = ()
 
-    @property
-    def raw_type(self) -> pa.DataType:
-        return pa.float64()
-
-    def raw(self, rows: Rows) -> pa.Array:
-        return pa.array(self.compute(rows))
+    raw_type = pa.float64()
 
 
 @dataclass(frozen=True)
@@ -49,9 +45,6 @@ class OneHot:
     @property
     def raw_type(self) -> pa.DataType:
         return pa.string() if self.of == "strings" else pa.int64()
-
-    def raw(self, rows: Rows) -> pa.Array:
-        return self.compute(rows)
 
     @property
     def feature(self) -> CategoricalFeature:
@@ -71,12 +64,7 @@ class MultiHot:
     hotness: int
     pooling: Literal["sum", "mean"]
 
-    @property
-    def raw_type(self) -> pa.DataType:
-        return pa.list_(pa.int64())
-
-    def raw(self, rows: Rows) -> pa.Array:
-        return self.compute(rows)
+    raw_type = pa.list_(pa.int64())
 
     @property
     def feature(self) -> MultiHotFeature:

@@ -36,8 +36,8 @@ def _request() -> Iterator[Definition]:
     yield id_feature("doc_event_publisher_id", lambda rows: rows.of_landing("publisher_id"), 1_000)
     yield place_feature("event_country", "country", 300)
     yield code_feature("event_hour", hour_bin, 0, 6)
-    yield code_feature("event_platform", lambda rows: rows.platform, 1, 3)
-    yield code_feature("traffic_source", lambda rows: rows.traffic_source, 1, 3)
+    yield code_feature("event_platform", lambda rows: rows.numbers("platform"), 1, 3)
+    yield code_feature("traffic_source", lambda rows: rows.numbers("traffic_source"), 1, 3)
     yield code_feature("event_weekend", is_weekend, 0, 2)
     yield code_feature("user_has_already_viewed_doc", _has_viewed_ad_document, 0, 2)
     for aspect in ("entity", "topic", "category"):

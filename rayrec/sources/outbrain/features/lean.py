@@ -51,7 +51,7 @@ def _one_hot() -> Iterator[Definition]:
     yield id_feature("publisher_id", lambda rows: rows.of_landing("publisher_id"), 1_000)
     yield id_feature("publisher_id_promo", lambda rows: rows.of_ad_document("publisher_id"), 1_000)
     yield place_feature("geo_location_country", "country", 300)
-    yield code_feature("platform", lambda rows: rows.platform, 1, 3)
+    yield code_feature("platform", lambda rows: rows.numbers("platform"), 1, 3)
 
 
 def _multi_hot() -> Iterator[Definition]:

@@ -40,4 +40,4 @@ def raw_features(statistics: Statistics, batch: pa.RecordBatch) -> pa.RecordBatc
     rows = Rows(statistics, batch)
     definitions = features_of(statistics.constants.feature_set)
     schema = pa.schema([(definition.name, definition.raw_type) for definition in definitions])
-    return pa.RecordBatch.from_arrays([definition.raw(rows) for definition in definitions], schema=schema)
+    return pa.RecordBatch.from_arrays([pa.array(definition.compute(rows)) for definition in definitions], schema=schema)

@@ -59,28 +59,20 @@ class Rows:
 
     @cached_property
     def ad_id(self) -> Numbers:
-        return self._numbers("ad_id")
+        return self.numbers("ad_id")
 
     @cached_property
     def landing_id(self) -> Numbers:
-        return self._numbers("document_id")
+        return self.numbers("document_id")
 
     @cached_property
     def timestamp(self) -> Numbers:
-        return self._numbers("timestamp")
-
-    @cached_property
-    def platform(self) -> Numbers:
-        return self._numbers("platform")
-
-    @cached_property
-    def traffic_source(self) -> Numbers:
-        return self._numbers("traffic_source")
+        return self.numbers("timestamp")
 
     @cached_property
     def fold(self) -> Numbers | None:
         """The fold that the rates of a row leave out; None if the rates of no row leave anything out."""
-        return self._numbers(FOLD) if FOLD in self._batch.schema.names else None
+        return self.numbers(FOLD) if FOLD in self._batch.schema.names else None
 
     @cached_property
     def user(self) -> NDArray[np.int64]:
@@ -125,7 +117,8 @@ class Rows:
             self._computed[name] = compute()
         return self._computed[name]
 
-    def _numbers(self, column: str) -> Numbers:
+    def numbers(self, column: str) -> Numbers:
+        """A column of the batch."""
         values = self._batch.column(column)
         is_valid = values.is_valid().to_numpy(zero_copy_only=False)
         return Numbers(values.cast(pa.int64()).fill_null(0).to_numpy(), is_valid)

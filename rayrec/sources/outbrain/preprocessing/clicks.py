@@ -99,13 +99,10 @@ def events(workspace: Workspace, tables: ParsedTables) -> "DataFrame":
 def _read_clicks(segment: Segment, is_test: bool) -> Iterator[pa.RecordBatch]:
     first = segment.first
     for batch in read_piece(segment.piece, [DISPLAY, "ad_id", *([] if is_test else [CLICKED])], ()):
-        columns = {
-            CLICKED: np.zeros(len(batch), np.float32),
-            **dict(zip(batch.schema.names, batch.columns, strict=True)),
-            "is_test": np.full(len(batch), is_test),
-            "position": np.arange(first, first + len(batch)),
-        }
-        yield batch_of(_CLICKS, columns)
+        columns = {"is_test": np.full(len(batch), is_test), "position": np.arange(first, first + len(batch))}
+        if is_test:
+            columns[CLICKED] = np.zeros(len(batch), np.float32)
+        yield batch_of(_CLICKS, columns, batch)
         first += len(batch)
 
 
@@ -121,5 +118,4 @@ def _deal(batch: pa.RecordBatch, config: DisplayPreprocessConfig) -> tuple[NDArr
     split[batch["is_test"].to_numpy(zero_copy_only=False)] = _SUBMISSION
     # A draw may round to 1.
     fold = np.minimum(uniform(display, config.seed + 1) * config.rates.folds, config.rates.folds - 1).astype(np.int8)
-    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    return split, batch_of(CLICK_SCHEMA, columns | {FOLD: pa.array(fold, mask=split != _TRAIN)})
+    return split, batch_of(CLICK_SCHEMA, {FOLD: pa.array(fold, mask=split != _TRAIN)}, batch)

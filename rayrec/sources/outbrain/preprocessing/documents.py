@@ -104,9 +104,8 @@ def write_document_rows(workspace: Workspace, tables: ParsedTables, folder: Path
 
 def _read_meta(segment: Segment) -> Iterator[pa.RecordBatch]:
     for batch in read_piece(segment.piece, ("document_id", *_META), ()):
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        hashes = hash_key(batch["document_id"].to_numpy())
-        yield batch_of(_ROWS, columns | {HASH: hashes, "aspect": np.full(len(batch), _META_ROW, np.int8)})
+        aspects, hashes = np.full(len(batch), _META_ROW, np.int8), hash_key(batch["document_id"].to_numpy())
+        yield batch_of(_ROWS, {HASH: hashes, "aspect": aspects}, batch)
 
 
 def _read_values(segment: Segment, aspect: int, column: str) -> Iterator[pa.RecordBatch]:

@@ -28,7 +28,7 @@ from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, batch_of, 
 from rayrec.sources.outbrain.statistics import RATE_KEYS, RateKey, Statistics
 
 _BY_AD, _BY_COUNTRY, _BY_LANDING = range(3)
-"""What rows are counted by, beside the ad."""
+"""Rows are counted by the ad alone, by country and ad, or by landing document and ad."""
 _KEY_NUMBERS = {name: number for number, name in enumerate(RATE_KEYS)}
 _KEPT_WHOLE = ("ad", "document")
 """Keys whose number of rows is a feature, however few the rows are."""
@@ -154,7 +154,7 @@ class _CountedRows(Rows):
 
     @cached_property
     def country(self) -> Numbers:
-        return self._numbers("country")
+        return self.numbers("country")
 
 
 def _expand(batch: pa.RecordBatch, by: int, job: RateJob) -> Iterator[pa.RecordBatch]:
@@ -176,9 +176,8 @@ def _expand(batch: pa.RecordBatch, by: int, job: RateJob) -> Iterator[pa.RecordB
             "first": first,
             "second": second,
             "confidence": np.round(keys.confidence[valid] * _UNITS).astype(np.int64) * views,
-            **dict(zip(job.sums, sums.columns, strict=True)),
         }
-        yield batch_of(job.keyed_schema, columns)
+        yield batch_of(job.keyed_schema, columns, sums)
 
 
 def _with_totals(part: pa.RecordBatch, key: RateKey, job: RateJob) -> pa.RecordBatch:
@@ -187,7 +186,7 @@ def _with_totals(part: pa.RecordBatch, key: RateKey, job: RateJob) -> pa.RecordB
         np.sum([part[f"{name}_{fold}"].to_numpy() for fold in range(job.folds)], axis=0) for name in ("views", "clicks")
     )
     computed = {"views": views, "clicks": clicks, "confidence": part["confidence"].to_numpy() / (_UNITS * views)}
-    return batch_of(job.table_schema(key), dict(zip(part.schema.names, part.columns, strict=True)) | computed)
+    return batch_of(job.table_schema(key), computed, part)
 
 
 def write_totals(workspace: Workspace, job: RateJob, by_fold: Path, folder: Path) -> None:

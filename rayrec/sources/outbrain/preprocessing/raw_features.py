@@ -35,6 +35,7 @@ LABEL_FIELDS = (
 """Columns beside the features."""
 POSITION_FIELD = pa.field(POSITION, pa.int64(), False)
 """The position of a row in its split, for files in another order."""
+_KEPT = (CLICKED, DISPLAY, POSITION)
 _TRAFFIC = "traffic_source"
 _SPLIT = "split"
 _BY_USER = pa.schema([(HASH, pa.int64()), (_SPLIT, pa.int8()), POSITION_FIELD, *CLICK_SCHEMA, (_TRAFFIC, pa.int8())])
@@ -50,10 +51,8 @@ def _dictionaries(schema: pa.Schema) -> list[str]:
 
 
 def _with_features(rows: pa.RecordBatch, statistics: Statistics, schema: pa.Schema) -> pa.RecordBatch:
-    features = raw_features(statistics, rows)
-    kept = {name: rows[name] for name in schema.names if name in rows.schema.names}
-    computed = dict(zip(features.schema.names, features.columns, strict=True))
-    return batch_of(schema, {CANDIDATE: rows["ad_id"], **kept, **computed})
+    kept = {name: rows[name] for name in _KEPT if name in schema.names}
+    return batch_of(schema, {CANDIDATE: rows["ad_id"], **kept}, raw_features(statistics, rows))
 
 
 def write_in_display_order(workspace: Workspace, clicks: SplitRows, statistics: Statistics, folder: Path) -> SplitRows:
@@ -114,7 +113,6 @@ def _read_with_user(segment: Segment, split: int, traffic: Path) -> Iterator[pa.
             HASH: np.where(has_user, hash_texts(batch["uuid"]), hash_key(position)),
             _SPLIT: np.full(len(batch), split, np.int8),
             POSITION: position,
-            **dict(zip(batch.schema.names, batch.columns, strict=True)),
             _TRAFFIC: pa.array(source.values, pa.int8(), mask=~source.valid),
         }
-        yield batch_of(_BY_USER, columns)
+        yield batch_of(_BY_USER, columns, batch)

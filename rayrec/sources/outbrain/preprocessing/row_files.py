@@ -146,9 +146,10 @@ def list_column(owner: NDArray[np.int64], elements: pa.Array, count: int) -> pa.
     return pa.ListArray.from_arrays(pa.array(offsets), elements)
 
 
-def batch_of(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """A batch of (n,) arrays by name; the columns of `schema` that are not given are null."""
-    arrays = {name: pa.array(values) for name, values in columns.items()}
+def batch_of(schema: pa.Schema, columns: Mapping[str, Any], batch: pa.RecordBatch | None = None) -> pa.RecordBatch:
+    """(n,) arrays by name as a batch; columns of `schema` that are not given come from `batch`, or are null."""
+    arrays = dict(zip(batch.schema.names, batch.columns, strict=True)) if batch is not None else {}
+    arrays |= {name: pa.array(values) for name, values in columns.items()}
     rows = len(next(iter(arrays.values())))
     return pa.RecordBatch.from_arrays(
         [arrays[f.name].cast(f.type) if f.name in arrays else pa.nulls(rows, f.type) for f in schema], schema=schema

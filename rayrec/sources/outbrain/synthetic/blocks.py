@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, FIRST_MILLISECOND
 from rayrec.sources.outbrain.places import DEFAULT_OFFSET
-from rayrec.sources.outbrain.synthetic.preferences import FAMILIES, Preferences, ShownAds
-from rayrec.sources.outbrain.synthetic.similarity import Profiles
+from rayrec.sources.outbrain.synthetic.preferences import FAMILIES, Preferences, Profiles, ShownAds
 from rayrec.sources.outbrain.synthetic.users import BLOCK_USERS, DAYS, Users, Visits
 from rayrec.sources.outbrain.synthetic.world import ASPECTS, World, repeated
 
@@ -17,7 +16,7 @@ _SIZES = np.arange(2, MOST_ADS + 1)
 _SIZE_SHARES = np.array([0.08, 0.14, 0.19, 0.16, 0.23, 0.05, 0.06, 0.04, 0.02, 0.02, 0.01])
 FIRST_TEST_DAY = 13
 _TEST_SHARE = 0.02
-"""Of the displays of the days before."""
+"""Share of the displays of the days before that go to clicks_test, too."""
 _LOGGED = 0.92
 """Share of landings that are among the page views."""
 _AGAIN, _AGAIN_WITHIN = 0.1, 3_600_000
@@ -25,9 +24,9 @@ _AGAIN, _AGAIN_WITHIN = 0.1, 3_600_000
 _FOLLOWED, _FOLLOWED_AFTER = 0.3, (5_000, 60_000)
 """Share of clicks after which the ad's document is among the page views."""
 _COUNTRIES = ("US", "CA", "GB", "AU")
-"""Those with effects of their own; all others share one."""
+"""Countries with effects of their own; all others share one."""
 _HOUR_BINS = np.repeat([5, 0, 1, 2, 3, 4, 5], [5, 3, 3, 3, 5, 3, 2])
-"""By local hour."""
+"""The bin of each local hour."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Block:
 
     displays: Displays
     page_views: Visits
-    """By user and time."""
+    """Sorted by user and time."""
 
 
 def draw_block(world: World, preferences: Preferences, seed: int, number: int) -> Block:
@@ -146,7 +145,7 @@ def _pairs(user: NDArray[np.int64], document: NDArray[np.int64]) -> NDArray[np.i
 
 
 def _country_states(world: World) -> NDArray[np.int64]:
-    """State of the country by place."""
+    """The state of the country of each place."""
     return np.array([_COUNTRIES.index(p[:2]) if p[:2] in _COUNTRIES else len(_COUNTRIES) for p in world.places])
 
 

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.random.splitmix64 import StatelessRandom
-from rayrec.sources.outbrain.synthetic.similarity import Profiles, document_cosine
 from rayrec.sources.outbrain.synthetic.world import ASPECTS, CATEGORIES, Slots, World
 
 FAMILIES = ("quality", "user_similarity", "landing_similarity", "context")
@@ -27,7 +26,7 @@ _QUALITY = {"advertiser": 0.6, "campaign": 0.1, "publisher": 0.4, "source": 0.05
 _FRESHNESS, _FRESH_DAYS = 0.6, 100.0
 _USER = {"categories": 1.0, "topics": 1.0, "entities": 0.6}
 _LANDING = {"categories": 0.9, "topics": 0.9, "entities": 0.6}
-"""Where the cosine is _ENOUGH or more."""
+"""Utilities of a cosine of _ENOUGH or more."""
 _ENOUGH = 0.3
 _VIEWED = 0.8
 CONTEXT_STATES = {"platform": 3, "country": 5, "hour": 6, "traffic": 3}
@@ -36,6 +35,38 @@ _CONTEXT = {"platform": 0.5, "country": 0.3, "hour": 0.3, "traffic": 0.2}
 _TRAITS = 2
 _OF_CATEGORY = {"hour", "traffic"}
 """Kinds of context that act on a trait of the category; the others on one of the advertiser."""
+_VALUES = 2**40
+"""More values than an aspect has: keys are owner * _VALUES + value."""
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """Users' interests in one aspect: the confidences in each value, added up over the documents that a user viewed."""
+
+    keys: NDArray[np.int64]
+    """Ascending owner * _VALUES + value."""
+    weights: NDArray[np.float64]
+    """The sums, with a 0 at the end for keys that are absent."""
+    norms: NDArray[np.float64]
+    """(users,)"""
+
+    @classmethod
+    def of(cls, users: int, owner: NDArray[np.int64], viewed: Slots) -> "Profiles":
+        """The profiles of users 0 ... users - 1, from the owners (n,) and values of n documents viewed, each once a user."""
+        present = viewed.confidence > 0.0
+        keys = (owner[:, None] * _VALUES + viewed.values)[present]
+        unique, inverse = np.unique(keys, return_inverse=True)
+        weights = np.bincount(inverse, viewed.confidence[present], minlength=len(unique))
+        norms = np.sqrt(np.bincount(unique // _VALUES, weights**2, minlength=users))
+        return cls(unique, np.append(weights, 0.0), norms)
+
+    def cosine(self, owner: NDArray[np.int64], documents: Slots) -> NDArray[np.float64]:
+        """(n,) cosines of users with documents; 0 if one has no values."""
+        keys = owner[:, None] * _VALUES + documents.values
+        found = np.searchsorted(self.keys, keys)
+        is_there = np.append(self.keys, -1)[found] == keys
+        weights = self.weights[np.where(is_there, found, -1)]
+        return _cosine((weights * documents.confidence).sum(axis=1), self.norms[owner], _norm(documents))
 
 
 @dataclass(frozen=True)
@@ -63,7 +94,7 @@ class Preferences:
         self._context = {kind: self._effects(kind) for kind in _CONTEXT}
 
     def utilities(self, shown: ShownAds, profiles: dict[str, Profiles]) -> NDArray[np.float64]:
-        """(4, n) by family, in the order of FAMILIES."""
+        """(4, n) utilities of the shown ads by family, in the order of FAMILIES."""
         document = self._world.ad_document(shown.ad)
         slots = {aspect: self._world.aspect(aspect, document) for aspect in ASPECTS}
         landing = {aspect: self._world.aspect(aspect, shown.landing) for aspect in ASPECTS}
@@ -77,7 +108,7 @@ class Preferences:
         ])  # fmt: skip
 
     def quality(self, ad: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(n,) of ads: the same in every display."""
+        """(n,) utilities of ads that are the same in every display."""
         world, document = self._world, self._world.ad_document(ad)
         meta = world.meta(document)
         numbers = {
@@ -104,7 +135,7 @@ class Preferences:
         return total
 
     def _effects(self, kind: str) -> NDArray[np.float64]:
-        """(states, traits), of mean 0 for each trait: what is common to all states is quality."""
+        """(states, traits) effects with mean 0 for each trait, since what all states share is quality."""
         shape = CONTEXT_STATES[kind], _TRAITS
         effects = self._random.normal(f"effects {kind}", np.arange(shape[0] * shape[1])).reshape(shape)
         effects -= effects.mean(axis=0)
@@ -112,5 +143,21 @@ class Preferences:
 
 
 def _liking(cosine: NDArray[np.float64]) -> NDArray[np.float64]:
-    """From 0 to 1, which is reached at _ENOUGH: what is near is near enough."""
+    """0 to 1, which is reached at a cosine of _ENOUGH."""
     return np.minimum(cosine / _ENOUGH, 1.0)
+
+
+def document_cosine(first: Slots, second: Slots) -> NDArray[np.float64]:
+    """(n,) cosines of documents with documents; 0 if one has no values."""
+    same = first.values[:, :, None] == second.values[:, None, :]
+    dot = (same * first.confidence[:, :, None] * second.confidence[:, None, :]).sum(axis=(1, 2))
+    return _cosine(dot, _norm(first), _norm(second))
+
+
+def _norm(slots: Slots) -> NDArray[np.float64]:
+    return np.sqrt((slots.confidence**2).sum(axis=1))
+
+
+def _cosine(dot: NDArray[np.float64], first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+    norms = first * second
+    return np.divide(dot, norms, out=np.zeros_like(dot), where=norms > 0.0)

@@ -15,7 +15,7 @@ from rayrec.sources.outbrain.synthetic.world import ASPECTS, World, entity_words
 
 _WRITTEN: dict[Kind, pa.DataType] = ARROW_TYPES | {"code": pa.string(), "time": pa.string()}
 SCHEMAS = {table: pa.schema([(c.name, _WRITTEN[c.kind]) for c in table.layout.columns]) for table in Table}
-"""Of the rows as written."""
+"""The columns of the rows as they are written."""
 _CODES = pa.array([NULL, "1", "2", "3"])
 _UUID_BITS = 56
 _ENTITIES = "entities"

@@ -1,4 +1,4 @@
-"""What rankings of generated displays reach that know the users' utilities, or some of their families."""
+"""MAP@12 of rankings that know the users' utilities, or some of their families."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rayrec.sources.outbrain.synthetic.preferences import FAMILIES
 TRUTH_FILE = "truth.json"
 HELD_OUT_FROM_DAY = 11
 _HARMONIC = np.concatenate([[0.0], np.cumsum(1.0 / np.arange(1, MOST_ADS + 2))])
-"""By n: 1 + 1/2 + ... + 1/n."""
+"""1 + 1/2 + ... + 1/n at position n."""
 
 
 class RankingTruth(Config):
@@ -25,15 +25,15 @@ class RankingTruth(Config):
 
     displays: int
     best: float
-    """By the true utilities: on average no model ranks better."""
+    """MAP@12 by the true utilities: on average no model ranks better."""
     expected_best: float
     """The same over all clicks that could have been drawn: sum over ads of probability / rank."""
     random: float
-    """Of a random order, expected."""
+    """The expected MAP@12 of a random order."""
     without: dict[str, float]
-    """By the true utilities without one family: what is lost where a model does not see its features."""
+    """MAP@12 by the true utilities without one family, whose features a model then does not need."""
     quality_alone: float
-    """By the quality of the ads: the best order of ads that is the same for all displays."""
+    """MAP@12 by the quality of the ads, the best order that is the same in all displays."""
 
 
 class GeneratedTruth(Config):
@@ -44,7 +44,7 @@ class GeneratedTruth(Config):
     rows: int
     """Lines of clicks_train."""
     displays: int
-    """Of clicks_train and clicks_test."""
+    """Number of displays in clicks_train and clicks_test."""
     users: int
     documents: int
     ads: int
@@ -52,7 +52,7 @@ class GeneratedTruth(Config):
     all: RankingTruth
     """Displays of clicks_train."""
     held_out: RankingTruth | None
-    """Those of day 11 on; None where there is none."""
+    """Displays of clicks_train from day 11 on; None if there are none."""
     method: str = (
         "Clicks are drawn from a known multinomial logit over the ads of each display. MAP@12 of rankings by the true "
         "utilities against the clicks that were drawn; exact."
@@ -86,7 +86,7 @@ class RankingAccumulator:
         self._sums += [expected.sum(), random.sum(), *(p.sum() for p in precisions)]
 
     def result(self) -> RankingTruth | None:
-        """What follows for the displays so far; None where there are none."""
+        """The truth of the displays so far; None if there are none."""
         if not self._displays:
             return None
         expected, random, best, quality, *without = (self._sums / self._displays).tolist()

@@ -1,4 +1,4 @@
-"""A block of users: what they care for, when they come, and what they view."""
+"""A block of users: their interests, their visits and the pages that they view."""
 
 from dataclasses import dataclass, fields
 
@@ -16,7 +16,7 @@ _HOUR_SHARES = np.array([3, 2, 1, 1, 1, 2, 4, 6, 8, 8, 8, 8, 9, 9, 8, 8, 8, 8, 8
 _PLATFORM_SHARES, _TRAFFIC_SHARES = (0.4, 0.47, 0.13), (0.6, 0.25, 0.15)
 _NULL_PLATFORM, _NULL_PLACE = 0.003, 0.005
 _CANDIDATES = 20
-"""Ads drawn for a display, of which the first distinct ones are shown."""
+"""Number of ads drawn for a display; the first distinct ones are shown."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Users:
         )
 
     def browsing(self, first: NDArray[np.int64]) -> Visits:
-        """What users view before and after their first displays, whose times are (users,)."""
+        """The views of users before and after their first displays, whose times are `first` (users,)."""
         rng, counts = self.rng, np.concatenate([self._views_before, self._views_after])
         user = np.repeat(np.tile(np.arange(BLOCK_USERS), 2), counts)
         is_before = np.arange(len(user)) < self._views_before.sum()

@@ -20,7 +20,7 @@ PROMOTED_EVERY = 4
 ADS_A_DOCUMENT = 2
 _DOCUMENTS_A_CAMPAIGN = 4
 _POPULARITY_POWER = 3.0
-"""Of n numbered things the one at n u^power is drawn: early ones most often, shares falling as number^(-2/3)."""
+"""The thing at n u^power of n is drawn: early ones most often, with shares that fall as number^(-2/3)."""
 _LEAST_PROMOTED = 300
 _PROMOTED_GROWTH, _PROMOTED_EXPONENT = 0.8, 0.7
 """Promoted documents grow with the users as growth * users^exponent."""
@@ -42,7 +42,7 @@ class Slots:
     values: NDArray[np.int64]
     """(n, k)"""
     confidence: NDArray[np.float64]
-    """(n, k); 0 where there is no value. No value comes twice in a row."""
+    """(n, k); 0 if there is no value. No value comes twice in a row."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class DocumentMeta:
     source: NDArray[np.int64]
     publisher: NDArray[np.int64]
     age: NDArray[np.int64]
-    """Seconds from publication to the first day; below 0 for some of the odd times, which is no null: see has_time."""
+    """Seconds from publication to the first day; below 0 for some of the odd times; see has_time for nulls."""
     has_time: NDArray[np.bool_]
 
 
 class World:
-    """What there is, by number."""
+    """The documents, ads, places and topics by number."""
 
     def __init__(self, seed: int) -> None:
         self.random = StatelessRandom(seed)

@@ -1,4 +1,4 @@
-"""Page views, of which only those are kept that a feature is made of: they are never stored whole."""
+"""Page views: only those that a feature is made of are stored."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from rayrec.raw.files import Chunk
 from rayrec.sources.outbrain.statistics import ASPECTS
 
 PROFILE, TRAFFIC = 1, 2
-"""What a page view is kept for, as bits of the column `purpose`: the user's profile; the traffic source of an event."""
+"""Bits of the column `purpose`: a page view is kept for the user's profile, or for the traffic source of an event."""
 VIEW_SCHEMA = pa.schema(
     [
         pa.field("user", pa.int64(), False),  # row of the table of users

@@ -26,7 +26,7 @@ _VIEWED = pa.schema([("user", pa.int64()), ("document_id", pa.int64())])
 
 @dataclass(frozen=True)
 class ProfileJob:
-    """What profiles are made of."""
+    """The tables that profiles are made of."""
 
     users: Path
     documents: Path

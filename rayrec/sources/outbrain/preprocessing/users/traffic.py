@@ -75,8 +75,7 @@ def _read_views(segment: Segment) -> Iterator[pa.RecordBatch]:
 
 
 def _with_day(rows: pa.RecordBatch, others: dict[str, NDArray[np.int64] | pa.Array]) -> pa.RecordBatch:
-    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-    return batch_of(_ROWS, columns | others | {"day": rows["timestamp"].to_numpy() // DAY_MILLISECONDS})
+    return batch_of(_ROWS, {**others, "day": rows["timestamp"].to_numpy() // DAY_MILLISECONDS}, rows)
 
 
 def _matched(rows: pa.RecordBatch) -> pa.RecordBatch:

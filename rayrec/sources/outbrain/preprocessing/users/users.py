@@ -58,9 +58,7 @@ def _without_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
     """Events that count for their times alone."""
     for batch in batches:
         known = batch.filter(batch["uuid"].is_valid())
-        yield batch_of(
-            _EVENTS, {HASH: hash_texts(known["uuid"]), "uuid": known["uuid"], "timestamp": known["timestamp"]}
-        )
+        yield batch_of(_EVENTS, {HASH: hash_texts(known["uuid"])}, known)
 
 
 def _read_events(segment: Segment) -> Iterator[pa.RecordBatch]:
@@ -68,11 +66,5 @@ def _read_events(segment: Segment) -> Iterator[pa.RecordBatch]:
     for batch in read_piece(segment.piece, (DISPLAY, "uuid", "timestamp", "document_id"), ()):
         events = batch.take(pa.array(group_starts(batch[DISPLAY])))
         known = events.filter(events["uuid"].is_valid())
-        columns = {
-            HASH: hash_texts(known["uuid"]),
-            "uuid": known["uuid"],
-            "timestamp": known["timestamp"],
-            "landing": known["document_id"],
-            "has_rows": pa.repeat(True, len(known)),
-        }
-        yield batch_of(_EVENTS, columns)
+        columns = {"landing": known["document_id"], "has_rows": pa.repeat(True, len(known))}
+        yield batch_of(_EVENTS, {HASH: hash_texts(known["uuid"]), **columns}, known)
