@@ -52,7 +52,7 @@ class Profiles:
 
     @classmethod
     def of(cls, users: int, owner: NDArray[np.int64], viewed: Slots) -> "Profiles":
-        """The profiles of users 0 ... users - 1, from the owners (n,) and values of n documents viewed, each once a user."""
+        """The profiles of users 0 ... users - 1; `owner`: the user (n,) of each document viewed, none of them twice."""
         present = viewed.confidence > 0.0
         keys = (owner[:, None] * _VALUES + viewed.values)[present]
         unique, inverse = np.unique(keys, return_inverse=True)

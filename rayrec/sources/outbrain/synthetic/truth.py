@@ -31,7 +31,7 @@ class RankingTruth(Config):
     random: float
     """The expected MAP@12 of a random order."""
     without: dict[str, float]
-    """MAP@12 by the true utilities without one family, whose features a model then does not need."""
+    """MAP@12 by the true utilities without one family: the best that a model reaches without its features."""
     quality_alone: float
     """MAP@12 by the quality of the ads, the best order that is the same in all displays."""
 
