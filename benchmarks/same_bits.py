@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -85,7 +86,9 @@ class Side:
         parts["answers"] = self._answers
         missing = [name for name in parts if name not in computed]
         if missing:
-            with ray_head(self._environment, num_cpus=8, program=self.checkout / ".venv/bin/ray") as head:
+            # Processes of Ray import from the folder in which Ray was started.
+            ray = ray_head(self._environment, num_cpus=8, program=self.checkout / ".venv/bin/ray")
+            with chdir(self.checkout), ray as head:
                 self._environment["RAY_ADDRESS"] = head.address
                 for name in missing:
                     computed[name] = parts[name]()

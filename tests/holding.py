@@ -101,6 +101,13 @@ class Held:
         self.process.wait()
 
 
+def run_module(module: str, *arguments: str | Path, environment: Mapping[str, str]) -> None:
+    """`python -m MODULE ARGUMENTS`, which must succeed."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def install() -> None:
     """Make this process wait at the hold that its environment names."""
     folder = Path(os.environ[VARIABLE])

@@ -25,7 +25,7 @@ from rayrec.recipes import dump_recipe, load_recipe
 from rayrec.training.run.folder import checkpoint_name
 from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
-from tests.holding import Hold
+from tests.holding import Hold, run_module
 from tests.model_folders import make_model_folder, make_raw_rows
 from tests.ray_head import kill_node, node_of, ray_head, ray_nodes, runs_on
 from tests.training_runs import recipe
@@ -76,8 +76,7 @@ def test_preprocessing(environment: dict[str, str], tmp_path: Path) -> None:
         head = stack.enter_context(ray_head(environment, num_cpus=0))
         attached = {**environment, "RAY_ADDRESS": head.address}
         nodes = stack.enter_context(ray_nodes(head, environment, 2))
-        command = [sys.executable, "-m", "jobs.preprocess", *arguments("undisturbed")]
-        subprocess.run(command, env=attached, check=True, capture_output=True)
+        run_module("jobs.preprocess", *arguments("undisturbed"), environment=attached)
         for output, sign in {"parsing": ".scratch/rows/*.parquet", "writing": "train/*.parquet"}.items():
             nodes += stack.enter_context(ray_nodes(head, environment, 2 - len(nodes)))
             # The command cannot end before the kill.
@@ -129,8 +128,7 @@ def test_sweep(environment: dict[str, str], tmp_path: Path) -> None:
             hold.end()
             held.wait()
         with ray_nodes(head, environment, 1):
-            command = [sys.executable, "-m", "jobs.tune", *arguments("undisturbed")]
-            subprocess.run(command, env=attached, check=True, capture_output=True)
+            run_module("jobs.tune", *arguments("undisturbed"), environment=attached)
     disturbed, undisturbed = (_histories(tmp_path / name) for name in ("disturbed", "undisturbed"))
     assert disturbed.keys() == undisturbed.keys() == set(values)
     begun = {value: sum(r["event"] == "epoch" for r in records) for value, records in disturbed.items()}

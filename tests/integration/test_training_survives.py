@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from rayrec.training.driver import train
 from rayrec.training.run.folder import checkpoint_name
 from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
-from tests.holding import Hold
+from tests.holding import Hold, run_module
 from tests.ray_head import kill_node, node_of, ray_head, ray_nodes
 from tests.training_runs import Case, losses, recipe, run_cases, weights_of
 
@@ -103,8 +101,7 @@ def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, hold: Hold, t
                 member.kill()
         assert held.process.wait() == -signal.SIGKILL
     assert max(losses(tmp_path / "run")) == 150
-    command = [sys.executable, "-m", "jobs.train", *arguments, "--resume"]
-    subprocess.run(command, env=environment, check=True, capture_output=True)
+    run_module("jobs.train", *arguments, "--resume", environment=environment)
     _assert_same(tmp_path / "run", undisturbed)
 
 
