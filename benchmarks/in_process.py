@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from jobs.initial_weights import initial_weights
+from jobs.train import initial_weights
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe

@@ -23,7 +23,7 @@ from typing import Any
 from safetensors.numpy import load_file
 
 RECIPE = "dlrm-criteo-debug"
-STAGES = ("preprocess", "train", "evaluate", "export")
+PHASES = ("preprocess", "train", "evaluate", "export")
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def measure(folder: Path, kills: int, rows: int, seed: int) -> dict[str, Any]:
-    """Each pipeline with the stages in which it was killed, and whether its weights are the undisturbed ones."""
+    """Each pipeline with the phases in which it was killed, and whether its weights are the undisturbed ones."""
     raw = folder / "raw"
     generate = [sys.executable, "-m", "jobs.generate", "criteo", "--rows", str(rows), "--output", str(raw)]
     subprocess.run(generate, check=True, capture_output=True)
@@ -55,11 +55,11 @@ def measure(folder: Path, kills: int, rows: int, seed: int) -> dict[str, Any]:
     while remaining or killed_in:
         output = folder / f"pipeline-{len(pipelines)}"
         limit = moments.uniform(0, undisturbed_seconds) if remaining else None
-        stage = attempt(folder, output, limit)
-        if stage is not None:
-            killed_in.append(stage)
+        phase = attempt(folder, output, limit)
+        if phase is not None:
+            killed_in.append(phase)
             remaining -= 1
-            print(f"killed in {stage}", file=sys.stderr, flush=True)
+            print(f"killed in {phase}", file=sys.stderr, flush=True)
             continue
         if killed_in:
             same = weights(output) == expected
@@ -79,7 +79,7 @@ def measure(folder: Path, kills: int, rows: int, seed: int) -> dict[str, Any]:
 
 
 def attempt(folder: Path, output: Path, limit: float | None) -> str | None:
-    """Run the command, for at most `limit` seconds; the stage in which it was killed, None where it finished."""
+    """Run the command, for at most `limit` seconds; the phase in which it was killed, None where it finished."""
     command = [sys.executable, "-m", "jobs.run", RECIPE, "--input", str(folder / "raw")]
     command += ["--output", str(output)]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
@@ -94,7 +94,7 @@ def attempt(folder: Path, output: Path, limit: float | None) -> str | None:
         log.seek(0)
         said = log.read()
     if code is None:
-        return next((stage for stage in reversed(STAGES) if f"\n{stage} -> " in said), "start")
+        return next((phase for phase in reversed(PHASES) if f"\n{phase} -> " in said), "start")
     if code != 0:
         raise RuntimeError(f"exit code {code}:\n{said}")
     return None

@@ -1,4 +1,4 @@
-"""Sends, follows and stops jobs through Ray's job submission API, which is HTTP."""
+"""Sends and follows jobs through Ray's job submission API, which is HTTP."""
 
 import asyncio
 import logging
@@ -8,11 +8,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rayrec.common.errors import UserError
 
@@ -23,7 +23,6 @@ PACKAGES = ("rayrec", "jobs", "tune", "serve", "cluster", "cuda_ops")
 """The code that a job is sent."""
 FILES_FOLDER = "files"
 """Folder of the small files that a job is sent."""
-_SUFFIXES = {".py", ".yaml", ".typed"}
 _ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 _STOP_SECONDS = 60
@@ -56,21 +55,18 @@ class JobClient:
             self._client = JobSubmissionClient(self.address)
             self.address = self._client.get_address()
 
-    def submit(self, job: str, words: list[str], files: Mapping[str, str], **options: Any) -> None:
+    def submit(self, job: str, words: list[str], files: Mapping[str, str]) -> None:
         """Run `words` as the job with the id `job`, in a folder with this process's code and, in files/, `files`.
 
-        `options` are Ray's: `metadata`, `entrypoint_num_cpus`, ... Waits for a cluster whose nodes have only begun to
-        start.
+        Waits for a cluster whose nodes have only begun to start.
         """
         given_up_at = time.monotonic() + _AGENT_SECONDS
         with self._user_errors(), job_folder(files) as folder:
-            options["runtime_env"] = {
-                "working_dir": str(folder),
-                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_SECONDS)},
-            }
+            variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_SECONDS)}
+            runtime_env = {"working_dir": str(folder), "env_vars": variables}
             while True:
                 try:
-                    self._client.submit_job(submission_id=job, entrypoint=_entrypoint(words), **options)
+                    self._client.submit_job(submission_id=job, entrypoint=_entrypoint(words), runtime_env=runtime_env)
                     return
                 except RuntimeError as error:
                     if _NO_AGENT_YET not in str(error) or time.monotonic() > given_up_at:
@@ -82,52 +78,32 @@ class JobClient:
 
         A lost connection is made again, because the job does not depend on it. Ctrl-C leaves the job running.
         """
-        lines = _Lines(show)
+        log = _Log(show)
         lost_at: float | None = None
         while True:
-            seen = lines.characters
+            seen = log.characters
             try:
                 with self._user_errors():
-                    asyncio.run(self._tail(job, lines))
-                end = self._end(job)
+                    # The server may end the log before the job is over.
+                    asyncio.run(log.read(self._client.tail_job_logs(job)))
+                    found: JobDetails = self._client.get_job_info(job)
             except UserError:
                 now = time.monotonic()
-                lost_at = now if lost_at is None or lines.characters > seen else lost_at
+                lost_at = now if lost_at is None or log.characters > seen else lost_at
                 if now - lost_at > _LOST_SECONDS:
                     raise
             else:
                 lost_at = None
-                if end is not None:
-                    lines.finish()
-                    return end
+                if found.status.is_terminal():
+                    log.finish()
+                    return found
             time.sleep(1.0)
-
-    async def _tail(self, job: str, lines: "_Lines") -> None:
-        """Read the log until the server ends it, which may be before the job is over."""
-        skipped = lines.characters
-        async for text in self._client.tail_job_logs(job):
-            lines.add(text[skipped:])
-            skipped = max(0, skipped - len(text))
 
     def logs(self, job: str) -> str:
         """The log so far."""
         with self._user_errors():
             text: str = self._client.get_job_logs(job)
             return text
-
-    def stop(self, job: str) -> "JobDetails":
-        """Interrupt the job as Ctrl-C would, and wait until it is over; does nothing to one that is over."""
-        with self._user_errors():
-            self._client.stop_job(job)
-        while (end := self._end(job)) is None:
-            time.sleep(0.5)
-        return end
-
-    def _end(self, job: str) -> "JobDetails | None":
-        """How the job ended; None while it runs."""
-        with self._user_errors():
-            found = self._client.get_job_info(job)
-        return found if found.status.is_terminal() else None
 
     @contextmanager
     def _user_errors(self) -> Iterator[None]:
@@ -153,45 +129,45 @@ class JobClient:
             raise UserError(f"{self.address}: {' '.join(str(error).split())}") from None
 
 
-class _Lines:
-    """Whole lines out of pieces of text."""
+class _Log:
+    """The log of a job, shown in whole lines. A new connection begins at its first line; what was shown is skipped."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
         self._rest = ""
         self.characters = 0
-        """Characters of all pieces so far."""
+        """Characters read so far."""
 
-    def add(self, text: str) -> None:
-        self.characters += len(text)
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            self._show(line)
+    async def read(self, pieces: AsyncIterator[str]) -> None:
+        skipped = self.characters
+        async for piece in pieces:
+            text = piece[skipped:]
+            skipped = max(0, skipped - len(piece))
+            self.characters += len(text)
+            *lines, self._rest = (self._rest + text).split("\n")
+            for line in lines:
+                self._show(line)
 
     def finish(self) -> None:
         if self._rest:
             self._show(self._rest)
-            self._rest = ""
 
 
 @contextmanager
 def job_folder(files: Mapping[str, str]) -> Iterator[Path]:
     """Make a folder that a job can run in: the code of this process, and in files/ the `files` (name -> path here)."""
+    not_code = shutil.ignore_patterns("__pycache__")
     with tempfile.TemporaryDirectory(prefix="rayrec-job-") as temporary:
         folder = Path(temporary)
         for package in PACKAGES:
             spec = find_spec(package)
             assert spec is not None and spec.submodule_search_locations, f"{package} is installed with rayrec"
-            shutil.copytree(spec.submodule_search_locations[0], folder / package, ignore=_not_code)
+            shutil.copytree(spec.submodule_search_locations[0], folder / package, ignore=not_code)
         for name, source in files.items():
             target = folder / FILES_FOLDER / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
         yield folder
-
-
-def _not_code(folder: str, names: list[str]) -> set[str]:
-    return {name for name in names if Path(name).suffix not in _SUFFIXES and not Path(folder, name).is_dir()}
 
 
 def _entrypoint(words: list[str]) -> str:

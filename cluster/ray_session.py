@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,16 +13,18 @@ from cluster.java import provide_java
 from cluster.ray_serve import serve_behind_haproxy
 from rayrec.common.errors import UserError
 
+_ANSWER_SECONDS = 5.0
+"""How long a cluster's head may take to accept a connection."""
+
 
 @contextmanager
-def ray_session(address: str | None = None, num_cpus: int | None = None) -> Iterator[None]:
+def ray_session() -> Iterator[None]:
     """Hold a Ray session during the block; one that this process already has is used and left running.
 
-    `address` (or RAY_ADDRESS, which Ray sets inside a job) attaches to a cluster. Without one a session is started on
-    this machine with `num_cpus` logical CPUs. The default is more than the machine has cores, because the steps of a
-    pipeline mostly wait for each other, and a step without a CPU would wait forever.
+    RAY_ADDRESS, which Ray sets inside a job, attaches to a cluster. Without it a session is started on this machine.
+    Raises UserError if no cluster answers at the address.
     """
-    address = address or os.environ.get("RAY_ADDRESS")
+    address = os.environ.get("RAY_ADDRESS")
     missing = _prepare_environment(local=address is None)
     import ray
 
@@ -30,30 +33,46 @@ def ray_session(address: str | None = None, num_cpus: int | None = None) -> Iter
         return
     with ExitStack() as stack:
         if address:
-            _attach(address, missing)
+            attach(address, missing)
         else:
             stack.enter_context(serve_behind_haproxy())
-            _start(num_cpus or max(8, 4 * (os.cpu_count() or 1)))
+            _start()
         stack.callback(ray.shutdown)
         yield
 
 
-def _attach(address: str, missing: dict[str, str]) -> None:
+def attach(address: str, missing: dict[str, str]) -> None:
+    """Attach to the cluster at `address`, whose processes get the environment variables `missing`.
+
+    Raises UserError if none answers there.
+    """
     import ray
+
+    from rayrec.internals.ray_core import head_address
 
     # Processes of a cluster have the environment of `ray start`, not that of this process.
     runtime_env = {"env_vars": missing} if missing else None
     try:
+        # Ray itself would ask a head that is gone again and again, for minutes.
+        socket.create_connection(head_address(address), timeout=_ANSWER_SECONDS).close()
         ray.init(address=address, runtime_env=runtime_env, logging_level=logging.WARNING, log_to_driver=False)
-    except ConnectionError:
-        raise UserError(f"no Ray cluster answers at {address}; check --address or RAY_ADDRESS") from None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"RAY_ADDRESS={address}: no Ray cluster answers ({error}); start it with `ray start --head`, correct the "
+            "address, or unset RAY_ADDRESS to use this machine alone"
+        ) from error
 
 
-def _start(num_cpus: int) -> None:
-    """Start Ray on this machine; try again if the machine is so busy that Ray's fixed half minute is too short."""
+def _start() -> None:
+    """Start Ray on this machine; try again if the machine is so busy that Ray's fixed half minute is too short.
+
+    It declares more CPUs than the machine has, because the steps of a pipeline mostly wait for each other, and a step
+    without a CPU would wait forever.
+    """
     import ray
 
     def start() -> None:
+        num_cpus = max(8, 4 * (os.cpu_count() or 1))
         ray.init(num_cpus=num_cpus, include_dashboard=True, logging_level=logging.WARNING, log_to_driver=False)
 
     try:

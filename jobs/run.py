@@ -1,57 +1,82 @@
 """`rayrec run`: raw files to a model folder in one job.
 
-Each stage writes a folder that is whole or absent (dataset, evaluation, model) or that can be continued (run), so a
-rerun continues with the first unfinished stage, whatever ended the last one.
+Each phase of this pipeline is a command. Its folder is whole or absent (dataset, evaluation, model) or can be continued
+(run), so a rerun continues with the first unfinished phase, whatever ended the last one.
 """
 
+import hashlib
+import json
 import shutil
-from collections.abc import Iterator
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, ClassVar
 
-from jobs.command import Command, Result, describe_result, main
-from jobs.pipeline.stages import STAGES, UNFINISHED_MODEL, RunRequest
-from rayrec.common.files import locked, require_absent, write_json
+from jobs.command import RESULT_FILE, Command, Result, TrainingRecipeRequest, describe_result, main
+from jobs.preprocess import PreprocessRequest
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.files import locked, new_folder, require_absent, write_json
 from rayrec.common.progress import Progress
-from rayrec.storage.location import location
+from rayrec.recipes import Recipe
+from rayrec.storage.location import Folder, location
 
 PIPELINE_FILE = "pipeline.json"
 _LOCK_FILE = ".lock"
-_LEFTOVERS = (".run.unfinished-*", ".evaluation.unfinished-*", ".rayrec-evaluate-*", f"*{UNFINISHED_MODEL}*")
-"""What killed stages leave beside the folders that they write, and do not continue."""
-_LEFTOVERS_OF_DATASET = ".dataset.unfinished-*"
+_UNFINISHED_MODEL = ".export"
+"""The model folder until it is whole."""
+_LEFTOVERS = (".run.unfinished-*", ".evaluation.unfinished-*", ".rayrec-evaluate-*", f"*{_UNFINISHED_MODEL}*")
+"""What killed phases leave beside the folders that they write, and do not continue."""
+# These say where and how often, not what: a finished phase stays valid when they change.
+_IRRELEVANT_KEYS = frozenset({
+    "preprocess.spark", "train.workers", "train.min_workers", "train.elastic_interval_seconds", "train.device",
+    "train.max_failures", "train.log_every_steps", "train.tracking",
+})  # fmt: skip
+
+
+class RunRequest(PreprocessRequest, TrainingRecipeRequest):
+    """Preprocess, train, evaluate and export in one job; run again, it continues where it stopped."""
+
+    output: Folder
+    """Folder of all phases (dataset/, run/, evaluation/, model/); an earlier attempt in it is continued."""
+
+    @property
+    def continues(self) -> bool:
+        return True
 
 
 def run(request: RunRequest, progress: Progress) -> Result:
-    """Run the unfinished stages; `rows` are those of the dataset, `metrics` the evaluation's.
+    """Run the unfinished phases; `rows` are those of the dataset, `metrics` the evaluation's.
 
-    `details.stages` has the seconds of each stage, None if it was finished before. Raises ConfigError if a finished
-    stage was made from another recipe or other raw files.
+    `details.phases` has the seconds of each phase, None if it was finished before. Raises ConfigError if a finished
+    phase was made from another recipe or other raw files.
     """
     with _owned(request):
-        stages = [stage(request) for stage in STAGES]
-        seconds: dict[str, float | None] = {}
+        phases = [phase(request) for phase in PHASES]
         # Checked before anything runs, so that a changed recipe is refused at once.
-        finished = [stage.finished() for stage in stages]
-        first = finished.index(None) if None in finished else len(stages)
+        finished = [phase.finished() for phase in phases]
+        first = finished.index(None) if None in finished else len(phases)
         results = [result for result in finished[:first] if result is not None]
-        for stage in stages[:first]:
-            progress.message(f"{stage.name}: finished before, in {location(stage.folder)}")
-            seconds[stage.name] = None
-        if first < len(stages):
+        for phase in phases[:first]:
+            progress.message(f"{phase.name}: finished before, in {location(phase.folder)}")
+        seconds: dict[str, float | None] = {phase.name: None for phase in phases}
+        if first < len(phases):
             from cluster.ray_session import ray_session
 
             progress.stage("start Ray")
             with ray_session():
-                for stage in stages[first:]:
+                for phase in phases[first:]:
                     progress.finish()
-                    progress.message(f"\n{stage.name} -> {location(stage.folder)}")
-                    results.append(stage.run(progress))
+                    progress.message(f"\n{phase.name} -> {location(phase.folder)}")
+                    started = time.perf_counter()
+                    result = phase.run(progress)
+                    seconds[phase.name] = time.perf_counter() - started
+                    results.append(result.model_copy(update={"seconds": seconds[phase.name]}))
                     progress.finish()
                     progress.message(describe_result(results[-1]))
-                    seconds[stage.name] = results[-1].seconds
     rows, metrics = results[0].rows, results[2].metrics
-    return Result(command="run", output=request.output, rows=rows, metrics=metrics, details={"stages": seconds})
+    return Result(command="run", output=request.output, rows=rows, metrics=metrics, details={"phases": seconds})
 
 
 @contextmanager
@@ -72,13 +97,200 @@ def _owned(request: RunRequest) -> Iterator[None]:
 
 def _remove_leftovers(folder: Path) -> None:
     # A killed preprocessing is continued from what it left.
-    finished = (_LEFTOVERS_OF_DATASET,) if (folder / "dataset").exists() else ()
-    for pattern in (*_LEFTOVERS, *finished):
-        for leftover in folder.glob(pattern):
-            if leftover.is_dir():
-                shutil.rmtree(leftover, ignore_errors=True)
-            else:
-                leftover.unlink(missing_ok=True)
+    patterns = (*_LEFTOVERS, ".dataset.unfinished-*") if (folder / "dataset").exists() else _LEFTOVERS
+    for leftover in (found for pattern in patterns for found in list(folder.glob(pattern))):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
+class Phase(ABC):
+    """One phase of a pipeline: a command, and the folder that it writes."""
+
+    name: ClassVar[str]
+    folder_name: ClassVar[str]
+
+    def __init__(self, request: RunRequest) -> None:
+        self._request = request
+        self._recipe = request.load_recipe()
+        self.folder = request.output / self.folder_name
+        self._dataset_folder = request.output / PreprocessPhase.folder_name
+        self._run_folder = request.output / TrainPhase.folder_name
+
+    @abstractmethod
+    def finished(self) -> Result | None:
+        """The result of the phase if its folder is whole, else None.
+
+        Raises ConfigError if the folder was made from something else.
+        """
+
+    @abstractmethod
+    def run(self, progress: Progress) -> Result:
+        """Write the folder, or continue an unfinished one."""
+
+    def _require_recipe(self, made_with: Recipe, sections: Collection[str], allowed: Collection[str] = ()) -> None:
+        """Raise ConfigError if sections of the recipe differ from those that the folder was made with."""
+        for key, before, now in _differences(made_with.model_dump(mode="json"), self._recipe.model_dump(mode="json")):
+            parents = {".".join(key[: i + 1]) for i in range(len(key))}
+            if key[0] in sections and parents.isdisjoint({*_IRRELEVANT_KEYS, *allowed}):
+                raise self._changed(f"{'.'.join(key)} is now {now!r} and was {before!r}")
+
+    def _changed(self, difference: str) -> ConfigError:
+        """An error that says why the folder does not fit, and what to do."""
+        folders = [self._request.output / phase.folder_name for phase in PHASES]
+        stale = [str(folder) for folder in folders[folders.index(self.folder) :] if folder.exists()]
+        return ConfigError(
+            f"{self.folder}: {difference} when it was made; set it back, or remove {' '.join(stale)} to make "
+            f"{'them' if len(stale) > 1 else 'it'} again, or give another --output"
+        )
+
+
+class PreprocessPhase(Phase):
+    """Raw files to dataset/."""
+
+    name, folder_name = "preprocess", "dataset"
+
+    def finished(self) -> Result | None:
+        from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+        from rayrec.preprocessing.pipeline import source_files
+        from rayrec.sources.registry import preprocessing_job
+
+        if not (self.folder / MANIFEST_FILE).is_file():
+            return None
+        dataset = Dataset.open(self.folder)
+        self._require_recipe(dataset.recipe, ("source", "preprocess"))
+        before = dataset.manifest.sources
+        now = source_files(preprocessing_job(self._recipe, self._request.inputs(self._recipe)))
+        if before != now:
+            changed = [file.path for file in (*now, *before) if file not in before or file not in now]
+            raise self._changed(f"{changed[0] if changed else 'the order of --input'} is not what it was")
+        rows = sum(split.rows for split in dataset.manifest.splits.values())
+        return Result(command="preprocess", output=self.folder, rows=rows)
+
+    def run(self, progress: Progress) -> Result:
+        from jobs.preprocess import run
+
+        return run(self._request.model_copy(update={"output": self.folder}), progress)
+
+
+class TrainPhase(Phase):
+    """dataset/ to run/."""
+
+    name, folder_name = "train", "run"
+
+    def finished(self) -> Result | None:
+        from rayrec.training.run.folder import METRICS_FILE, RESUMABLE_CHANGES, RUN_FILE, RunFolder
+
+        if not (self.folder / RUN_FILE).is_file():
+            return None
+        run = RunFolder.open(self.folder)
+        is_whole = (self.folder / METRICS_FILE).is_file()
+        allowed = () if is_whole else {f"train.{field}" for field in RESUMABLE_CHANGES}
+        self._require_recipe(run.recipe, ("model", "train", "evaluate"), allowed)
+        if not run.was_trained_on(self._dataset_folder):
+            raise self._changed("the dataset is not what it was")
+        if not is_whole:
+            return None
+        return Result(command="train", output=self.folder, metrics=json.loads((self.folder / METRICS_FILE).read_text()))
+
+    def run(self, progress: Progress) -> Result:
+        from jobs.train import TrainRequest, run
+
+        request = TrainRequest(
+            **self._request.model_dump(include={"recipe", "set", "workers", "device", "precision"}),
+            data=self._dataset_folder,
+            output=self.folder,
+            resume=self.folder.exists(),
+        )
+        return run(request, progress)
+
+
+class _AfterTraining(Phase):
+    """A phase that reads the finished run, whose fingerprint is in its result."""
+
+    def finished(self) -> Result | None:
+        if not (self.folder / RESULT_FILE).is_file():
+            if self.folder.exists():
+                raise UserError(f"{self.folder}: was not made by `rayrec run`; move it away")
+            return None
+        result = Result.load(self.folder)
+        if result.details.get("run") != self._run_fingerprint():
+            raise self._changed(f"{self._run_folder} is not what it was")
+        return result
+
+    def _run_fingerprint(self) -> str:
+        """A hash that changes with the run's metrics and best checkpoint; empty if the run is not finished."""
+        from rayrec.training.run.folder import METRICS_FILE, RunFolder
+
+        metrics = self._run_folder / METRICS_FILE
+        if not metrics.is_file():
+            return ""
+        digest = hashlib.sha256(metrics.read_bytes())
+        for file in sorted(RunFolder(self._run_folder).checkpoint("best").glob("*.json")):
+            digest.update(file.read_bytes())
+        return digest.hexdigest()
+
+    def _finish(self, result: Result, folder: Path) -> Result:
+        """Write into `folder`, which becomes the phase's, the result that shows that it is finished."""
+        details = {**result.details, "run": self._run_fingerprint()}
+        result = result.model_copy(update={"output": self.folder, "details": details})
+        result.save(folder)
+        return result
+
+
+class EvaluatePhase(_AfterTraining):
+    """run/ to evaluation/, which has the metrics of a held-out split."""
+
+    name, folder_name = "evaluate", "evaluation"
+
+    def run(self, progress: Progress) -> Result:
+        from jobs.evaluate import EvaluateRequest, run
+        from rayrec.ingest.dataset import Dataset
+
+        dataset = Dataset.open(self._dataset_folder)
+        splits = [name for name, split in dataset.manifest.splits.items() if name != "train" and split.rows]
+        result = Result(command="evaluate")
+        if splits:
+            workers = self._request.workers
+            request = EvaluateRequest(
+                source=self._run_folder,
+                data=dataset.folder,
+                split="test" if "test" in splits else splits[0],
+                workers=workers if isinstance(workers, int) else None,
+                device=self._request.device,
+            )
+            result = run(request, progress)
+        with new_folder(self.folder) as folder:
+            return self._finish(result, folder)
+
+
+class ExportPhase(_AfterTraining):
+    """run/ to model/."""
+
+    name, folder_name = "export", "model"
+
+    def run(self, progress: Progress) -> Result:
+        from jobs.export import ExportRequest, run
+
+        # It gets its name when its result, by which it is recognised, is in it too.
+        unfinished = self._request.output / _UNFINISHED_MODEL
+        result = self._finish(run(ExportRequest(run=self._run_folder, output=unfinished), progress), unfinished)
+        unfinished.rename(self.folder)
+        return result
+
+
+PHASES = (PreprocessPhase, TrainPhase, EvaluatePhase, ExportPhase)
+"""All phases in order; each reads what those before it wrote."""
+
+
+def _differences(before: Any, now: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Yield the key and both values wherever two JSON values differ."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in {**before, **now}:
+            yield from _differences(before.get(name), now.get(name), (*key, name))
+    elif before != now:
+        yield key, before, now
 
 
 COMMAND = Command("run", RunRequest, run)

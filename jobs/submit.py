@@ -2,24 +2,19 @@
 
 import json
 import secrets
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field, NonNegativeFloat
+from pydantic import Field
 
 from jobs.command import Command, Metavar, Positional, Request, Result, as_arguments, main, parse_command
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.program import INTERRUPTED, WRONG_USAGE
 from rayrec.common.progress import Progress
-from rayrec.common.units import parse_bytes
 from rayrec.config.yaml_file import is_yaml_file
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails
-
-    from cluster.job_client import JobClient
 
 
 class SubmitRequest(Request):
@@ -36,16 +31,6 @@ class SubmitRequest(Request):
     """URL of the cluster's dashboard, by default RAY_API_SERVER_ADDRESS, RAY_ADDRESS, else http://127.0.0.1:8265."""
     no_wait: bool = False
     """Return as soon as the job is sent."""
-    metadata: Annotated[tuple[str, ...], Metavar("NAME=VALUE")] = ()
-    """Label that is kept with the job; repeatable."""
-    entrypoint_num_cpus: NonNegativeFloat | None = None
-    """CPUs that Ray reserves for the command's own process, beside its tasks and workers; by default none."""
-    entrypoint_num_gpus: NonNegativeFloat | None = None
-    """GPUs for the command's own process, by default none."""
-    entrypoint_memory: Annotated[str, Metavar("BYTES")] | None = None
-    """Memory for the command's own process, such as 8GB; by default none."""
-    entrypoint_resources: Annotated[tuple[str, ...], Metavar("NAME=AMOUNT")] = ()
-    """Custom resource for the command's own process; repeatable."""
 
 
 def run(request: SubmitRequest, progress: Progress) -> Result:
@@ -59,7 +44,6 @@ def run(request: SubmitRequest, progress: Progress) -> Result:
     command, inner, flags = parse_command(request.command)
     inner.check()
     sent = inner.with_absolute_paths()
-    options = _options(request, command.name)
     job = f"rayrec-{command.name}-{secrets.token_hex(4)}"
     from cluster.job_client import FILES_FOLDER, JobClient
 
@@ -69,7 +53,7 @@ def run(request: SubmitRequest, progress: Progress) -> Result:
     client = JobClient(request.address)
     progress.stage(f"send the job to {client.address}")
     words = ["python", "-m", f"jobs.{command.name}", *as_arguments(sent), *flags]
-    client.submit(job, words, files, **options)
+    client.submit(job, words, files)
     progress.finish()
     progress.message(f"job {job} at {client.address}; `{_ray_job('status', job, client.address)}` shows its state")
     details: dict[str, Any] = {"job": job, "address": client.address}
@@ -78,7 +62,7 @@ def run(request: SubmitRequest, progress: Progress) -> Result:
     try:
         end = client.follow(job, progress.message)
     except KeyboardInterrupt:
-        _stop_or_leave(client, job, progress)
+        progress.message(f"job {job} goes on; `{_ray_job('stop', job, client.address)}` stops it")
         raise
     _require_success(end, job, client.address)
     details["exit_code"] = end.driver_exit_code
@@ -95,34 +79,6 @@ def describe(result: Result) -> str:
     if "exit_code" not in result.details:
         return f"submit: {job} sent to {address}\n  {_ray_job('logs', job, address)} --follow"
     return f"submit: {job} {result.status} in {result.seconds:.1f} s"
-
-
-def _options(request: SubmitRequest, command: str) -> dict[str, Any]:
-    """The arguments of Ray's `submit_job` that follow from the request's options."""
-    custom = {}
-    for name, amount in _pairs("--entrypoint-resources", request.entrypoint_resources).items():
-        try:
-            custom[name] = float(amount)
-        except ValueError:
-            raise ConfigError(f"--entrypoint-resources {name}={amount}: '{amount}' is not a number") from None
-    memory = request.entrypoint_memory
-    return {
-        "metadata": {"rayrec_command": command, **_pairs("--metadata", request.metadata)},
-        "entrypoint_num_cpus": request.entrypoint_num_cpus,
-        "entrypoint_num_gpus": request.entrypoint_num_gpus,
-        "entrypoint_memory": None if memory is None else parse_bytes(memory),
-        "entrypoint_resources": custom or None,
-    }
-
-
-def _pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
-    pairs = {}
-    for text in texts:
-        name, separator, value = text.partition("=")
-        if not separator or not name:
-            raise ConfigError(f"{option} {text}: write it as NAME=VALUE")
-        pairs[name] = value
-    return pairs
 
 
 def _require_success(end: "JobDetails", job: str, address: str) -> None:
@@ -143,19 +99,6 @@ def _require_success(end: "JobDetails", job: str, address: str) -> None:
     else:
         reason = f"failed with exit code {end.driver_exit_code}{log}"
     raise (ConfigError if end.driver_exit_code == WRONG_USAGE else UserError)(f"job {job}: {reason}")
-
-
-def _stop_or_leave(client: "JobClient", job: str, progress: Progress) -> None:
-    """Ask whether to stop the job; without a terminal to ask, or on a second Ctrl-C, leave it running."""
-    if sys.stdin.isatty():
-        try:
-            answer = input(f"\nstop job {job}? It goes on without this command otherwise. [y/N] ")
-            if answer.strip().lower() in {"y", "yes"}:
-                progress.message(f"job {job}: {client.stop(job).status.lower()}")
-                return
-        except (KeyboardInterrupt, EOFError):
-            pass
-    progress.message(f"job {job} goes on; `{_ray_job('stop', job, client.address)}` stops it")
 
 
 def _ray_job(action: str, job: str, address: str) -> str:

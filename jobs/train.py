@@ -1,19 +1,25 @@
 """`rayrec train`: trains a recipe's model on a dataset."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.command import Command, Result, TrainingRecipeRequest, main
-from jobs.initial_weights import initial_weights
+from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
+from rayrec.recipes import Recipe
 from rayrec.storage.location import Folder
 
 if TYPE_CHECKING:
     from rayrec.config.train import EarlyStopConfig
+    from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
+    from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.ingest.dataset import Dataset
-    from rayrec.recipes import Recipe
+    from rayrec.models.common.initial_weights import Weights
     from rayrec.training.driver import Metrics
+    from rayrec.training.placement.parallel_model import ParallelModel
     from rayrec.training.run.folder import RunFolder
 
 
@@ -60,7 +66,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     )
 
 
-def train_recipe(recipe: "Recipe", dataset: "Dataset", output: Path, *, resume: bool, progress: Progress) -> "Metrics":
+def train_recipe(recipe: Recipe, dataset: "Dataset", output: Path, *, resume: bool, progress: Progress) -> "Metrics":
     """Train a validated recipe into the run folder `output`; the metrics by held-out split. Needs a Ray session."""
     from rayrec.training.driver import train
     from rayrec.training.run.folder import RunFolder
@@ -79,6 +85,56 @@ def _time_to_target(stop: "EarlyStopConfig | None", run: "RunFolder") -> dict[st
         return {}
     reached = (r["seconds"] for r in read_history(run.history) if r["event"] == "evaluate" and stop.is_reached(r))
     return {"target": stop.model_dump(), "seconds_to_target": next(reached, None)}
+
+
+def initial_weights(recipe: Recipe, dataset: "Dataset") -> "Callable[[ParallelModel], None] | None":
+    """A function that fills each worker's part of the model; None if the recipe asks for random weights.
+
+    It travels by pickle. Raises ConfigError where the model does not begin with the weights of these folders.
+    """
+    config = recipe.train.initial_weights
+    if config is None:
+        return None
+    folders = {name: str(folder.absolute()) for name, folder in config.sources.items()}
+    _weights(recipe, folders, dataset)
+    return partial(_fill, recipe, folders)
+
+
+def _fill(recipe: Recipe, folders: dict[str, str], model: "ParallelModel") -> None:
+    weights = _weights(recipe, folders)
+    model.load(weights.table, weights.dense())
+
+
+def _weights(recipe: Recipe, folders: dict[str, str], dataset: "Dataset | None" = None) -> "Weights":
+    """The model's initial weights, which are read when they are asked for; with a dataset its features are compared."""
+    from rayrec.models.registry import compose_weights
+
+    config = recipe.train.initial_weights
+    assert config is not None
+    sources = {}
+    for name, folder in folders.items():
+        try:
+            sources[name] = _open(Path(folder))
+            if dataset is not None:
+                sources[name].schema.require_same_features(dataset.schema, dataset.folder)
+        except UserError as error:
+            raise ConfigError(f"train.initial_weights.sources.{name}: {error}") from None
+    return compose_weights(recipe.model, sources, config.options)
+
+
+def _open(folder: Path) -> "ModelFolder | CheckpointWeights":
+    """The weights of a model folder, or of a run folder's best checkpoint."""
+    from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
+    from rayrec.inference.folder.model_folder import ModelFolder
+    from rayrec.inference.folder.table_files import is_model_folder
+    from rayrec.storage.staged import fetch
+    from rayrec.training.run.folder import RunFolder
+
+    fetch(folder)
+    if is_model_folder(folder):
+        return ModelFolder.open(folder)
+    run = RunFolder.open(folder)
+    return CheckpointWeights(run.checkpoint("best"), run.recipe, run.schema)
 
 
 COMMAND = Command("train", TrainRequest, run)

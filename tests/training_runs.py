@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from jobs.initial_weights import initial_weights
+from jobs.train import initial_weights
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe

@@ -7,6 +7,8 @@ from importlib import metadata, resources
 from pathlib import Path
 from types import ModuleType
 
+from rayrec.common.errors import UserError
+
 
 class Plugins:
     """The packages of a group by kind.
@@ -29,8 +31,15 @@ class Plugins:
         return dict(sorted(found.items()))
 
     def load(self, kind: str, module: str) -> ModuleType:
-        """A module of the package of a kind."""
-        return importlib.import_module(f"{self.packages[kind]}.{module}")
+        """A module of the package of a kind. Raises UserError if it cannot be imported."""
+        name = f"{self.packages[kind]}.{module}"
+        try:
+            return importlib.import_module(name)
+        except Exception as error:
+            raise UserError(
+                f"plug-in '{kind}' of {self.group}: cannot import {name} ({type(error).__name__}: {error}); repair or "
+                "uninstall the package that declares it"
+            ) from error
 
     def texts(self, kind: str, suffix: str, folder: str = "") -> dict[str, str]:
         """Name without `suffix` -> text of such files in the kind's package, or in a folder of it."""

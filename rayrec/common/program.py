@@ -6,6 +6,8 @@ from typing import Any
 
 import typer
 
+from rayrec.common.errors import UserError
+
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -17,6 +19,9 @@ def run_program(program: Any, name: str, arguments: Sequence[str] | None = None)
         if message := usage_error(error):
             print(f"error: {message}", file=sys.stderr)
         return error.exit_code
+    except UserError as error:  # a plug-in that cannot be imported: the command's module was just being loaded
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return FAILED
     except (typer.Abort, KeyboardInterrupt):
         print("error: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -1,4 +1,4 @@
-"""`rayrec run`: one job that is killed in each stage ends in the model of the steps done one by one."""
+"""`rayrec run`: one job that is killed in each phase ends in the model of the steps done one by one."""
 
 import json
 import random
@@ -18,24 +18,24 @@ MOMENTS = {
     "train": [r"/run\.json$", r"/history\.jsonl$", r"/\.unfinished-step-\d+$", r"/step-\d+$"],
     "evaluate": [r"/evaluation\b"],
 }
-"""For each stage, the paths of which it is about to make one when it is killed."""
+"""For each phase, the paths of which it is about to make one when it is killed."""
 
 
 @pytest.mark.minutes
-def test_a_run_killed_in_each_stage_ends_in_the_same_model(
+def test_a_run_killed_in_each_phase_ends_in_the_same_model(
     ray_cluster: str, pipeline: Pipeline, rayrec: Rayrec, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
     arguments = ["run", RECIPE, "--input", pipeline.raw / "criteo.tsv", "--output", output, "--workers", "2"]
     said = []
-    for stage, moments in MOMENTS.items():
-        hold = Hold(tmp_path / stage, rf"{output}/.*{random.choice(moments)}")
-        said.append(f"{stage}, at {hold.pattern}:")
+    for phase, moments in MOMENTS.items():
+        hold = Hold(tmp_path / phase, rf"{output}/.*{random.choice(moments)}")
+        said.append(f"{phase}, at {hold.pattern}:")
         with hold.held("rayrec.cli", *arguments, environment=environment(ray_cluster)) as held:
             held.kill()
             said.append(held.log.read_text())
         hold.end()
-        assert re.findall(r"^(\w+) -> ", said[-1], re.MULTILINE)[-1] == stage, said[-1]
+        assert re.findall(r"^(\w+) -> ", said[-1], re.MULTILINE)[-1] == phase, said[-1]
     done = rayrec(*arguments, "--json")
     story = "\n".join([*said, done.err])
     assert done.code == 0, story
@@ -50,7 +50,7 @@ def test_a_run_killed_in_each_stage_ends_in_the_same_model(
 
 @pytest.fixture(scope="module")
 def finished(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose first two stages are finished: those of the pipeline that was made step by step."""
+    """A folder whose first two phases are finished: those of the pipeline that was made step by step."""
     folder = tmp_path_factory.mktemp("finished") / "out"
     folder.mkdir()
     (folder / "pipeline.json").write_text("{}")
@@ -59,7 +59,7 @@ def finished(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-# What is different from the finished stages, and what is said about it.
+# What is different from the finished phases, and what is said about it.
 CHANGES: list[tuple[list[str], str]] = [
     (
         ["--set", "preprocess.frequency_limit=5"],
@@ -98,13 +98,13 @@ def test_a_folder_of_something_else_is_not_touched(pipeline: Pipeline, rayrec: R
     assert not (pipeline.raw / "pipeline.json").exists()
 
 
-def test_finished_stages_are_not_done_again(finished: Path, pipeline: Pipeline, rayrec: Rayrec) -> None:
+def test_finished_phases_are_not_done_again(finished: Path, pipeline: Pipeline, rayrec: Rayrec) -> None:
     arguments = ["run", RECIPE, "--input", pipeline.raw / "criteo.tsv", "--output", finished, "--json"]
     first, second = rayrec(*arguments, "--workers", "1"), rayrec(*arguments)
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert first.result["metrics"] == second.result["metrics"]
-    seconds = first.result["details"]["stages"]
+    seconds = first.result["details"]["phases"]
     assert [name for name, spent in seconds.items() if spent is None] == ["preprocess", "train"]
-    assert all(spent is None for spent in second.result["details"]["stages"].values())
+    assert all(spent is None for spent in second.result["details"]["phases"].values())
     assert weights(finished / "model") == weights(pipeline.model)
     assert json.loads((finished / "evaluation" / "result.json").read_text())["metrics"] == first.result["metrics"]

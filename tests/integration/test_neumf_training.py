@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from jobs.initial_weights import initial_weights
+from jobs.train import initial_weights
 from rayrec.common.errors import ConfigError
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset

@@ -60,8 +60,8 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
     (
         "submit",
         ["train", "r", "--data", "d", "--address", "http://h:1", "--output", "o", "--set", "a=1", "--set", "b=2",
-         "--resume", "--no-wait", "--metadata", "team=ads", "--entrypoint-num-cpus", "2", "--json"],
-        {"address": "http://h:1", "no_wait": True, "metadata": ("team=ads",), "entrypoint_num_cpus": 2.0,
+         "--resume", "--no-wait", "--json"],
+        {"address": "http://h:1", "no_wait": True,
          "command": ("train", "r", "--data", "d", "--output", "o", "--set", "a=1", "--set", "b=2", "--resume",
                      "--json")},
     ),
@@ -122,10 +122,6 @@ def test_commands_make_the_request(
         ),
         (["submit", "train", "dlrm-crito", "--data", "d", "--output", "o"], "error: recipe 'dlrm-crito': not shipped"),
         (["submit", "submit", "doctor"], "error: 'submit' talks to a cluster itself; it cannot be submitted"),
-        (
-            ["submit", "recipes", "--entrypoint-resources", "tpu=x"],
-            "error: --entrypoint-resources tpu=x: 'x' is not a number",
-        ),
         (["recipes", "dlrm-crito"], "error: recipe 'dlrm-crito': not shipped; did you mean 'dlrm-criteo'?"),
     ],
 )

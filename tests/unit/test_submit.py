@@ -112,7 +112,7 @@ def test_a_job_is_sent_the_code_and_its_recipe_and_no_data(tmp_path: Path) -> No
         path.relative_to(REPOSITORY)
         for package in PACKAGES
         for path in (REPOSITORY / package).rglob("*")
-        if path.suffix in {".py", ".yaml", ".typed"}
+        if path.is_file() and "__pycache__" not in path.parts
     }
     assert sent == {*code, Path("files/recipe/own.yaml")}
     assert size < 2_000_000

@@ -1,0 +1,39 @@
+"""A command attaches to a cluster, or says at once that none answers."""
+
+import os
+import socket
+import time
+
+import pytest
+
+from cluster.ray_session import attach
+from rayrec.common.errors import UserError
+from rayrec.common.ports import free_port
+from rayrec.internals.ray_core import head_address
+
+CLOSED = f"127.0.0.1:{free_port()}"
+
+
+@pytest.mark.parametrize(
+    "address", [CLOSED, f"localhost:{CLOSED.rpartition(':')[2]}", "auto", "nowhere.invalid:6379", "x"]
+)
+def test_no_cluster_is_said_at_once_and_in_one_line(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ray prefers the variable to the address that it is given; `auto` stands for it.
+    monkeypatch.setenv("RAY_ADDRESS", CLOSED if address == "auto" else address)
+    started = time.monotonic()
+    with pytest.raises(UserError) as raised:
+        attach(address, {})
+    message = str(raised.value)
+    assert time.monotonic() - started < 20
+    assert message.startswith(f"RAY_ADDRESS={address}: no Ray cluster answers (")
+    assert "ray start --head" in message and "\n" not in message
+    assert "RAY_ADDRESS" in os.environ
+
+
+def test_the_head_of_an_address_is_its_host_and_port() -> None:
+    """An upgrade may change this private part of Ray: adapt rayrec/internals/ray_core.py."""
+    assert head_address("192.0.2.1:6379") == head_address("ray://192.0.2.1:6379") == ("192.0.2.1", 6379)
+    with socket.socket() as listening:
+        listening.bind(("0.0.0.0", 0))
+        listening.listen()
+        socket.create_connection(head_address(f"127.0.0.1:{listening.getsockname()[1]}"), timeout=5).close()
