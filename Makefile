@@ -67,8 +67,9 @@ format: setup
 	$(BIN)/ruff format .
 
 RECIPE ?= dlrm-criteo-debug
+DATA ?= demo/dataset
 bench: setup
-	for what in preprocess ingest train inference; do $(BIN)/rayrec benchmark $$what $(RECIPE) || exit 1; done
+	for what in train inference; do $(BIN)/rayrec benchmark $$what $(RECIPE) --data $(DATA) || exit 1; done
 
 # Also runs where nothing is installed but torch and Triton: `make gpu-check PYTHON=python3`.
 gpu-check:

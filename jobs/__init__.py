@@ -18,7 +18,7 @@ COMMANDS = {
     "tune": "Search for better values of a recipe's keys, with Ray Tune.",
     "plan": "Show how the tables would be sharded, without training.",
     "serve": "Answer HTTP and gRPC requests with raw features, through Ray Serve.",
-    "benchmark": "Measure one part on this machine.",
+    "benchmark": "Measure training or inference on this machine.",
     "submit": "Run a command as a job of a Ray cluster, follow its log and exit with its code.",
 }
 """Command -> first line of its request's docstring, so that listing the commands imports none of them."""

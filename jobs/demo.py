@@ -3,7 +3,6 @@
 import json
 import shlex
 import shutil
-import socket
 import urllib.request
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,19 +31,12 @@ from rayrec.recipes import Recipe, load_recipe
 from rayrec.storage.location import LocalPath
 
 WORKERS = 2
-PORT = 8000
-
-
-def _known(model: str) -> str:
-    if model not in MODELS.packages:
-        raise ValueError(f"no such kind of model; use {', '.join(MODELS.packages)}")
-    return model
 
 
 class DemoRequest(Request):
     """Generate data, preprocess, train on two workers, evaluate, export, serve one request."""
 
-    model: Annotated[str, AfterValidator(_known), Positional("|".join(MODELS.packages))] = "dlrm"
+    model: Annotated[str, AfterValidator(MODELS.known), Positional("|".join(MODELS.packages))] = "dlrm"
     """Kind of model."""
     output: LocalPath = Path("demo")
     """Folder for everything that the demo makes; the folder of an earlier demo is replaced."""
@@ -104,7 +96,7 @@ def _serve_one_request(model: Path, to_rank: dict[str, Any] | None, progress: Pr
     """Serve the model folder, post one request of raw features (or `to_rank`), and stop."""
     from jobs.serve import ServeRequest, serving
 
-    request = ServeRequest(model=(str(model),), port=PORT if _is_free(PORT) else free_port())
+    request = ServeRequest(model=(str(model),), port=free_port())
     progress.message(f"\n$ {_line('serve', request)}")
     verb, content = ("rank", to_rank) if to_rank is not None else _example_request(model)
     with serving(request, progress) as url:
@@ -140,15 +132,6 @@ def _replace_earlier_demo(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # If the demo is stopped at any moment, the next one still finds that the folder is a demo's.
     Result(command="demo", status="interrupted", output=folder, error="did not finish").save(folder)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 COMMAND = Command("demo", DemoRequest, run)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 from cluster.java import provide_java
 from jobs.command import Command, Request, Result, main
 from rayrec.common.progress import Progress
@@ -203,26 +205,16 @@ def check_gpu(probe: dict[str, Any], *, nvidia_driver: bool, gpu_build: bool) ->
 def check_memory() -> Iterable[Check]:
     """Check for the memory that a pipeline of Ray, Spark and two workers needs besides the tables."""
     free = available_memory()
-    if free is None:
-        yield _check("Memory", "unknown", "warn", "have 8 GiB free")
-        return
     status: Status = "ok" if free >= 8 * GIB else "warn" if free >= 4 * GIB else "fail"
     fix = "free memory up to 8 GiB: Ray, Spark and two workers run side by side"
     yield _check("Memory", f"{free / GIB:.1f} GiB free", status, fix)
 
 
-def available_memory() -> int | None:
-    """Bytes that new processes can use: the machine's, or what the container's limit leaves; None if unknown."""
+def available_memory() -> int:
+    """Bytes that new processes can use: the machine's, or what the container's limit leaves."""
+    free: int = psutil.virtual_memory().available
     try:
-        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    if match is None:
-        return None
-    free = int(match.group(1)) * 1024
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text().strip()
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text().strip() for name in ("max", "current"))
     except OSError:
         return free
     return free if limit == "max" else min(free, int(limit) - int(used))

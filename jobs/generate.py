@@ -10,16 +10,10 @@ from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
 
 
-def _known(source: str) -> str:
-    if source not in SOURCES.packages:
-        raise ValueError(f"no such source; use {', '.join(SOURCES.packages)}")
-    return source
-
-
 class GenerateRequest(Request):
     """Write data with the real layout, drawn from a known truth."""
 
-    source: Annotated[str, AfterValidator(_known), Positional("|".join(SOURCES.packages))]
+    source: Annotated[str, AfterValidator(SOURCES.known), Positional("|".join(SOURCES.packages))]
     """Kind of the source whose layout the data have."""
     rows: PositiveInt
     """Rows to write."""

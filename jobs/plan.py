@@ -79,29 +79,24 @@ def _estimate(
 
 
 def describe(result: Result) -> str:
-    """The plan as a table: sharding, ranks and bytes of each embedding table; then bytes by rank; then the estimate."""
-    estimate = result.details.get("estimate")
-    return _plan_table(result.details) + (f"\n\n{_estimate_table(estimate)}" if estimate is not None else "")
-
-
-def _plan_table(plan: Mapping[str, Any]) -> str:
-    """A line a table (rows x columns, sharding, ranks, bytes), then the bytes of each rank; `plan` as in plan.json."""
-    tables: dict[str, list[Mapping[str, Any]]] = {}
-    for shard in plan["shards"]:
-        tables.setdefault(shard["table"], []).append(shard)
-    rows = [
-        {
+    """The plan: sharding, ranks and bytes of each embedding table; then the bytes by rank; then the estimate."""
+    plan = result.details
+    sizes = plan["bytes_by_rank"]
+    tables = []
+    for name in dict.fromkeys(shard["table"] for shard in plan["shards"]):
+        shards = [shard for shard in plan["shards"] if shard["table"] == name]
+        ranks = sorted({shard["rank"] for shard in shards})
+        tables.append({
             "table": name,
             "rows": max(s["row"] + s["rows"] for s in shards),
             "dim": max(s["column"] + s["columns"] for s in shards),
             "sharding": shards[0]["sharding"],
-            "ranks": _ranges(sorted({s["rank"] for s in shards})),
+            "ranks": "all" if len(ranks) == len(sizes) else ",".join(map(str, ranks)),
             "bytes": format_bytes(sum(s["bytes"] for s in shards)),
-        }
-        for name, shards in tables.items()
-    ]
-    ranks = [{"rank": rank, "bytes": format_bytes(size)} for rank, size in enumerate(plan["bytes_by_rank"])]
-    return f"{text_table(rows)}\n\n{text_table(ranks)}"
+        })  # fmt: skip
+    by_rank = [{"rank": rank, "bytes": format_bytes(size)} for rank, size in enumerate(sizes)]
+    parts = [text_table(tables), text_table(by_rank)]
+    return "\n\n".join([*parts, _estimate_table(plan["estimate"])] if "estimate" in plan else parts)
 
 
 def _estimate_table(estimate: Mapping[str, Any]) -> str:
@@ -116,17 +111,6 @@ def _estimate_table(estimate: Mapping[str, Any]) -> str:
         f"  sent by the busiest rank in a step: {sent}\n"
         f"  memory of the fullest rank: {format_bytes(max(estimate['memory_by_rank']))}"
     )
-
-
-def _ranges(ranks: list[int]) -> str:
-    """[0, 1, 2, 5] -> '0-2,5'."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 COMMAND = Command("plan", PlanRequest, run, describe)

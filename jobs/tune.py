@@ -114,7 +114,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
         if request.confirm:
             found = confirm(settings, outcomes, request.confirm, concurrent=request.concurrent, progress=progress)
     progress.finish()
-    best = _confirmed_recipe(settings, found, len(outcomes)) if found else _best_recipe(settings, outcomes)
+    best = _tuned_recipe(settings, outcomes, found)
     confirmed = confirmation_table(settings, found) if found else []
     write_csv(request.output / TRIALS_FILE, outcomes, settings.metric)
     write_atomically(request.output / BEST_FILE, best)
@@ -140,22 +140,19 @@ def train_trial(recipe: Recipe, dataset: "Dataset", output: Path, resume: bool) 
     return train_recipe(recipe, dataset, output, resume=resume, progress=SilentProgress())
 
 
-def _best_recipe(settings: SweepSettings, outcomes: "list[TrialOutcome]") -> str:
-    best = outcomes[0]
-    return _tuned(settings, best, f"of a search over {len(outcomes)} trials: {settings.metric} {best.value:.4f}")
-
-
-def _confirmed_recipe(settings: SweepSettings, found: "list[Candidate]", trials: int) -> str:
-    best, recipe = found[0], next(candidate for candidate in found if candidate.trial is None)
-    means = f"{settings.metric} {best.mean:.4f}, mean over {len(best.values)} other seeds"
-    if best.trial is None:
-        return _tuned(settings, None, f"which the best of {trials} trials do not surpass: {means}")
-    return _tuned(settings, best.trial, f"of a search over {trials} trials: {means}; {recipe.mean:.4f} without them")
-
-
-def _tuned(settings: SweepSettings, trial: "TrialOutcome | None", origin: str) -> str:
+def _tuned_recipe(settings: SweepSettings, outcomes: "list[TrialOutcome]", found: "list[Candidate]") -> str:
+    """The recipe as YAML with the best trial's values, or as it stands if no trial is better with other seeds."""
+    trial: TrialOutcome | None = outcomes[0]
+    origin = f"of a search over {len(outcomes)} trials: {settings.metric} {outcomes[0].value:.4f}"
+    if found:
+        trial = found[0].trial
+        means = f"{settings.metric} {found[0].mean:.4f}, mean over {len(found[0].values)} other seeds"
+        without = next(candidate.mean for candidate in found if candidate.trial is None)
+        origin = f"of a search over {len(outcomes)} trials: {means}; {without:.4f} without them"
+        if trial is None:
+            origin = f"which the best of {len(outcomes)} trials do not surpass: {means}"
+    values = "as it stands," if trial is None else f"with the values of trial {trial.number}"
     recipe = trial_recipe(settings.space, settings.recipe, trial.assignment if trial is not None else {})
-    values = f"with the values of trial {trial.number}" if trial is not None else "as it stands,"
     description = f"{recipe.name} {values} {origin} (split '{recipe.train.evaluation_split}')."
     return dump_recipe(recipe.model_copy(update={"name": f"{recipe.name}-tuned", "description": description}))
 

@@ -8,37 +8,12 @@ The functions of `rayrec.api` are attributes of this package: `rayrec.preprocess
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rayrec.api import (
-        evaluate,
-        export,
-        generate,
-        load_model,
-        load_ranker,
-        load_recipe,
-        load_recommender,
-        plan,
-        predict,
-        preprocess,
-        run,
-        train,
-        tune,
-    )
+    from rayrec.api import *  # noqa: F403
 
-__all__ = [
-    "evaluate",
-    "export",
-    "generate",
-    "load_model",
-    "load_ranker",
-    "load_recipe",
-    "load_recommender",
-    "plan",
-    "predict",
-    "preprocess",
-    "run",
-    "train",
-    "tune",
-]
+__all__ = [  # noqa: F405
+    "evaluate", "export", "generate", "load_model", "load_ranker", "load_recipe", "load_recommender", "plan", "predict",
+    "preprocess", "run", "train", "tune",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

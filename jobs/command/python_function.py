@@ -11,9 +11,6 @@ from jobs.command.runner import Command, build_request, execute
 from rayrec.common.console import console_progress
 from rayrec.common.progress import SilentProgress
 
-PROGRESS = "Show progress on stderr."
-"""What the parameter `progress` does, which every function has besides the fields of its request."""
-
 
 def python_function(command: Command[Any]) -> Callable[..., Result]:
     """A function with a parameter for each field, which runs the command and returns its result.
@@ -22,7 +19,8 @@ def python_function(command: Command[Any]) -> Callable[..., Result]:
     `rayrec.common.errors.UserError`, in one line.
     """
     fields = fields_of(command.request)
-    signature = inspect.Signature([*map(_parameter, fields), _progress()], return_annotation=Result)
+    progress_parameter = inspect.Parameter("progress", inspect.Parameter.KEYWORD_ONLY, default=True, annotation=bool)
+    signature = inspect.Signature([*map(_parameter, fields), progress_parameter], return_annotation=Result)
 
     def call(*args: Any, **kwargs: Any) -> Result:
         values = signature.bind(*args, **kwargs).arguments
@@ -40,7 +38,7 @@ def python_function(command: Command[Any]) -> Callable[..., Result]:
 def docstring(command: Command[Any]) -> str:
     """The docstring of the command's function: the request's, and what each parameter is."""
     lines = [f"{field.name}: {field.help}" for field in fields_of(command.request)]
-    return "\n".join([inspect.getdoc(command.request) or "", "", *lines, f"progress: {PROGRESS}"])
+    return "\n".join([inspect.getdoc(command.request) or "", "", *lines, "progress: Show progress on stderr."])
 
 
 def _parameter(field: RequestField) -> inspect.Parameter:
@@ -51,7 +49,3 @@ def _parameter(field: RequestField) -> inspect.Parameter:
         default=inspect.Parameter.empty if field.is_required else field.default,
         annotation=field.type,
     )
-
-
-def _progress() -> inspect.Parameter:
-    return inspect.Parameter("progress", inspect.Parameter.KEYWORD_ONLY, default=True, annotation=bool)

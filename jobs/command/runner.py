@@ -28,6 +28,7 @@ from jobs.command.request import Request
 from jobs.command.result import Result, describe_result
 from rayrec.common.console import console_progress, log_to_stderr
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.files import is_vacant
 from rayrec.common.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE
 from rayrec.common.progress import Progress
 from rayrec.config.validation import describe_validation_error
@@ -106,7 +107,7 @@ def _staged(request: Request, progress: Progress) -> Iterator[None]:
 
 def _execute(command: Command[RequestT], request: RequestT, progress: Progress) -> Result:
     folder: Path | None = getattr(request, "output", None)
-    ours = folder is not None and (_is_empty(folder) or getattr(request, "resume", False))
+    ours = folder is not None and (is_vacant(folder) or getattr(request, "resume", False))
     started = time.perf_counter()
     try:
         result = command.run(request, progress)
@@ -180,10 +181,6 @@ def describe_error(error: BaseException) -> str:
     # An exception from another process carries its traceback: the first line says where, the last one what.
     text = " ... ".join(line[:_LONGEST_LINE] for line in dict.fromkeys((lines[0], lines[-1]))) if lines else ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _is_empty(folder: Path) -> bool:
-    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,16 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
@@ -49,7 +58,7 @@ def console_progress() -> Iterator[Progress]:
         BarColumn(bar_width=24),
         _CountColumn(),
         TimeElapsedColumn(),
-        _RemainingColumn(),
+        TimeRemainingColumn(),
         TextColumn("[dim]{task.fields[note]}"),
     )
     with RichProgress(*columns, console=console) as bars:
@@ -143,12 +152,3 @@ class _CountColumn(ProgressColumn):
         total = f" of {task.total:,.0f}" if task.total and not task.finished else ""
         rate = f"  {task.completed / task.elapsed:,.0f}/s" if task.elapsed else ""
         return Text(f"{task.completed:,.0f}{total}{rate}")
-
-
-class _RemainingColumn(ProgressColumn):
-    """Shows the time left, if the total is known."""
-
-    def render(self, task: Task) -> Text:
-        if task.finished or task.time_remaining is None:
-            return Text("")
-        return Text(f"{task.time_remaining:,.0f} s left")

@@ -24,19 +24,11 @@ def is_uri(path: str) -> bool:
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write `content` to `path` so that a reader sees the old file or the new one, never a part of it."""
-    data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with new_file(path) as temporary, temporary.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -129,7 +121,12 @@ def locked(lock: Path, output: Path | str) -> Iterator[None]:
         held.release()
 
 
+def is_vacant(path: Path) -> bool:
+    """Whether `path` is absent or an empty folder."""
+    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+
+
 def require_absent(path: Path) -> None:
     """Raise UserError if `path` exists and is not an empty folder."""
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    if not is_vacant(path):
         raise UserError(f"{path}: already exists; give another --output, or remove it first")

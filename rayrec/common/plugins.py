@@ -30,6 +30,12 @@ class Plugins:
                 found[module.name] = f"{self.group}.{module.name}"
         return dict(sorted(found.items()))
 
+    def known(self, kind: str) -> str:
+        """`kind`, if there is such a one; otherwise raises ValueError with those that there are."""
+        if kind not in self.packages:
+            raise ValueError(f"no such kind; use {', '.join(self.packages)}")
+        return kind
+
     def load(self, kind: str, module: str) -> ModuleType:
         """A module of the package of a kind. Raises UserError if it cannot be imported."""
         name = f"{self.packages[kind]}.{module}"

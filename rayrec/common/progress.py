@@ -22,20 +22,5 @@ class Progress(Protocol):
         """Show one line that stays."""
 
 
-class SilentProgress:
+class SilentProgress(Progress):
     """Shows nothing."""
-
-    def stage(self, name: str, total: int | None = None) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-    def advance(self, rows: int) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def message(self, text: str) -> None:
-        pass

@@ -2,6 +2,8 @@
 
 import re
 
+from pydantic import ByteSize
+
 from rayrec.common.errors import ConfigError
 
 
@@ -16,9 +18,4 @@ def parse_bytes(text: str) -> int:
 
 def format_bytes(count: float) -> str:
     """A number of bytes for people, such as '15.6 GiB'."""
-    unit = "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024 or unit == "TiB":
-            break
-        count /= 1024
-    return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+    return ByteSize(int(count)).human_readable(separator=" ")

@@ -58,7 +58,7 @@ USAGE = [
         "unknown source",
         "generate movies --rows 10 --output raw",
         2,
-        "source: no such source; use criteo, interactions, outbrain (got 'movies')",
+        "source: no such kind; use criteo, interactions, outbrain (got 'movies')",
     ),
     BadInput(
         "port out of range",

@@ -56,7 +56,7 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
     ("serve", ["a", "b=s3://c/d", "--port", "81"], {"model": ("a", "b=s3://c/d"), "port": 81}),
     ("evaluate", ["s3://b/run", "--data", "s3://b/d"],
      {"source": local_path("s3://b/run"), "data": local_path("s3://b/d")}),
-    ("benchmark", ["train", "r"], {"what": "train", "recipe": "r"}),
+    ("benchmark", ["train", "r", "--data", "d"], {"what": "train", "recipe": "r", "data": Path("d")}),
     (
         "submit",
         ["train", "r", "--data", "d", "--address", "http://h:1", "--output", "o", "--set", "a=1", "--set", "b=2",
@@ -108,7 +108,7 @@ def test_commands_make_the_request(
         (["generate", "criteo", "--rows", "0", "--output", "o"], "error: rows: Input should be greater than 0"),
         (
             ["generate", "movies", "--rows", "1", "--output", "o"],
-            "error: source: no such source; use criteo, interactions, outbrain",
+            "error: source: no such kind; use criteo, interactions, outbrain",
         ),
         (
             ["generate", "interactions", "--rows", "1", "--output", "o", "--days", "2"],

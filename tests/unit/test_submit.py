@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from cluster.job_client import PACKAGES, job_folder
-from jobs.benchmark import BenchmarkRequest
 from jobs.command.command_line import as_arguments
 from jobs.command.request import Request
 from jobs.command.result import Result
@@ -58,7 +57,6 @@ SENT: list[tuple[Request, dict[str, Any]]] = [
     (PredictRequest(model=Path("m"), input="rows.tsv", output=Path("o")), {"input": "/here/rows.tsv"}),
     (ServeRequest(model=(Path("m"), Path("b=../n"))), {"model": ("m=/here/m", "b=/here/../n")}),
     (EvaluateRequest(source=Path("run"), data=Path("d")), {"source": Path("/here/run"), "data": Path("/here/d")}),
-    (BenchmarkRequest(what="train", recipe=DEBUG), {"data": None}),
     (EvaluateRequest(source=REMOTE, data=Path("d")), {"source": REMOTE, "data": Path("/here/d")}),
     (ServeRequest(model=(f"m={URI}",)), {"model": (f"m={URI}",)}),
     (PredictRequest(model=REMOTE, input=URI, output=REMOTE), {"model": REMOTE, "input": URI, "output": REMOTE}),
