@@ -71,17 +71,15 @@ def _start() -> None:
     """
     import ray
 
-    def start() -> None:
-        num_cpus = max(8, 4 * (os.cpu_count() or 1))
-        ray.init(num_cpus=num_cpus, include_dashboard=True, logging_level=logging.WARNING, log_to_driver=False)
-
-    try:
-        start()
-    except Exception as error:
-        if "timed out during startup" not in str(error):
-            raise
-        ray.shutdown()
-        start()
+    num_cpus = max(8, 4 * (os.cpu_count() or 1))
+    for is_last in (False, True):
+        try:
+            ray.init(num_cpus=num_cpus, include_dashboard=True, logging_level=logging.WARNING, log_to_driver=False)
+            return
+        except Exception as error:
+            if is_last or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
 
 
 _ENVIRONMENT = {

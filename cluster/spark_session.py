@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -29,16 +28,6 @@ _START_UP_NOISE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class SparkSize:
-    """The number and size of an application's executors."""
-
-    executors: int
-    cores: int
-    memory_bytes: int
-    """The JVM heap of one executor; its Python workers, which run the Arrow code, have memory of their own."""
-
-
 @contextmanager
 def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkSession"]:
     """Hold a Spark session on the running Ray session (`cluster.ray_session`) during the block.
@@ -49,15 +38,15 @@ def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkS
     import raydp
 
     require_java_on_nodes()
-    size = spark_size(config)
+    executors, cores, memory = _size(config)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    parallelism = size.executors * size.cores
+    parallelism = executors * cores
     with _quiet_java(), _interrupts_kept():
         session = raydp.init_spark(
             app_name=f"{name}-{uuid4().hex[:8]}",  # the name of a Ray actor, which must be unique in the cluster
-            num_executors=size.executors,
-            executor_cores=size.cores,
-            executor_memory=f"{size.memory_bytes // 2**20}m",
+            num_executors=executors,
+            executor_cores=cores,
+            executor_memory=f"{memory // 2**20}m",
             # Only ray.data.from_spark needs fault tolerant mode; datasets are passed on as Parquet.
             fault_tolerant_mode=False,
             configs={
@@ -83,9 +72,10 @@ def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkS
         raydp.stop_spark()
 
 
-def spark_size(config: SparkConfig) -> SparkSize:
-    """The executors that `config` asks for; by default each node has one with the free CPUs and 1/4 of the free memory.
+def _size(config: SparkConfig) -> tuple[int, int, int]:
+    """The number of executors, and the cores and bytes of the JVM heap of each; their Python workers are beside it.
 
+    By default each node has one with the free CPUs and 1/4 of the free memory.
     A Ray session on one machine may declare more CPUs than the machine has; executors count real ones.
     """
     import ray
@@ -110,7 +100,7 @@ def spark_size(config: SparkConfig) -> SparkSize:
             f"preprocess.spark: {executors} executors of {memory / _GIB:.1f} GiB need more memory than the "
             f"{free_memory / _GIB:.1f} GiB that Ray has free; lower executors or executor_memory"
         )
-    return SparkSize(executors, cores, memory)
+    return executors, cores, memory
 
 
 def _import_paths() -> list[str]:

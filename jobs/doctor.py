@@ -3,13 +3,12 @@
 import importlib.metadata
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,11 +44,8 @@ class Check(Config):
 
 def run(request: DoctorRequest, progress: Progress) -> Result:
     """Run every check (`details.checks`); the status is `failed` if one fails."""
-    groups: list[Callable[[], Iterable[Check]]] = [
-        check_python, check_java, check_versions, check_torch, check_memory, check_shared_memory, check_disk
-    ]  # fmt: skip
     progress.stage("checking this machine")
-    checks = [check for group in groups for check in group()]
+    checks = [*check_java(), *check_versions(), *check_torch(), check_memory(), *check_disks()]
     failed = [check.name for check in checks if check.status == "fail"]
     return Result(
         command="doctor",
@@ -64,13 +60,6 @@ def _check(name: str, found: str, status: Status | bool, fix: str) -> Check:
     if isinstance(status, bool):
         status = "ok" if status else "fail"
     return Check(name=name, status=status, found=found, fix="" if status == "ok" else fix)
-
-
-def check_python() -> Iterable[Check]:
-    """Check that rayrec's dependencies have wheels for this Python."""
-    found = f"{platform.python_version()} at {sys.executable}"
-    fits = (3, 11) <= sys.version_info[:2] < (3, 13)
-    yield _check("Python", found, fits, "use Python 3.11: make setup PYTHON=python3.11")
 
 
 def check_java() -> Iterable[Check]:
@@ -127,15 +116,9 @@ def check_torch() -> Iterable[Check]:
     They are tried in another process, because a broken native library can crash the interpreter.
     """
     name = "torch + fbgemm"
+    program = [sys.executable, "-W", "ignore", "-c", "from jobs.doctor import print_probe; print_probe()"]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", "from jobs.doctor import print_probe; print_probe()"],
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_SECONDS,
-            check=False,
-            env={**os.environ, "PYTHONWARNINGS": "ignore"},
-        )
+        done = subprocess.run(program, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         found = f"importing them takes more than {_PROBE_SECONDS} s"
         yield _check(name, found, False, "look at the disk of the environment and at the load of the machine")
@@ -147,10 +130,9 @@ def check_torch() -> Iterable[Check]:
         return
     probe = json.loads(done.stdout.splitlines()[-1])
     yield _check(name, f"torch {probe['torch']}, fbgemm operators run", True, "")
-    yield from check_cpu(probe)
-    yield check_gpu(
-        probe, nvidia_driver=shutil.which("nvidia-smi") is not None, gpu_build=_installed("fbgemm-gpu") is not None
-    )
+    yield check_cpu(set(probe["cpu_flags"]))
+    driver, build = shutil.which("nvidia-smi"), _installed("fbgemm-gpu")
+    yield check_gpu(probe, nvidia_driver=driver is not None, gpu_build=build is not None)
 
 
 def print_probe() -> None:
@@ -159,32 +141,26 @@ def print_probe() -> None:
     import torch
     import torchrec  # noqa: F401  proves that it imports
 
-    from rayrec.training.loop.precision import cpu_flags, resolve_precision
+    from rayrec.training.loop.precision import cpu_flags
 
     offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(torch.tensor([1, 2, 3]))
     assert offsets.tolist() == [0, 1, 3, 6], offsets
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    precision = resolve_precision("auto", "cpu")
     probe = {
         "torch": torch.__version__,
         "cuda_build": torch.version.cuda,
-        "cpu_precision": precision.name,
-        "cpu_precision_reason": precision.reason,
         "cpu_flags": sorted(cpu_flags()),
         "gpus": [{"name": gpu.name, "bytes": gpu.total_memory} for gpu in gpus],
     }
     print(json.dumps(probe))
 
 
-def check_cpu(probe: dict[str, Any]) -> Iterable[Check]:
-    """Check cores and instructions; `probe` is what `print_probe` prints."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    flags = set(probe["cpu_flags"])
+def check_cpu(flags: set[str]) -> Check:
+    """Check the cores and their instructions, `flags` as in /proc/cpuinfo; empty if unknown."""
+    cores = len(os.sched_getaffinity(0))
     found = f"{cores} cores, {('AVX2' if 'avx2' in flags else 'no AVX2') if flags else 'features unknown'}"
     fix = "use a machine with two cores and AVX2: fbgemm's kernels are slow without"
-    yield _check("CPU", found, "warn" if cores < 2 or "no AVX2" in found else "ok", fix)
-    found = f"precision auto picks {probe['cpu_precision']}: {probe['cpu_precision_reason']}"
-    yield _check("bf16 on CPU", found, True, "")
+    return _check("CPU", found, "warn" if cores < 2 or "no AVX2" in found else "ok", fix)
 
 
 def check_gpu(probe: dict[str, Any], *, nvidia_driver: bool, gpu_build: bool) -> Check:
@@ -202,12 +178,12 @@ def check_gpu(probe: dict[str, Any], *, nvidia_driver: bool, gpu_build: bool) ->
     return _check("GPU", "none: everything runs on the CPU", True, "")
 
 
-def check_memory() -> Iterable[Check]:
+def check_memory() -> Check:
     """Check for the memory that a pipeline of Ray, Spark and two workers needs besides the tables."""
     free = available_memory()
     status: Status = "ok" if free >= 8 * GIB else "warn" if free >= 4 * GIB else "fail"
     fix = "free memory up to 8 GiB: Ray, Spark and two workers run side by side"
-    yield _check("Memory", f"{free / GIB:.1f} GiB free", status, fix)
+    return _check("Memory", f"{free / GIB:.1f} GiB free", status, fix)
 
 
 def available_memory() -> int:
@@ -220,25 +196,17 @@ def available_memory() -> int:
     return free if limit == "max" else min(free, int(limit) - int(used))
 
 
-def check_shared_memory() -> Iterable[Check]:
-    """Check /dev/shm, where Ray keeps its object store; if that is too small, Ray uses a disk."""
-    path = Path("/dev/shm")
-    if path.is_dir():
-        free = shutil.disk_usage(path).free
-        fix = "start the container with --shm-size=4g: Ray's object store is on disk otherwise"
-        yield _check("Shared memory", f"{free / GIB:.1f} GiB free in {path}", "ok" if free >= 2 * GIB else "warn", fix)
-
-
-def check_disk() -> Iterable[Check]:
-    """Check the disks of the working folder (outputs) and of the temporary folder (Ray's session, Spark's shuffle)."""
-    for name, path, instead in (
-        ("Disk", Path.cwd(), "work in another folder"),
-        ("Disk for temporary files", Path(tempfile.gettempdir()), "set TMPDIR"),
+def check_disks() -> Iterable[Check]:
+    """Check the disks of outputs, of Ray's session and Spark's shuffle, and of Ray's object store."""
+    for name, path, least, fix in (
+        ("Disk", Path.cwd(), GIB, "free space, or work in another folder"),
+        ("Disk for temporary files", Path(tempfile.gettempdir()), GIB, "free space, or set TMPDIR"),
+        ("Shared memory", Path("/dev/shm"), 0, "start the container with --shm-size=4g: Ray uses a disk otherwise"),
     ):
         usage = shutil.disk_usage(path)
-        full = usage.free / usage.total < 0.05
-        status: Status = "fail" if usage.free < GIB else "warn" if full or usage.free < 5 * GIB else "ok"
-        fix = f"free space, or {instead}{'; Ray stops writing to a disk that is 95 % full' if full else ''}"
+        # Ray stops writing to a disk that is 95 % full.
+        is_short = usage.free < (5 * GIB if least else 2 * GIB) or usage.free / usage.total < 0.05
+        status: Status = "fail" if usage.free < least else "warn" if is_short else "ok"
         yield _check(name, f"{usage.free / GIB:.1f} GiB free at {path}", status, fix)
 
 
@@ -249,8 +217,7 @@ def describe(result: Result) -> str:
     lines = []
     for check in checks:
         lines.append(f"{check.status:4}  {check.name:{width}}  {check.found}")
-        if check.fix:
-            lines.append(f"{'':4}  {'':{width}}  fix: {check.fix}")
+        lines += [f"{'':4}  {'':{width}}  fix: {check.fix}"] if check.fix else []
     wrong = {status: sum(check.status == status for check in checks) for status in ("warn", "fail")}
     lines.append(f"{len(checks)} checks, {wrong['warn']} warnings, {wrong['fail']} failures")
     return "\n".join(lines)

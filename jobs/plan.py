@@ -1,7 +1,7 @@
 """`rayrec plan`: shows a sharding plan and what a step should cost, without training."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import PositiveInt
 
@@ -11,11 +11,6 @@ from rayrec.common.progress import Progress
 from rayrec.common.units import format_bytes, parse_bytes
 from rayrec.storage.location import Folder
 from rayrec.training.placement.hardware import AcceleratorName
-
-if TYPE_CHECKING:
-    from rayrec.config import TrainConfig
-    from rayrec.models.common.ranking import RankingModel
-    from rayrec.training.placement.sharding import ShardingPlan
 
 
 class PlanRequest(RecipeRequest):
@@ -60,22 +55,15 @@ def run(request: PlanRequest, progress: Progress) -> Result:
     )
     details = plan.as_json()
     if request.hardware is not None:
-        details["estimate"] = _estimate(request.hardware, recipe.train, model, plan, local)
+        from rayrec.training.placement.cost import estimate_step
+        from rayrec.training.placement.hardware import ACCELERATORS
+
+        accelerator, batch = ACCELERATORS[request.hardware], recipe.train.global_batch_size
+        precision = "bf16" if recipe.train.precision == "auto" else recipe.train.precision
+        estimate = estimate_step(accelerator, precision, model=model, plan=plan, batch=batch, workers_per_node=local)
+        settings = {"hardware": request.hardware, "precision": precision, "global_batch_size": batch}
+        details["estimate"] = {**settings, **estimate.as_json()}
     return Result(command="plan", details=details)
-
-
-def _estimate(
-    hardware: AcceleratorName, train: "TrainConfig", model: "RankingModel", plan: "ShardingPlan", workers_per_node: int
-) -> dict[str, object]:
-    from rayrec.training.placement.cost import estimate_step
-    from rayrec.training.placement.hardware import ACCELERATORS
-
-    precision = "bf16" if train.precision == "auto" else train.precision
-    batch = train.global_batch_size
-    estimate = estimate_step(
-        ACCELERATORS[hardware], precision, model=model, plan=plan, batch=batch, workers_per_node=workers_per_node
-    )
-    return {"hardware": hardware, "precision": precision, "global_batch_size": batch, **estimate.as_json()}
 
 
 def describe(result: Result) -> str:

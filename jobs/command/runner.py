@@ -77,7 +77,21 @@ def execute(command: Command[RequestT], request: RequestT, progress: Progress) -
     """
     request.check()
     with _staged(request, progress):
-        return _execute(command, request, progress)
+        folder: Path | None = getattr(request, "output", None)
+        ours = folder is not None and (is_vacant(folder) or getattr(request, "resume", False))
+        started = time.perf_counter()
+        try:
+            result = command.run(request, progress)
+            progress.finish()
+        except BaseException as error:
+            if folder is not None and ours and folder.is_dir():
+                with contextlib.suppress(OSError):  # a full disk must not hide the error that it caused
+                    _failure(command, error, started, folder).save(folder)
+            raise
+        result = result.model_copy(update={"seconds": time.perf_counter() - started})
+        if result.output is not None and result.output.is_dir():
+            result.save(result.output)
+        return result
 
 
 @contextlib.contextmanager
@@ -103,24 +117,6 @@ def _staged(request: Request, progress: Progress) -> Iterator[None]:
             yield
         except UserError as error:
             raise type(error)(shown(str(error))) from error.__cause__
-
-
-def _execute(command: Command[RequestT], request: RequestT, progress: Progress) -> Result:
-    folder: Path | None = getattr(request, "output", None)
-    ours = folder is not None and (is_vacant(folder) or getattr(request, "resume", False))
-    started = time.perf_counter()
-    try:
-        result = command.run(request, progress)
-        progress.finish()
-    except BaseException as error:
-        if folder is not None and ours and folder.is_dir():
-            with contextlib.suppress(OSError):  # a full disk must not hide the error that it caused
-                _failure(command, error, started, folder).save(folder)
-        raise
-    result = result.model_copy(update={"seconds": time.perf_counter() - started})
-    if result.output is not None and result.output.is_dir():
-        result.save(result.output)
-    return result
 
 
 def _failure(command: Command[RequestT], error: BaseException, started: float, output: Path | None) -> Result:

@@ -8,18 +8,8 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import (
-    BarColumn,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
-from rich.text import Text
 
 from rayrec.common.progress import Progress
 
@@ -56,9 +46,8 @@ def console_progress() -> Iterator[Progress]:
         SpinnerColumn(finished_text="[green]ok[/]"),
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
-        _CountColumn(),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[count]}"),
         TextColumn("[dim]{task.fields[note]}"),
     )
     with RichProgress(*columns, console=console) as bars:
@@ -67,7 +56,7 @@ def console_progress() -> Iterator[Progress]:
         live.finish()
 
 
-class _LiveProgress:
+class _LiveProgress(Progress):
     """Shows a bar for each stage; finished stages stay on the screen."""
 
     def __init__(self, bars: RichProgress) -> None:
@@ -76,11 +65,13 @@ class _LiveProgress:
 
     def stage(self, name: str, total: int | None = None) -> None:
         self.finish()
-        self._task = self._bars.add_task(name, total=total, counted=False, note="")
+        self._task = self._bars.add_task(name, total=total, count="", note="")
 
     def advance(self, rows: int) -> None:
         if self._task is not None:
-            self._bars.update(self._task, advance=rows, counted=True)
+            task = self._bars.tasks[self._task]
+            count = _count(int(task.completed) + rows, task.total, task.elapsed or 0.0)
+            self._bars.update(self._task, advance=rows, count=count)
 
     def note(self, text: str) -> None:
         if self._task is not None:
@@ -91,14 +82,16 @@ class _LiveProgress:
 
     def finish(self) -> None:
         if self._task is not None:
-            completed = self._bars.tasks[self._task].completed
+            task = self._bars.tasks[self._task]
+            count = _count(int(task.completed), None, task.elapsed or 0.0) if task.completed else ""
             # A stage without counts or a known total ends as a full bar.
-            self._bars.update(self._task, total=completed or 1, completed=completed or 1)
+            done = task.completed or 1
+            self._bars.update(self._task, total=done, completed=done, count=count)
             self._bars.stop_task(self._task)
             self._task = None
 
 
-class _PlainProgress:
+class _PlainProgress(Progress):
     """Prints lines for logs and pipes: the start of each stage, its state every few seconds, and its end."""
 
     def __init__(self) -> None:
@@ -120,7 +113,7 @@ class _PlainProgress:
         if now - self._printed >= _PLAIN_SECONDS:
             self._printed = now
             note = f", {self._note}" if self._note else ""
-            self.message(f"{self._name}: {self._count(now - self._started)}{note}")
+            self.message(f"{self._name}: {_count(self._done, self._total, now - self._started)}{note}")
 
     def note(self, text: str) -> None:
         self._note = text
@@ -131,24 +124,15 @@ class _PlainProgress:
     def finish(self) -> None:
         if self._name is not None:
             seconds = time.perf_counter() - self._started
-            count = f", {self._count(seconds)}" if self._done else ""
+            count = f", {_count(self._done, self._total, seconds)}" if self._done else ""
             self.message(f"{self._name}: {seconds:.1f} s{count}")
             self._name = None
 
-    def _count(self, seconds: float) -> str:
-        rate = self._done / seconds if seconds > 0 else 0.0
-        text = f"{self._done:,}{f' of {self._total:,}' if self._total else ''}, {rate:,.0f}/s"
-        if self._total and rate > 0 and self._done < self._total:
-            text += f", {(self._total - self._done) / rate:.0f} s left"
-        return text
 
-
-class _CountColumn(ProgressColumn):
-    """Shows done, total and rate, once a stage has counted something."""
-
-    def render(self, task: Task) -> Text:
-        if not task.fields["counted"]:
-            return Text("")
-        total = f" of {task.total:,.0f}" if task.total and not task.finished else ""
-        rate = f"  {task.completed / task.elapsed:,.0f}/s" if task.elapsed else ""
-        return Text(f"{task.completed:,.0f}{total}{rate}")
+def _count(done: int, total: float | None, seconds: float) -> str:
+    """What is done, of how much, how fast, and the time left."""
+    rate = done / seconds if seconds > 0 else 0.0
+    text = f"{done:,}{f' of {total:,.0f}' if total else ''}, {rate:,.0f}/s"
+    if total and rate > 0 and done < total:
+        text += f", {(total - done) / rate:.0f} s left"
+    return text
