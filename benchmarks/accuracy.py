@@ -16,7 +16,7 @@ from typing import Any
 
 import rayrec
 from benchmarks.in_process import metrics, train
-from jobs.command.text_table import text_table
+from jobs.command.result import text_table
 from rayrec.common.files import write_json
 from rayrec.ingest.dataset import Dataset
 

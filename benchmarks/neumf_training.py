@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 import rayrec
-from jobs.command.text_table import text_table
+from jobs.command.result import text_table
 from rayrec.common.files import write_json
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions.positives import Positives

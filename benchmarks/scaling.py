@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jobs.command.text_table import text_table
+from jobs.command.result import text_table
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.config import TrainConfig

@@ -22,7 +22,7 @@ import torch
 import rayrec
 from benchmarks.in_process import metrics, train
 from benchmarks.result_rows import ResultRows
-from jobs.command.text_table import text_table
+from jobs.command.result import text_table
 from rayrec.config import RankingConfig
 from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.features.schema import SCHEMA_FILE, Schema

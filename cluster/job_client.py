@@ -114,8 +114,6 @@ class JobClient:
 
         try:
             yield
-        except UserError:
-            raise
         except AuthenticationError:
             raise UserError(
                 f"{self.address}: the cluster asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or "

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -111,7 +110,7 @@ def pinned_versions(requirements: Iterable[str]) -> dict[str, str]:
 
 
 def check_torch() -> Iterable[Check]:
-    """Check that torch, fbgemm's operators and torchrec really work, and what they compute on.
+    """Check that torch, fbgemm's operators and torchrec really work, and which GPUs there are.
 
     They are tried in another process, because a broken native library can crash the interpreter.
     """
@@ -130,18 +129,15 @@ def check_torch() -> Iterable[Check]:
         return
     probe = json.loads(done.stdout.splitlines()[-1])
     yield _check(name, f"torch {probe['torch']}, fbgemm operators run", True, "")
-    yield check_cpu(set(probe["cpu_flags"]))
     driver, build = shutil.which("nvidia-smi"), _installed("fbgemm-gpu")
     yield check_gpu(probe, nvidia_driver=driver is not None, gpu_build=build is not None)
 
 
 def print_probe() -> None:
-    """Import torch, fbgemm and torchrec, run one fbgemm operator, look at the devices, and print what is found."""
+    """Import torch, fbgemm and torchrec, run one fbgemm operator, look for GPUs, and print what is found."""
     import fbgemm_gpu  # noqa: F401  registers the operators
     import torch
     import torchrec  # noqa: F401  proves that it imports
-
-    from rayrec.training.loop.precision import cpu_flags
 
     offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(torch.tensor([1, 2, 3]))
     assert offsets.tolist() == [0, 1, 3, 6], offsets
@@ -149,18 +145,9 @@ def print_probe() -> None:
     probe = {
         "torch": torch.__version__,
         "cuda_build": torch.version.cuda,
-        "cpu_flags": sorted(cpu_flags()),
         "gpus": [{"name": gpu.name, "bytes": gpu.total_memory} for gpu in gpus],
     }
     print(json.dumps(probe))
-
-
-def check_cpu(flags: set[str]) -> Check:
-    """Check the cores and their instructions, `flags` as in /proc/cpuinfo; empty if unknown."""
-    cores = len(os.sched_getaffinity(0))
-    found = f"{cores} cores, {('AVX2' if 'avx2' in flags else 'no AVX2') if flags else 'features unknown'}"
-    fix = "use a machine with two cores and AVX2: fbgemm's kernels are slow without"
-    return _check("CPU", found, "warn" if cores < 2 or "no AVX2" in found else "ok", fix)
 
 
 def check_gpu(probe: dict[str, Any], *, nvidia_driver: bool, gpu_build: bool) -> Check:

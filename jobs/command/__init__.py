@@ -12,9 +12,8 @@ from jobs.command.request import (
     TrainingRecipeRequest,
     absolute_path,
 )
-from jobs.command.result import RESULT_FILE, Result, describe_result
+from jobs.command.result import RESULT_FILE, Result, describe_result, text_table
 from jobs.command.runner import Command, build_request, execute, load_command
-from jobs.command.text_table import text_table
 
 __all__ = [
     "RESULT_FILE", "Command", "Metavar", "PathText", "PathTexts", "Positional", "RecipeRequest", "RecipeText",

@@ -40,7 +40,14 @@ class RequestField:
     @property
     def metavar(self) -> str:
         """The word that stands for the value in help texts."""
-        return _metavar(self.type)
+        named = [item.name for item in _annotations(self.type) if isinstance(item, Metavar) and item.name]
+        plain = _plain(self.type)
+        if named:
+            return named[-1]
+        if typing.get_origin(plain) is Literal:
+            return "|".join(map(str, typing.get_args(plain)))
+        item = typing.get_args(plain)[0] if self.is_repeated else self.type
+        return _METAVARS[item if item in _METAVARS else _plain(item)]
 
     @property
     def default_text(self) -> str:
@@ -85,15 +92,3 @@ def _annotations(hint: Any) -> tuple[Any, ...]:
 def _plain(hint: Any) -> Any:
     """A type without its annotations."""
     return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
-
-
-def _metavar(hint: Any) -> str:
-    given = [item.name for item in _annotations(hint) if isinstance(item, Metavar) and item.name]
-    plain = _plain(hint)
-    if given:
-        return given[-1]
-    if typing.get_origin(plain) is Literal:
-        return "|".join(map(str, typing.get_args(plain)))
-    if typing.get_origin(plain) is tuple:
-        return _metavar(typing.get_args(plain)[0])
-    return _METAVARS[hint if hint in _METAVARS else plain]

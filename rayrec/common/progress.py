@@ -1,10 +1,8 @@
 """How long-running work reports its progress, which the command line shows and a notebook or a test ignores."""
 
-from typing import Protocol
 
-
-class Progress(Protocol):
-    """Receives the stages of a job, one after the other, and the rows done in each."""
+class Progress:
+    """Receives the stages of a job, one after the other, and the rows done in each. A subclass shows them."""
 
     def stage(self, name: str, total: int | None = None) -> None:
         """A stage begins, and the previous one, if any, is done. `total` rows are ahead; None if not yet known."""
