@@ -41,6 +41,9 @@ def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkS
     executors, cores, memory = _size(config)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     parallelism = executors * cores
+    # The folders of the packages that the workers import, and those that this process was given.
+    packages = [str(Path(errors.__file__).parents[2]), str(Path(__file__).parents[1])]
+    paths = [*packages, *filter(None, [os.environ.get("PYTHONPATH")])]
     with _quiet_java(), _interrupts_kept():
         session = raydp.init_spark(
             app_name=f"{name}-{uuid4().hex[:8]}",  # the name of a Ray actor, which must be unique in the cluster
@@ -55,7 +58,7 @@ def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkS
                 "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
                 "spark.ui.enabled": "false",
                 "spark.ui.showConsoleProgress": "false",
-                "spark.executorEnv.PYTHONPATH": os.pathsep.join(_import_paths()),
+                "spark.executorEnv.PYTHONPATH": os.pathsep.join(paths),
                 "spark.python.daemon.module": "cluster.spark_python_daemon",
                 "spark.sql.execution.arrow.pyspark.enabled": "true",
                 "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
@@ -101,13 +104,6 @@ def _size(config: SparkConfig) -> tuple[int, int, int]:
             f"{free_memory / _GIB:.1f} GiB that Ray has free; lower executors or executor_memory"
         )
     return executors, cores, memory
-
-
-def _import_paths() -> list[str]:
-    """The folders of the packages that the workers import, and those in PYTHONPATH."""
-    roots = [str(Path(errors.__file__).parents[2]), str(Path(__file__).parents[1])]
-    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    return list(dict.fromkeys([*roots, *given]))
 
 
 @contextmanager

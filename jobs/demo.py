@@ -22,7 +22,7 @@ from jobs.command import (
     load_command,
     main,
 )
-from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent
 from rayrec.common.plugins import MODELS
 from rayrec.common.ports import free_port
@@ -124,9 +124,7 @@ def _example_request(model: Path) -> tuple[str, dict[str, Any]]:
 
 def _replace_earlier_demo(folder: Path) -> None:
     """Make `folder` empty and mark it as a demo's. Raises UserError if it holds something else."""
-    if (folder / RESULT_FILE).is_file():
-        if Result.load(folder).command != "demo":
-            raise UserError(f"{folder}: holds the output of another command; give another --output, or remove it first")
+    if (folder / RESULT_FILE).is_file() and Result.load(folder).command == "demo":
         shutil.rmtree(folder)
     require_absent(folder)
     folder.mkdir(parents=True, exist_ok=True)

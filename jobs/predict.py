@@ -36,15 +36,13 @@ class PredictRequest(Request):
             raise ConfigError("input: missing; give what to score, or --top-k to recommend items to every user")
 
     @property
-    def dataset(self) -> Path:
-        """The dataset folder, where the input is one."""
-        assert self.input is not None and not self.raw
-        return local_path(self.input)
+    def dataset(self) -> Path | None:
+        """The dataset folder, if the input is one."""
+        return None if self.input is None or self.raw else local_path(self.input)
 
     def reads(self) -> Iterator[Path]:
         yield from super().reads()
-        if self.input is not None and not self.raw:
-            yield self.dataset
+        yield from [self.dataset] if self.dataset is not None else []
 
     def with_absolute_paths(self) -> Self:
         changed = {"input": None if self.input is None else absolute_path(self.input)}
@@ -59,7 +57,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     if request.top_k is not None:
         return _recommend(request, request.top_k, progress)
     assert request.input is not None, "the request was checked"
-    if not request.raw and not (request.dataset / MANIFEST_FILE).is_file():
+    if request.dataset is not None and not (request.dataset / MANIFEST_FILE).is_file():
         raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from cluster.ray_session import ray_session
@@ -69,16 +67,16 @@ def run(request: PredictRequest, progress: Progress) -> Result:
 
     with exported(request.model) as folder:
         model = ModelFolder.open(folder)
-        if request.raw:
-            with ray_session():
-                source = model.recipe.source
-                reader = partial(source_of(source.kind).reader, source)
-                counts = predict_raw(model, reader, [request.input], request.output, progress)
-        else:
+        if request.dataset is not None:
             dataset = Dataset.open(request.dataset)
             dataset.split(request.split)
             with ray_session():
                 counts = predict_dataset(model, dataset, request.split, request.output, progress)
+        else:
+            source = model.recipe.source
+            reader = partial(source_of(source.kind).reader, source)
+            with ray_session():
+                counts = predict_raw(model, reader, [request.input], request.output, progress)
     details = {"rejected": counts.rejected} if request.raw else {"split": request.split}
     return Result(command="predict", output=request.output, rows=counts.rows, details=details)
 
