@@ -29,7 +29,7 @@ from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
 from rayrec.features.transforms import Fill
 from rayrec.inference.folder.examples import write_examples
-from rayrec.inference.folder.model_folder import write_model_folder
+from rayrec.inference.folder.model_folder import new_model_folder
 from rayrec.inference.predictor import load_model
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.dlrm.config import DLRMConfig
@@ -100,7 +100,7 @@ def _make(folder: Path, rows: int, memory_gib: float) -> None:
         for block in weights.split(2**20):
             block.uniform_(-0.1, 0.1, generator=generator)
 
-    write_model_folder(
+    with new_model_folder(
         folder,
         schema=meta.schema,
         tables=meta.tables,
@@ -110,8 +110,8 @@ def _make(folder: Path, rows: int, memory_gib: float) -> None:
         vocabularies_in=folder.parent,
         dense=network.dense_network.state_dict(),
         fill_table=fill,
-        complete=lambda written: write_examples(load_model(written)),
-    )
+    ) as written:
+        write_examples(load_model(written))
 
 
 class _Stream:

@@ -12,9 +12,10 @@ from rayrec.features.schema import CategoricalFeature, InteractionColumns, Multi
 from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.features.vocabulary import write_vocabulary
 from rayrec.inference.folder.examples import write_examples
-from rayrec.inference.folder.model_folder import write_model_folder
+from rayrec.inference.folder.model_folder import copy, new_model_folder
 from rayrec.inference.known_items import KnownItems
 from rayrec.inference.predictor import load_model
+from rayrec.ingest.dataset import STATISTICS_FOLDER
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.dcnv2.config import DCNv2Config
@@ -133,7 +134,7 @@ def _write(
     def fill_table(table: EmbeddingTable, weights: torch.Tensor) -> None:
         weights.copy_(tables_of(network)[table.name])
 
-    write_model_folder(
+    with new_model_folder(
         folder,
         schema=network.schema,
         tables=network.tables,
@@ -143,10 +144,12 @@ def _write(
         vocabularies_in=data,
         dense=network.dense_network.state_dict(),
         fill_table=fill_table,
-        known_items=known_items,
-        statistics=statistics,
-        complete=lambda written: write_examples(load_model(written)),
-    )
+    ) as written:
+        if known_items is not None:
+            known_items.save(written)
+        if statistics is not None:
+            copy(statistics, written / STATISTICS_FOLDER)
+        write_examples(load_model(written))
     return network.eval()
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from rayrec.common.errors import UserError
 from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.features.transforms import Vocabulary
-from rayrec.inference.folder.model_folder import ModelFolder, table_file, write_model_folder
+from rayrec.inference.folder.model_folder import ModelFolder, new_model_folder, table_file
 from rayrec.inference.predictor import load_model
 from rayrec.models.common.tables import EmbeddingTable, UniformByRows
 from rayrec.models.dlrm.config import DLRMConfig
@@ -198,7 +198,7 @@ def _write(output: Path, table: EmbeddingTable, fill: Callable[[EmbeddingTable, 
         fill(table, weights)
 
     feature = CategoricalFeature(name=table.feature, cardinality=table.rows, embedding_dim=table.dim)
-    write_model_folder(
+    with new_model_folder(
         output,
         schema=Schema(label="label", features=(feature,)),
         tables=[table],
@@ -210,4 +210,5 @@ def _write(output: Path, table: EmbeddingTable, fill: Callable[[EmbeddingTable, 
         vocabularies_in=output.parent,
         dense={},
         fill_table=fill_table,
-    )
+    ):
+        pass

@@ -4,19 +4,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 from rayrec.common.files import write_atomically
+from rayrec.config.evaluate import EvaluateConfig
+from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
 from rayrec.inference.folder.examples import write_examples
 from rayrec.inference.folder.model_card import model_card, tables_section
-from rayrec.inference.folder.model_folder import CARD_FILE, Metrics, write_model_folder
-from rayrec.inference.folder.precision_loss import LabelledScores, compare
+from rayrec.inference.folder.model_folder import CARD_FILE, Metrics, copy, new_model_folder
 from rayrec.inference.folder.reference_traffic import ReferenceTraffic
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
 from rayrec.inference.known_items import KnownItems, can_recommend
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import STATISTICS_FOLDER, Dataset
+from rayrec.ingest.reader import first_rows
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.recipes import Recipe
+
+_MOST_COMPARED_ROWS = 1_000_000
+"""Both precisions score the same rows, so that their difference is far more exact than each metric."""
 
 
 def export_checkpoint(
@@ -39,28 +48,13 @@ def export_checkpoint(
         metrics: Of this checkpoint, by split.
         tables: What the tables are stored in; less than fp32 is compared with it on the rows of a split.
 
-    Returns that comparison (`precision_loss.compare`, with the name of the split); None for fp32, or without rows whose
-    labels are known. Raises UserError if the checkpoint lacks a weight of the model or holds it in another shape.
+    Returns that comparison: the split and its rows, the metrics of both, their changes and the differences of the
+    scores; None for fp32, or without rows whose labels are known. Raises UserError if the checkpoint lacks a weight of
+    the model or holds it in another shape.
     """
     weights = CheckpointWeights(checkpoint, recipe, dataset.schema)
-    statistics = dataset.folder / STATISTICS_FOLDER
-    shown = (name for name in (recipe.train.evaluation_split, "test", "train") if _has_rows(dataset, name))
-    split = next(shown, None)
-
     loss: dict[str, Any] | None = None
-
-    def complete(folder: Path) -> None:
-        nonlocal loss
-        if tables != "fp32":
-            loss = _with_smaller_tables(folder, weights.tables, tables, dataset, recipe.train.evaluation_split)
-            card = (folder / CARD_FILE).read_text()
-            write_atomically(folder / CARD_FILE, f"{card}\n{tables_section(tables, loss)}")
-        predictor = load_model(folder)
-        write_examples(predictor)
-        if split is not None:
-            ReferenceTraffic.measure(dataset, split, predictor).save(folder)
-
-    write_model_folder(
+    with new_model_folder(
         output,
         schema=weights.schema,
         tables=weights.tables,
@@ -70,11 +64,27 @@ def export_checkpoint(
         vocabularies_in=dataset.folder,
         dense=weights.dense(),
         fill_table=weights.fill_table,
-        known_items=KnownItems.read(dataset) if can_recommend(weights.schema) else None,
-        statistics=statistics if statistics.is_dir() else None,
-        complete=complete,
-    )
+    ) as folder:
+        if can_recommend(weights.schema):
+            KnownItems.read(dataset).save(folder)
+        if (dataset.folder / STATISTICS_FOLDER).is_dir():
+            copy(dataset.folder / STATISTICS_FOLDER, folder / STATISTICS_FOLDER)
+        preferred = recipe.train.evaluation_split
+        if tables != "fp32":
+            loss = _with_smaller_tables(folder, weights.tables, tables, dataset, preferred)
+            card = (folder / CARD_FILE).read_text()
+            write_atomically(folder / CARD_FILE, f"{card}\n{tables_section(tables, loss)}")
+        predictor = load_model(folder)
+        write_examples(predictor)
+        split = next((name for name in (preferred, "test", "train") if _has_rows(dataset, name)), None)
+        if split is not None:
+            ReferenceTraffic.measure(dataset, split, predictor).save(folder)
     return loss
+
+
+def _has_rows(dataset: Dataset, name: str) -> bool:
+    split = dataset.manifest.splits.get(name)
+    return split is not None and split.rows > 0
 
 
 def _with_smaller_tables(
@@ -85,12 +95,38 @@ def _with_smaller_tables(
     if not splits:
         quantise_tables(folder, tables, precision)
         return None
-    before = LabelledScores(load_model(folder), dataset, splits[0])
+    before, metrics_before = _labelled_scores(folder, dataset, splits[0])
     quantise_tables(folder, tables, precision)
-    after = LabelledScores(load_model(folder), dataset, splits[0])
-    return {"split": splits[0], **compare(before, after)}
+    after, metrics_after = _labelled_scores(folder, dataset, splits[0])
+    difference = np.abs(after.astype(np.float64) - before)
+    changes = {}
+    for name in ("auc", "log_loss"):
+        old, new = metrics_before[name], metrics_after[name]
+        changes[f"{name}_change"] = None if old is None or new is None else new - old
+    return {
+        "split": splits[0],
+        "rows": len(before),
+        "fp32": metrics_before,
+        "stored": metrics_after,
+        **changes,
+        "mean_score_difference": float(difference.mean()),
+        "max_score_difference": float(difference.max()),
+    }
 
 
-def _has_rows(dataset: Dataset, name: str) -> bool:
-    split = dataset.manifest.splits.get(name)
-    return split is not None and split.rows > 0
+def _labelled_scores(folder: Path, dataset: Dataset, split: str) -> tuple[NDArray[np.float32], dict[str, float | None]]:
+    """Probabilities of the first rows of a split, and their AUC and log loss. Raises UserError without labels."""
+    dataset.labelled_split(split)
+    predictor, label = load_model(folder), dataset.schema.label
+    names = [feature.name for feature in predictor.schema.features]
+    metrics = BinaryMetrics.from_config(EvaluateConfig())
+    parts: list[NDArray[np.float32]] = []
+    for rows in first_rows(dataset, split, [*names, label], _MOST_COMPARED_ROWS):
+        scores = predictor.predict_encoded(rows.select(names))
+        # A probability that float32 rounds to 0 or 1 has no finite logit.
+        logits = torch.logit(torch.from_numpy(scores.astype(np.float64)), eps=1e-9)
+        labels = torch.from_numpy(rows.column(label).to_numpy().astype(np.float32))
+        metrics.update(logits, labels, torch.ones(len(scores)))
+        parts.append(scores)
+    found = metrics.compute()
+    return np.concatenate(parts), {name: found[name] for name in ("auc", "log_loss")}

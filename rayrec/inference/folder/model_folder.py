@@ -10,7 +10,8 @@ length and a Parquet file ends in its index, so a file that was cut short does n
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -35,8 +36,6 @@ from rayrec.inference.folder.table_files import (
     open_tensors,
     table_file,
 )
-from rayrec.inference.known_items import KnownItems
-from rayrec.ingest.dataset import STATISTICS_FOLDER
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe, dump_recipe, load_recipe
@@ -50,7 +49,8 @@ Metrics = dict[str, dict[str, float | None]]
 """Metrics by split, then by name; None if a metric is undefined."""
 
 
-def write_model_folder(
+@contextmanager
+def new_model_folder(
     output: Path,
     *,
     schema: Schema,
@@ -61,11 +61,8 @@ def write_model_folder(
     vocabularies_in: Path,
     dense: Mapping[str, Tensor],
     fill_table: Callable[[EmbeddingTable, Tensor], None],
-    known_items: KnownItems | None = None,
-    complete: Callable[[Path], None] | None = None,
-    statistics: Path | None = None,
-) -> None:
-    """Write a model folder to `output`, whole or not at all.
+) -> Iterator[Path]:
+    """Yield a new model folder, to which the block adds what only some models have; it becomes `output`, or nothing.
 
     Args:
         schema: With every embedding dimension resolved.
@@ -75,10 +72,6 @@ def write_model_folder(
         dense: State dict of the model's `dense_network`.
         fill_table: Called with each table and the (rows, columns) float32 tensor that its file is mapped to; writes the
             weights into it. So no more than what it holds itself needs to fit in memory.
-        known_items: Of a model of users and items: what it does not recommend again.
-        complete: Called with the folder, which loads by then but has not appeared yet; adds what needs its scores.
-        statistics: Of a model whose features are looked up: the dataset's folder of what they are looked up in; it is
-            copied.
     """
     with new_folder(output) as folder:
         schema.save(folder)
@@ -86,19 +79,14 @@ def write_model_folder(
         write_json(folder / METRICS_FILE, metrics)
         write_atomically(folder / CARD_FILE, card)
         for file in _vocabulary_files(schema):
-            _copy(vocabularies_in / file, folder / file)
+            copy(vocabularies_in / file, folder / file)
         (folder / TABLES_FOLDER).mkdir(parents=True)
         contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in dense.items()}
         save_file(contiguous, folder / DENSE_FILE, metadata=METADATA)
         for table in tables:
             with new_table(folder / table_file(table.name), table, "fp32") as tensors:
                 fill_table(table, torch.from_numpy(tensors[TABLE_TENSOR]))
-        if known_items is not None:
-            known_items.save(folder)
-        if statistics is not None:
-            _copy(statistics, folder / STATISTICS_FOLDER)
-        if complete is not None:
-            complete(folder)
+        yield folder
 
 
 @dataclass(frozen=True)
@@ -180,7 +168,7 @@ def _vocabulary_files(schema: Schema) -> list[str]:
     return sorted(files)
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy(source: Path, target: Path) -> None:
     """Copy without hard links: a model must not change when somebody writes into the dataset that it came from."""
     if not source.exists():
         raise UserError(f"{source}: missing; the dataset that the model was trained on must still be there")
