@@ -115,8 +115,7 @@ def _example_request(model: Path) -> tuple[str, dict[str, Any]]:
     from rayrec.features.schema import Schema
     from rayrec.inference.folder.examples import example_row
 
-    schema = Schema.load(model)
-    example = example_row(schema, model)
+    schema, example = Schema.load(model), example_row(model)
     if schema.interactions is not None:
         return "recommend", {"user": example[schema.interactions.user], "k": 5}
     return "predict", {"instances": [example]}

@@ -221,10 +221,9 @@ def _why_not_deployed(error: RuntimeError) -> Exception:
 
 def example(url: str, name: str, folder: Path, tokens: bool = False) -> str:
     """A curl command that sends values of the model's vocabularies."""
-    from rayrec.features.schema import Schema
     from rayrec.inference.folder.examples import example_row
 
-    body = json.dumps({"instances": [example_row(Schema.load(folder), folder)]})
+    body = json.dumps({"instances": [example_row(folder)]})
     header = '-H "Authorization: Bearer $TOKEN" ' if tokens else ""
     return f"curl -s {header}{url}/v1/models/{name}:predict -d {shlex.quote(body)}"
 

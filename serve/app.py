@@ -17,7 +17,7 @@ from ray.serve.config import AutoscalingConfig, BackpressureConfig
 
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.model_folder import ModelFolder
-from rayrec.inference.folder.table_memory import TableMemory
+from rayrec.inference.folder.table_files import TableMemory
 from serve.arguments import ServeArguments
 from serve.engine.admission import Admission
 from serve.http_app import create_app

@@ -13,8 +13,8 @@ from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.features.vocabulary import write_vocabulary
 from rayrec.inference.folder.examples import write_examples
 from rayrec.inference.folder.model_folder import copy, new_model_folder
-from rayrec.inference.known_items import KnownItems
 from rayrec.inference.predictor import load_model
+from rayrec.inference.recommender import KnownItems
 from rayrec.ingest.dataset import STATISTICS_FOLDER
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.tables import EmbeddingTable

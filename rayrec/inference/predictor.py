@@ -15,8 +15,7 @@ from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.inference.folder.model_folder import Metrics, ModelFolder
-from rayrec.inference.folder.table_files import MappedTable
-from rayrec.inference.folder.table_memory import TableMemory
+from rayrec.inference.folder.table_files import MappedTable, TableMemory
 from rayrec.inference.raw_rows import RawRows
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model

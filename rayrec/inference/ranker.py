@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.inference.predictor import Predictor
+from rayrec.inference.raw_rows import checked_category
 
 
 class FeatureLookup(Protocol):
@@ -73,30 +73,13 @@ class Ranker:
         unknown = next((name for name in context if name not in fields.names), None)
         if unknown is not None:
             raise UserError(f"context: unknown field '{str(unknown)[:100]}'; fields: {', '.join(fields.names)}")
-        for field in fields:
-            _check(f"context.{field.name}", field.type, context.get(field.name), optional=True)
         for index, value in enumerate(candidates):
-            _check(f"candidates[{index}]", candidate.type, value)
+            checked_category(f"candidates[{index}]", value, pa.types.is_string(candidate.type), or_null="")
         columns = [pa.array(candidates, candidate.type)]
         for field in fields:
             value = context.get(field.name)
+            if value is not None:
+                checked_category(f"context.{field.name}", value, pa.types.is_string(field.type))
             columns.append(pa.repeat(pa.scalar(None if value == "" else value, field.type), len(candidates)))
         rows = pa.RecordBatch.from_arrays(columns, schema=pa.schema([candidate, *fields]))
         return self.predictor.raw_rows.from_batch(self.lookup.features(rows))
-
-
-def _check(where: str, dtype: pa.DataType, value: Any, *, optional: bool = False) -> None:
-    """Raise UserError if `value` is not of the column's type."""
-    if optional and value is None:
-        return
-    found = f"{where}: a value of type {type(value).__name__}"
-    if not pa.types.is_string(dtype):
-        if isinstance(value, bool) or not isinstance(value, Integral) or not -(2**63) <= int(value) < 2**63:
-            raise UserError(f"{found}; needs an integer of 64 bits")
-        return
-    if not isinstance(value, str):
-        raise UserError(f"{found}; needs a string, or null if it is missing")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{where}: not valid Unicode; needs text, or null if it is missing") from None

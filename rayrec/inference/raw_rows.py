@@ -121,11 +121,11 @@ def _checked(field: pa.Field, index: int, value: Any) -> Any:
     if pa.types.is_floating(field.type):
         return _checked_number(where, value)
     if not pa.types.is_list(field.type):
-        return _checked_category(where, value, pa.types.is_string(field.type))
+        return checked_category(where, value, pa.types.is_string(field.type))
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise UserError(f"{where}: {_shown(value)}; needs a list of values, or null if it is missing")
     takes_strings = pa.types.is_string(field.type.value_type)
-    return [item if item is None else _checked_category(where, item, takes_strings) for item in value]
+    return [item if item is None else checked_category(where, item, takes_strings) for item in value]
 
 
 def _checked_number(where: str, value: Any) -> float:
@@ -142,18 +142,21 @@ def _checked_number(where: str, value: Any) -> float:
     return number
 
 
-def _checked_category(where: str, value: Any, takes_strings: bool) -> str | int:
+def checked_category(
+    where: str, value: Any, takes_strings: bool, or_null: str = ", or null if it is missing"
+) -> str | int:
+    """`value` as a column of strings or of int64 takes it. Raises UserError that begins with `where`."""
     if takes_strings:
         if not isinstance(value, str):
             quoted = f' (write "{value}")' if isinstance(value, Real) and not isinstance(value, bool) else ""
-            raise UserError(f"{where}: {_shown(value)}; needs a string{quoted}, or null if it is missing")
+            raise UserError(f"{where}: {_shown(value)}; needs a string{quoted}{or_null}")
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise UserError(f"{where}: {_shown(value)} is not valid Unicode; needs text, or null") from None
+            raise UserError(f"{where}: {_shown(value)} is not valid Unicode; needs text{or_null}") from None
         return value
     if isinstance(value, bool) or not isinstance(value, Integral) or not -(2**63) <= int(value) < 2**63:
-        raise UserError(f"{where}: {_shown(value)}; needs an integer id, or null if it is missing")
+        raise UserError(f"{where}: {_shown(value)}; needs an integer id{or_null}")
     return int(value)
 
 

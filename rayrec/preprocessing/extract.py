@@ -16,9 +16,8 @@ from rayrec.ingest.dataset import REJECTED_FOLDER
 from rayrec.preprocessing.segments import Piece, new_parquet
 from rayrec.preprocessing.spark_tasks import Counter, counted_rows, run_tasks
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.raw.blocks import RowReader
+from rayrec.raw.blocks import REJECTED_SCHEMA, RowReader
 from rayrec.raw.files import Chunk, InputFile, plan_chunks
-from rayrec.raw.rejected import REJECTED_SCHEMA
 
 if TYPE_CHECKING:
     from rayrec.preprocessing.rows.row_splits import HashedSplits

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
@@ -9,7 +10,33 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.raw.files import Chunk
-from rayrec.raw.rejected import Reason, rejected_table
+
+MAX_TEXT = 10_000
+"""Characters of a rejected row's text that are kept."""
+
+REJECTED_SCHEMA = pa.schema(
+    [
+        pa.field("file", pa.string(), False),
+        pa.field("line", pa.int64(), False),  # from 1
+        pa.field("reason", pa.string(), False),
+        pa.field("text", pa.string(), False),  # undecodable bytes as \xNN
+    ]
+)
+
+
+class Reason(StrEnum):
+    """Why a row cannot be used."""
+
+    COLUMNS = "wrong column count"
+    UTF8 = "invalid UTF-8"
+    LABEL = "label other than 0 or 1"
+    INTEGER = "not an integer"
+    NUMBER = "not a number"
+    TIME = "not a time"
+    CARRIAGE_RETURN = "carriage return inside the row"
+    EMPTY = "no user or no item"
+    KEY = "no value in a column that needs one"
+    LIST = "not (user,item) and its negatives"
 
 
 @dataclass(frozen=True)
@@ -41,13 +68,19 @@ class RawBlock:
     text: bytes
     """The block itself: whole lines; empty for files that are not text."""
     rejected: pa.Table
-    """Bad rows with the columns of `rayrec.raw.rejected.REJECTED_SCHEMA`; lines count from the chunk's first."""
+    """Bad rows with the columns of `REJECTED_SCHEMA`; lines count from the chunk's first."""
 
     @classmethod
     def of(cls, parsed: ParsedLines, file: str, first_line: int, text: bytes) -> "RawBlock":
         """The block that begins at `first_line` of its chunk, as a parser returned it."""
-        rejected = rejected_table(
-            file, parsed.rejected_positions + first_line, parsed.rejected_reasons, parsed.rejected_texts
+        rejected = pa.table(
+            [
+                [file] * len(parsed.rejected_positions),
+                parsed.rejected_positions + first_line,
+                [str(reason) for reason in parsed.rejected_reasons],
+                [text.decode("utf-8", "backslashreplace")[:MAX_TEXT] for text in parsed.rejected_texts],
+            ],
+            schema=REJECTED_SCHEMA,
         )
         return cls(parsed.rows, parsed.positions + first_line, parsed.num_lines, text, rejected)
 

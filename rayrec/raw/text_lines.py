@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 from numpy.typing import NDArray
 
-from rayrec.raw.blocks import ParsedLines
-from rayrec.raw.rejected import Reason
+from rayrec.raw.blocks import ParsedLines, Reason
 
 NEWLINE, RETURN = 10, 13
 _INTEGER = r"^-?[0-9]+$"

@@ -5,12 +5,11 @@ from typing import cast
 
 from rayrec.common.errors import UserError
 from rayrec.common.plugins import SOURCES
-from rayrec.inference.folder.model_folder import CONFIG_FILE
-from rayrec.inference.predictor import load_model
+from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.ranker import FeatureLookup, Ranker
 from rayrec.ingest.dataset import STATISTICS_FOLDER
 from rayrec.preprocessing.pipeline import Preprocessing, PreprocessingJob
-from rayrec.recipes import Recipe, load_recipe
+from rayrec.recipes import Recipe
 from rayrec.sources.source import InputPaths, Source
 
 
@@ -29,18 +28,16 @@ def preprocessing(recipe: Recipe, inputs: InputPaths, output: Path) -> Preproces
     return Preprocessing(preprocessing_job(recipe, inputs), recipe, output)
 
 
-def lookup_of(model: Path) -> FeatureLookup | None:
-    """The look-up of features for a model folder; None if its rows bring all features. Raises UserError."""
-    statistics = model / STATISTICS_FOLDER
-    if not statistics.is_dir():
-        return None
-    return source_of(load_recipe(model / CONFIG_FILE).source.kind).lookup(statistics)
+def lookup_of(model: Predictor) -> FeatureLookup | None:
+    """The look-up of a model's features; None if its rows bring all features. Raises UserError."""
+    statistics = model.folder / STATISTICS_FOLDER
+    return source_of(model.recipe.source.kind).lookup(statistics) if statistics.is_dir() else None
 
 
 def load_ranker(folder: str | Path) -> Ranker:
     """The ranker of a model folder, on CPU. Raises UserError if the model's source looks up no features."""
     predictor = load_model(folder)
-    lookup = lookup_of(predictor.folder)
+    lookup = lookup_of(predictor)
     if lookup is None:
         raise UserError(
             f"{predictor.folder}: has no {STATISTICS_FOLDER}/ to look features up in; score rows of all its features "

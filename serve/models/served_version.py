@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.examples import Examples
 from rayrec.inference.folder.reference_traffic import ReferenceTraffic
-from rayrec.inference.folder.table_memory import TableMemory
-from rayrec.inference.known_items import can_recommend
+from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.ranker import Ranker
-from rayrec.inference.recommender import Recommender
+from rayrec.inference.recommender import Recommender, can_recommend
 from rayrec.sources.registry import lookup_of
 from serve.engine.batching import Batcher
 from serve.errors import RequestError
@@ -62,7 +61,7 @@ class ServedVersion:
         schema = self.predictor.schema
         self.recommender = Recommender(self.predictor) if can_recommend(schema) else None
         """Present if the model reads a user and an item alone."""
-        lookup = lookup_of(folder)
+        lookup = lookup_of(self.predictor)
         self.ranker = Ranker(self.predictor, lookup) if lookup is not None else None
         """Present if the model's features are looked up from a context and its candidates."""
         self._executor = executor

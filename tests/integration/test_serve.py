@@ -275,7 +275,7 @@ BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
         "/v1/models/ads:rank",
         b'{"candidates": [1, "2"]}',
         422,
-        "candidates[1]: a value of type str",
+        "candidates[1]: the string '2'",
     ),
     "unknown context": (
         "POST",

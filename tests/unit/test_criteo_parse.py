@@ -10,8 +10,8 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.preprocessing.rows.text_reader import TextReader
+from rayrec.raw.blocks import MAX_TEXT, Reason
 from rayrec.raw.files import Chunk, list_inputs, plan_chunks, read_lines
-from rayrec.raw.rejected import MAX_TEXT, Reason
 from rayrec.sources.criteo.layout import FORMAT
 
 LABELLED_SCHEMA, FEATURES_SCHEMA = FORMAT.raw_schema(True), FORMAT.raw_schema(False)

@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2
 from tritonclient.grpc import InferInput, service_pb2
 
 from rayrec.config import ServeConfig
-from rayrec.inference.folder.table_memory import TableMemory
+from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import Predictor, load_model
 from serve.engine.admission import Admission
 from serve.errors import RequestError

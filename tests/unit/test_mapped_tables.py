@@ -8,8 +8,15 @@ import torch
 
 from rayrec.common.errors import UserError
 from rayrec.inference.folder.model_folder import ModelFolder
-from rayrec.inference.folder.table_files import MappedTable, TablePrecision, new_table, quantise_tables, table_file
-from rayrec.inference.folder.table_memory import TableMemory, mapped_bytes
+from rayrec.inference.folder.table_files import (
+    MappedTable,
+    TableMemory,
+    TablePrecision,
+    mapped_bytes,
+    new_table,
+    quantise_tables,
+    table_file,
+)
 from rayrec.inference.predictor import load_model
 from rayrec.models.common.tables import EmbeddingTable, Zeros
 from tests.model_folders import make_model_folder, make_raw_rows

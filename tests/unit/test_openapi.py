@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from rayrec.config import ServeConfig
-from rayrec.inference.folder.table_memory import TableMemory
+from rayrec.inference.folder.table_files import TableMemory
 from serve.errors import RequestError
 from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import ServedVersion

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.inference.known_items import KNOWN_ITEMS_FILE, KnownItems
-from rayrec.inference.recommender import Recommender, UnknownUserError, load_recommender
+from rayrec.inference.recommender import KNOWN_ITEMS_FILE, KnownItems, Recommender, UnknownUserError, load_recommender
 from rayrec.ingest.dataset import Dataset
 from serve.errors import RequestError
 from serve.protocols.v1.messages import parse_recommend

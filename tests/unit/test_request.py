@@ -90,7 +90,7 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
     "category as list": ({"C1": ["a"]}, "row 1, 'C1': a list; needs a string, or null if it is missing"),
     "category no Unicode": (
         {"C1": "\ud800"},
-        "row 1, 'C1': the string '\\ud800' is not valid Unicode; needs text, or null",
+        "row 1, 'C1': the string '\\ud800' is not valid Unicode; needs text, or null if it is missing",
     ),
     "id as string": ({"id": "7"}, "row 1, 'id': the string '7'; needs an integer id, or null if it is missing"),
     "id as fraction": ({"id": 1.5}, "row 1, 'id': the number 1.5; needs an integer id, or null if it is missing"),
@@ -220,6 +220,6 @@ def test_arguments_from_the_command_line() -> None:
 def test_example_row_is_known_to_the_model(tmp_path: Path) -> None:
     make_model_folder(tmp_path / "model", multi_hot=1, categorical=2)
     predictor = load_model(tmp_path / "model")
-    row = example_row(predictor.schema, predictor.folder)
-    assert row == {"I1": 1, "I2": 1, "I3": 1, "C1": "C1-0", "C2": "C2-0", "M1": ["M1-0"]}
+    row = example_row(predictor.folder)
+    assert row == {"I1": 0, "I2": 0, "I3": 0, "C1": "C1-0", "C2": "C2-0", "M1": ["M1-0", "M1-0"]}
     assert predictor.predict([row]).shape == (1,)

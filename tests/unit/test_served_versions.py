@@ -14,7 +14,7 @@ import pytest
 from rayrec.common.errors import UserError
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.examples import EXAMPLES_FILE, Examples
-from rayrec.inference.folder.table_memory import TableMemory
+from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import load_model
 from serve.errors import RequestError
 from serve.models.repository import Traffic, scan

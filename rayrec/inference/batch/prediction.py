@@ -22,9 +22,8 @@ from rayrec.inference.batch.pool import map_with_pool, new_parts
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
-from rayrec.raw.blocks import ExampleReader
+from rayrec.raw.blocks import REJECTED_SCHEMA, ExampleReader
 from rayrec.raw.files import Chunk, InputFile, list_inputs, plan_chunks
-from rayrec.raw.rejected import REJECTED_SCHEMA
 
 SCORES_FOLDER = "scores"
 _CHUNK_BYTES = 2**26

@@ -4,19 +4,18 @@ Export writes the file; a server scores the examples before a version answers, s
 scores differ on another machine, with another library, or in a damaged copy.
 """
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
-from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, Schema
+from rayrec.config import Config
+from rayrec.features.schema import CategoricalFeature, Feature, Schema
 from rayrec.features.transforms import Vocabulary
 from rayrec.features.vocabulary import vocabulary_files
 from rayrec.inference.predictor import Predictor
@@ -29,48 +28,36 @@ _NUMBERS = (0, 1, 2, 3, 5, 8, 20, 50, 100, 500, 1000, 0.5, -1, 7)
 _UNKNOWN = "not in any vocabulary"
 
 
-def write_examples(predictor: Predictor) -> None:
-    """Score example rows and write both into the model's folder. Raises UserError if a score is infinite or NaN."""
-    folder = predictor.folder
-    rows = example_rows(predictor.schema, predictor.raw_rows.columns, folder)
-    scores = predictor.predict(rows)
-    if not np.isfinite(scores).all():
-        raise UserError("the checkpoint gives infinite or NaN scores: its training diverged; export another one")
-    write_json(folder / EXAMPLES_FILE, {"tolerance": _TOLERANCE, "instances": rows, "scores": scores.tolist()})
-
-
-@dataclass(frozen=True)
-class Examples:
+class Examples(Config):
     """The content of `examples.json`."""
 
-    instances: list[dict[str, Any]]
-    """Raw rows."""
-    scores: NDArray[np.float64]
-    """(rows,) probabilities that the model gave them at export."""
     tolerance: float
     """Largest difference that other kernels may make."""
+    instances: list[dict[str, Any]]
+    """Raw rows."""
+    scores: list[float]
+    """The probability that the model gave each of them at export."""
 
     @classmethod
     def load(cls, folder: Path) -> "Examples":
         """Read the examples of a model folder. Raises UserError if they are missing or not whole."""
         path = folder / EXAMPLES_FILE
         try:
-            content = json.loads(path.read_bytes())
-            examples = cls(content["instances"], np.array(content["scores"], np.float64), float(content["tolerance"]))
+            examples = cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             raise UserError(f"{path}: missing; export the model again") from None
-        except (ValueError, KeyError, TypeError):
+        except ValidationError:
             raise UserError(f"{path}: not whole (instances, scores, tolerance); export the model again") from None
-        if not examples.instances or examples.scores.shape != (len(examples.instances),):
-            counts = f"{len(examples.instances)} instances with {examples.scores.size} scores"
-            raise UserError(f"{path}: {counts}; export the model again")
+        rows, scores = len(examples.instances), len(examples.scores)
+        if rows == 0 or scores != rows:
+            raise UserError(f"{path}: {rows} instances with {scores} scores; export the model again")
         return examples
 
     def check(self, predictor: Predictor) -> None:
         """Raise UserError if the model does not give the stored scores."""
         scores = predictor.predict(self.instances)
         # Not `>`: NaN is wrong too.
-        wrong = np.flatnonzero(~(np.abs(scores - self.scores) <= self.tolerance))
+        wrong = np.flatnonzero(~(np.abs(scores - np.array(self.scores)) <= self.tolerance))
         if len(wrong):
             row = int(wrong[0])
             raise UserError(
@@ -78,6 +65,22 @@ class Examples:
                 f"differ by more than {self.tolerance:g}; row {row} gives {scores[row]:.6g}, stored is "
                 f"{self.scores[row]:.6g}; copy or export the model again"
             )
+
+
+def write_examples(predictor: Predictor) -> None:
+    """Score example rows and write both into the model's folder. Raises UserError if a score is infinite or NaN."""
+    rows = example_rows(predictor.schema, predictor.raw_rows.columns, predictor.folder)
+    scores = predictor.predict(rows)
+    if not np.isfinite(scores).all():
+        raise UserError("the checkpoint gives infinite or NaN scores: its training diverged; export another one")
+    examples = Examples(tolerance=_TOLERANCE, instances=rows, scores=scores.tolist())
+    write_json(predictor.folder / EXAMPLES_FILE, examples.model_dump())
+
+
+def example_row(folder: Path) -> dict[str, Any]:
+    """A raw row to try a model with: the first of its examples, cut to a few features of each kind."""
+    schema, row = Schema.load(folder), Examples.load(folder).instances[0]
+    return {feature.name: row[feature.name] for feature in (*schema.numeric[:3], *schema.categorical[:3])}
 
 
 def example_rows(schema: Schema, columns: pa.Schema, folder: Path) -> list[dict[str, Any]]:
@@ -102,28 +105,16 @@ def _values(feature: Feature, dtype: pa.DataType, folder: Path) -> list[Any]:
     if pa.types.is_floating(dtype):
         return list(_NUMBERS)
     if pa.types.is_string(dtype):
-        return _frequent_values(feature, folder, _ROWS - 2) or [_UNKNOWN]
+        return _frequent_values(feature, folder) or [_UNKNOWN]
     assert isinstance(feature, CategoricalFeature)
     return [index % feature.cardinality for index in range(1, _ROWS)]
 
 
-def example_row(schema: Schema, folder: Path, features: int = 3) -> dict[str, Any]:
-    """A raw row to try a model with: 1 for the first few numeric features, frequent values for the categorical ones.
-
-    Frequent values come from the vocabularies in `folder`.
-    """
-    row: dict[str, Any] = {feature.name: 1 for feature in schema.numeric[:features]}
-    for feature in schema.categorical[:features]:
-        value = next(iter(_frequent_values(feature, folder, 1)), 1)
-        row[feature.name] = [value] if isinstance(feature, MultiHotFeature) else value
-    return row
-
-
-def _frequent_values(feature: Feature, folder: Path, limit: int) -> list[str]:
+def _frequent_values(feature: Feature, folder: Path) -> list[str]:
     """The first values of a feature's vocabulary in `folder`, by descending frequency; empty without a vocabulary."""
     for transform in feature.transforms:
         if isinstance(transform, Vocabulary) and transform.size:
             with pq.ParquetFile(vocabulary_files(folder / transform.file)[0]) as vocabulary:
-                head = next(vocabulary.iter_batches(batch_size=limit, columns=["value"]))
+                head = next(vocabulary.iter_batches(batch_size=_ROWS - 2, columns=["value"]))
                 return [str(value) for value in head.column("value").to_pylist()]
     return []

@@ -17,8 +17,8 @@ from rayrec.inference.folder.model_card import model_card, tables_section
 from rayrec.inference.folder.model_folder import CARD_FILE, Metrics, copy, new_model_folder
 from rayrec.inference.folder.reference_traffic import ReferenceTraffic
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
-from rayrec.inference.known_items import KnownItems, can_recommend
 from rayrec.inference.predictor import load_model
+from rayrec.inference.recommender import KnownItems, can_recommend
 from rayrec.ingest.dataset import STATISTICS_FOLDER, Dataset
 from rayrec.ingest.reader import first_rows
 from rayrec.models.common.tables import EmbeddingTable

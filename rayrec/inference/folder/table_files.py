@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,8 @@ _LARGEST_INT8 = 127
 _BLOCK_ROWS = 65_536
 _LARGE_BYTES = 256 * 2**20
 """Smaller tables are soon in memory as a whole, so for these the file system had better read ahead."""
+_ROWS_BETWEEN_LOOKS = 1024
+"""A row that was not mapped brings up to 16 pages with it (the kernel's fault-around), 64 KiB."""
 
 
 def is_model_folder(path: Path) -> bool:
@@ -95,6 +98,43 @@ class MappedTable:
     def release(self) -> None:
         """Give the pages in memory back. Later reads map them again from the system's page cache."""
         self._map.madvise(mmap.MADV_DONTNEED)
+
+
+class TableMemory:
+    """Limits what the mapped tables of a process hold in memory; safe to use from several threads.
+
+    Pages of a mapped file stay with the process that read them until the machine runs out of memory; one that looks up
+    a skewed stream of ids in tables of many GiB would seem to hold them all. Beyond the limit they are given back: hot
+    rows are then mapped again from the system's page cache, at the price of a page fault each.
+    """
+
+    def __init__(self, limit_bytes: float) -> None:
+        """The limit is for the tables: other files that the process has mapped by now are not counted.
+
+        It may be exceeded by 64 MiB, or by the pages of one look-up of more than 1,024 rows.
+        """
+        self._limit = limit_bytes + mapped_bytes()
+        self._tables: WeakSet[MappedTable] = WeakSet()
+        self._rows = 0
+
+    def add(self, table: MappedTable) -> None:
+        """Count a table from now on, as long as it is used."""
+        self._tables.add(table)
+
+    def note(self, rows: int) -> None:
+        """Called after `rows` rows were looked up; gives pages back if the limit is exceeded."""
+        self._rows += rows
+        if self._rows < _ROWS_BETWEEN_LOOKS:
+            return
+        self._rows = 0
+        if mapped_bytes() > self._limit:
+            for table in tuple(self._tables):
+                table.release()
+
+
+def mapped_bytes() -> int:
+    """Bytes of files that this process has mapped and holds in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[2]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def quantise_tables(folder: Path, tables: "Sequence[EmbeddingTable]", precision: TablePrecision) -> None:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from rayrec.raw.blocks import ParsedLines, RawBlock
+from rayrec.raw.blocks import ParsedLines, RawBlock, Reason
 from rayrec.raw.files import Chunk, InputFile, plan_chunks, read_lines
-from rayrec.raw.rejected import Reason
 from rayrec.raw.text_lines import TextLines, split_fields, to_integers
 
 _ZERO, _ONE = 48, 49

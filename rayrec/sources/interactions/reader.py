@@ -9,9 +9,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
-from rayrec.raw.blocks import ParsedLines, RawBlock
+from rayrec.raw.blocks import ParsedLines, RawBlock, Reason
 from rayrec.raw.files import Chunk, InputFile, read_lines
-from rayrec.raw.rejected import Reason
 from rayrec.sources.interactions.config import InteractionSourceConfig
 from rayrec.sources.interactions.layout import ITEM, LABEL, ROW_SCHEMA, USER, FileLayout, detect_layout
 from rayrec.sources.interactions.parse import parse_lines, parse_lists

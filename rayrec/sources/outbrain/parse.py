@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.raw.blocks import ParsedLines
-from rayrec.raw.rejected import Reason
+from rayrec.raw.blocks import ParsedLines, Reason
 from rayrec.raw.text_lines import TextLines, split_fields, to_integers
 from rayrec.sources.outbrain.layout import ARROW_TYPES, CODES, NULL, Kind, TableLayout
 
