@@ -5,13 +5,12 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import StarletteHTTPException
-from fastapi.responses import JSONResponse
 
 from serve.engine.admission import Admission
 from serve.errors import RequestError
 from serve.models.served_models import ServedModels
 from serve.openapi import document
-from serve.protocols.http import Gate
+from serve.protocols.http import Gate, error_response
 from serve.protocols.v1 import routes as v1
 from serve.protocols.v2 import routes as v2
 
@@ -45,12 +44,12 @@ def create_app(models: ServedModels, admission: Admission) -> FastAPI:
 
     @app.exception_handler(RequestError)
     async def request_error(_: Request, error: RequestError) -> Response:
-        return JSONResponse({"error": error.message}, status_code=error.status, headers=error.headers)
+        return error_response(error)
 
     @app.exception_handler(StarletteHTTPException)
     async def http_error(request: Request, error: StarletteHTTPException) -> Response:
         paths = "POST /v1/models/NAME:predict (or :recommend), POST /v2/models/NAME/infer, GET /v1/models, GET /healthz"
         message = f"{request.method} {request.url.path[:200]}: {error.detail}; there are {paths}"
-        return JSONResponse({"error": message}, status_code=error.status_code, headers=error.headers)
+        return error_response(RequestError(error.status_code, message, error.headers))
 
     return app

@@ -43,17 +43,16 @@ class Call:
         self.model, self.version, self.method = model, version, method
 
 
+@dataclass(frozen=True)
 class Admission:
     """Refuses requests that may not or cannot be answered, ends those that take too long, and records every one."""
 
-    def __init__(
-        self, settings: ServeConfig, tokens: frozenset[str], metrics: ServingMetrics, access_log: JsonLog | None = None
-    ) -> None:
-        """`tokens` come from `read_tokens`; without `access_log` a request leaves metrics only."""
-        self.settings = settings
-        self._tokens = tokens
-        self._metrics = metrics
-        self._access_log = access_log
+    settings: ServeConfig
+    tokens: frozenset[str]
+    """What `read_tokens` gives."""
+    metrics: ServingMetrics
+    access_log: JsonLog | None = None
+    """If absent, a request leaves metrics only."""
 
     @asynccontextmanager
     async def admit(self, call: Call) -> AsyncIterator[None]:
@@ -80,7 +79,7 @@ class Admission:
             self._record(call, time.perf_counter() - began)
 
     def _check(self, call: Call) -> None:
-        if call.needs_token and not is_allowed(call.authorization, self._tokens):
+        if call.needs_token and not is_allowed(call.authorization, self.tokens):
             headers = {"WWW-Authenticate": "Bearer"}
             raise RequestError(401, "no valid token; send 'Authorization: Bearer TOKEN' (gRPC: as metadata)", headers)
         require_size(call.size, self.settings)
@@ -95,12 +94,12 @@ class Admission:
     def _record(self, call: Call, seconds: float) -> None:
         status = call.status or CLIENT_LEFT
         tags = {"model": call.model, "version": call.version, "method": call.method}
-        self._metrics.requests.inc(1, {**tags, "status": str(status)})
+        self.metrics.requests.inc(1, {**tags, "status": str(status)})
         if call.method:
-            self._metrics.seconds.observe(seconds, tags)
-        if self._access_log is not None:
+            self.metrics.seconds.observe(seconds, tags)
+        if self.access_log is not None:
             request = {name: getattr(call, name) for name in ("request_id", "client", "http_method", "path")}
-            self._access_log.write({**request, **tags, "status": status, "seconds": round(seconds, 6)})
+            self.access_log.write({**request, **tags, "status": status, "seconds": round(seconds, 6)})
 
 
 def require_size(size: int, settings: ServeConfig) -> None:

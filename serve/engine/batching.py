@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Generic, TypeVar
 
 RequestT = TypeVar("RequestT")
@@ -20,28 +21,20 @@ AnswerT = TypeVar("AnswerT")
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Batcher(Generic[RequestT, AnswerT]):
     """Calls `answer` in `executor` with the waiting requests, in order of arrival; belongs to one event loop."""
 
-    def __init__(
-        self,
-        answer: Callable[[Sequence[RequestT]], Sequence[AnswerT]],
-        executor: Executor,
-        *,
-        size: Callable[[RequestT], int],
-        max_requests: int,
-        max_size: int,
-        wait_seconds: float,
-    ) -> None:
-        """A pass takes requests up to `max_size`, the sum of their `size`; one request alone may be larger."""
-        self._answer = answer
-        self._executor = executor
-        self._size = size
-        self._max_requests = max_requests
-        self._max_size = max_size
-        self._wait_seconds = wait_seconds
-        self._waiting: deque[tuple[RequestT, asyncio.Future[AnswerT]]] = deque()
-        self._passes: asyncio.Task[None] | None = None
+    answer: Callable[[Sequence[RequestT]], Sequence[AnswerT]]
+    executor: Executor
+    _: KW_ONLY
+    size: Callable[[RequestT], int]
+    max_requests: int
+    max_size: int
+    """Most that a pass takes, as the sum of the `size` of its requests; one request alone may be larger."""
+    wait_seconds: float
+    _waiting: deque[tuple[RequestT, asyncio.Future[AnswerT]]] = field(init=False, default_factory=deque)
+    _passes: asyncio.Task[None] | None = field(init=False, default=None)
 
     async def __call__(self, request: RequestT) -> AnswerT:
         """The answer to one request. Raises what `answer` raises for this request alone."""
@@ -54,8 +47,8 @@ class Batcher(Generic[RequestT, AnswerT]):
 
     async def _run_passes(self) -> None:
         try:
-            if self._wait_seconds:
-                await asyncio.sleep(self._wait_seconds)
+            if self.wait_seconds:
+                await asyncio.sleep(self.wait_seconds)
             while taken := self._take():
                 await self._answer_together(taken)
         finally:
@@ -65,11 +58,11 @@ class Batcher(Generic[RequestT, AnswerT]):
     def _take(self) -> list[tuple[RequestT, asyncio.Future[AnswerT]]]:
         taken: list[tuple[RequestT, asyncio.Future[AnswerT]]] = []
         size = 0
-        while self._waiting and len(taken) < self._max_requests:
+        while self._waiting and len(taken) < self.max_requests:
             request, future = self._waiting[0]
             if not future.done():  # else its client went away, or its time is up
-                size += self._size(request)
-                if taken and size > self._max_size:
+                size += self.size(request)
+                if taken and size > self.max_size:
                     break
                 taken.append((request, future))
             self._waiting.popleft()
@@ -78,7 +71,7 @@ class Batcher(Generic[RequestT, AnswerT]):
     async def _answer_together(self, taken: list[tuple[RequestT, asyncio.Future[AnswerT]]]) -> None:
         loop = asyncio.get_running_loop()
         try:
-            answers = await loop.run_in_executor(self._executor, self._answer, [request for request, _ in taken])
+            answers = await loop.run_in_executor(self.executor, self.answer, [request for request, _ in taken])
         except Exception as error:
             if len(taken) == 1:
                 _, future = taken[0]

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rayrec.common.errors import UserError
@@ -25,6 +25,17 @@ Load = Callable[[str, str, Path], ServedVersion]
 """(model, version, folder) -> the loaded version. Raises UserError."""
 
 
+@dataclass
+class _State:
+    """One version of a model: the fingerprints of its files at the last look and at the last attempt to load them, what
+    loaded last, and why the last attempt failed."""
+
+    seen: int | None = None
+    tried: int | None = None
+    version: ServedVersion | None = None
+    failure: str = ""
+
+
 class Updates:
     """Keeps `models` as the folders say; every method is called from one thread at a time."""
 
@@ -34,10 +45,7 @@ class Updates:
         self._load = load
         self._models = models
         self._shadow_log = shadow_log
-        # By (model, version): what was loaded, what failed and why, what was last seen of those not tried yet.
-        self._loaded: dict[tuple[str, str], tuple[int, ServedVersion]] = {}
-        self._failed: dict[tuple[str, str], tuple[int, str]] = {}
-        self._seen: dict[tuple[str, str], int] = {}
+        self._states: dict[tuple[str, str], _State] = {}
 
     def load_all(self) -> None:
         """Load what is to be served at the start. Raises UserError if a model has no version that loads."""
@@ -66,8 +74,9 @@ class Updates:
             if before.get(name) != models.get(name):
                 logger.warning("model '%s': %s", name, models[name].describe() if name in models else "removed")
         self._models.current = models
-        kept = {(name, version) for name, model in models.items() for version in model.versions}
-        self._loaded = {key: value for key, value in self._loaded.items() if key in kept}
+        for (name, version), state in self._states.items():
+            if state.version is not None and (name not in models or version not in models[name].versions):
+                state.version = state.tried = None
 
     def _model(self, name: str, source: ModelSource, settle: bool) -> ServedModel:
         """The state of one model that its folder asks for, or the present one if that fails."""
@@ -99,33 +108,27 @@ class Updates:
         self, name: str, version: str, folder: Path, settle: bool, failed: dict[str, str]
     ) -> ServedVersion | None:
         """The version as its files are now, else as it was loaded before; None if neither exists."""
-        key = (name, version)
-        loaded_from, loaded = self._loaded.get(key, (None, None))
+        state = self._states.setdefault((name, version), _State())
         try:
             found = fingerprint(folder)
         except OSError:
-            return loaded  # it is being written or removed at this moment
-        if found == loaded_from:
-            return loaded
-        seen, self._seen[key] = self._seen.get(key), found
-        if settle and seen != found:
-            return loaded  # its files are still changing
-        failed_at, reason = self._failed.get(key, (None, ""))
-        if failed_at != found:
+            return state.version  # it is being written or removed at this moment
+        is_changing = settle and found != state.seen
+        state.seen = found
+        if found != state.tried:
+            if is_changing:
+                return state.version
+            state.tried, state.failure = found, ""
             try:
-                new = self._load(name, version, folder)
+                state.version = self._load(name, version, folder)
             except UserError as error:
-                reason = _without_folder(str(error), folder)
+                state.failure = _without_folder(str(error), folder)
             except Exception as error:
                 logger.exception("model '%s', version %s does not load", name, version)
-                reason = f"{type(error).__name__} while loading"
-            else:
-                self._failed.pop(key, None)
-                self._loaded[key] = (found, new)
-                return new
-            self._failed[key] = (found, reason)
-        failed[version] = reason
-        return loaded
+                state.failure = f"{type(error).__name__} while loading"
+        if state.failure:
+            failed[version] = state.failure
+        return state.version
 
     def _shadow(self, before: ServedModel, versions: Mapping[str, ServedVersion], shadow: str | None) -> Shadow | None:
         """The same object as before for the same version, so that its counts go on."""

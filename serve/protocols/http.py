@@ -3,11 +3,12 @@
 Plain ASGI: the middleware of Starlette that reads requests costs as much as the rest of the application.
 """
 
-import json
+from dataclasses import dataclass
 from typing import Any
 
 import pydantic_core
 from fastapi import Request
+from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,16 +21,16 @@ _CALL = "rayrec.call"
 _OPEN_PATHS = frozenset({"/", "/healthz", "/v2/health/live", "/v2/health/ready"})
 
 
+@dataclass(frozen=True)
 class Gate:
     """Lets a request through to `app` under the rule of `admission`, and answers what it refuses."""
 
-    def __init__(self, app: ASGIApp, admission: Admission) -> None:
-        self._app = app
-        self._admission = admission
+    app: ASGIApp
+    admission: Admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         call = scope[_CALL] = Call(
@@ -48,10 +49,15 @@ class Gate:
             await send(message)
 
         try:
-            async with self._admission.admit(call):
-                await self._app(scope, receive, send_noting_status)
+            async with self.admission.admit(call):
+                await self.app(scope, receive, send_noting_status)
         except RequestError as error:
-            await _refuse(send, error)
+            await error_response(error)(scope, receive, send)
+
+
+def error_response(error: RequestError) -> JSONResponse:
+    """The answer to a request that is refused."""
+    return JSONResponse({"error": error.message}, status_code=error.status, headers=error.headers)
 
 
 def call_of(request: Request) -> Call:
@@ -89,11 +95,3 @@ def _stated_size(headers: Headers) -> int:
     """Content-Length, or 0 if it is absent or not a number."""
     length = headers.get("Content-Length", "0")
     return int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
-
-
-async def _refuse(send: Send, error: RequestError) -> None:
-    body = json.dumps({"error": error.message}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers += [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
