@@ -1,6 +1,6 @@
 """The blocks of rows that a chunk of a raw file is read into, the same for every source."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.raw.files import Chunk
+from rayrec.raw.files import Chunk, read_lines
 
 MAX_TEXT = 10_000
 """Characters of a rejected row's text that are kept."""
@@ -70,19 +70,37 @@ class RawBlock:
     rejected: pa.Table
     """Bad rows with the columns of `REJECTED_SCHEMA`; lines count from the chunk's first."""
 
-    @classmethod
-    def of(cls, parsed: ParsedLines, file: str, first_line: int, text: bytes) -> "RawBlock":
-        """The block that begins at `first_line` of its chunk, as a parser returned it."""
+
+def blocks_of(chunk: Chunk, parsed: Iterable[tuple[bytes, ParsedLines]], header_lines: int = 0) -> Iterator[RawBlock]:
+    """The blocks of a chunk, from the text of each and what a parser made of it.
+
+    `header_lines` are at the beginning of the first text; the parser has not seen them, but they count as lines.
+    """
+    first_line = 1
+    for text, lines in parsed:
+        start = first_line + header_lines
         rejected = pa.table(
             [
-                [file] * len(parsed.rejected_positions),
-                parsed.rejected_positions + first_line,
-                [str(reason) for reason in parsed.rejected_reasons],
-                [text.decode("utf-8", "backslashreplace")[:MAX_TEXT] for text in parsed.rejected_texts],
+                [chunk.file.name] * len(lines.rejected_positions),
+                lines.rejected_positions + start,
+                [str(reason) for reason in lines.rejected_reasons],
+                [line.decode("utf-8", "backslashreplace")[:MAX_TEXT] for line in lines.rejected_texts],
             ],
             schema=REJECTED_SCHEMA,
         )
-        return cls(parsed.rows, parsed.positions + first_line, parsed.num_lines, text, rejected)
+        yield RawBlock(lines.rows, lines.positions + start, header_lines + lines.num_lines, text, rejected)
+        first_line, header_lines = start + lines.num_lines, 0
+
+
+def text_blocks(chunk: Chunk, parse: Callable[[bytes], ParsedLines], *, has_header: bool = False) -> Iterator[RawBlock]:
+    """The blocks of a chunk of a text file, a few megabytes each, of which `parse` reads all lines but the header's."""
+    is_headed = has_header and chunk.start == 0
+
+    def parsed() -> Iterator[tuple[bytes, ParsedLines]]:
+        for index, text in enumerate(read_lines(chunk)):
+            yield text, parse(text.partition(b"\n")[2] if is_headed and index == 0 else text)
+
+    return blocks_of(chunk, parsed(), header_lines=int(is_headed))
 
 
 class RowReader(Protocol):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from rayrec.raw.blocks import ParsedLines, RawBlock, Reason
+from rayrec.raw.blocks import ParsedLines, RawBlock, Reason, text_blocks
 from rayrec.raw.files import Chunk, InputFile, plan_chunks, read_lines
 from rayrec.raw.text_lines import TextLines, split_fields, to_integers
 
@@ -104,11 +104,8 @@ class TextReader:
 
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:
         """The blocks of a chunk; line numbers count from its first line."""
-        first_line = 1
-        for data in read_lines(chunk):
-            parsed = self.format.parse_lines(data, self.labelled[chunk.file_index])
-            yield RawBlock.of(parsed, chunk.file.name, first_line, data)
-            first_line += parsed.num_lines
+        is_labelled = self.labelled[chunk.file_index]
+        return text_blocks(chunk, lambda data: self.format.parse_lines(data, is_labelled))
 
 
 def _first_line(file: InputFile) -> bytes:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -9,8 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
-from rayrec.raw.blocks import ParsedLines, RawBlock, Reason
-from rayrec.raw.files import Chunk, InputFile, read_lines
+from rayrec.raw.blocks import ParsedLines, RawBlock, Reason, blocks_of, text_blocks
+from rayrec.raw.files import Chunk, InputFile
 from rayrec.sources.interactions.config import InteractionSourceConfig
 from rayrec.sources.interactions.layout import ITEM, LABEL, ROW_SCHEMA, USER, FileLayout, detect_layout
 from rayrec.sources.interactions.parse import parse_lines, parse_lists
@@ -37,27 +38,12 @@ class InteractionReader:
         """The blocks of a chunk, a few megabytes each; lines count from the chunk's first, in Parquet files rows."""
         layout = self.layouts[chunk.file_index]
         if layout.kind == "parquet":
-            yield from _read_parquet(chunk, layout)
-            return
-        first_line = 1
-        for block in read_lines(chunk):
-            data = block
-            if layout.has_header and chunk.start == 0 and first_line == 1:
-                header, _, data = block.partition(b"\n")
-                yield RawBlock.of(_header(), chunk.file.name, first_line, header + b"\n")
-                first_line = 2
-            parsed = parse_lists(data) if layout.kind == "lists" else parse_lines(data, layout)
-            yield RawBlock.of(parsed, chunk.file.name, first_line, data)
-            first_line += parsed.num_lines
+            return blocks_of(chunk, _read_parquet(chunk, layout))
+        parse = parse_lists if layout.kind == "lists" else partial(parse_lines, layout=layout)
+        return text_blocks(chunk, parse, has_header=layout.has_header)
 
 
-def _header() -> ParsedLines:
-    """The parsed header: a line without a row."""
-    none = np.empty(0, np.int64)
-    return ParsedLines(pa.RecordBatch.from_pylist([], schema=ROW_SCHEMA), none, 1, none, (), ())
-
-
-def _read_parquet(chunk: Chunk, layout: FileLayout) -> Iterator[RawBlock]:
+def _read_parquet(chunk: Chunk, layout: FileLayout) -> Iterator[tuple[bytes, ParsedLines]]:
     """The rows of the row groups that begin in the chunk's bytes."""
     try:
         with chunk.file.filesystem.open_input_file(chunk.file.path) as stream:
@@ -68,13 +54,10 @@ def _read_parquet(chunk: Chunk, layout: FileLayout) -> Iterator[RawBlock]:
             groups = [group for group, start in enumerate(starts) if chunk.start <= start < stop]
             names = [None if position is None else file.schema_arrow.names[position] for position in layout.columns]
             columns = [name for name in names if name is not None]
-            first_line = 1
             if not groups:
                 return
             for batch in file.iter_batches(_PARQUET_BATCH_ROWS, row_groups=groups, columns=columns, use_threads=False):
-                parsed = _parse_batch(batch, names)
-                yield RawBlock.of(parsed, chunk.file.name, first_line, b"")
-                first_line += batch.num_rows
+                yield b"", _parse_batch(batch, names)
     except (pa.ArrowException, OSError) as error:
         raise UserError(
             f"{chunk.file.name}: damaged Parquet file ({str(error).splitlines()[0]}); fetch it again"

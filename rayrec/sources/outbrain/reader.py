@@ -3,11 +3,10 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from rayrec.common.errors import UserError
-from rayrec.raw.blocks import ParsedLines, RawBlock
+from rayrec.raw.blocks import RawBlock, text_blocks
 from rayrec.raw.files import Chunk, InputFile, list_inputs, plan_chunks, read_lines
 from rayrec.raw.text_lines import unquoted_fields
 from rayrec.sources.outbrain.layout import FULL_TABLES, Table, TableLayout
@@ -77,21 +76,7 @@ class TableReader:
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:
         """The blocks of a chunk, a few megabytes each; lines count from the chunk's first, headers included."""
         columns = self.columns[chunk.file_index]
-        first_line = 1
-        for block in read_lines(chunk):
-            data = block
-            if chunk.start == 0 and first_line == 1:
-                header, _, data = block.partition(b"\n")
-                yield RawBlock.of(self._header(), chunk.file.name, first_line, header + b"\n")
-                first_line = 2
-            parsed = parse_lines(data, self.table, columns)
-            yield RawBlock.of(parsed, chunk.file.name, first_line, data)
-            first_line += parsed.num_lines
-
-    def _header(self) -> ParsedLines:
-        """A line without a row."""
-        none = np.empty(0, np.int64)
-        return ParsedLines(pa.RecordBatch.from_pylist([], schema=self.schema), none, 1, none, (), ())
+        return text_blocks(chunk, lambda data: parse_lines(data, self.table, columns), has_header=True)
 
 
 def table_reader(table: Table, files: Sequence[InputFile]) -> TableReader:
