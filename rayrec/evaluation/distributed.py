@@ -9,13 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.common.errors import UserError
-from rayrec.evaluation.auc import Scores
 from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.evaluation.ranking import RankedRows, RankingMetrics
 
 # Values sent at a time (16 MB of scores): bounds the buffers of the receiver and of the backend.
 _PIECE = 1 << 22
-
 
 Metrics = BinaryMetrics | RankingMetrics
 
@@ -25,7 +23,11 @@ def compute_over_ranks(metrics: Metrics, group: dist.ProcessGroup | None = None)
 
     A collective call. Every rank's accumulator is used up. Raises what `metrics.compute` raises, on every rank.
     """
-    merge_over_ranks(metrics, group)
+    metrics.sums = _sum_over_ranks(metrics.sums, group)
+    if isinstance(metrics, BinaryMetrics):
+        _merge_binary(metrics, group)
+    else:
+        _merge_ranking(metrics, group)
     outcome: list[dict[str, float | None] | str | None] = [None]
     if dist.get_rank(group) == 0:
         try:
@@ -40,16 +42,8 @@ def compute_over_ranks(metrics: Metrics, group: dist.ProcessGroup | None = None)
     return result
 
 
-def merge_over_ranks(metrics: Metrics, group: dist.ProcessGroup | None = None) -> None:
-    """Merge the accumulators of all ranks into the first rank's accumulator; the other ranks' are used up."""
-    metrics.sums = _sum_over_ranks(metrics.sums, group)
-    if isinstance(metrics, BinaryMetrics):
-        _merge_binary(metrics, group)
-    else:
-        _merge_ranking(metrics, group)
-
-
 def _merge_binary(metrics: BinaryMetrics, group: dist.ProcessGroup | None) -> None:
+    """Merge the accumulators of all ranks into the first rank's."""
     state = np.array([metrics.stored_rows, metrics.histogram is not None], dtype=np.float64)
     stored, histograms = _sum_over_ranks(state, group)
     if histograms or stored > metrics.exact_auc_rows:
@@ -57,64 +51,43 @@ def _merge_binary(metrics: BinaryMetrics, group: dist.ProcessGroup | None) -> No
         assert metrics.histogram is not None
         metrics.histogram.positives = _sum_over_ranks(metrics.histogram.positives, group)
         metrics.histogram.negatives = _sum_over_ranks(metrics.histogram.negatives, group)
-    else:
-        _collect_scores(metrics.positives, group)
-        _collect_scores(metrics.negatives, group)
-
-
-def _collect_scores(scores: Scores, group: dist.ProcessGroup | None) -> None:
-    """Append the scores of the other ranks to those of the first."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    own = np.zeros((size, 2))
-    own[rank] = scores.rows, scores.weighted
-    for other, (rows, weighted) in enumerate(_sum_over_ranks(own, group).tolist()[1:], start=1):
-        if rank == other:
-            _send(scores.logits(), group)
-            if weighted:
-                _send(scores.weights(), group)
-        elif rank == 0:
-            logits = _receive(int(rows), other, group)
-            scores.add(logits, _receive(int(rows), other, group) if weighted else np.ones_like(logits))
+        return
+    for scores in (metrics.positives, metrics.negatives):
+        own_weights = scores.weights() if scores.weighted else np.empty(0, np.float32)
+        others = zip(_gathered(scores.logits(), group), _gathered(own_weights, group), strict=True)
+        for logits, weights in others:
+            scores.add(logits, weights if len(weights) else np.ones_like(logits))
 
 
 def _merge_ranking(metrics: RankingMetrics, group: dist.ProcessGroup | None) -> None:
     """Hand the groups that may go on elsewhere, and the ids of the others, to the first rank."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
     waiting = metrics.open_rows()
     finished = np.concatenate([np.empty(0, np.int64), *metrics.finished])
-    own = np.zeros((size, 2))
-    own[rank] = len(waiting), len(finished)
-    for other, counts in enumerate(_sum_over_ranks(own, group).tolist()[1:], start=1):
+    columns = waiting.group, waiting.score, waiting.positive.astype(np.uint8), finished
+    for groups, scores, positive, ids in zip(*(_gathered(column, group) for column in columns), strict=True):
+        metrics.add_open(RankedRows(groups, scores, positive.astype(np.bool_)))
+        metrics.finished.append(ids)
+
+
+def _gathered(values: NDArray[Any], group: dist.ProcessGroup | None) -> list[NDArray[Any]]:
+    """On the first rank what the other ranks hold, in their order; nothing on those. A collective call."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    own, device = torch.from_numpy(values), _device(group)
+    lengths = np.zeros(size)
+    lengths[rank] = len(values)
+    gathered = []
+    for other, length in enumerate(_sum_over_ranks(lengths, group).tolist()[1:], start=1):
         if rank == other:
-            for column in (waiting.group, waiting.score, waiting.positive.astype(np.uint8), finished):
-                _send(column, group)
+            for piece in own.split(_PIECE) if len(own) else ():
+                dist.send(piece.to(device), group=group, group_dst=0)
         elif rank == 0:
-            rows, ids = (int(count) for count in counts)
-            metrics.add_open(
-                RankedRows(
-                    _receive(rows, other, group, torch.int64),
-                    _receive(rows, other, group, torch.float64),
-                    _receive(rows, other, group, torch.uint8).astype(np.bool_),
-                )
-            )
-            metrics.finished.append(_receive(ids, other, group, torch.int64))
-
-
-def _send(values: NDArray[Any], group: dist.ProcessGroup | None) -> None:
-    for start in range(0, len(values), _PIECE):
-        piece = torch.from_numpy(values[start : start + _PIECE]).to(_device(group))
-        dist.send(piece, group=group, group_dst=0)
-
-
-def _receive(
-    rows: int, source: int, group: dist.ProcessGroup | None, dtype: torch.dtype = torch.float32
-) -> NDArray[Any]:
-    values = torch.empty(rows, dtype=dtype)
-    for piece in values.split(_PIECE) if rows else ():
-        arrived = torch.empty(len(piece), dtype=dtype, device=_device(group))
-        dist.recv(arrived, group=group, group_src=source)
-        piece.copy_(arrived)
-    return values.numpy()
+            arrived = torch.empty(int(length), dtype=own.dtype)
+            for piece in arrived.split(_PIECE) if length else ():
+                received = torch.empty_like(piece, device=device)
+                dist.recv(received, group=group, group_src=other)
+                piece.copy_(received)
+            gathered.append(arrived.numpy())
+    return gathered
 
 
 def _sum_over_ranks(values: NDArray[np.float64], group: dist.ProcessGroup | None) -> NDArray[np.float64]:

@@ -62,9 +62,9 @@ class RankingMetrics:
     """Accumulates rows; `rayrec.evaluation.distributed` merges the accumulators of several ranks.
 
     An `update` must hold consecutive rows of data whose groups are contiguous: then only its first and its last group
-    can continue elsewhere. Those wait, cut to their positives and their best
-    negatives, for the end; the others are counted at once. Memory: 8 bytes a group (to find one that comes twice), and
-    the waiting groups' rows. How the data is cut into updates and ranks changes nothing beyond float64 rounding.
+    can continue elsewhere. Those wait, cut to their positives and their best negatives, for the end; the others are
+    counted at once. Memory: 8 bytes a group (to find one that comes twice), and the waiting groups' rows. How the data
+    is cut into updates and ranks changes nothing beyond float64 rounding.
     """
 
     def __init__(self, config: RankingConfig) -> None:
@@ -160,34 +160,26 @@ class RankingMetrics:
         number = np.arange(len(rank)) - (np.cumsum(total) - total)[group] + 1
         sums = [0.0, 0.0, float(len(total))]
         for k, metric in product(self._config.k, self._config.metrics):
-            gain = _GAINS[metric](rank, number, total[group], k) * (rank <= k)
+            gain = _gain(metric, rank, number, total[group], k) * (rank <= k)
             of_group = np.bincount(group, weights=gain, minlength=len(total))
             sums.append(float(np.minimum(of_group, 1.0).sum() if metric == "hr" else of_group.sum()))
         return np.array(sums)
 
 
-_Ints = NDArray[np.int64]
-
-
-def _hit(rank: _Ints, number: _Ints, positives: _Ints, k: int) -> NDArray[np.float64]:
-    return np.ones(len(rank))
-
-
-def _share(rank: _Ints, number: _Ints, positives: _Ints, k: int) -> NDArray[np.float64]:
-    return 1.0 / positives
-
-
-def _discounted(rank: _Ints, number: _Ints, positives: _Ints, k: int) -> NDArray[np.float64]:
-    ideal = np.concatenate([[0.0], np.cumsum(1.0 / np.log2(np.arange(2, k + 2)))])
-    return 1.0 / np.log2(rank + 1) / ideal[np.minimum(positives, k)]
-
-
-def _precision(rank: _Ints, number: _Ints, positives: _Ints, k: int) -> NDArray[np.float64]:
+def _gain(
+    metric: str, rank: NDArray[np.int64], number: NDArray[np.int64], positives: NDArray[np.int64], k: int
+) -> NDArray[np.float64]:
+    """What each positive within the first k ranks adds to its group's value; of `hr` a group's value is 1 at most."""
+    match metric:
+        case "hr":
+            return np.ones(len(rank))
+        case "recall":
+            return 1.0 / positives
+        case "ndcg":
+            ideal = np.concatenate([[0.0], np.cumsum(1.0 / np.log2(np.arange(2, k + 2)))])
+            return 1.0 / np.log2(rank + 1) / ideal[np.minimum(positives, k)]
+    assert metric == "map"
     return number / rank / np.minimum(positives, k)
-
-
-# What a positive within the first k ranks adds to its group's value; of `hr` a group's value is 1 at most.
-_GAINS = {"hr": _hit, "recall": _share, "ndcg": _discounted, "map": _precision}
 
 
 def _starts(group: NDArray[np.int64]) -> NDArray[np.bool_]:
