@@ -31,7 +31,7 @@ from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.models.dlrm.config import DLRMConfig
-from serve.protocols.v1.messages import parse_instances, predictions
+from serve.protocols.v1 import parse_instances, predictions
 from tests.model_folders import make_model_folder, make_raw_rows
 
 _WARM_UP_SECONDS = 2

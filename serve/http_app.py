@@ -10,8 +10,8 @@ from serve.engine.admission import Admission
 from serve.errors import RequestError
 from serve.models.served_models import ServedModels
 from serve.openapi import document
+from serve.protocols import v1
 from serve.protocols.http import Gate, error_response
-from serve.protocols.v1 import routes as v1
 from serve.protocols.v2 import routes as v2
 
 # The page contains its style and script, and talks to this server alone.

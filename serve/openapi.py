@@ -13,7 +13,7 @@ from rayrec.features.schema import Feature, MultiHotFeature, NumericFeature
 from rayrec.features.transforms import Vocabulary
 from rayrec.inference.predictor import Predictor
 from rayrec.inference.ranker import FeatureLookup
-from serve.models.served_models import ServedModel, ServedModels
+from serve.models.served_models import ServedModels
 from serve.models.served_version import ServedVersion
 from serve.protocols.v2.messages import OUTPUT
 from serve.protocols.v2.tensors import DATA_TYPES
@@ -39,8 +39,17 @@ def document(models: ServedModels, max_rows: int) -> dict[str, Any]:
     }
     rows: dict[str, Any] = {}
     for name, model in sorted(models.current.items()):
-        rows[f"{name}.Row"] = _row(model.version())
-        paths |= _model_paths(model, max_rows)
+        version = model.version()
+        rows[f"{name}.Row"] = _row(version)
+        paths[f"/v1/models/{name}"] = _get(f"Version, metrics and schema of '{name}'.", name=_TEXT, version=_TEXT)
+        paths[f"/v1/models/{name}:predict"] = _predict(name, max_rows)
+        paths[f"/v2/models/{name}"] = _get(f"Inputs and outputs of '{name}'.", name=_TEXT)
+        paths[f"/v2/models/{name}/ready"] = _get(f"'{name}' answers.", ready=_BOOLEAN)
+        paths[f"/v2/models/{name}/infer"] = _infer(name, version.predictor, max_rows)
+        if version.recommender is not None:
+            paths[f"/v1/models/{name}:recommend"] = _recommend(name, max_rows)
+        if version.ranker is not None:
+            paths[f"/v1/models/{name}:rank"] = _rank(name, version.ranker.lookup, max_rows)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -51,22 +60,6 @@ def document(models: ServedModels, max_rows: int) -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": {"Error": _object(error=_TEXT), **rows}},
     }
-
-
-def _model_paths(model: ServedModel, max_rows: int) -> dict[str, Any]:
-    name, version = model.name, model.version()
-    paths = {
-        f"/v1/models/{name}": _get(f"Version, metrics and schema of '{name}'.", name=_TEXT, version=_TEXT),
-        f"/v1/models/{name}:predict": _predict(name, max_rows),
-        f"/v2/models/{name}": _get(f"Inputs and outputs of '{name}'.", name=_TEXT),
-        f"/v2/models/{name}/ready": _get(f"'{name}' answers.", ready=_BOOLEAN),
-        f"/v2/models/{name}/infer": _infer(name, version.predictor, max_rows),
-    }
-    if version.recommender is not None:
-        paths[f"/v1/models/{name}:recommend"] = _recommend(name, max_rows)
-    if version.ranker is not None:
-        paths[f"/v1/models/{name}:rank"] = _rank(name, version.ranker.lookup, max_rows)
-    return paths
 
 
 def _predict(name: str, max_rows: int) -> dict[str, Any]:
@@ -148,15 +141,10 @@ def _get(summary: str, **answer: JsonSchema) -> dict[str, Any]:
 
 
 def _post(summary: str, body: JsonSchema, answer: JsonSchema, missing: str = "no such model") -> dict[str, Any]:
-    errors = {
-        "400": "not JSON",
-        "404": missing,
-        "413": "too large",
-        "415": "compressed",
-        "422": "wrong content",
-        "504": "not done within the time limit",
-    }
-    return {"post": {**_operation(summary, answer, errors), "requestBody": {"required": True, **_content(body)}}}
+    late = "not done within the time limit"
+    errors = {"400": "not JSON", "404": missing, "413": "too large", "415": "compressed", "422": "wrong content"}
+    operation = _operation(summary, answer, {**errors, "504": late})
+    return {"post": {**operation, "requestBody": {"required": True, **_content(body)}}}
 
 
 def _operation(summary: str, answer: JsonSchema, errors: dict[str, str]) -> dict[str, Any]:

@@ -26,36 +26,28 @@ class Scores:
     """The scores of one class, kept for sorting."""
 
     def __init__(self) -> None:
-        self._logits: list[NDArray[np.float32]] = []
-        self._weights: list[NDArray[np.float32] | None] = []
+        self._logits = [np.empty(0, np.float32)]
+        self._weights = [np.empty(0, np.float32)]
         self.rows = 0
+        self.weighted = False
+        """Whether any row has a weight other than 1."""
 
     def add(self, logits: NDArray[np.float32], weights: NDArray[np.float32]) -> None:
         """Add rows of positive weight."""
+        is_weighted = bool((weights != 1.0).any())
         self._logits.append(logits)
         # Nearly always all weights are 1, and half the memory is saved.
-        self._weights.append(None if (weights == 1.0).all() else weights)
+        self._weights.append(weights if is_weighted else np.broadcast_to(np.float32(1.0), len(weights)))
         self.rows += len(logits)
-
-    @property
-    def weighted(self) -> bool:
-        """Whether any row has a weight other than 1."""
-        return any(weights is not None for weights in self._weights)
+        self.weighted |= is_weighted
 
     def logits(self) -> NDArray[np.float32]:
         """(rows,) in the order of their arrival."""
-        if len(self._logits) != 1:
-            # Kept as one piece from here on, so that asking again costs nothing.
-            self._weights = [self.weights() if self.weighted else None]
-            self._logits = [np.concatenate([np.empty(0, np.float32), *self._logits])]
-        return self._logits[0]
+        return np.concatenate(self._logits)
 
     def weights(self) -> NDArray[np.float32]:
         """(rows,) in the order of their arrival."""
-        pairs = zip(self._logits, self._weights, strict=True)
-        return np.concatenate(
-            [np.empty(0, np.float32)] + [np.ones_like(s) if w is None else w for s, w in pairs], dtype=np.float32
-        )
+        return np.concatenate(self._weights)
 
 
 class ScoreHistogram:
@@ -105,7 +97,8 @@ def exact_auc(positives: Scores, negatives: Scores) -> AucValue:
 
 def _sorted(scores: Scores) -> tuple[NDArray[np.float32], NDArray[np.float64] | None]:
     """Ascending logits and their weights (None if all 1)."""
+    logits = scores.logits()
     if not scores.weighted:
-        return np.sort(scores.logits()), None
-    order = np.argsort(scores.logits())
-    return scores.logits()[order], scores.weights()[order].astype(np.float64)
+        return np.sort(logits), None
+    order = np.argsort(logits)
+    return logits[order], scores.weights()[order].astype(np.float64)

@@ -1,8 +1,9 @@
 """The predictor: raw rows in, probabilities out, from a model folder."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,6 @@ from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.inference.folder.model_folder import Metrics, ModelFolder
 from rayrec.inference.folder.table_files import MappedTable, TableMemory
 from rayrec.inference.raw_rows import RawRows
-from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 
@@ -53,7 +53,12 @@ class Predictor:
         self._dense_network = _load_dense_network(model_folder)
         multi_hot = {feature.name for feature in self.schema.features if isinstance(feature, MultiHotFeature)}
         self._lookups = [
-            _Lookup(table, model_folder.mapped_table(table), is_multi_hot=table.feature in multi_hot)
+            _Lookup(
+                feature=table.feature,
+                dim=table.dim,
+                rows=model_folder.mapped_table(table),
+                pooling=table.pooling if table.feature in multi_hot else None,
+            )
             for table in model_folder.tables
         ]
         self._memory = memory
@@ -116,24 +121,25 @@ class Predictor:
             return torch.sigmoid(logits).numpy()
 
 
+@dataclass(frozen=True)
 class _Lookup:
     """One table's look-up and pooling, as the model does them.
 
     A one-hot feature is a plain gather, several times faster than a bag of one id for the few rows of a request.
     """
 
-    def __init__(self, table: EmbeddingTable, rows: MappedTable, *, is_multi_hot: bool) -> None:
-        self.feature = table.feature
-        self.dim = table.dim
-        self.rows = rows
-        self._pooling = table.pooling if is_multi_hot else None
+    feature: str
+    dim: int
+    rows: MappedTable
+    pooling: Literal["sum", "mean"] | None
+    """None for a feature of one id a row."""
 
     def read(self, ids: pa.Array, out: NDArray[np.float32]) -> int:
         """Write the (B, dim) pooled embeddings of B rows of ids (int32 or int64, or lists of them).
 
         Returns how many rows of the table were read.
         """
-        if self._pooling is None:
+        if self.pooling is None:
             self.rows.read(ids.to_numpy(), out)
             return len(ids)
         # `offsets` of a slice do not begin at 0; `flatten` respects the slice.
@@ -144,7 +150,7 @@ class _Lookup:
         bags = torch.from_numpy(offsets - offsets[0])
         with torch.inference_mode():
             pooled = F.embedding_bag(
-                torch.arange(len(values)), torch.from_numpy(read), bags, mode=self._pooling, include_last_offset=True
+                torch.arange(len(values)), torch.from_numpy(read), bags, mode=self.pooling, include_last_offset=True
             )
         out[:] = pooled.numpy()
         return len(values)

@@ -46,12 +46,12 @@ class Ranking:
         return cls([candidates[index] for index in order], scores[order])
 
 
+@dataclass(frozen=True)
 class Ranker:
     """Ranks candidates for a context. It does not change after construction, so threads may share one."""
 
-    def __init__(self, predictor: Predictor, lookup: FeatureLookup) -> None:
-        self.predictor = predictor
-        self.lookup = lookup
+    predictor: Predictor
+    lookup: FeatureLookup
 
     def rank(self, context: Mapping[str, Any], candidates: Sequence[Any], k: int | None = None) -> Ranking:
         """The best `k` of `candidates`, all of them by default.

@@ -23,13 +23,13 @@ class Shadow:
         self.version = version
         self._log = log
         self._tasks: set[asyncio.Task[None]] = set()
-        self._requests = self._rows = self._dropped = self._failed = 0
+        self._counts = dict.fromkeys(("requests", "rows", "failed", "dropped"), 0)
         self._sum = self._max = 0.0
 
     def compare(self, answered_by: str, rows: Rows, scores: NDArray[np.float32]) -> None:
         """Score `rows` too, after the answer; never delays or fails the request itself."""
         if len(self._tasks) >= _MAX_WAITING:
-            self._dropped += 1
+            self._counts["dropped"] += 1
             return
         task = asyncio.get_running_loop().create_task(self._compare(answered_by, rows, scores))
         self._tasks.add(task)
@@ -37,14 +37,9 @@ class Shadow:
 
     def summary(self) -> dict[str, Any]:
         """What was found so far: counts, and differences of probabilities over all rows."""
-        return {
-            "requests": self._requests,
-            "rows": self._rows,
-            "mean_difference": self._sum / self._rows if self._rows else None,
-            "max_difference": self._max if self._rows else None,
-            "failed": self._failed,
-            "dropped": self._dropped,
-        }
+        rows = self._counts["rows"]
+        found = {"mean_difference": self._sum / rows, "max_difference": self._max} if rows else {}
+        return {**self._counts, "mean_difference": None, "max_difference": None, **found}
 
     async def _compare(self, answered_by: str, rows: Rows, scores: NDArray[np.float32]) -> None:
         model, version = self.version.name, self.version.version
@@ -56,12 +51,12 @@ class Shadow:
                 rows = Rows(raw_rows.from_batch(rows.columns))
             difference = np.abs(await self.version.score(rows) - scores)
         except (RequestError, UserError, pa.ArrowException) as error:
-            self._failed += 1
+            self._counts["failed"] += 1
             self._log.write({**entry, "error": str(error)})
             return
         mean, largest = float(difference.mean()), float(difference.max())
-        self._requests += 1
-        self._rows += len(scores)
+        self._counts["requests"] += 1
+        self._counts["rows"] += len(scores)
         self._sum += float(difference.sum())
         self._max = max(self._max, largest)
         self._log.write({**entry, "mean_difference": mean, "max_difference": largest})

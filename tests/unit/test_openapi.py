@@ -14,8 +14,7 @@ from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import ServedVersion
 from serve.openapi import document
 from serve.operations.metrics import ServingMetrics
-from serve.protocols.v1.messages import parse_instances
-from serve.protocols.v1.routes import VERBS
+from serve.protocols.v1 import VERBS, parse_instances
 from tests.display_models import ADS, CONTEXT, make_ranker
 from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder
 

@@ -9,7 +9,7 @@ from rayrec.common.errors import UserError
 from rayrec.inference.recommender import KNOWN_ITEMS_FILE, KnownItems, Recommender, UnknownUserError, load_recommender
 from rayrec.ingest.dataset import Dataset
 from serve.errors import RequestError
-from serve.protocols.v1.messages import parse_recommend
+from serve.protocols.v1 import parse_recommend
 from tests.builders import write_dataset
 from tests.model_folders import make_model_folder, make_recommender_folder
 

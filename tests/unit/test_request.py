@@ -19,7 +19,7 @@ from rayrec.storage.location import local_path
 from serve.arguments import ServeArguments, named_folders
 from serve.errors import RequestError
 from serve.models.served_models import ServedModel, ServedModels
-from serve.protocols.v1.messages import parse_instances, predictions
+from serve.protocols.v1 import parse_instances, predictions
 from tests.model_folders import make_model_folder
 
 SCHEMA = Schema(

@@ -1,4 +1,4 @@
-"""Bodies of the V1 inference protocol of KServe and TensorFlow Serving, with raw features as instances.
+"""The V1 inference protocol of KServe and TensorFlow Serving, with raw features as instances.
 
     POST /v1/models/NAME:predict   {"instances": [{"I1": 3, "C1": "68fd1e64"}, ...]}   or one such object alone
                                    -> {"model": "NAME", "version": "1", "predictions": [0.0312, ...]}
@@ -9,22 +9,129 @@
                                    -> {"model": "NAME", "version": "1",      for a model that looks features up
                                        "candidates": [{"candidate": 42337, "score": 0.31}, ...]}
 
-Every error is {"error": "one line"} with its status.
+A version is named by /v1/models/NAME/versions/VERSION:predict. Every error is {"error": "one line"} with its status.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.config import ServeConfig
+from rayrec.inference.ranker import Ranking
 from rayrec.inference.raw_rows import RawRows
+from rayrec.inference.recommender import UnknownUserError
 from serve.errors import RequestError
-from serve.protocols.http import parse_json
+from serve.models.served_models import ServedModel, ServedModels
+from serve.models.served_version import Rows, ServedVersion
+from serve.protocols.http import call_of, parse_json, read_body
+
+Verb = Callable[[ServedModel, ServedVersion, bytes, int], Awaitable[bytes]]
+"""(model, version, body, most rows or items) -> body of the answer. Raises RequestError."""
+
+
+async def _predict(model: ServedModel, version: ServedVersion, body: bytes, max_rows: int) -> bytes:
+    rows = Rows(parse_instances(body, version.predictor.raw_rows, max_rows))
+    return predictions(model.name, version.version, await model.score(version, rows))
+
+
+async def _recommend(model: ServedModel, version: ServedVersion, body: bytes, max_rows: int) -> bytes:
+    if version.recommender is None:
+        raise _cannot(model, "scores more than a user and an item: it cannot recommend")
+    asked = parse_recommend(body, max_rows)
+    recommend = partial(version.recommender.recommend, asked.user, asked.k, exclude_known=asked.exclude_known)
+    try:
+        best = await version.evaluate(recommend)
+    except UnknownUserError as error:
+        raise RequestError(404, str(error)) from None
+    items = _with_scores("item", best.items, best.scores)
+    return _answer(model.name, version.version, user=asked.user, items=items)
+
+
+async def _rank(model: ServedModel, version: ServedVersion, body: bytes, max_rows: int) -> bytes:
+    if version.ranker is None:
+        raise _cannot(model, "has no statistics to look features up in: it cannot rank")
+    asked = parse_rank(body, max_rows)
+    try:
+        rows = await version.evaluate(partial(version.ranker.rows, asked.context, asked.candidates))
+    except UserError as error:
+        raise RequestError(422, str(error)) from None
+    best = Ranking.of(asked.candidates, await model.score(version, Rows(rows)), asked.k)
+    candidates = _with_scores("candidate", best.candidates, best.scores)
+    return _answer(model.name, version.version, candidates=candidates)
+
+
+def _cannot(model: ServedModel, why: str) -> RequestError:
+    return RequestError(404, f"model '{model.name}' {why}; use /v1/models/{model.name}:predict")
+
+
+VERBS: dict[str, Verb] = {"predict": _predict, "recommend": _recommend, "rank": _rank}
+
+
+def routes(models: ServedModels, settings: ServeConfig) -> APIRouter:
+    """The routes over `models`."""
+    router = APIRouter(prefix="/v1/models")
+
+    async def call(name: str, verb: str, request: Request, version: str | None = None) -> Response:
+        if verb not in VERBS:
+            raise RequestError(404, f"no method ':{verb[:100]}'; there are {', '.join(f':{known}' for known in VERBS)}")
+        if request.method == "GET":
+            raise RequestError(405, "use POST with a JSON body", {"Allow": "POST"})
+        model = models.model(name)
+        chosen = model.version(version)
+        call_of(request).answered_by(name, chosen.version, verb)
+        body = await read_body(request, settings)
+        content = await VERBS[verb](model, chosen, body, settings.max_rows_per_request)
+        return Response(content, media_type="application/json")
+
+    router.add_api_route("/{name}:{verb}", call, methods=["GET", "POST"])
+    router.add_api_route("/{name}/versions/{version}:{verb}", call, methods=["GET", "POST"])
+
+    @router.get("")
+    async def names() -> dict[str, list[str]]:
+        return {"models": sorted(models.current)}
+
+    @router.get("/{name}")
+    async def model(name: str) -> dict[str, Any]:
+        served = models.model(name)
+        return {**_described(name, served.version()), "versions": served.describe()}
+
+    @router.get("/{name}/versions/{version}")
+    async def version(name: str, version: str) -> dict[str, Any]:
+        return _described(name, models.model(name).version(version))
+
+    return router
+
+
+def _described(name: str, version: ServedVersion) -> dict[str, Any]:
+    return {
+        "name": name,
+        "version": version.version,
+        "ready": True,
+        "recipe": version.predictor.recipe.name,
+        "metrics": version.predictor.metrics,
+        "schema": version.predictor.schema.model_dump(mode="json"),
+    }
+
+
+def predictions(model: str, version: str, scores: NDArray[np.float32]) -> bytes:
+    """The body of an answer with (n,) scores; their digits are those of the float32 values."""
+    return _answer(model, version, predictions=scores.tolist())
+
+
+def _answer(model: str, version: str, **content: Any) -> bytes:
+    return json.dumps({"model": model, "version": version, **content}, allow_nan=False).encode()
+
+
+def _with_scores(kind: str, ids: Iterable[Any], scores: NDArray[np.float32]) -> list[dict[str, Any]]:
+    return [{kind: id_, "score": score} for id_, score in zip(ids, scores.tolist(), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -88,21 +195,6 @@ def parse_rank(body: bytes, max_rows: int) -> RankRequest:
     if k is not None and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
         raise RequestError(422, "k: must be a whole number from 1, or left out for all candidates")
     return RankRequest(context, candidates, k)
-
-
-def predictions(model: str, version: str, scores: NDArray[np.float32]) -> bytes:
-    """The body of an answer with (n,) scores; their digits are those of the float32 values."""
-    return answer(model, version, predictions=scores.tolist())
-
-
-def answer(model: str, version: str, **content: Any) -> bytes:
-    """The body of an answer by a version of a model."""
-    return json.dumps({"model": model, "version": version, **content}, allow_nan=False).encode()
-
-
-def with_scores(kind: str, ids: Iterable[Any], scores: NDArray[np.float32]) -> list[dict[str, Any]]:
-    """Items or candidates, in the order given, each with its score."""
-    return [{kind: id_, "score": score} for id_, score in zip(ids, scores.tolist(), strict=True)]
 
 
 def _object(body: bytes, example: str, keys: tuple[str, ...]) -> dict[str, Any]:
