@@ -26,8 +26,8 @@ class Scores:
     """The scores of one class, kept for sorting."""
 
     def __init__(self) -> None:
-        self._logits = [np.empty(0, np.float32)]
-        self._weights = [np.empty(0, np.float32)]
+        self._logits: list[NDArray[np.float32]] = [np.empty(0, np.float32)]
+        self._weights: list[NDArray[np.float32]] = [np.empty(0, np.float32)]
         self.rows = 0
         self.weighted = False
         """Whether any row has a weight other than 1."""

@@ -77,23 +77,12 @@ class MappedTable:
         )
         return flat.reshape(shape)
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def read(self, ids: NDArray[np.integer], out: NDArray[np.float32]) -> None:
         """Write the embeddings of n ids to `out`, (n, dim)."""
         if self._scale is None:
             out[:] = self._rows[ids]
         else:
             np.multiply(self._rows[ids], self._scale[ids][:, None], out=out)
-
-    def blocks(self) -> Iterator[NDArray[np.float32]]:
-        """All rows in order, some at a time, (rows of the block, dim)."""
-        for start in range(0, len(self), _BLOCK_ROWS):
-            ids = np.arange(start, min(start + _BLOCK_ROWS, len(self)))
-            block = np.empty((len(ids), self.dim), np.float32)
-            self.read(ids, block)
-            yield block
 
     def release(self) -> None:
         """Give the pages in memory back. Later reads map them again from the system's page cache."""
@@ -145,11 +134,13 @@ def quantise_tables(folder: Path, tables: "Sequence[EmbeddingTable]", precision:
     for table in tables:
         path = folder / table_file(table.name)
         with new_file(path) as temporary, new_table(temporary, table, precision) as tensors:
-            start = 0
-            for block in MappedTable(path, table.columns).blocks():
+            stored = MappedTable(path, table.columns)
+            for start in range(0, table.rows, _BLOCK_ROWS):
+                ids = np.arange(start, min(start + _BLOCK_ROWS, table.rows))
+                block = np.empty((len(ids), table.columns), np.float32)
+                stored.read(ids, block)
                 for name, values in _quantised(path, block, precision).items():
-                    tensors[name][start : start + len(values)] = values
-                start += len(block)
+                    tensors[name][start : start + len(ids)] = values
 
 
 def _quantised(path: Path, block: NDArray[np.float32], precision: TablePrecision) -> dict[str, NDArray[Any]]:

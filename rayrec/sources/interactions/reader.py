@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -39,8 +38,9 @@ class InteractionReader:
         layout = self.layouts[chunk.file_index]
         if layout.kind == "parquet":
             return blocks_of(chunk, _read_parquet(chunk, layout))
-        parse = parse_lists if layout.kind == "lists" else partial(parse_lines, layout=layout)
-        return text_blocks(chunk, parse, has_header=layout.has_header)
+        if layout.kind == "lists":
+            return text_blocks(chunk, parse_lists, has_header=layout.has_header)
+        return text_blocks(chunk, lambda data: parse_lines(data, layout), has_header=layout.has_header)
 
 
 def _read_parquet(chunk: Chunk, layout: FileLayout) -> Iterator[tuple[bytes, ParsedLines]]:

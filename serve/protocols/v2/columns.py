@@ -19,6 +19,10 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 def rows_of(tensors: list[Tensor], predictor: Predictor, max_rows: int, *, encoded: bool) -> Rows:
     """The rows that the inputs of a request hold. Raises RequestError: 413 too many, 422 wrong content."""
     by_name = _by_name(tensors, max_rows)
+    features = predictor.raw_rows.columns.names
+    for name in by_name:
+        if name not in features:
+            raise RequestError(422, predictor.raw_rows.unknown(name))
     try:
         columns = _encoded_columns(by_name, predictor) if encoded else _raw_columns(by_name, predictor)
     except UserError as error:
@@ -45,7 +49,6 @@ def _by_name(tensors: list[Tensor], max_rows: int) -> dict[str, Tensor]:
 
 def _raw_columns(tensors: dict[str, Tensor], predictor: Predictor) -> pa.RecordBatch:
     raw = predictor.raw_rows
-    _require_known(tensors, raw.columns.names, predictor)
     rows = next(iter(tensors.values())).rows
     columns = []
     for field in raw.columns:
@@ -67,7 +70,6 @@ def _raw_columns(tensors: dict[str, Tensor], predictor: Predictor) -> pa.RecordB
 
 def _encoded_columns(tensors: dict[str, Tensor], predictor: Predictor) -> pa.RecordBatch:
     """Columns as `FeatureEncoder.encode` makes them: float32 numbers, ids of the tables; every feature is there."""
-    _require_known(tensors, [feature.name for feature in predictor.schema.features], predictor)
     columns = []
     for feature in predictor.schema.features:
         if feature.name not in tensors:
@@ -100,12 +102,6 @@ def _encoded_column(tensor: Tensor, feature: Feature, dtype: pa.DataType) -> pa.
         return pa.array(values, dtype)
     offsets = np.concatenate([[0], np.cumsum(present.reshape(tensor.rows, tensor.width).sum(axis=1))])
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values[present], dtype.value_type))
-
-
-def _require_known(tensors: dict[str, Tensor], features: list[str], predictor: Predictor) -> None:
-    unknown = next((name for name in tensors if name not in features), None)
-    if unknown is not None:
-        raise UserError(predictor.raw_rows.unknown(unknown))
 
 
 def _require_fitting(tensor: Tensor, dtype: pa.DataType, is_list: bool) -> None:
