@@ -80,7 +80,8 @@ def write_examples(predictor: Predictor) -> None:
 def example_row(folder: Path) -> dict[str, Any]:
     """A raw row to try a model with: the first of its examples, cut to a few features of each kind."""
     schema, row = Schema.load(folder), Examples.load(folder).instances[0]
-    return {feature.name: row[feature.name] for feature in (*schema.numeric[:3], *schema.categorical[:3])}
+    names = [feature.name for feature in schema.numeric[:3]] + [feature.name for feature in schema.categorical[:3]]
+    return {name: row[name] for name in names}
 
 
 def example_rows(schema: Schema, columns: pa.Schema, folder: Path) -> list[dict[str, Any]]:
