@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
     from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.ingest.dataset import Dataset
-    from rayrec.models.common.initial_weights import Weights
+    from rayrec.models.common.ranking import Weights
     from rayrec.training.driver import Metrics
     from rayrec.training.placement.parallel_model import ParallelModel
     from rayrec.training.run.folder import RunFolder

@@ -10,9 +10,8 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
 from rayrec.config import ModelConfig
 from rayrec.features.schema import Schema
-from rayrec.models.common.initial_weights import TrainedWeights, Weights
-from rayrec.models.common.initialization import initialize_model
-from rayrec.models.common.ranking import RankingModel
+from rayrec.models.common.initialization import initialize_dense, initialize_shard
+from rayrec.models.common.ranking import RankingModel, TrainedWeights, Weights
 
 
 def build_model(
@@ -26,7 +25,9 @@ def build_model(
     """
     model = cast(RankingModel, MODELS.load(config.kind, "model").build(config, schema, torch.device(device)))
     if torch.device(device).type != "meta":
-        initialize_model(model, seed)
+        for table in model.tables:
+            initialize_shard(model.embeddings.embedding_bags[table.name].weight.detach(), table, seed)
+        initialize_dense(model.dense_network, seed)
     return model
 
 

@@ -1,11 +1,12 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from rayrec.models.common.initialization import ROWS_PER_BLOCK, initialize_dense, initialize_table
-from rayrec.models.common.tables import UniformByRows
+from rayrec.models.common.initialization import ROWS_PER_BLOCK, initialize_dense, initialize_shard
+from rayrec.models.common.tables import EmbeddingTable, UniformByRows
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
@@ -16,9 +17,12 @@ GOLDEN = [-0.04105050, 0.11627809, -0.50280714, -0.38778737, 0.20050910, -0.2205
 ROWS, DIM = 2 * ROWS_PER_BLOCK + 777, 6
 
 
-def whole_table(**changes: object) -> torch.Tensor:
+TABLE = EmbeddingTable("C1", "C1", ROWS, DIM, UniformByRows())
+
+
+def whole_table(name: str = "C1", seed: int = 7) -> torch.Tensor:
     table = torch.full((ROWS, DIM), math.nan)
-    initialize_table(table, UniformByRows(), **{"rows": ROWS, "dim": DIM, "table": "C1", "seed": 7, **changes})
+    initialize_shard(table, replace(TABLE, name=name), seed)
     return table
 
 
@@ -38,20 +42,18 @@ def whole_table(**changes: object) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_shards_are_slices_of_the_whole(rows: tuple[int, int], columns: tuple[int, int], dtype: torch.dtype) -> None:
     shard = torch.full((rows[1] - rows[0], columns[1] - columns[0]), math.nan, dtype=dtype)
-    initialize_table(
-        shard, UniformByRows(), rows=ROWS, dim=DIM, table="C1", seed=7, row_offset=rows[0], column_offset=columns[0]
-    )
+    initialize_shard(shard, TABLE, 7, row=rows[0], column=columns[0])
     assert torch.equal(shard, whole_table()[slice(*rows), slice(*columns)].to(dtype))
 
 
 def test_a_strided_view_is_filled_in_place() -> None:
     buffer = torch.full((ROWS, DIM + 3), math.nan)
-    initialize_table(buffer[:, 1 : DIM + 1], UniformByRows(), rows=ROWS, dim=DIM, table="C1", seed=7)
+    initialize_shard(buffer[:, 1 : DIM + 1], TABLE, 7)
     assert torch.equal(buffer[:, 1 : DIM + 1], whole_table())
     assert buffer[:, 0].isnan().all() and buffer[:, DIM + 1 :].isnan().all()
 
 
-@pytest.mark.parametrize("change", [{"table": "C2"}, {"seed": 8}])
+@pytest.mark.parametrize("change", [{"name": "C2"}, {"seed": 8}])
 def test_tables_and_seeds_differ(change: dict[str, object]) -> None:
     assert (whole_table() != whole_table(**change)).float().mean() > 0.99
 
@@ -103,7 +105,7 @@ def test_values_depend_on_the_seed_alone() -> None:
 
 def test_values_are_the_same_in_every_process() -> None:
     table = torch.empty(3, 2)
-    initialize_table(table, UniformByRows(), rows=3, dim=2, table="C1", seed=7)
+    initialize_shard(table, replace(TABLE, rows=3, dim=2), 7)
     assert table.flatten().tolist() == pytest.approx(GOLDEN, abs=1e-6)
 
 

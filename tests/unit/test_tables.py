@@ -7,9 +7,8 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from rayrec.common.errors import UserError
-from rayrec.models.common.embeddings import PooledOutputs, build_embeddings
-from rayrec.models.common.initialization import initialize_shard, initialize_table
-from rayrec.models.common.tables import EmbeddingTable, Normal, UniformByRows
+from rayrec.models.common.initialization import initialize_shard
+from rayrec.models.common.tables import EmbeddingTable, Normal, PooledOutputs, UniformByRows, build_embeddings
 
 CPU = torch.device("cpu")
 IDS = KeyedJaggedTensor.from_lengths_sync(
@@ -70,8 +69,8 @@ def test_unusable_names(tables: list[EmbeddingTable], message: str) -> None:
 @pytest.mark.parametrize(("column", "columns"), [(0, 8), (0, 4), (4, 4), (6, 2)])
 def test_a_shard_has_zeros_where_the_model_does_not_read(column: int, columns: int) -> None:
     whole = torch.empty(50, 6)
-    initialize_table(whole, Normal(1.0), rows=50, dim=6, table="a", seed=3)
     stated = EmbeddingTable("a", "a", 50, 6, Normal(1.0))
+    initialize_shard(whole, stated, 3)
     shard = torch.full((10, columns), math.nan)
     initialize_shard(shard, stated, 3, row=20, column=column)
     expected = torch.nn.functional.pad(whole, (0, 2))[20:30, column : column + columns]

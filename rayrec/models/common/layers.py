@@ -6,19 +6,35 @@ import torch
 from torch import Tensor, nn
 
 
-def hidden_layers(in_features: int, widths: Sequence[int], device: torch.device) -> nn.Sequential:
-    """Linear and ReLU for each width: (B, in_features) -> (B, widths[-1])."""
+def hidden_layers(
+    in_features: int,
+    widths: Sequence[int],
+    device: torch.device,
+    *,
+    linear: type[nn.Linear] = nn.Linear,
+    dropout: float | None = None,
+) -> nn.Sequential:
+    """Linear, ReLU and, unless `dropout` is None, dropout for each width: (B, in_features) -> (B, widths[-1])."""
     layers: list[nn.Module] = []
     for width in widths:
-        layers += [nn.Linear(in_features, width, device=device), nn.ReLU()]
+        layers += [linear(in_features, width, device=device), nn.ReLU()]
+        if dropout is not None:
+            layers.append(nn.Dropout(dropout))
         in_features = width
     return nn.Sequential(*layers)
 
 
-def scoring_layers(in_features: int, widths: Sequence[int], device: torch.device) -> nn.Sequential:
+def scoring_layers(
+    in_features: int,
+    widths: Sequence[int],
+    device: torch.device,
+    *,
+    linear: type[nn.Linear] = nn.Linear,
+    dropout: float | None = None,
+) -> nn.Sequential:
     """Hidden layers of `widths`, then a linear layer to one logit: (B, in_features) -> (B, 1)."""
-    layers = hidden_layers(in_features, widths, device)
-    layers.append(nn.Linear(widths[-1], 1, device=device))
+    layers = hidden_layers(in_features, widths, device, linear=linear, dropout=dropout)
+    layers.append(linear(widths[-1], 1, device=device))
     return layers
 
 

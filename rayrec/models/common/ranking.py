@@ -1,6 +1,7 @@
-"""The contract between a model and whoever trains, evaluates or serves it."""
+"""The contract between a model and whoever trains, evaluates or serves it, and that of weights to begin with."""
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +9,8 @@ from torch import Tensor, nn
 from rayrec.config.train import MAIN_PART
 from rayrec.features.schema import Schema
 from rayrec.models.common.batch import Batch
-from rayrec.models.common.embeddings import PooledOutputs, build_embeddings
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.tables import EmbeddingTable, PooledOutputs, build_embeddings
+from rayrec.recipes import Recipe
 
 
 class RankingModel(nn.Module):
@@ -54,3 +55,23 @@ class RankingModel(nn.Module):
         """The part that a parameter of `dense_network` belongs to, by its name there."""
         child = parameter.partition(".")[0]
         return next((part for part, children in self.parts.items() if child in children), MAIN_PART)
+
+
+class Weights(Protocol):
+    """The undistributed weights of a model."""
+
+    def table(self, table: EmbeddingTable) -> Tensor:
+        """The (rows, columns) float32 weights of a table."""
+
+    def dense(self) -> Mapping[str, Tensor]:
+        """The state dict of `dense_network`."""
+
+
+class TrainedWeights(Weights, Protocol):
+    """The weights of a trained model, as a run folder or a model folder holds them."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+
+    @property
+    def tables(self) -> Sequence[EmbeddingTable]: ...

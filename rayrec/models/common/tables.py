@@ -1,16 +1,21 @@
-"""What a model states about its embedding tables; whoever shards, saves, exports or reads them walks these."""
+"""Embedding tables: what a model states about them, which whoever shards, saves, exports or reads them walks; the
+collection of them, and their pooled outputs in the model's order."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import MAIN_PART
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema
+from rayrec.features.schema import MultiHotFeature, Schema
 
 COLUMN_GRAIN = 4
 """FBGEMM's kernels take tables whose number of columns is a multiple of this, on any device."""
@@ -99,30 +104,62 @@ def feature_tables(schema: Schema, values: TableValues) -> tuple[EmbeddingTable,
     tables = []
     for feature in schema.categorical:
         assert feature.embedding_dim is not None, f"embedding_dim of '{feature.name}' is not resolved"
-        tables.append(
-            EmbeddingTable(
-                name=feature.name,
-                feature=feature.name,
-                rows=feature.cardinality,
-                dim=feature.embedding_dim,
-                values=values,
-                pooling=_pooling(feature),
-            )
-        )
+        # A one-hot feature is a bag of one id, so that pooling changes nothing.
+        pooling = feature.pooling if isinstance(feature, MultiHotFeature) else "sum"
+        table = EmbeddingTable(feature.name, feature.name, feature.cardinality, feature.embedding_dim, values, pooling)
+        tables.append(table)
     return tuple(tables)
 
 
-def require_usable(tables: Sequence[EmbeddingTable]) -> None:
-    """Raise UserError where torch cannot give a table's name to a module, or two tables have one name."""
+def build_embeddings(tables: Sequence[EmbeddingTable], device: torch.device) -> EmbeddingBagCollection:
+    """The tables as one collection, which sums the embeddings of a row's ids; `PooledOutputs` makes means of sums.
+
+    TorchRec's own mean is not used: in a sharded collection a row-wise table with mean pooling makes it divide the
+    outputs of multi-hot features of other tables, too, and all outputs by 1 + 1e-6. Raises UserError where torch cannot
+    give a table's name to a module, or two tables have one name.
+    """
     names = [table.name for table in tables]
-    for table in tables:
+    for name in names:
         # Tables become sub-modules by name: torch forbids dots and the names of nn.ModuleDict's own attributes.
-        if not table.name or "." in table.name or hasattr(nn.ModuleDict(), table.name):
-            raise UserError(f"schema.features: '{table.name}' cannot name an embedding table; rename the feature")
-        if names.count(table.name) > 1:
-            raise UserError(f"schema.features: two embedding tables would be named '{table.name}'; rename the feature")
+        if not name or "." in name or hasattr(nn.ModuleDict(), name):
+            raise UserError(f"schema.features: '{name}' cannot name an embedding table; rename the feature")
+        if names.count(name) > 1:
+            raise UserError(f"schema.features: two embedding tables would be named '{name}'; rename the feature")
+    configs = [
+        EmbeddingBagConfig(
+            name=table.name,
+            num_embeddings=table.rows,
+            embedding_dim=table.columns,
+            feature_names=[table.feature],
+            pooling=PoolingType.SUM,
+        )
+        for table in tables
+    ]
+    return EmbeddingBagCollection(configs, device=device)
 
 
-def _pooling(feature: CategoricalFeature) -> Literal["sum", "mean"]:
-    # A one-hot feature is a bag of one id, so that pooling changes nothing.
-    return feature.pooling if isinstance(feature, MultiHotFeature) else "sum"
+class PooledOutputs:
+    """Pooled embeddings of every table side by side, in the order of the tables.
+
+    A sharded collection returns its outputs in an order that depends on the sharding plan, so they are taken by key.
+    """
+
+    def __init__(self, tables: Sequence[EmbeddingTable]) -> None:
+        self._tables = tuple(tables)
+        shared = Counter(table.feature for table in tables)
+        # TorchRec's keys: a feature that has several tables is named with each of them.
+        self._keys = [f"{t.feature}@{t.name}" if shared[t.feature] > 1 else t.feature for t in tables]
+        self._are_whole = all(table.pooling == "sum" and table.dim == table.columns for table in tables)
+
+    def __call__(self, sums: KeyedTensor, sparse: KeyedJaggedTensor) -> Tensor:
+        """(B, sum of dims) float32 from a collection's outputs for the ids `sparse`."""
+        if self._are_whole and self._keys == sums.keys():
+            return sums.values()
+        by_key = sums.to_dict()
+        outputs = []
+        for key, table in zip(self._keys, self._tables, strict=True):
+            output = by_key[key][:, : table.dim]
+            if table.pooling == "mean":
+                output = output / sparse[table.feature].lengths().clamp(min=1).unsqueeze(1)
+            outputs.append(output)
+        return torch.cat(outputs, dim=1)

@@ -35,49 +35,28 @@ class DLRMDenseNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.bottom_mlp = hidden_layers(numeric, config.bottom_mlp, device) if numeric else None
-        self.interaction: DotInteraction | Concatenation
-        if config.interaction == "dot":
-            self.interaction = DotInteraction(len(tables), config.embedding_dim, has_dense=numeric > 0)
-        else:
-            self.interaction = Concatenation(
-                sum(table.dim for table in tables) + (config.bottom_mlp[-1] if numeric else 0)
-            )
-        self.top_mlp = scoring_layers(self.interaction.out_features, config.top_mlp, device)
+        self._dot_width = config.embedding_dim if config.interaction == "dot" else None
+        width = sum(table.dim for table in tables) + (config.bottom_mlp[-1] if numeric else 0)
+        if self._dot_width is not None:
+            vectors = len(tables) + (numeric > 0)
+            if vectors < 2:
+                raise UserError(
+                    "model.interaction: 'dot' needs two vectors or more, and the data has no numeric and one "
+                    "categorical feature; set model.interaction=cat"
+                )
+            width = output_width(vectors, self._dot_width, has_dense=numeric > 0)
+        self.top_mlp = scoring_layers(width, config.top_mlp, device)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """dense (B, N) float32, pooled (B, sum of widths) in the schema's order -> logits (B,) float32."""
+        """dense (B, N) float32, pooled (B, sum of widths) in the schema's order -> logits (B,) float32.
+
+        The interaction is the dense vector, then the dot products of every pair among it and the F embeddings (paper,
+        section 2.1), or all vectors side by side.
+        """
         hidden = self.bottom_mlp(dense) if self.bottom_mlp is not None else None
-        logits: Tensor = self.top_mlp(self.interaction(hidden, pooled))
+        if self._dot_width is not None:
+            interaction = dot_interaction(hidden, pooled.unflatten(1, (-1, self._dot_width)))
+        else:
+            interaction = pooled if hidden is None else torch.cat([hidden, pooled], dim=1)
+        logits: Tensor = self.top_mlp(interaction)
         return logits.squeeze(1).float()
-
-
-class DotInteraction(nn.Module):
-    """The dense vector, then the dot products of every pair among it and the F embeddings (paper, section 2.1)."""
-
-    def __init__(self, num_embeddings: int, dim: int, has_dense: bool) -> None:
-        super().__init__()
-        vectors = num_embeddings + has_dense
-        if vectors < 2:
-            raise UserError(
-                "model.interaction: 'dot' needs two vectors or more, and the data has no numeric and one categorical "
-                "feature; set model.interaction=cat"
-            )
-        self.num_embeddings = num_embeddings
-        self.dim = dim
-        self.out_features = output_width(vectors, dim, has_dense)
-
-    def forward(self, dense: Tensor | None, pooled: Tensor) -> Tensor:
-        """dense (B, D) or None, pooled (B, F * D) -> (B, out_features)."""
-        return dot_interaction(dense, pooled.unflatten(1, (self.num_embeddings, self.dim)))
-
-
-class Concatenation(nn.Module):
-    """The dense vector and the embeddings side by side; widths may differ."""
-
-    def __init__(self, out_features: int) -> None:
-        super().__init__()
-        self.out_features = out_features
-
-    def forward(self, dense: Tensor | None, pooled: Tensor) -> Tensor:
-        """dense (B, D) or None, pooled (B, sum of widths) -> (B, out_features)."""
-        return pooled if dense is None else torch.cat([dense, pooled], dim=1)

@@ -3,9 +3,7 @@
 Shapes: B rows, G factors of GMF, H half the width of MLP's input, W = G + H columns of a table (0 for an absent part).
 """
 
-import itertools
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 from rayrec.common.errors import UserError
 from rayrec.features.schema import Schema
 from rayrec.models.common.initialization import copy_uniform
+from rayrec.models.common.layers import hidden_layers
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.tables import Normal, feature_tables
 from rayrec.models.neumf.config import NeuMFConfig
@@ -42,7 +41,10 @@ class NeuMFDenseNetwork(nn.Module):
         assert schema.interactions is not None
         self._user_is_first = schema.categorical[0].name == schema.interactions.user
         self._gmf_width, self._mlp_width = config.gmf_width, config.mlp_width
-        self.mlp = _dropout_layers(config.mlp, config.dropout, device) if self._mlp_width else None
+        self.mlp = None
+        if self._mlp_width:
+            first, *widths = config.mlp
+            self.mlp = hidden_layers(first, widths, device, linear=HiddenLayer, dropout=config.dropout)
         self._adds_up_gmf = config.gmf_output == "dot"
         width = 0 if self._adds_up_gmf else config.gmf_width
         width += config.mlp[-1] if self._mlp_width else 0
@@ -102,14 +104,6 @@ class OutputBias(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """rows (B, any width) -> (B, 1), the same for every row."""
         return self.bias.expand(len(rows), 1)
-
-
-def _dropout_layers(widths: Sequence[int], dropout: float, device: torch.device) -> nn.Sequential:
-    """Linear, ReLU and dropout for each width after the first, which is that of the input."""
-    layers: list[nn.Module] = []
-    for in_features, width in itertools.pairwise(widths):
-        layers += [HiddenLayer(in_features, width, device=device), nn.ReLU(), nn.Dropout(dropout)]
-    return nn.Sequential(*layers)
 
 
 def _require_user_and_item_alone(schema: Schema) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rayrec.common.errors import ConfigError
-from rayrec.models.common.initial_weights import TrainedWeights
+from rayrec.models.common.ranking import TrainedWeights
 from rayrec.models.common.tables import COLUMN_GRAIN, EmbeddingTable
 from rayrec.models.neumf.config import NeuMFConfig
 

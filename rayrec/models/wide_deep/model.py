@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rayrec.config.train import MAIN_PART
 from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.models.common.initialization import copy_uniform
-from rayrec.models.common.layers import to_autocast_dtype
+from rayrec.models.common.layers import scoring_layers, to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.tables import EmbeddingTable, TableValues, TruncatedNormal, Zeros, feature_tables
 from rayrec.models.wide_deep.config import WideDeepConfig
@@ -45,7 +45,10 @@ class WideDeepDenseNetwork(nn.Module):
         super().__init__()
         self._widths = [sum(table.dim for table in tables if table.part == part) for part in (MAIN_PART, WIDE)]
         self.wide = WidePart(numeric, device) if config.has_wide else None
-        self.deep = _deep_part(config, self._widths[0] + numeric, device) if config.has_deep else None
+        self.deep = None
+        if config.has_deep:
+            width = self._widths[0] + numeric
+            self.deep = scoring_layers(width, config.mlp, device, linear=GlorotLinear, dropout=config.dropout)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """dense (B, N) float32, pooled (B, D + T) float32 -> logits (B,) float32."""
@@ -86,15 +89,6 @@ class GlorotLinear(nn.Linear):
         """Draw the weight Glorot uniform and set the bias to 0."""
         copy_uniform(self.weight, math.sqrt(6 / (self.in_features + self.out_features)), generator)
         self.bias.zero_()
-
-
-def _deep_part(config: WideDeepConfig, in_features: int, device: torch.device) -> nn.Sequential:
-    """Linear, ReLU and dropout for each hidden width, then a linear layer: (B, in_features) -> (B, 1)."""
-    layers: list[nn.Module] = []
-    for width in config.mlp:
-        layers += [GlorotLinear(in_features, width, device=device), nn.ReLU(), nn.Dropout(config.dropout)]
-        in_features = width
-    return nn.Sequential(*layers, GlorotLinear(in_features, 1, device=device))
 
 
 def _deep_tables(config: WideDeepConfig, schema: Schema) -> list[EmbeddingTable]:

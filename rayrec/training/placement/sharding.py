@@ -38,8 +38,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.units import format_bytes
 from rayrec.config.train import Sharding, ShardingConfig, TrainConfig
 from rayrec.internals.torchrec import set_planned_optimizer
-from rayrec.models.common.embeddings import build_embeddings
-from rayrec.models.common.tables import COLUMN_GRAIN, EmbeddingTable
+from rayrec.models.common.tables import COLUMN_GRAIN, EmbeddingTable, build_embeddings
 from rayrec.training.optimizers.rules import Kernel, TableRule, table_rule
 
 # Memory kept free of tables: activations, buffers of the all-to-alls, fragmentation.
