@@ -11,7 +11,7 @@ from jobs.command import Command, Metavar, Positional, Request, Result, as_argum
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.program import INTERRUPTED, WRONG_USAGE
 from rayrec.common.progress import Progress
-from rayrec.config.yaml_file import is_yaml_file
+from rayrec.config.validation import is_yaml_file
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rayrec.config.metric import higher_is_better
+from rayrec.config.evaluate import higher_is_better
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, RecipeContent
 from tune.space import Space

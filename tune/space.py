@@ -25,8 +25,7 @@ from pydantic import Field, ValidationError, model_validator
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
 from rayrec.config import Config
-from rayrec.config.validation import describe_validation_error
-from rayrec.config.yaml_file import is_yaml_file, parse_mapping, read_text
+from rayrec.config.validation import describe_validation_error, is_yaml_file, parse_mapping, read_text
 
 Scalar = bool | int | float | str
 Assignment = Mapping[str, Scalar]

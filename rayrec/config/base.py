@@ -1,9 +1,19 @@
-"""The base of every config: frozen, and strict about unknown keys."""
+"""The base of every config, and what the configs of all models share."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+Widths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
 class Config(BaseModel):
-    """A validated, immutable value; runtime objects never live in one."""
+    """A validated, immutable value that knows all its keys; runtime objects never live in one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+class ModelConfig(Config):
+    """The hyper-parameters of a model; each model has a class of its own."""
+
+    kind: str

@@ -1,6 +1,6 @@
-"""How raw rows become a dataset folder."""
+"""Where raw rows come from, and how they become a dataset folder."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -122,3 +122,11 @@ class RowsPreprocessConfig(VocabularyPreprocessConfig):
     @property
     def reads_splits_from_files(self) -> bool:
         return self.split.kind == "files"
+
+
+class SourceConfig(Config):
+    """Where raw rows come from and what their columns are; each source has a class of its own."""
+
+    preprocess: ClassVar[type[PreprocessConfig]] = RowsPreprocessConfig
+    """The class of the section `preprocess` of a recipe with this source."""
+    kind: str

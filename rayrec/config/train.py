@@ -1,12 +1,12 @@
 """How a model is trained: data order, sharding, optimizers, precision, checkpoints."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rayrec.config.base import Config
-from rayrec.config.metric import MetricName, higher_is_better
+from rayrec.config.evaluate import MetricName, higher_is_better
 from rayrec.storage.location import Folder
 
 Sharding = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
@@ -112,9 +112,28 @@ class ScheduleConfig(Config):
             raise ValueError("pieces must be in the order of their from_epoch, each of which differs")
         return self
 
+    def factor(self, step: int, steps_per_epoch: int) -> float:
+        """The factor at optimizer step `step`, counted from 1."""
+        warmup = self.warmup_steps or self.warmup_epochs * steps_per_epoch
+        if step <= warmup:
+            return step / warmup
+        begun = [piece.factor for piece in self.pieces if step > piece.from_epoch * steps_per_epoch]
+        factor = begun[-1] if begun else 1.0
+        if self.decay_start is not None and step >= self.decay_start:
+            left = max(0.0, (self.decay_start + self.decay_steps - step) / self.decay_steps)
+            factor *= max(left**self.decay_power, self.end_factor)
+        return factor
+
 
 MAIN_PART = "main"
 """The part of a model that belongs to no other part."""
+
+
+class LearningRates(NamedTuple):
+    """The rates of one part of a model in one step."""
+
+    embeddings: float
+    dense: float
 
 
 class PartConfig(Config):
@@ -157,10 +176,8 @@ class EarlyStopConfig(Config):
 
     def is_reached(self, metrics: Mapping[str, Any]) -> bool:
         """True if the metrics of an evaluation have the target's metric and it is good enough."""
-        value = metrics.get(self.metric)
-        if value is None:
-            return False
-        return bool(value >= self.target if higher_is_better(self.metric) else value <= self.target)
+        sign, value = 1 if higher_is_better(self.metric) else -1, metrics.get(self.metric)
+        return value is not None and bool(sign * value >= sign * self.target)
 
 
 class IngestConfig(Config):
@@ -191,10 +208,6 @@ class NegativesConfig(Config):
     """`exact` never draws an item that the user has in `train`; `unchecked` draws from all items."""
     popularity_exponent: NonNegativeFloat = 0.0
     """Items are drawn in proportion to (rows of the item in `train`)^exponent; 0 draws all alike."""
-
-    def samples(self, positives: int) -> int:
-        """Samples of an epoch."""
-        return positives * (1 + self.per_positive)
 
 
 class RecencyConfig(Config):
@@ -274,7 +287,7 @@ class TrainConfig(PartConfig):
 
     def samples_per_epoch(self, rows: int) -> int:
         """Samples of an epoch over `rows` rows of `train`."""
-        return rows if self.negatives is None else self.negatives.samples(rows)
+        return rows if self.negatives is None else rows * (1 + self.negatives.per_positive)
 
     def steps_per_epoch(self, rows: int) -> int:
         """Optimizer steps of an epoch over `rows` rows of `train`; the last samples may fill no batch."""
@@ -288,6 +301,14 @@ class TrainConfig(PartConfig):
     def trained_part(self, part: str) -> str:
         """The key of `by_part` under which a part of the model is trained."""
         return part if part in self.parts else MAIN_PART
+
+    def learning_rates(self, step: int, steps_per_epoch: int) -> dict[str, LearningRates]:
+        """The rates of every part at optimizer step `step`, counted from 1."""
+        rates = {}
+        for name, part in self.by_part.items():
+            factor = part.schedule.factor(step, steps_per_epoch)
+            rates[name] = LearningRates(part.embedding_optimizer.lr * factor, part.dense_optimizer.lr * factor)
+        return rates
 
     @model_validator(mode="before")
     @classmethod
@@ -314,8 +335,7 @@ class TrainConfig(PartConfig):
             raise ValueError(
                 "loss.listwise: samples drawn by train.negatives are in no groups; set it to 0, or unset negatives"
             )
-        uses_adam = any(part.embedding_optimizer.kind == "adam" for part in self.by_part.values())
-        if uses_adam and "data_parallel" in self._shardings and not self.has_dense_adam_tables:
+        if self._has_adam_tables and "data_parallel" in self._shardings and not self.has_dense_adam_tables:
             raise ValueError(
                 "sharding: under embedding_optimizer 'adam' either all tables are data_parallel or none: it updates "
                 "data-parallel tables by another rule"
@@ -327,7 +347,10 @@ class TrainConfig(PartConfig):
         return {self.sharding.default, *self.sharding.tables.values()}
 
     @property
+    def _has_adam_tables(self) -> bool:
+        return any(part.embedding_optimizer.kind == "adam" for part in self.by_part.values())
+
+    @property
     def has_dense_adam_tables(self) -> bool:
         """True if the tables are under Adam and all data-parallel, so that Adam is dense."""
-        uses_adam = any(part.embedding_optimizer.kind == "adam" for part in self.by_part.values())
-        return uses_adam and self._shardings == {"data_parallel"}
+        return self._has_adam_tables and self._shardings == {"data_parallel"}

@@ -1,12 +1,16 @@
-"""One line on what is wrong with a value that a person wrote."""
+"""Values and YAML files that people write: reading them, and one line on what is wrong with them."""
 
 import difflib
 import re
 import typing
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, ValidationError
+
+from rayrec.common.errors import ConfigError
 
 _TAGS = ("kind", "op")
 """Keys that tell apart the members of a union."""
@@ -34,12 +38,9 @@ def describe_validation_error(error: ValidationError, root: type[BaseModel]) -> 
     if first["type"] == "json_invalid":
         return "damaged, not whole JSON; make it again"
     message = first["msg"].removeprefix("Value error, ")
-    shown = (
-        ""
-        if isinstance(first["input"], (dict, BaseModel))
-        else f" (got {_PASSWORD.sub('://...@', repr(first['input']))})"
-    )
-    return f"{location}: {message}{shown}{more}" if location else f"{message}{shown}{more}"
+    is_section = isinstance(first["input"], (dict, BaseModel))
+    shown = "" if is_section else f" (got {_PASSWORD.sub('://...@', repr(first['input']))})"
+    return f"{f'{location}: ' if location else ''}{message}{shown}{more}"
 
 
 def _locate(root: type[BaseModel], location: Iterable[int | str]) -> tuple[str, list[type[BaseModel]]]:
@@ -61,3 +62,32 @@ def _configs_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [m for argument in typing.get_args(annotation) for m in _configs_in(argument)]
+
+
+def is_yaml_file(name: str | Path) -> bool:
+    """Whether `name` is that of a YAML file, not of something shipped."""
+    return Path(name).suffix in {".yaml", ".yml"}
+
+
+def read_text(path: Path, what: str) -> str:
+    """The text of a file; `what` it should be. Raises ConfigError."""
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{path}: {(error.strerror or 'cannot be read').lower()}; give a {what} file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text; give a YAML {what}") from None
+
+
+def parse_mapping(origin: str, text: str, what: str) -> dict[str, Any]:
+    """The mapping that a YAML text holds; `what` it is, as an error says it. Raises ConfigError."""
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise ConfigError(f"{origin}{where}: {problem}; fix the YAML") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{origin}: {what}")
+    return content

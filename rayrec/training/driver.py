@@ -13,7 +13,7 @@ from rayrec.common.background import in_background
 from rayrec.common.errors import ConfigError, SmallClusterError, UserError
 from rayrec.common.files import write_json
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.config.metric import is_ranking_metric
+from rayrec.config.evaluate import is_ranking_metric
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_train import START_TIMEOUT, environment_of_processes
 from rayrec.recipes import Recipe

@@ -3,9 +3,8 @@
 import pytest
 
 from rayrec.config import TrainConfig
-from rayrec.config.train import LearningRatePiece, ScheduleConfig
+from rayrec.config.train import LearningRatePiece, LearningRates, ScheduleConfig
 from rayrec.recipes import load_recipe
-from rayrec.training.optimizers.schedule import LearningRates, learning_rates, lr_factor
 
 PUBLISHED = ScheduleConfig(warmup_steps=8000, decay_start=48000, decay_steps=24000, decay_power=2)
 PIECES = ScheduleConfig(
@@ -43,7 +42,7 @@ CASES = [
 
 @pytest.mark.parametrize(("config", "step", "factor"), CASES)
 def test_factor(config: ScheduleConfig, step: int, factor: float) -> None:
-    assert lr_factor(config, step, STEPS_PER_EPOCH) == pytest.approx(factor, rel=2e-3, abs=1e-12)
+    assert config.factor(step, STEPS_PER_EPOCH) == pytest.approx(factor, rel=2e-3, abs=1e-12)
 
 
 def test_each_optimizer_has_its_rate() -> None:
@@ -64,7 +63,7 @@ def test_each_optimizer_has_its_rate() -> None:
         1: {"main": LearningRates(0.5, 0.75), "wide": LearningRates(5.0, 6.0), "other": LearningRates(0.5, 2.0)},
         4: {"main": LearningRates(2.0, 3.0), "wide": LearningRates(2.5, 3.0), "other": LearningRates(2.0, 8.0)},
     }
-    assert {step: learning_rates(train, step, STEPS_PER_EPOCH) for step in expected} == expected
+    assert {step: train.learning_rates(step, STEPS_PER_EPOCH) for step in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_each_optimizer_has_its_rate() -> None:
 )
 def test_the_published_schedule_of_lean_wide_and_deep(epoch: float, factor: float) -> None:
     """At the last step of an epoch, and at the first of the next; 457 steps an epoch."""
-    rates = learning_rates(load_recipe("wide-deep-outbrain-lean").train, round(epoch * 457), 457)
+    rates = load_recipe("wide-deep-outbrain-lean").train.learning_rates(round(epoch * 457), 457)
     assert rates["main"].embeddings == rates["main"].dense == pytest.approx(1.2e-4 * factor)
     assert rates["wide"] == LearningRates(0.02, 0.02)
 

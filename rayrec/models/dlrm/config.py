@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import PositiveInt, model_validator
 
-from rayrec.config.model import ModelConfig, Widths
+from rayrec.config.base import ModelConfig, Widths
 
 
 class DLRMConfig(ModelConfig):

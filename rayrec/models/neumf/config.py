@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from rayrec.config.model import ModelConfig, Widths
+from rayrec.config.base import ModelConfig, Widths
 
 
 class NeuMFConfig(ModelConfig):

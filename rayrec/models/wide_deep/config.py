@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from rayrec.config.model import ModelConfig, Widths
+from rayrec.config.base import ModelConfig, Widths
 
 
 class WideDeepConfig(ModelConfig):

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from rayrec.config.source import SourceConfig
+from rayrec.config.preprocess import SourceConfig
 
 
 class CriteoSourceConfig(SourceConfig):

@@ -5,8 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from rayrec.config.base import Config
-from rayrec.config.preprocess import PreprocessConfig, VocabularyPreprocessConfig
-from rayrec.config.source import SourceConfig
+from rayrec.config.preprocess import PreprocessConfig, SourceConfig, VocabularyPreprocessConfig
 
 
 class _HeldOutItems(Config):

@@ -5,8 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from rayrec.config.base import Config
-from rayrec.config.preprocess import Fraction, PreprocessConfig
-from rayrec.config.source import SourceConfig
+from rayrec.config.preprocess import Fraction, PreprocessConfig, SourceConfig
 
 
 class DisplaySplitConfig(Config):

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
-from rayrec.config.metric import higher_is_better
+from rayrec.config.evaluate import higher_is_better
 from rayrec.config.train import CheckpointConfig
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.run.folder import (

@@ -15,13 +15,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
-from rayrec.config import TrainConfig
+from rayrec.config.train import LearningRates, TrainConfig
 from rayrec.models.common.batch import Batch, group_numbers
 from rayrec.models.common.initialization import derived_seed
 from rayrec.training.loop.loss import BatchTotals, batch_loss
 from rayrec.training.loop.precision import LossScale, Precision
 from rayrec.training.optimizers.build import build_optimizer
-from rayrec.training.optimizers.schedule import LearningRates, learning_rates
 from rayrec.training.placement.parallel_model import ParallelModel
 
 
@@ -77,7 +76,7 @@ class TrainStep:
 
     def learning_rates(self, step: int) -> dict[str, LearningRates]:
         """The rates of step `step` by part."""
-        return learning_rates(self._config, step, self._steps_per_epoch)
+        return self._config.learning_rates(step, self._steps_per_epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the model and its optimizers; shares memory with them, except dense optimizers."""

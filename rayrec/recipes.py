@@ -1,4 +1,4 @@
-"""A recipe: one YAML file that describes a whole run, from source to serving.
+"""A recipe: one YAML file that describes a whole run, from source to serving; the shipped ones lie beside their models.
 
 Precedence: the models' defaults, then the recipe's file, then `section.key=value` overrides.
 """
@@ -18,16 +18,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS, SOURCES
-from rayrec.config.base import Config
-from rayrec.config.evaluate import EvaluateConfig
-from rayrec.config.metric import is_ranking_metric
-from rayrec.config.model import ModelConfig
-from rayrec.config.preprocess import PreprocessConfig
-from rayrec.config.serve import ServeConfig
-from rayrec.config.source import SourceConfig
-from rayrec.config.train import TrainConfig
-from rayrec.config.validation import describe_validation_error
-from rayrec.config.yaml_file import is_yaml_file, parse_mapping, read_text
+from rayrec.config import Config, EvaluateConfig, ModelConfig, PreprocessConfig, ServeConfig, SourceConfig, TrainConfig
+from rayrec.config.evaluate import is_ranking_metric
+from rayrec.config.validation import describe_validation_error, is_yaml_file, parse_mapping, read_text
 
 if TYPE_CHECKING:
     Source = SourceConfig
@@ -69,17 +62,13 @@ class Recipe(Config):
         return {**content, "preprocess": {"kind": _preprocess_kind(SOURCES.load(kind, "config").CONFIG), **preprocess}}
 
     @model_validator(mode="after")
-    def _preprocess_fits_the_source(self) -> "Recipe":
+    def _sections_fit(self) -> "Recipe":
         kind = _preprocess_kind(type(self.source))
         if self.preprocess.kind != kind:
             raise ValueError(
                 f"preprocess.kind: '{self.preprocess.kind}' does not suit source.kind '{self.source.kind}', whose is "
                 f"'{kind}'; leave it out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _sections_fit(self) -> "Recipe":
         measured = self.evaluate.ranking.names if self.evaluate.ranking is not None else ()
         stop = self.train.early_stop
         chosen = {
@@ -136,7 +125,16 @@ class RecipeContent:
 
 def read_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> RecipeContent:
     """Load a recipe as `load_recipe` does, but do not resolve it yet."""
-    origin, text = _read(recipe)
+    origin = str(recipe)
+    if is_yaml_file(recipe):
+        text = read_text(Path(recipe), "recipe")
+    else:
+        shipped = shipped_recipes()
+        if origin not in shipped:
+            nearest = difflib.get_close_matches(origin, shipped, n=1)
+            hint = f"did you mean '{nearest[0]}'?" if nearest else f"shipped: {', '.join(shipped)}."
+            raise ConfigError(f"recipe '{origin}': not shipped; {hint} A recipe file's name ends in .yaml")
+        text = shipped[origin]
     content = parse_mapping(origin, text, "a recipe is a mapping of sections (model:, train:, ...)")
     for override in overrides:
         _apply_override(content, override)
@@ -147,17 +145,6 @@ def read_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> RecipeCont
 def dump_recipe(recipe: Recipe) -> str:
     """The resolved recipe as YAML; `load_recipe` of it gives an equal one."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
-
-
-def _read(recipe: str | Path) -> tuple[str, str]:
-    if is_yaml_file(recipe):
-        return str(recipe), read_text(Path(recipe), "recipe")
-    shipped = shipped_recipes()
-    if str(recipe) not in shipped:
-        nearest = difflib.get_close_matches(str(recipe), shipped, n=1)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else f"shipped: {', '.join(shipped)}."
-        raise ConfigError(f"recipe '{recipe}': not shipped; {hint} A recipe file's name ends in .yaml")
-    return str(recipe), shipped[str(recipe)]
 
 
 def _apply_override(content: dict[str, Any], override: str) -> None:
