@@ -20,8 +20,7 @@ from rayrec.training.driver import fill_from_checkpoint
 from rayrec.training.loop.evaluation_pass import evaluate_split
 from rayrec.training.loop.splits import SplitReader
 from rayrec.training.loop.worker import train_worker
-from rayrec.training.placement.parallel_model import ParallelModel
-from rayrec.training.placement.rank_context import RankContext
+from rayrec.training.placement.parallel_model import ParallelModel, RankContext
 from rayrec.training.run.folder import RunFolder, checkpoint_name
 from tests.ranks import run_ranks
 

@@ -28,8 +28,7 @@ from rayrec.training.run.preflight import (
 )
 
 if TYPE_CHECKING:
-    from rayrec.training.placement.parallel_model import ParallelModel
-    from rayrec.training.placement.rank_context import RankContext
+    from rayrec.training.placement.parallel_model import ParallelModel, RankContext
 
 # A worker writes a user's mistake here, as Ray would restart the run for an error as for a dead worker.
 _MISTAKE_FILE = ".mistake.json"
@@ -210,7 +209,7 @@ def _on_worker(arguments: dict[str, Any], work: Callable[..., None]) -> None:
     import ray.train
     import ray.train.torch
 
-    from rayrec.training.placement.rank_context import RankContext
+    from rayrec.training.placement.parallel_model import RankContext
 
     mistake = Path(arguments["folder"]) / _MISTAKE_FILE
     if mistake.exists():

@@ -13,8 +13,7 @@ from rayrec.ingest.loader import open_batches
 from rayrec.training.loop.loss import BatchTotals
 from rayrec.training.loop.precision import resolve_precision
 from rayrec.training.loop.step import TrainStep
-from rayrec.training.placement.parallel_model import ParallelModel
-from rayrec.training.placement.rank_context import RankContext
+from rayrec.training.placement.parallel_model import ParallelModel, RankContext
 from tests.builders import make_dataset
 from tests.ranks import run_ranks
 from tests.training_runs import Case, losses, recipe, run_cases

@@ -19,7 +19,7 @@ from rayrec.recipes import Recipe
 from rayrec.training.loop.checkpoint import Checkpoints
 from rayrec.training.loop.precision import Precision
 from rayrec.training.loop.step import StepOutcome, TrainStep
-from rayrec.training.placement.rank_context import RankContext
+from rayrec.training.placement.parallel_model import RankContext
 from rayrec.training.placement.sharding import ShardingPlan
 from rayrec.training.run.folder import PLAN_FILE, RunFolder, RunProgress
 from rayrec.training.run.history import History, Tracker, open_trackers

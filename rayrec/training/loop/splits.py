@@ -14,7 +14,7 @@ from rayrec.ingest.interactions.samples import SampledSplit
 from rayrec.ingest.loader import EpochLoader, open_batches
 from rayrec.ingest.reads import InMemorySplit
 from rayrec.models.common.batch import Batch
-from rayrec.training.placement.rank_context import RankContext
+from rayrec.training.placement.parallel_model import RankContext
 
 
 @dataclass(frozen=True)

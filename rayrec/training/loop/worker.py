@@ -17,8 +17,7 @@ from rayrec.training.loop.precision import resolve_precision
 from rayrec.training.loop.recorder import RunRecorder
 from rayrec.training.loop.splits import SplitReader
 from rayrec.training.loop.step import StepOutcome, TrainStep
-from rayrec.training.placement.parallel_model import ParallelModel
-from rayrec.training.placement.rank_context import RankContext
+from rayrec.training.placement.parallel_model import ParallelModel, RankContext
 from rayrec.training.run.folder import METRICS_FILE, RunFolder, RunProgress
 from rayrec.training.run.preflight import evaluation_split
 

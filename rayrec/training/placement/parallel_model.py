@@ -1,7 +1,9 @@
 """A model spread over the ranks: sharded embedding tables, a replicated dense network."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, cast
@@ -14,7 +16,10 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 
+from rayrec.common.allocator import keep_freed_memory
 from rayrec.common.errors import ConfigError
+from rayrec.common.units import parse_bytes
+from rayrec.config.train import ShardingConfig
 from rayrec.features.schema import Schema
 from rayrec.internals.torchrec import call_tables_directly, local_shards
 from rayrec.models.common.batch import Batch
@@ -24,8 +29,40 @@ from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.training.optimizers.tables import TableOptimizer, set_fused_optimizers
-from rayrec.training.placement.rank_context import RankContext
 from rayrec.training.placement.sharding import EmbeddingTables, ShardingPlan, plan_sharding, torchrec_plan
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """One process among `world_size`, of which `local_world_size` run on its machine."""
+
+    rank: int
+    world_size: int
+    local_world_size: int
+    device: torch.device
+
+    def prepare_process(self) -> None:
+        """Give the process, on a CPU, its share of the threads, and let it keep the memory that it frees."""
+        if self.device.type == "cpu":
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.local_world_size))
+            keep_freed_memory()
+
+    def memory_per_worker(self, config: ShardingConfig) -> int:
+        """Bytes that every worker may use: what the recipe says, or what the smallest worker has. A collective."""
+        if config.memory_per_worker is not None:
+            return parse_bytes(config.memory_per_worker)
+        if self.device.type == "cuda":
+            own = torch.cuda.get_device_properties(self.device).total_memory
+        else:
+            import psutil
+
+            own = psutil.virtual_memory().available // self.local_world_size
+        return min(_of_all_ranks(own))
+
+    def workers_per_node(self) -> int:
+        """The same on every rank, as TorchRec needs it: 1 where machines have different numbers. A collective."""
+        sizes = set(_of_all_ranks(self.local_world_size))
+        return sizes.pop() if len(sizes) == 1 else 1
 
 
 class ParallelModel:
@@ -57,7 +94,10 @@ class ParallelModel:
         self.tables = _sharded_tables(recipe, whole, self.plan, self.device, local_world_size)
         self.table_optimizer = TableOptimizer(train, self.tables, whole.tables, self.plan.tables_by("dense"))
         self.dense_network = whole.dense_network.to_empty(device=self.device)
-        self._initialize(train.seed)
+        with torch.no_grad():
+            initialize_dense(self.dense_network, train.seed)
+            for table, shard, row, column in self._local_shards():
+                initialize_shard(shard, table, train.seed, row, column)
         for parameter in frozen_parameters(self.dense_network, train.freeze):
             parameter.requires_grad_(False)
         called: nn.Module = self.dense_network
@@ -116,12 +156,6 @@ class ParallelModel:
             shard.copy_(weights(table)[row : row + shard.shape[0], column : column + shard.shape[1]])
         self.dense_network.load_state_dict(dict(dense))
 
-    @torch.no_grad()
-    def _initialize(self, seed: int) -> None:
-        initialize_dense(self.dense_network, seed)
-        for table, shard, row, column in self._local_shards():
-            initialize_shard(shard, table, seed, row, column)
-
     def _local_shards(self) -> Iterator[tuple[EmbeddingTable, Tensor, int, int]]:
         """(table, shard, first row, first column) of this rank's parts of the tables."""
         state = self.tables.state_dict()
@@ -163,3 +197,9 @@ def frozen_parameters(dense_network: nn.Module, names: Iterable[str]) -> list[nn
             raise ConfigError(f"train.freeze: no part '{name}'; use embeddings, dense_network, or one of {children}")
         frozen |= chosen
     return list(frozen.values())
+
+
+def _of_all_ranks(value: int) -> list[int]:
+    values = [0] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

@@ -5,9 +5,9 @@ given memory on every device: its CPU mode never offers row-wise sharding, which
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn, optim
@@ -18,7 +18,6 @@ from torchrec.distributed.planner.types import (
     KernelConfig,
     PlannerError,
     PlannerErrorType,
-    Topology,
     TopologyFactory,
     TrainerConfig,
 )
@@ -39,10 +38,52 @@ from rayrec.common.units import format_bytes
 from rayrec.config.train import Sharding, ShardingConfig, TrainConfig
 from rayrec.internals.torchrec import set_planned_optimizer
 from rayrec.models.common.tables import COLUMN_GRAIN, EmbeddingTable, build_embeddings
-from rayrec.training.optimizers.rules import Kernel, TableRule, table_rule
 
+Kernel = Literal["fused", "dense"]
+"""TorchRec's kernels: `fused` updates the batch's rows within the backward pass; `dense` leaves a gradient of the whole
+shard, which a torch optimizer takes (`rayrec.training.optimizers.tables`)."""
+
+_FUSED = {"sgd", "adagrad", "rowwise_adagrad", "adam", "lamb"}
+# Row-wise Adagrad keeps a moment for a row of each column shard, which other plans could not load; in a dense kernel
+# (RMSprop, FTRL) TorchRec puts column shards of one table that lie on one worker behind each other.
+_BY_COLUMNS = {"sgd", "adagrad"}
+# A data-parallel table is updated by torch's optimizer, which is the fused one's rule, or the only one; but Adam and
+# LAMB also move rows that are not in the batch.
+_REPLICATED = {"sgd", "adagrad", "rowwise_adagrad", "rmsprop", "ftrl"}
 # Memory kept free of tables: activations, buffers of the all-to-alls, fragmentation.
 _RESERVED_SHARE = 0.15
+
+
+@dataclass(frozen=True)
+class TableRule:
+    """What one table may have under its optimizer."""
+
+    optimizer: str
+    """The kind of the optimizer."""
+    automatic: tuple[Sharding, ...]
+    """The planner's choices: shardings under which predictions and resumed runs are the same."""
+    on_request: tuple[Sharding, ...]
+    """A recipe's choices: dense Adam, too, which `TrainConfig` gives to all tables or to none."""
+
+    def kernel(self, sharding: Sharding) -> Kernel:
+        return "fused" if sharding != "data_parallel" and self.optimizer in _FUSED else "dense"
+
+    def row_bytes(self, columns: int, sharding: Sharding) -> int:
+        """Bytes of one row of a shard in float32: weights, optimizer state, the gradient that a dense kernel leaves."""
+        moments = {"sgd": 0, "rowwise_adagrad": 1, "adagrad": columns, "rmsprop": columns}
+        gradient = columns if self.kernel(sharding) == "dense" else 0
+        return 4 * (columns + moments.get(self.optimizer, 2 * columns) + gradient)
+
+
+def table_rule(table: EmbeddingTable, train: TrainConfig) -> TableRule:
+    """The rule of a table under the optimizer of its part."""
+    kind = train.by_part[train.trained_part(table.part)].embedding_optimizer.kind
+    automatic: list[Sharding] = ["table_wise", "row_wise"]
+    if kind in _BY_COLUMNS:
+        automatic.append("column_wise")
+    if kind in _REPLICATED:
+        automatic.append("data_parallel")
+    return TableRule(kind, tuple(automatic), (*automatic, "data_parallel") if kind == "adam" else tuple(automatic))
 
 
 @dataclass(frozen=True)
@@ -105,7 +146,7 @@ def plan_sharding(
     memory_per_worker: int,
     batch_size: int,
 ) -> ShardingPlan:
-    """RankContext every one of a model's tables on `world_size` workers.
+    """Place every one of a model's tables on `world_size` workers.
 
     `memory_per_worker` in bytes, `batch_size` rows a worker. Deterministic, so that ranks may each call it. Raises
     UserError where the tables do not fit and ConfigError where the recipe asks for what cannot be done.
@@ -124,20 +165,26 @@ def plan_sharding(
             compute_kernels=["fused", "dense"],
             min_partition=_columns_per_shard(table.columns, world_size) if allowed == ("column_wise",) else None,
         )
+    trainer = TrainerConfig(world_size=world_size, local_world_size=local_world_size, hbm_cap_bytes=memory_per_worker)
     planner = EmbeddingShardingPlanner(
-        topology=_topology(world_size, local_world_size, memory_per_worker),
+        topology=TopologyFactory.create_topology(
+            trainer_config=trainer, kernel_config=KernelConfig(compute_device="cuda")
+        ),
         batch_size=batch_size,
         storage_reservation=FixedPercentageStorageReservation(_RESERVED_SHARE),
         constraints=constraints,
         debug=False,
     )
+    previous = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # the planner warns on the root logger about every data-parallel table
     try:
-        with _quiet():
-            plan = planner.plan(_with_optimizers(tables, rules), [EmbeddingBagCollectionSharder()])
+        plan = planner.plan(_with_optimizers(tables, rules), [EmbeddingBagCollectionSharder()])
     except PlannerError as error:
         if error.error_type not in {PlannerErrorType.INSUFFICIENT_STORAGE, PlannerErrorType.PARTITION}:
             raise
         raise _too_large(tables, rules, world_size, memory_per_worker) from None
+    finally:
+        logging.disable(previous)
     shards = []
     for name, parameter in plan.plan["embeddings"].items():
         table = by_name[name]
@@ -181,17 +228,6 @@ def torchrec_plan(
     return TorchRecPlan({"embeddings": module_plan})
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the planner, which warns on the root logger about every data-parallel table."""
-    previous = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(previous)
-
-
 def _sharding(table: EmbeddingTable, config: ShardingConfig, rule: TableRule, world_size: int) -> tuple[Sharding, ...]:
     """The planner's choices for a table. Raises ConfigError where the recipe asks for a sharding it cannot have."""
     wanted = config.tables.get(table.name, config.default)
@@ -215,14 +251,8 @@ def _columns_per_shard(columns: int, world_size: int) -> int:
     return columns // shards
 
 
-def _topology(world_size: int, local_world_size: int, memory_per_worker: int) -> Topology:
-    trainer = TrainerConfig(world_size=world_size, local_world_size=local_world_size, hbm_cap_bytes=memory_per_worker)
-    return TopologyFactory.create_topology(trainer_config=trainer, kernel_config=KernelConfig(compute_device="cuda"))
-
-
 def _with_optimizers(tables: Sequence[EmbeddingTable], rules: dict[str, TableRule]) -> EmbeddingTables:
-    """The tables on the meta device, for the planner: it takes the size of optimizer state from an attribute, in whole
-    multiples of the weights up to two."""
+    """The tables on the meta device, as the planner takes the size of optimizer state: in multiples of the weights."""
     embeddings = build_embeddings(tables, torch.device("meta"))
     for table in tables:
         rule = rules[table.name]
