@@ -17,8 +17,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.training.driver import fill_from_checkpoint
-from rayrec.training.loop.evaluation_pass import evaluate_split
-from rayrec.training.loop.splits import SplitReader
+from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.worker import train_worker
 from rayrec.training.placement.parallel_model import ParallelModel, RankContext
 from rayrec.training.run.folder import RunFolder, checkpoint_name

@@ -6,6 +6,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ _MISTAKE_FILE = ".mistake.json"
 _ELASTIC_START_SECONDS = 15
 
 Metrics = dict[str, dict[str, float | None]]
+_Work = Callable[[Recipe, Dataset, "RankContext"], None]
 
 
 def train(
@@ -71,10 +73,8 @@ def train(
     (run.path / METRICS_FILE).unlink(missing_ok=True)
     progress = progress or SilentProgress()
     progress.stage("training", recipe.train.samples_per_epoch(dataset.split("train").rows) * recipe.train.epochs)
-    watcher = _HistoryWatcher(run.history, recipe, progress)
-    with in_background(watcher.watch, "rayrec-history"):
-        arguments = {"initial_weights": initial_weights}
-        _run_workers(_train_on_worker, recipe, dataset, run.path, arguments, device)
+    with in_background(partial(_show_history, run.history, recipe, progress), "rayrec-history"):
+        _run_workers(partial(_train, run.path, initial_weights), recipe, dataset, run.path, device)
     metrics: Metrics = json.loads((run.path / METRICS_FILE).read_text())
     return metrics
 
@@ -96,8 +96,7 @@ def evaluate(
     progress = progress or SilentProgress()
     progress.stage(f"evaluating on {split}", dataset.split(split).rows)
     with tempfile.TemporaryDirectory(dir=dataset.folder.parent, prefix=".rayrec-evaluate-") as folder:
-        arguments = {"split": split, "fill": fill}
-        _run_workers(_evaluate_on_worker, recipe, dataset, Path(folder), arguments, device)
+        _run_workers(partial(_evaluate, Path(folder), split, fill), recipe, dataset, Path(folder), device)
         metrics: dict[str, float | None] = json.loads((Path(folder) / METRICS_FILE).read_text())
     progress.advance(dataset.split(split).rows)
     return metrics
@@ -126,15 +125,8 @@ def _workers_device(recipe: Recipe) -> DeviceName:
     return device
 
 
-def _run_workers(
-    loop: Callable[[dict[str, Any]], None],
-    recipe: Recipe,
-    dataset: Dataset,
-    folder: Path,
-    arguments: dict[str, Any],
-    device: DeviceName,
-) -> None:
-    """Run `loop` on the recipe's number of workers, which all see `folder`."""
+def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, device: DeviceName) -> None:
+    """Call `work`, which travels by pickle, on the recipe's number of workers, which all see `folder`."""
     import ray
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -142,12 +134,12 @@ def _run_workers(
     mistake, least = folder / _MISTAKE_FILE, recipe.train.min_workers
     mistake.unlink(missing_ok=True)
     trainer = TorchTrainer(
-        loop,
+        _on_worker,
         train_loop_config={
+            "work": work,
             "recipe": recipe.model_dump(mode="json"),
             "dataset": str(dataset.folder),
             "folder": str(folder),
-            **arguments,
         },
         torch_config=TorchConfig(backend="nccl" if device == "cuda" else "gloo"),
         scaling_config=ScalingConfig(
@@ -180,32 +172,38 @@ def _run_workers(
             raise (ConfigError if content["is_config"] else UserError)(content["message"]) from None
 
 
-def _train_on_worker(arguments: dict[str, Any]) -> None:
+def _train(
+    folder: Path,
+    initial_weights: Callable[["ParallelModel"], None] | None,
+    recipe: Recipe,
+    dataset: Dataset,
+    context: "RankContext",
+) -> None:
     from rayrec.training.loop.worker import train_worker
 
-    run = RunFolder.open(arguments["folder"])
-    initial_weights = arguments["initial_weights"]
-    _on_worker(arguments, lambda recipe, dataset, context: train_worker(recipe, dataset, run, context, initial_weights))
+    train_worker(recipe, dataset, RunFolder.open(folder), context, initial_weights)
 
 
-def _evaluate_on_worker(arguments: dict[str, Any]) -> None:
-    from rayrec.training.loop.evaluation_pass import evaluate_split
-    from rayrec.training.loop.splits import SplitReader
+def _evaluate(
+    folder: Path,
+    split: str,
+    fill: Callable[["ParallelModel"], None],
+    recipe: Recipe,
+    dataset: Dataset,
+    context: "RankContext",
+) -> None:
+    from rayrec.training.loop.splits import SplitReader, evaluate_split
     from rayrec.training.placement.parallel_model import ParallelModel
 
-    def work(recipe: Recipe, dataset: Dataset, context: "RankContext") -> None:
-        model = ParallelModel(recipe, dataset.schema, context)
-        arguments["fill"](model)
-        splits = SplitReader(dataset, recipe.train.ingest, context)
-        metrics = evaluate_split(model, splits, arguments["split"], recipe.evaluate)
-        if context.rank == 0:
-            write_json(Path(arguments["folder"]) / METRICS_FILE, metrics)
-
-    _on_worker(arguments, work)
+    model = ParallelModel(recipe, dataset.schema, context)
+    fill(model)
+    metrics = evaluate_split(model, SplitReader(dataset, recipe.train.ingest, context), split, recipe.evaluate)
+    if context.rank == 0:
+        write_json(folder / METRICS_FILE, metrics)
 
 
-def _on_worker(arguments: dict[str, Any], work: Callable[..., None]) -> None:
-    """Call `work(recipe, dataset, context)` in a Ray Train worker; write a user's mistake to a file for the driver."""
+def _on_worker(arguments: dict[str, Any]) -> None:
+    """Do the work in a Ray Train worker; write a user's mistake to a file for the driver."""
     import ray.train
     import ray.train.torch
 
@@ -223,51 +221,42 @@ def _on_worker(arguments: dict[str, Any], work: Callable[..., None]) -> None:
     )
     context.prepare_process()
     try:
-        work(Recipe.model_validate(arguments["recipe"]), Dataset.open(arguments["dataset"]), context)
+        arguments["work"](Recipe.model_validate(arguments["recipe"]), Dataset.open(arguments["dataset"]), context)
     except UserError as error:
         write_json(mistake, {"message": str(error), "is_config": isinstance(error, ConfigError)})
         raise
 
 
-class _HistoryWatcher:
-    """A display of the run's history as it grows: the workers write it, the driver only reads."""
-
-    def __init__(self, path: Path, recipe: Recipe, progress: Progress) -> None:
-        self._path, self._recipe, self._progress = path, recipe, progress
-        self._shown_rows = 0
-        self._seen = sum(1 for _ in read_history(path))
-
-    def watch(self, ended: threading.Event) -> None:
-        while not ended.wait(0.5):
-            self._show_new()
-        self._show_new()
-
-    def _show_new(self) -> None:
-        records = list(read_history(self._path))
+def _show_history(path: Path, recipe: Recipe, progress: Progress, ended: threading.Event) -> None:
+    """Show the run's history as it grows, until it has ended: the workers write it, the driver only reads."""
+    seen, shown_rows, is_over = sum(1 for _ in read_history(path)), 0, False
+    while not is_over:
+        is_over = ended.wait(0.5)
+        records = list(read_history(path))
         # A resumed worker cuts records off before it adds to them.
-        self._seen = min(self._seen, len(records))
-        for record in records[self._seen :]:
-            self._show(record)
-        self._seen = len(records)
+        for record in records[min(seen, len(records)) :]:
+            rows = record["step"] * recipe.train.global_batch_size
+            if rows > shown_rows:
+                progress.advance(rows - shown_rows)
+                shown_rows = rows
+            _show(record, recipe, progress)
+        seen = len(records)
 
-    def _show(self, record: dict[str, Any]) -> None:
-        rows = record["step"] * self._recipe.train.global_batch_size
-        if rows > self._shown_rows:
-            self._progress.advance(rows - self._shown_rows)
-            self._shown_rows = rows
-        if record["event"] == "train":
-            self._progress.note(
-                f"loss {record['loss']:.4f}, {record['samples_per_second']:,.0f} samples/s, "
-                f"{record['data_wait_share']:.0%} of the time waiting for data"
-            )
-        elif record["event"] == "evaluate":
-            shown = [k for k in record if k in {"auc", "log_loss"} or is_ranking_metric(k)]
-            values = ", ".join(f"{k} {record[k]:.4f}" for k in shown if record[k] is not None)
-            self._progress.message(f"step {record['step']}: {record['split']} {values}")
-        elif record["event"] == "epoch":
-            unit = "rows" if self._recipe.train.negatives is None else "samples"
-            dropped = f"; the last {record['rows_dropped']} {unit} fill no batch" if record["rows_dropped"] else ""
-            self._progress.message(
-                f"epoch {record['epoch'] + 1}: {record['batches']} batches on {record['workers']} workers "
-                f"({record['device']}, {record['precision']}: {record['precision_reason']}){dropped}"
-            )
+
+def _show(record: dict[str, Any], recipe: Recipe, progress: Progress) -> None:
+    if record["event"] == "train":
+        progress.note(
+            f"loss {record['loss']:.4f}, {record['samples_per_second']:,.0f} samples/s, "
+            f"{record['data_wait_share']:.0%} of the time waiting for data"
+        )
+    elif record["event"] == "evaluate":
+        shown = [k for k in record if k in {"auc", "log_loss"} or is_ranking_metric(k)]
+        values = ", ".join(f"{k} {record[k]:.4f}" for k in shown if record[k] is not None)
+        progress.message(f"step {record['step']}: {record['split']} {values}")
+    elif record["event"] == "epoch":
+        unit = "rows" if recipe.train.negatives is None else "samples"
+        dropped = f"; the last {record['rows_dropped']} {unit} fill no batch" if record["rows_dropped"] else ""
+        progress.message(
+            f"epoch {record['epoch'] + 1}: {record['batches']} batches on {record['workers']} workers "
+            f"({record['device']}, {record['precision']}: {record['precision_reason']}){dropped}"
+        )

@@ -40,8 +40,13 @@ class Checkpoints:
 
     def best(self) -> RunProgress | None:
         """The progress of the checkpoint with the best value of `keep_best`, if there is one."""
-        step = self._best(checkpoint_steps(self._folder))
-        return read_progress(self._folder / checkpoint_name(step)) if step is not None else None
+        metric = self._config.keep_best
+        if metric is None:
+            return None
+        sign = 1 if higher_is_better(metric) else -1
+        found = (read_progress(self._folder / checkpoint_name(step)) for step in checkpoint_steps(self._folder))
+        measured = [progress for progress in found if progress.metrics.get(metric) is not None]
+        return max(measured, key=lambda progress: (sign * progress.metrics[metric], progress.step), default=None)
 
     def save(self, step: TrainStep, progress: RunProgress) -> None:
         """Write a checkpoint, then delete those that the recipe does not keep."""
@@ -69,12 +74,11 @@ class Checkpoints:
 
     def prune(self) -> None:
         """Keep the last ones and the best one, and list them in `index.json`. Rank 0 alone calls it."""
-        steps = checkpoint_steps(self._folder)
-        best = self._best(steps)
-        kept = set(steps[-self._config.keep_last :]) | ({best} if best is not None else set())
+        steps, best = checkpoint_steps(self._folder), self.best()
+        kept = {*steps[-self._config.keep_last :], *([best.step] if best is not None else [])}
         index = {
             "latest": checkpoint_name(steps[-1]),
-            "best": checkpoint_name(best) if best is not None else None,
+            "best": checkpoint_name(best.step) if best is not None else None,
             "metric": self._config.keep_best,
             "checkpoints": [checkpoint_name(step) for step in steps if step in kept],
         }
@@ -82,15 +86,6 @@ class Checkpoints:
         for step in steps:
             if step not in kept:
                 shutil.rmtree(self._folder / checkpoint_name(step))
-
-    def _best(self, steps: list[int]) -> int | None:
-        metric = self._config.keep_best
-        if metric is None:
-            return None
-        values = {step: read_progress(self._folder / checkpoint_name(step)).metrics.get(metric) for step in steps}
-        sign = 1 if higher_is_better(metric) else -1
-        measured = [(sign * value, step) for step, value in values.items() if value is not None]
-        return max(measured)[1] if measured else None
 
 
 def load_state(state: dict[str, Any], checkpoint: Path) -> None:

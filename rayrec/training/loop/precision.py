@@ -1,10 +1,9 @@
 """Which number format a run computes in, and why; loss scaling for float16."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -30,15 +29,10 @@ class Precision:
         """float16 gradients underflow without loss scaling; bfloat16 has float32's range."""
         return self.name == "fp16"
 
-    @contextmanager
-    def autocast(self) -> Iterator[None]:
+    def autocast(self) -> AbstractContextManager[Any]:
         """Autocast for the dense network."""
-        if self.name in {"bf16", "fp16"}:
-            dtype = torch.bfloat16 if self.name == "bf16" else torch.float16
-            with torch.autocast(self.device, dtype=dtype):
-                yield
-        else:
-            yield
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
+        return torch.autocast(self.device, dtype=dtype) if dtype is not None else nullcontext()
 
     def apply_to_process(self) -> None:
         """Set the process-wide matmul mode."""
@@ -59,10 +53,9 @@ def resolve_precision(wanted: Literal["auto"] | PrecisionName, device: DeviceNam
             return Precision("fp32", device, f"{name} has no tensor cores")
         if wanted in {"bf16", "tf32"} and major < 8:
             raise ConfigError(f"train.precision: {name} has no {wanted}; use fp16, fp32 or auto")
-        return Precision(wanted, device, "asked for")
-    if wanted == "tf32":
+    elif wanted == "tf32":
         raise ConfigError("train.precision: tf32 is a mode of NVIDIA GPUs; use fp32, bf16 or auto on a CPU")
-    if wanted == "auto":
+    elif wanted == "auto":
         fast = sorted({"amx_bf16", "avx512_bf16"} & cpu_flags())
         if fast:
             return Precision("bf16", device, f"this CPU has {fast[0]}")

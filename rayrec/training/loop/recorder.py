@@ -4,7 +4,7 @@ import math
 import resource
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from rayrec.training.loop.step import StepOutcome, TrainStep
 from rayrec.training.placement.parallel_model import RankContext
 from rayrec.training.placement.sharding import ShardingPlan
 from rayrec.training.run.folder import PLAN_FILE, RunFolder, RunProgress
-from rayrec.training.run.history import History, Tracker, open_trackers
+from rayrec.training.run.history import Tracker, append_history, cut_history, open_trackers
 
 
 @dataclass
@@ -47,7 +47,6 @@ class RunRecorder:
         self._recipe, self._run, self._context, self._step, self._precision = recipe, run, context, step, precision
         self._is_chief = context.rank == 0
         self._checkpoints = Checkpoints(run.checkpoints, recipe.train.checkpoint)
-        self._history = History(run.history)
         self._trackers: list[Tracker] = []
         self._window = self._new_window()
         self._waited_in_epoch = 0.0
@@ -69,15 +68,12 @@ class RunRecorder:
     @contextmanager
     def open(self, progress: RunProgress, plan: ShardingPlan) -> Iterator[None]:
         """Write the sharding plan, and keep history and trackers open, from `progress` on, within the block."""
-        if self._is_chief:
-            write_json(self._run.path / PLAN_FILE, plan.as_json())
-            self._history.cut_after(progress.step)
-            self._trackers = open_trackers(self._run.path, self._recipe, progress.step + 1)
-        try:
+        with ExitStack() as stack:
+            if self._is_chief:
+                write_json(self._run.path / PLAN_FILE, plan.as_json())
+                cut_history(self._run.history, progress.step)
+                self._trackers = stack.enter_context(open_trackers(self._run.path, self._recipe, progress.step + 1))
             yield
-        finally:
-            for tracker in self._trackers:
-                tracker.close()
 
     def begin_epoch(self, progress: RunProgress, loader: EpochLoader) -> None:
         """Record what the epoch has and how it is computed."""
@@ -174,11 +170,11 @@ class RunRecorder:
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._is_chief:
-            self._history.append(record)
+            append_history(self._run.history, record)
 
     def _track(self, group: str, values: Mapping[str, float], step: int) -> None:
         for tracker in self._trackers:
-            tracker.log({f"{group}/{name}": value for name, value in values.items()}, step)
+            tracker({f"{group}/{name}": value for name, value in values.items()}, step)
 
     def _new_window(self) -> _Window:
         return _Window(torch.zeros((), device=self._context.device), time.perf_counter())

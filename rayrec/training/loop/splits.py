@@ -1,10 +1,16 @@
-"""Batches of a dataset's splits for one worker."""
+"""Batches of a dataset's splits for one worker, and one pass over a split that evaluates a distributed model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Unpack
 
+from torch import Tensor
+
+from rayrec.config import EvaluateConfig
 from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
+from rayrec.evaluation.binary import BinaryMetrics
+from rayrec.evaluation.distributed import compute_over_ranks
+from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.ingest.all_candidates import AllCandidates
 from rayrec.ingest.batch_order import EpochOptions
 from rayrec.ingest.dataset import Dataset
@@ -14,7 +20,7 @@ from rayrec.ingest.interactions.samples import SampledSplit
 from rayrec.ingest.loader import EpochLoader, open_batches
 from rayrec.ingest.reads import InMemorySplit
 from rayrec.models.common.batch import Batch
-from rayrec.training.placement.parallel_model import RankContext
+from rayrec.training.placement.parallel_model import ParallelModel, RankContext
 
 
 @dataclass(frozen=True)
@@ -89,3 +95,36 @@ class SplitReader:
             )
             self._sampled[split] = SampledSplit.of(positives, self.dataset.schema, config, self.recency)
         return self._sampled[split]
+
+
+def evaluate_split(
+    model: ParallelModel, splits: SplitReader, split: str, config: EvaluateConfig
+) -> dict[str, float | None]:
+    """Metrics over every row of `split`, each counted once; the same on every rank. A collective.
+
+    The metrics are those of `BinaryMetrics` and, if the recipe asks for them, those of `RankingMetrics`.
+    """
+    binary = BinaryMetrics.from_config(config)
+    ranking = RankingMetrics(config.ranking) if config.ranking is not None else None
+    ranks_rows = config.ranking is not None and config.ranking.candidates == "given"
+    size = config.global_batch_size
+    model.dense_network.eval()
+    with splits.open(split, global_batch_size=size, drop_last=False, shuffle="none", contiguous=ranks_rows) as batches:
+        for batch in batches:
+            logits = model.logits(batch)
+            binary.update(logits, batch.label, batch.weight)
+            if ranking is not None and ranks_rows:
+                _rank(ranking, batch, logits)
+    if ranking is not None and not ranks_rows:
+        for batch in splits.all_candidates(split, global_batch_size=size):
+            _rank(ranking, batch, model.logits(batch))
+    model.dense_network.train()
+    metrics = compute_over_ranks(binary)
+    if ranking is not None:
+        metrics |= compute_over_ranks(ranking)
+    return metrics
+
+
+def _rank(ranking: RankingMetrics, batch: Batch, scores: Tensor) -> None:
+    assert batch.group is not None
+    ranking.update(scores, batch.label, batch.group, batch.weight)

@@ -11,11 +11,10 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import EpochLoader
 from rayrec.models.common.batch import Batch
 from rayrec.recipes import Recipe
-from rayrec.training.loop.evaluation_pass import evaluate_split
 from rayrec.training.loop.loss import BatchTotals
 from rayrec.training.loop.precision import resolve_precision
 from rayrec.training.loop.recorder import RunRecorder
-from rayrec.training.loop.splits import SplitReader
+from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.step import StepOutcome, TrainStep
 from rayrec.training.placement.parallel_model import ParallelModel, RankContext
 from rayrec.training.run.folder import METRICS_FILE, RunFolder, RunProgress
@@ -42,13 +41,8 @@ class _Training:
     """One worker's part in a run: epochs, steps, when to evaluate, save and stop."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset, run: RunFolder, context: RankContext) -> None:
-        self._recipe, self._config, self._dataset, self._run, self._context = (
-            recipe,
-            recipe.train,
-            dataset,
-            run,
-            context,
-        )
+        self._recipe, self._config, self._dataset = recipe, recipe.train, dataset
+        self._run, self._context = run, context
         precision = resolve_precision(self._config.precision, "cuda" if context.device.type == "cuda" else "cpu")
         precision.apply_to_process()
         self._model = ParallelModel(recipe, dataset.schema, context)

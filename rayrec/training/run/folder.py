@@ -79,11 +79,10 @@ class RunFolder:
         """Begin a run; `schema` is the model's. Raises UserError where `path` is not empty."""
         folder = cls(Path(path).absolute())
         with new_folder(folder.path) as unfinished:
-            cls(unfinished)._describe(recipe)
+            write_atomically(unfinished / CONFIG_FILE, dump_recipe(recipe))
             schema.save(unfinished)
-            write_json(
-                unfinished / RUN_FILE, {"dataset": location(dataset.folder), "manifest": _fingerprint(dataset.folder)}
-            )
+            content = {"dataset": location(dataset.folder), "manifest": _fingerprint(dataset.folder)}
+            write_json(unfinished / RUN_FILE, content)
         return folder
 
     @classmethod
@@ -109,7 +108,7 @@ class RunFolder:
                 f"{folder.path}: --resume between data_parallel and other train.sharding under 'adam', which updates "
                 "tables by another rule there; set it back, or start a new run"
             )
-        folder._describe(recipe)
+        write_atomically(folder.path / CONFIG_FILE, dump_recipe(recipe))
         return folder
 
     def was_trained_on(self, dataset_folder: Path) -> bool:
@@ -150,9 +149,6 @@ class RunFolder:
     def dataset_folder(self) -> Path:
         """The dataset that the run was begun with; if it is a URI, its local copy may be old."""
         return resolve(self._content()["dataset"], self.path)
-
-    def _describe(self, recipe: Recipe) -> None:
-        write_atomically(self.path / CONFIG_FILE, dump_recipe(recipe))
 
     def _content(self) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.path / RUN_FILE).read_text())

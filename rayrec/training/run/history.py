@@ -2,33 +2,36 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rayrec.common.errors import ConfigError
 from rayrec.common.files import write_atomically
 from rayrec.recipes import Recipe
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
-class History:
-    """The writer of history.jsonl on rank 0; each line is on disk when `append` returns."""
+Tracker = Callable[[dict[str, float], int], None]
+"""Takes in scalars by name, and the step that they belong to."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
 
-    def cut_after(self, step: int) -> None:
-        """Drop records of steps beyond `step`: a resumed run makes them again. Also drops a torn last line."""
-        if self._path.exists():
-            kept = [json.dumps(record) + "\n" for record in read_history(self._path) if record["step"] <= step]
-            write_atomically(self._path, "".join(kept))
+def append_history(path: Path, record: dict[str, Any]) -> None:
+    """Add a record, which has a `step` and values that JSON can hold; it is on disk when this returns."""
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Add a record, which has a `step` and values that JSON can hold."""
-        with self._path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+
+def cut_history(path: Path, step: int) -> None:
+    """Drop records of steps beyond `step`: a resumed run makes them again. Also drops a torn last line."""
+    if path.exists():
+        kept = [json.dumps(record) + "\n" for record in read_history(path) if record["step"] <= step]
+        write_atomically(path, "".join(kept))
 
 
 def read_history(path: Path) -> Iterator[dict[str, Any]]:
@@ -41,65 +44,36 @@ def read_history(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-class Tracker(Protocol):
-    """A sink of scalars, on rank 0 alone."""
+@contextmanager
+def open_trackers(run: Path, recipe: Recipe, first_step: int) -> Iterator[list[Tracker]]:
+    """The trackers that the recipe asks for, open within the block; on rank 0 alone."""
+    tracking, trackers = recipe.train.tracking, list[Tracker]()
+    with ExitStack() as stack:
+        if tracking.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
 
-    def log(self, values: dict[str, float], step: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class TensorBoardTracker:
-    """TensorBoard events in `tensorboard/` of the run folder."""
-
-    def __init__(self, run: Path, first_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        # Events after the step that a run resumes from are hidden, as the run makes them again.
-        self._writer = SummaryWriter(str(run / "tensorboard"), purge_step=first_step)
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class MLflowTracker:
-    """An MLflow run with the name of the run folder."""
-
-    def __init__(self, run: Path, recipe: Recipe) -> None:
-        config = recipe.train.tracking.mlflow
-        assert config is not None
-        try:
-            import mlflow
-        except ImportError:
-            raise ConfigError(
-                "train.tracking.mlflow: MLflow is not installed; install the extra (pip install 'rayrec[mlflow]')"
-            ) from None
-        self._mlflow = mlflow
-        mlflow.set_tracking_uri(config.tracking_uri)
-        mlflow.set_experiment(config.experiment)
-        mlflow.start_run(run_name=run.name)
-        mlflow.log_params(_flat(recipe.model_dump(mode="json")))
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        self._mlflow.log_metrics(values, step=step)
-
-    def close(self) -> None:
-        self._mlflow.end_run()
+            # Events after the step that a run resumes from are hidden, as the run makes them again.
+            writer = stack.enter_context(SummaryWriter(str(run / "tensorboard"), purge_step=first_step))
+            trackers.append(partial(_write_events, writer))
+        if tracking.mlflow is not None:
+            try:
+                import mlflow
+            except ImportError:
+                raise ConfigError(
+                    "train.tracking.mlflow: MLflow is not installed; install the extra (pip install 'rayrec[mlflow]')"
+                ) from None
+            mlflow.set_tracking_uri(tracking.mlflow.tracking_uri)
+            mlflow.set_experiment(tracking.mlflow.experiment)
+            stack.enter_context(mlflow.start_run(run_name=run.name))
+            mlflow.log_params(_flat(recipe.model_dump(mode="json")))
+            trackers.append(mlflow.log_metrics)
+        yield trackers
 
 
-def open_trackers(run: Path, recipe: Recipe, first_step: int) -> list[Tracker]:
-    """The trackers that the recipe asks for."""
-    trackers: list[Tracker] = []
-    if recipe.train.tracking.tensorboard:
-        trackers.append(TensorBoardTracker(run, first_step))
-    if recipe.train.tracking.mlflow is not None:
-        trackers.append(MLflowTracker(run, recipe))
-    return trackers
+def _write_events(writer: "SummaryWriter", values: dict[str, float], step: int) -> None:
+    for name, value in values.items():
+        writer.add_scalar(name, value, step)
+    writer.flush()
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, str]:
