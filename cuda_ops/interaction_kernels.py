@@ -125,8 +125,8 @@ def _forward_kernel(
     dense_ptr,
     embeddings_ptr,
     dense_stride,
-    embeddings_stride_row,
-    embeddings_stride_vector,
+    row_stride,
+    vector_stride,
     VECTORS: tl.constexpr,
     DIM: tl.constexpr,
     HAS_DENSE: tl.constexpr,
@@ -145,19 +145,17 @@ def _forward_kernel(
     WIDTH: tl.constexpr = PAIRS + DIM if HAS_DENSE else PAIRS
     out_row = out_ptr + batch_row * WIDTH
     dense_row = dense_ptr + batch_row * dense_stride
-    embeddings_row = embeddings_ptr + batch_row * embeddings_stride_row
+    embeddings_row = embeddings_ptr + batch_row * row_stride
 
     i = tile_i * BLOCK_N + tl.arange(0, BLOCK_N)
     j = tile_j * BLOCK_N + tl.arange(0, BLOCK_N)
     products = tl.full((BLOCK_N, BLOCK_N), 0.0, tl.float32)
     for first in range(0, DIM, BLOCK_D):
         d = first + tl.arange(0, BLOCK_D)
-        right = _load_vectors(dense_row, embeddings_row, embeddings_stride_vector, j, d, VECTORS, DIM, HAS_DENSE, dtype)
+        right = _load_vectors(dense_row, embeddings_row, vector_stride, j, d, VECTORS, DIM, HAS_DENSE, dtype)
         left = right
         if VECTORS > BLOCK_N:
-            left = _load_vectors(
-                dense_row, embeddings_row, embeddings_stride_vector, i, d, VECTORS, DIM, HAS_DENSE, dtype
-            )
+            left = _load_vectors(dense_row, embeddings_row, vector_stride, i, d, VECTORS, DIM, HAS_DENSE, dtype)
         products = _dot(left, tl.trans(right), products, PRECISION)
         if HAS_DENSE and tile_i == 0:
             dense = tl.load(dense_row + d, mask=d < DIM)
@@ -176,8 +174,8 @@ def _backward_kernel(
     embeddings_ptr,
     grad_stride,
     dense_stride,
-    embeddings_stride_row,
-    embeddings_stride_vector,
+    row_stride,
+    vector_stride,
     VECTORS: tl.constexpr,
     DIM: tl.constexpr,
     HAS_DENSE: tl.constexpr,
@@ -191,7 +189,7 @@ def _backward_kernel(
     COUNT: tl.constexpr = VECTORS - 1 if HAS_DENSE else VECTORS
     grad_row = grad_ptr + batch_row * grad_stride
     dense_row = dense_ptr + batch_row * dense_stride
-    embeddings_row = embeddings_ptr + batch_row * embeddings_stride_row
+    embeddings_row = embeddings_ptr + batch_row * row_stride
 
     i = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -202,9 +200,7 @@ def _backward_kernel(
         low = tl.minimum(i[:, None], j[None, :])
         place = (DIM if HAS_DENSE else 0) + high * (high - 1) // 2 + low
         weights = tl.load(grad_row + place, mask=(high < VECTORS) & (high != low), other=0.0)
-        vectors = _load_vectors(
-            dense_row, embeddings_row, embeddings_stride_vector, j, d, VECTORS, DIM, HAS_DENSE, dtype
-        )
+        vectors = _load_vectors(dense_row, embeddings_row, vector_stride, j, d, VECTORS, DIM, HAS_DENSE, dtype)
         gradient = _dot(weights, vectors, gradient, PRECISION)
 
     inside = d[None, :] < DIM

@@ -12,7 +12,7 @@ from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe, RecipeContent, dump_recipe
 from rayrec.storage.location import Folder, location
 from tune.check import check_space, require_decisions, searchable_space, trial_recipe
-from tune.settings import Scheduler, Search, SweepSettings
+from tune.settings import Scheduler, Search, SweepSettings, owned_folder
 from tune.space import Space, load_space
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     from rayrec.ingest.dataset import Dataset
     from tune.confirmation import confirm, confirmation_table
     from tune.report import report, write_csv
-    from tune.sweep_folder import owned_folder
     from tune.trial_folder import outcome_rows
 
     recipe = request.trial_content()

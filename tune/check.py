@@ -76,24 +76,23 @@ def check_space(space: Space, recipe: RecipeContent, also: Callable[[Recipe], No
     each value at least once.
     """
     for assignment in combinations(space):
-        resolved = trial_recipe(space, recipe, assignment)
-        try:
-            also(resolved)
-        except ConfigError as error:
-            raise _with_values(space, assignment, error) from None
+        trial_recipe(space, recipe, assignment, also)
 
 
-def trial_recipe(space: Space, recipe: RecipeContent, assignment: Assignment) -> Recipe:
+def trial_recipe(
+    space: Space,
+    recipe: RecipeContent,
+    assignment: Assignment,
+    also: Callable[[Recipe], None] = lambda recipe: None,
+) -> Recipe:
     """The recipe with a trial's values. Raises ConfigError that names the space and the values."""
     try:
-        return recipe.with_values(space.overrides(assignment)).resolve()
+        resolved = recipe.with_values(space.overrides(assignment)).resolve()
+        also(resolved)
     except ConfigError as error:
-        raise _with_values(space, assignment, error) from None
-
-
-def _with_values(space: Space, assignment: Assignment, error: ConfigError) -> ConfigError:
-    values = ", ".join(f"{name}={value}" for name, value in assignment.items())
-    return ConfigError(f"{space.origin}: with {values}: {error}")
+        values = ", ".join(f"{name}={value}" for name, value in assignment.items())
+        raise ConfigError(f"{space.origin}: with {values}: {error}") from None
+    return resolved
 
 
 def default_assignment(space: Space, recipe: RecipeContent) -> dict[str, Scalar] | None:

@@ -5,14 +5,13 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import mkdtemp
 
-from rayrec.common.files import write_json
+from rayrec.common.files import new_folder, write_json
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.training.run.folder import CHECKPOINTS_FOLDER, HISTORY_FILE, RunFolder, checkpoint_name
-from rayrec.training.run.history import read_history
+from rayrec.training.run.history import cut_history
 
 EXCHANGE_FOLDER = "exchange"
 _POINTER_FILE = "pointer.json"
@@ -55,22 +54,18 @@ def publish_checkpoint(run: Path, trial: Path, step: int, objectives: list[float
 
 def begin_from(pointer: Pointer, run: Path, recipe: Recipe, dataset: Dataset) -> None:
     """Make a run folder for `recipe` whose latest checkpoint and history are those of the pointer."""
-    unfinished = Path(mkdtemp(dir=run.parent, prefix=f".{run.name}.unfinished-"))
     schema = build_model(recipe.model, dataset.schema, device="meta").schema
-    RunFolder.create(unfinished, recipe, dataset, schema)
-    _link_checkpoint(Path(pointer.folder), unfinished / CHECKPOINTS_FOLDER / checkpoint_name(pointer.step))
-    records = [record for record in read_history(Path(pointer.history)) if record["step"] <= pointer.step]
-    (unfinished / HISTORY_FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
-    unfinished.rename(run)
+    with new_folder(run) as unfinished:
+        RunFolder.create(unfinished, recipe, dataset, schema)
+        _link_checkpoint(Path(pointer.folder), unfinished / CHECKPOINTS_FOLDER / checkpoint_name(pointer.step))
+        shutil.copyfile(pointer.history, unfinished / HISTORY_FILE)
+        cut_history(unfinished / HISTORY_FILE, pointer.step)
 
 
 def _link_checkpoint(source: Path, target: Path) -> None:
     """Give the files of a checkpoint, which never change, a second name."""
-    unfinished = target.with_name(f".{target.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(source, unfinished, copy_function=_link_file)
-    unfinished.rename(target)
+    with new_folder(target) as unfinished:
+        shutil.copytree(source, unfinished, copy_function=_link_file, dirs_exist_ok=True)
 
 
 def _link_file(source: str, target: str) -> None:

@@ -11,7 +11,7 @@ from tune.check import default_assignment
 from tune.settings import SweepSettings
 from tune.space import Parameter, Scalar, Space
 from tune.trial import EVALUATION, OBJECTIVE
-from tune.trial_folder import metric_values
+from tune.trial_folder import TrialRecord, evaluations
 
 if TYPE_CHECKING:
     import optuna
@@ -60,7 +60,7 @@ def _searcher(settings: SweepSettings) -> "Searcher":
         # Optuna's own ten random trials would leave hardly any of a small search to the model.
         sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(10, max(4, settings.trials // 4)))
     return OptunaSearch(
-        space=_Draw(settings.space),
+        space=partial(draw, settings.space),
         metric=OBJECTIVE,
         mode=settings.mode,
         points_to_evaluate=points or None,
@@ -68,14 +68,9 @@ def _searcher(settings: SweepSettings) -> "Searcher":
     )
 
 
-@dataclass(frozen=True)
-class _Draw:
-    """Draws an assignment from a trial of Optuna, parameter by parameter, as their conditions hold."""
-
-    space: Space
-
-    def __call__(self, trial: "optuna.Trial") -> None:
-        self.space.draw(partial(suggest, trial))
+def draw(space: Space, trial: "optuna.Trial") -> None:
+    """Draw an assignment from a trial of Optuna, parameter by parameter, as their conditions hold."""
+    space.draw(partial(suggest, trial))
 
 
 def suggest(trial: "optuna.trial.BaseTrial", name: str, parameter: Parameter) -> Scalar:
@@ -118,9 +113,10 @@ class RememberingASHA(ASHAScheduler):
 
     def _reported_objectives(self, trial: "Trial") -> list[float]:
         """The best value so far at each evaluation that an ended trial reported to Tune."""
-        reported = int(trial.last_result.get(EVALUATION, 0))
-        values = metric_values(self._trials_folder / trial.trial_id, self._target)[:reported]
-        return list(accumulate(values, max if self._is_maximized else min))
+        reported, folder = int(trial.last_result.get(EVALUATION, 0)), self._trials_folder / trial.trial_id
+        record = TrialRecord.load(folder)
+        found = evaluations(folder / record.run, self._target)[:reported] if record is not None else []
+        return list(accumulate((record[self._target] for record in found), max if self._is_maximized else min))
 
 
 def _population_based(settings: SweepSettings) -> Strategy:

@@ -1,17 +1,24 @@
-"""The settings that all trials of a sweep share."""
+"""The settings that all trials of a sweep share, and the sweep's folder, in which one process works at a time."""
 
-from collections.abc import Callable, Iterable
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.files import locked, require_absent, write_json
 from rayrec.config.evaluate import higher_is_better
-from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
 from rayrec.recipes import Recipe, RecipeContent
 from tune.space import Space
 
 Search = Literal["random", "grid", "optuna", "pbt"]
 Scheduler = Literal["none", "asha"]
+SWEEP_FILE = "sweep.json"
 TrainFunction = Callable[[Recipe, Dataset, Path, bool], object]
 """Trains a recipe on a dataset into a run folder, or continues the run in it if the last argument is true; pickled."""
 
@@ -46,3 +53,46 @@ class SweepSettings:
     def best(self, values: Iterable[float]) -> float:
         """The best of some values of the metric."""
         return max(values) if self.is_maximized else min(values)
+
+
+@contextmanager
+def owned_folder(settings: SweepSettings, resume: bool) -> Iterator[None]:
+    """Begin the sweep's folder, or take over that of an earlier attempt, for this process alone.
+
+    A new folder in which no trial began is removed at the end. Raises UserError if something else is in it, and
+    ConfigError if it holds another sweep.
+    """
+    folder = settings.folder
+    file = folder / SWEEP_FILE
+    manifest = (settings.dataset / MANIFEST_FILE).read_bytes()
+    parameters = settings.space.parameters
+    # What a resumed sweep must share with the one that was begun.
+    now = {
+        "recipe": settings.recipe.resolve().model_dump(mode="json"),
+        "space": {name: p.model_dump(mode="json", exclude_defaults=True) for name, p in parameters.items()},
+        "dataset": hashlib.sha256(manifest).hexdigest(),
+        "metric": settings.metric,
+        "trials": settings.trials,
+        "search": settings.search,
+        "scheduler": settings.scheduler,
+    }
+    if not resume:
+        require_absent(folder)
+    elif not file.is_file():
+        raise UserError(f"{folder}: no sweep to resume (no {SWEEP_FILE}); leave --resume out to begin one")
+    else:
+        before = json.loads(file.read_text())
+        changed = [name for name, value in now.items() if before.get(name) != value]
+        if changed:
+            raise ConfigError(
+                f"{folder}: --resume with another {changed[0]} than the sweep was begun with; set it back, or begin a "
+                "new sweep"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(folder / ".lock", folder):
+            write_json(file, now)
+            yield
+    finally:
+        if not resume and not settings.trials_folder.exists():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -121,7 +121,7 @@ class Space:
         """An assignment of the parameters whose `when` holds, with values that `pick` chooses one after the other."""
         drawn: dict[str, Scalar] = {}
         for name, parameter in self.parameters.items():
-            if _holds(parameter.when, drawn):
+            if all(other in drawn and drawn[other] in _as_tuple(values) for other, values in parameter.when.items()):
                 drawn[name] = pick(name, parameter)
         return drawn
 
@@ -182,10 +182,6 @@ def parse_space(origin: str, text: str) -> Space:
         _check_conditions(origin, str(name), parameter, parameters)
         _check_keys(origin, str(name), parameter)
     return Space(origin, parameters)
-
-
-def _holds(when: Mapping[str, Scalar | tuple[Scalar, ...]], drawn: Assignment) -> bool:
-    return all(name in drawn and drawn[name] in _as_tuple(values) for name, values in when.items())
 
 
 def _as_tuple(values: Scalar | tuple[Scalar, ...]) -> tuple[Scalar, ...]:

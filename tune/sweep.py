@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rayrec.common.background import in_background
@@ -97,7 +98,7 @@ def run_sweep(
             ),
         )
     progress.stage(f"{what}, {at_once} at once", chosen.trials)
-    with in_background(_Watcher(settings, progress).watch, "rayrec-sweep"):
+    with in_background(partial(_watch, settings, progress), "rayrec-sweep"):
         results = tuner.fit()
     return _finish(settings, {Path(result.path).name for result in results})
 
@@ -184,32 +185,24 @@ def _drop_checkpoints(outcomes: Sequence[TrialOutcome]) -> None:
             shutil.rmtree(checkpoints, ignore_errors=True)
 
 
-class _Watcher:
-    """Shows trials as they end, backs up Tune's state, and keeps checkpoints of the best ended trial only."""
-
-    def __init__(self, settings: SweepSettings, progress: Progress) -> None:
-        self._settings, self._progress = settings, progress
-        self._shown: set[str] = set()
-
-    def watch(self, ended: threading.Event) -> None:
-        pause = _SHORTEST_PAUSE
-        while not ended.wait(pause):
-            began = time.monotonic()
-            self._look()
-            # Reading many trials from slow storage takes a while.
-            pause = max(_SHORTEST_PAUSE, _PAUSE_FACTOR * (time.monotonic() - began))
-        self._look()
-
-    def _look(self) -> None:
-        backup(self._settings.folder)
-        outcomes = read_outcomes(self._settings)
-        new = [outcome for outcome in outcomes if outcome.state != "running" and outcome.trial not in self._shown]
+def _watch(settings: SweepSettings, progress: Progress, ended: threading.Event) -> None:
+    """Show trials as they end, back up Tune's state, and keep checkpoints of the best ended trial only."""
+    shown: set[str] = set()
+    pause, is_over = _SHORTEST_PAUSE, False
+    while not is_over:
+        is_over = ended.wait(pause)
+        began = time.monotonic()
+        backup(settings.folder)
+        outcomes = read_outcomes(settings)
+        new = [outcome for outcome in outcomes if outcome.state != "running" and outcome.trial not in shown]
         for outcome in new:
-            self._shown.add(outcome.trial)
-            self._progress.advance(1)
-            self._progress.message(outcome.line(self._settings.metric))
+            shown.add(outcome.trial)
+            progress.advance(1)
+            progress.message(outcome.line(settings.metric))
         # Under population based training other trials may continue from them, and a failed trial may be tried again.
-        if new and self._settings.search != "pbt":
+        if new and settings.search != "pbt":
             _drop_checkpoints([o for o in outcomes if o.state in ENDED_STATES][1:])
         if outcomes and outcomes[0].value is not None:
-            self._progress.note(f"best {self._settings.metric} {outcomes[0].value:.4f}")
+            progress.note(f"best {settings.metric} {outcomes[0].value:.4f}")
+        # Reading many trials from slow storage takes a while.
+        pause = max(_SHORTEST_PAUSE, _PAUSE_FACTOR * (time.monotonic() - began))

@@ -54,7 +54,8 @@ class Trial(Trainable):
                 self._record = replace(self._record, started=before.started, run=before.run)
             self._record.save(self._folder)
         self._reported: list[float] = []
-        self._training: _Training | None = None
+        self._training: threading.Thread | None = None
+        self._error: BaseException | None = None
 
     @property
     def _run(self) -> Path:
@@ -63,9 +64,12 @@ class Trial(Trainable):
     def step(self) -> dict[str, Any]:
         """Wait for the next evaluation, or for the end of training."""
         if self._training is None and self._record.state == "running":
-            self._training = _Training(self._settings, self._assignment, self._run)
+            self._training = threading.Thread(
+                target=self._run_training, args=(self._run,), name="rayrec-trial", daemon=True
+            )
+            self._training.start()
         while True:
-            is_over = self._training is None or self._training.is_over
+            is_over = self._training is None or not self._training.is_alive()
             found = evaluations(self._run, self._settings.metric)
             # After a worker's death, training goes back to a checkpoint, and later evaluations are undone.
             del self._reported[len(found) :]
@@ -78,13 +82,20 @@ class Trial(Trainable):
                 return self._end()
             time.sleep(_POLL_SECONDS)
 
+    def _run_training(self, run: Path) -> None:
+        try:
+            recipe = trial_recipe(self._settings.space, self._settings.recipe, self._assignment)
+            self._settings.train(recipe, Dataset.open(self._settings.dataset), run, (run / RUN_FILE).exists())
+        except BaseException as error:  # reported by `step`, which waits for the thread
+            self._error = error
+
     def _result(self, record: dict[str, Any]) -> dict[str, Any]:
         self._reported.append(record[self._settings.metric])
         return {EVALUATION: len(self._reported), OBJECTIVE: self._objective, "step": record["step"]}
 
     def _end(self) -> dict[str, Any]:
         if self._training is not None:
-            self._record_end(self._training.error)
+            self._record_end(self._error)
         # Without a value, the searcher learns to avoid such assignments.
         has_value = self._reported and self._record.state != "refused"
         last = {OBJECTIVE: self._objective} if has_value else {}
@@ -134,25 +145,3 @@ class Trial(Trainable):
 
     def _checkpoint_step(self) -> int:
         return max(checkpoint_steps(self._run / CHECKPOINTS_FOLDER), default=0)
-
-
-class _Training:
-    """The training of a trial, in a thread of its own."""
-
-    def __init__(self, settings: SweepSettings, assignment: dict[str, Any], run: Path) -> None:
-        self._settings, self._assignment, self._run_folder = settings, assignment, run
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._train, name="rayrec-trial", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_over(self) -> bool:
-        return not self._thread.is_alive()
-
-    def _train(self) -> None:
-        try:
-            recipe = trial_recipe(self._settings.space, self._settings.recipe, self._assignment)
-            dataset = Dataset.open(self._settings.dataset)
-            self._settings.train(recipe, dataset, self._run_folder, (self._run_folder / RUN_FILE).exists())
-        except BaseException as error:  # reported by the trial, which waits for the thread
-            self.error = error

@@ -69,7 +69,7 @@ class TrialOutcome:
 
     def line(self, metric: str) -> str:
         """A description in one line."""
-        values = ", ".join(f"{name}={_short(value)}" for name, value in self.assignment.items())
+        values = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.assignment.items())
         reached = f"{metric} {self.value:.4f} after {len(self.curve)} evaluations" if self.value is not None else ""
         result = "; ".join(text for text in (reached, self.message) if text)
         return f"trial {self.number}: {self.state}, {result} ({values})"
@@ -79,12 +79,6 @@ def evaluations(run: Path, metric: str) -> list[dict[str, Any]]:
     """The evaluations of a run during its training that gave `metric`, in order: step, epoch, seconds and metrics."""
     records = (record for record in read_history(run / HISTORY_FILE) if record["event"] == "evaluate")
     return [record for record in records if record.get(metric) is not None]
-
-
-def metric_values(folder: Path, metric: str) -> list[float]:
-    """The metric at each evaluation of the trial in `folder`; empty if there is no trial."""
-    record = TrialRecord.load(folder)
-    return [found[metric] for found in evaluations(folder / record.run, metric)] if record is not None else []
 
 
 def read_outcomes(settings: SweepSettings) -> list[TrialOutcome]:
@@ -130,7 +124,3 @@ def outcome_rows(outcomes: list[TrialOutcome], metric: str) -> list[dict[str, An
         }
         for outcome in outcomes
     ]
-
-
-def _short(value: Scalar) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -24,6 +24,8 @@ _END_OF_PICKLE = b"."
 _QUIET_SECONDS = 0.2
 _SAVE_SECONDS = 1.0
 """Tune writes all files of one save within this time; the previous save is older."""
+_Files = dict[str, tuple[bytes, int]]
+"""Content and time of change, in nanoseconds, by the file's name."""
 
 
 def can_be_restored(sweep: Path) -> bool:
@@ -32,13 +34,13 @@ def can_be_restored(sweep: Path) -> bool:
     It cannot if it was killed before it had saved a trial.
     """
     state, backup_file = sweep / STATE_FOLDER, sweep / _BACKUP_FILE
-    is_complete = _is_complete(_contents(state))
-    if is_complete and _is_of_one_save(state):
+    found = _read(state)
+    if _is_complete(found) and (_is_of_one_save(found) or not backup_file.exists()):
         return True
     if not backup_file.exists():
-        return is_complete
-    for path in _files(state):
-        path.unlink()
+        return False
+    for name in found:
+        (state / name).unlink()
     with zipfile.ZipFile(backup_file) as archive:
         archive.extractall(state)
     return True
@@ -46,17 +48,15 @@ def can_be_restored(sweep: Path) -> bool:
 
 def backup(sweep: Path) -> None:
     """Copy the state, unless Tune is writing it at this moment."""
-    state = sweep / STATE_FOLDER
-    before = _sizes_and_times(state)
-    contents = _contents(state)
-    if not _is_complete(contents) or not _is_of_one_save(state):
+    found = _read(sweep / STATE_FOLDER)
+    if not _is_complete(found) or not _is_of_one_save(found):
         return
     time.sleep(_QUIET_SECONDS)
-    if _sizes_and_times(state) != before:
+    if _read(sweep / STATE_FOLDER) != found:
         return
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in contents.items():
+        for name, (content, _) in found.items():
             archive.writestr(name, content)
     write_atomically(sweep / _BACKUP_FILE, packed.getvalue())
 
@@ -67,38 +67,27 @@ def forget(sweep: Path) -> None:
     (sweep / _BACKUP_FILE).unlink(missing_ok=True)
 
 
-def _files(folder: Path) -> list[Path]:
-    return [path for pattern in (*_STATE_FILES, _TUNER_FILE) for path in folder.glob(pattern)]
+def _read(folder: Path) -> _Files:
+    paths = [path for pattern in (*_STATE_FILES, _TUNER_FILE) for path in folder.glob(pattern)]
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
-def _contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in _files(folder)}
+def _newest(files: _Files) -> dict[str, tuple[bytes, int]]:
+    """The newest state file of each kind, by its pattern; names contain the time at which Tune began."""
+    names = {pattern: [name for name in files if Path(name).match(pattern)] for pattern in _STATE_FILES}
+    return {pattern: files[max(found)] for pattern, found in names.items() if found}
 
 
-def _sizes_and_times(folder: Path) -> dict[str, tuple[int, int]]:
-    return {path.name: ((status := path.stat()).st_size, status.st_mtime_ns) for path in _files(folder)}
-
-
-def _newest(names: list[str]) -> list[str]:
-    """The newest state file of each kind; their names contain the time at which Tune began."""
-    newest = (max((name for name in names if Path(name).match(pattern)), default=None) for pattern in _STATE_FILES)
-    return [name for name in newest if name is not None]
-
-
-def _is_complete(contents: dict[str, bytes]) -> bool:
+def _is_complete(files: _Files) -> bool:
     """Whether the newest state files are there to their last byte and know a trial."""
-    newest = _newest(list(contents))
-    if not newest or not Path(newest[0]).match(_STATE_FILES[0]):
-        return False
-    experiment, *pickles = (contents[name] for name in newest)
+    newest = {pattern: content for pattern, (content, _) in _newest(files).items()}
     try:
-        has_trials = bool(json.loads(experiment)["trial_data"])
+        has_trials = bool(json.loads(newest.pop(_STATE_FILES[0], b"{}")).get("trial_data"))
     except ValueError:
         return False
-    return has_trials and all(content.endswith(_END_OF_PICKLE) for content in pickles)
+    return has_trials and all(content.endswith(_END_OF_PICKLE) for content in newest.values())
 
 
-def _is_of_one_save(folder: Path) -> bool:
-    files = _sizes_and_times(folder)
-    times = [files[name][1] for name in _newest(list(files))]
+def _is_of_one_save(files: _Files) -> bool:
+    times = [changed for _, changed in _newest(files).values()]
     return max(times) - min(times) < _SAVE_SECONDS * 1e9

@@ -11,7 +11,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
 from rayrec.recipes import load_recipe, read_recipe
 from tune.check import check_space, combinations, default_assignment, trial_recipe
-from tune.search import _Draw
+from tune.search import draw
 from tune.space import load_space, parse_space
 
 DEBUG = "dlrm-criteo-debug"
@@ -53,7 +53,7 @@ def test_values_are_drawn_within_their_ranges_and_where_their_conditions_hold() 
     seen: dict[str, set[Any]] = {}
     for _ in range(200):
         trial = study.ask()
-        _Draw(space)(trial)
+        draw(space, trial)
         drawn = trial.params
         assert ("train.dense_optimizer.momentum" in drawn) == (drawn["train.dense_optimizer.kind"] == "sgd")
         for name, value in drawn.items():

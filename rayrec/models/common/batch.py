@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from torchrec.streamable import Pipelineable
 
 
 @dataclass
-class Batch(Pipelineable):
+class Batch:
     """B rows on one device. Every rank of a step holds the same B: short ranks are padded with rows of weight 0.
 
     A padding row repeats ids of a real row, so that it touches no embedding row that the batch does not touch anyway;
@@ -34,20 +33,14 @@ class Batch(Pipelineable):
         return self.label.shape[0]
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
-        return self._map(lambda t: t.to(device=device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> "Batch":
-        return self._map(lambda t: t.pin_memory())
+        return replace(self, **{k: v.to(device=device, non_blocking=non_blocking) for k, v in self._columns().items()})
 
     def record_stream(self, stream: torch.Stream) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None:
-                value.record_stream(stream)
+        for column in self._columns().values():
+            column.record_stream(stream)
 
-    def _map(self, function: Any) -> "Batch":
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: function(v) for name, v in values.items() if v is not None})
+    def _columns(self) -> dict[str, Any]:
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
 
 
 def group_numbers(group: Tensor) -> Tensor:

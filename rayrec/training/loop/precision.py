@@ -24,11 +24,6 @@ class Precision:
     reason: str
     """Why this was picked, for the log."""
 
-    @property
-    def scales_loss(self) -> bool:
-        """float16 gradients underflow without loss scaling; bfloat16 has float32's range."""
-        return self.name == "fp16"
-
     def autocast(self) -> AbstractContextManager[Any]:
         """Autocast for the dense network."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)

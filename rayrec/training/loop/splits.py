@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Unpack
 
 from torch import Tensor
@@ -38,22 +39,20 @@ class SplitReader:
     """True if batches of `train` must hold whole groups."""
     _stores: dict[str, InMemorySplit] = field(default_factory=dict)
     _candidates: dict[str, AllCandidates] = field(default_factory=dict)
-    _sampled: dict[str, SampledSplit] = field(default_factory=dict)
 
     def open(self, split: str, *, contiguous: bool = False, **options: Unpack[EpochOptions]) -> EpochLoader:
         """See `rayrec.ingest.loader.open_batches`. Samples with drawn negatives are always shuffled."""
         rank, world_size = self.context.rank, self.context.world_size
         if split == "train" and self.negatives is not None:
-            sampled = self._sampled_split(split, self.negatives)
             slices = SampleSlices(
-                total=len(sampled),
+                total=len(self._sampled_train),
                 global_batch_size=options["global_batch_size"],
                 world_size=world_size,
                 rank=rank,
                 drop_last=options["drop_last"],
             )
             return SampledLoader(
-                sampled,
+                self._sampled_train,
                 self.dataset.schema,
                 slices,
                 seed=options.get("seed", 0),
@@ -83,18 +82,18 @@ class SplitReader:
             self._candidates[split] = read
         return self._candidates[split].batches(max(1, global_batch_size // context.world_size), context.device)
 
-    def _sampled_split(self, split: str, config: NegativesConfig) -> SampledSplit:
-        if split not in self._sampled:
-            positives = Positives.read(
-                self.dataset,
-                split,
-                self.context.device,
-                in_memory=self.config.in_memory,
-                world_size=self.context.world_size,
-                task_cpus=self.config.task_cpus,
-            )
-            self._sampled[split] = SampledSplit.of(positives, self.dataset.schema, config, self.recency)
-        return self._sampled[split]
+    @cached_property
+    def _sampled_train(self) -> SampledSplit:
+        assert self.negatives is not None
+        positives = Positives.read(
+            self.dataset,
+            "train",
+            self.context.device,
+            in_memory=self.config.in_memory,
+            world_size=self.context.world_size,
+            task_cpus=self.config.task_cpus,
+        )
+        return SampledSplit.of(positives, self.dataset.schema, self.negatives, self.recency)
 
 
 def evaluate_split(

@@ -44,7 +44,8 @@ class TrainStep:
         self._config = config
         self._precision = precision
         self._world_size = dist.get_world_size()
-        self.loss_scale = LossScale(model.device) if precision.scales_loss else None
+        # float16 gradients underflow without loss scaling; bfloat16 has float32's range.
+        self.loss_scale = LossScale(model.device) if precision.name == "fp16" else None
         self.dense_optimizers = {
             part: build_optimizer(config.by_part[part].dense_optimizer, parameters)
             for part, parameters in model.dense_parameters.items()

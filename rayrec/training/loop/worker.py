@@ -126,13 +126,8 @@ class _Training:
     def _after_batch(self, batches_per_epoch: int) -> RunProgress:
         before = self._progress
         ends_epoch = before.batch + 1 == batches_per_epoch
-        return replace(
-            before,
-            step=before.step + 1,
-            epoch=before.epoch + ends_epoch,
-            batch=0 if ends_epoch else before.batch + 1,
-            metrics={},
-        )
+        batch = 0 if ends_epoch else before.batch + 1
+        return replace(before, step=before.step + 1, epoch=before.epoch + ends_epoch, batch=batch, metrics={})
 
     def _evaluate(self) -> bool:
         """Evaluate in mid-training; False if the dataset has no split for it. A collective."""
