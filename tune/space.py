@@ -153,17 +153,14 @@ def load_space(space: str | None, model_kind: str) -> Space:
 
     Raises ConfigError naming the file and the parameter.
     """
-    if space is not None and not is_yaml_file(space):
-        raise ConfigError(f"--space {space}: a search space is a file whose name ends in .yaml")
-    if space is None:
-        origin = f"{_SHIPPED}.yaml of '{model_kind}'"
-        shipped = MODELS.texts(model_kind, ".yaml")
-        if _SHIPPED not in shipped:
-            raise ConfigError(f"no search space is shipped for models of kind '{model_kind}'; give --space FILE")
-        text = shipped[_SHIPPED]
-    else:
-        origin, text = space, read_text(Path(space), "search space")
-    return parse_space(origin, text)
+    if space is not None:
+        if not is_yaml_file(space):
+            raise ConfigError(f"--space {space}: a search space is a file whose name ends in .yaml")
+        return parse_space(space, read_text(Path(space), "search space"))
+    shipped = MODELS.texts(model_kind, ".yaml")
+    if _SHIPPED not in shipped:
+        raise ConfigError(f"no search space is shipped for models of kind '{model_kind}'; give --space FILE")
+    return parse_space(f"{_SHIPPED}.yaml of '{model_kind}'", shipped[_SHIPPED])
 
 
 def parse_space(origin: str, text: str) -> Space:

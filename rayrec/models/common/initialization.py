@@ -25,13 +25,23 @@ class InitializesItself(Protocol):
         """Set all parameters of the module, in place, from a generator on the CPU."""
 
 
-def initialize_dense(dense_network: nn.Module, seed: int) -> None:
-    """Initialize every parameter of a dense network in place.
+@torch.no_grad()
+def initialize_dense(module: nn.Module, seed: int, name: str = "") -> None:
+    """Initialize every parameter of a dense network, or of the module called `name` in it, in place.
 
     Linear layers: weight N(0, 2 / (in + out)), bias N(0, 1 / out), the second numbers being variances.
     """
-    with torch.no_grad():
-        _initialize_module(dense_network, "", seed)
+    if isinstance(module, InitializesItself):
+        module.initialize(_generator(seed, "dense", name))
+    elif isinstance(module, nn.Linear):
+        generator = _generator(seed, "dense", name)
+        copy_normal(module.weight, math.sqrt(2 / (module.in_features + module.out_features)), generator)
+        if module.bias is not None:
+            copy_normal(module.bias, math.sqrt(1 / module.out_features), generator)
+    else:
+        assert not list(module.parameters(recurse=False)), f"{type(module).__name__} has parameters without a rule"
+        for child_name, child in module.named_children():
+            initialize_dense(child, seed, f"{name}.{child_name}")
 
 
 @torch.no_grad()
@@ -75,20 +85,6 @@ def copy_normal(parameter: Tensor, std: float, generator: torch.Generator, *, tr
     else:
         nn.init.normal_(values, std=std, generator=generator)
     parameter.copy_(values)
-
-
-def _initialize_module(module: nn.Module, name: str, seed: int) -> None:
-    if isinstance(module, InitializesItself):
-        module.initialize(_generator(seed, "dense", name))
-    elif isinstance(module, nn.Linear):
-        generator = _generator(seed, "dense", name)
-        copy_normal(module.weight, math.sqrt(2 / (module.in_features + module.out_features)), generator)
-        if module.bias is not None:
-            copy_normal(module.bias, math.sqrt(1 / module.out_features), generator)
-    else:
-        assert not list(module.parameters(recurse=False)), f"{type(module).__name__} has parameters without a rule"
-        for child_name, child in module.named_children():
-            _initialize_module(child, f"{name}.{child_name}", seed)
 
 
 def _generator(*key: str | int) -> torch.Generator:

@@ -27,13 +27,5 @@ class WideDeepConfig(ModelConfig):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """After each hidden layer, in training."""
 
-    @property
-    def has_wide(self) -> bool:
-        return self.part != "deep"
-
-    @property
-    def has_deep(self) -> bool:
-        return self.part != "wide"
-
 
 CONFIG = WideDeepConfig

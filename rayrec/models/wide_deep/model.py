@@ -29,8 +29,8 @@ _TRUNCATED_STD = 0.87962566103423978
 def build(config: WideDeepConfig, schema: Schema, device: torch.device) -> RankingModel:
     """Wide & Deep for the features of `schema`; the deep tables come first, then the wide ones."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
-    tables = _deep_tables(config, schema) if config.has_deep else []
-    if config.has_wide:
+    tables = _deep_tables(config, schema) if config.part != "wide" else []
+    if config.part != "deep":
         tables += _wide_tables(schema)
     network = WideDeepDenseNetwork(config, len(schema.numeric), tables, device)
     return RankingModel(schema, tables, network, device, parts={WIDE: ("wide",)})
@@ -44,9 +44,9 @@ class WideDeepDenseNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self._widths = [sum(table.dim for table in tables if table.part == part) for part in (MAIN_PART, WIDE)]
-        self.wide = WidePart(numeric, device) if config.has_wide else None
+        self.wide = WidePart(numeric, device) if config.part != "deep" else None
         self.deep = None
-        if config.has_deep:
+        if config.part != "wide":
             width = self._widths[0] + numeric
             self.deep = scoring_layers(width, config.mlp, device, linear=GlorotLinear, dropout=config.dropout)
 

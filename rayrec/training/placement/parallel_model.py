@@ -24,12 +24,11 @@ from rayrec.features.schema import Schema
 from rayrec.internals.torchrec import call_tables_directly, local_shards
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.initialization import initialize_dense, initialize_shard
-from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.training.optimizers.tables import TableOptimizer, set_fused_optimizers
-from rayrec.training.placement.sharding import EmbeddingTables, ShardingPlan, plan_sharding, torchrec_plan
+from rayrec.training.placement.sharding import EmbeddingTables, plan_sharding, torchrec_plan
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,17 @@ class ParallelModel:
         self.schema = whole.schema
         self._stated, self._outputs = whole.tables, whole.outputs
         self.trains_tables = "embeddings" not in train.freeze
-        self.tables = _sharded_tables(recipe, whole, self.plan, self.device, local_world_size)
+        fused = self.plan.tables_by("fused")
+        set_fused_optimizers(whole.embeddings, [table for table in whole.tables if table.name in fused], train)
+        self.tables = DistributedModelParallel(
+            EmbeddingTables(whole.embeddings),
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            device=self.device,
+            plan=torchrec_plan(self.plan, whole.embeddings, self.device, local_world_size),
+            sharders=[EmbeddingBagCollectionSharder()],
+        )
+        if context.world_size == 1:
+            call_tables_directly(self.tables)
         self.table_optimizer = TableOptimizer(train, self.tables, whole.tables, self.plan.tables_by("dense"))
         self.dense_network = whole.dense_network.to_empty(device=self.device)
         with torch.no_grad():
@@ -162,23 +171,6 @@ class ParallelModel:
         for table in self._stated:
             for shard, row, column in local_shards(state[f"embeddings.embedding_bags.{table.name}.weight"]):
                 yield table, shard, row, column
-
-
-def _sharded_tables(
-    recipe: Recipe, whole: RankingModel, plan: ShardingPlan, device: torch.device, local_world_size: int
-) -> DistributedModelParallel:
-    fused = plan.tables_by("fused")
-    set_fused_optimizers(whole.embeddings, [t for t in whole.tables if t.name in fused], recipe.train)
-    tables = DistributedModelParallel(
-        EmbeddingTables(whole.embeddings),
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=device,
-        plan=torchrec_plan(plan, whole.embeddings, device, local_world_size),
-        sharders=[EmbeddingBagCollectionSharder()],
-    )
-    if plan.world_size == 1:
-        call_tables_directly(tables)
-    return tables
 
 
 def frozen_parameters(dense_network: nn.Module, names: Iterable[str]) -> list[nn.Parameter]:
