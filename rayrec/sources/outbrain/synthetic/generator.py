@@ -7,17 +7,18 @@ two displays, whose sizes are made to fit.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import new_folder
+from rayrec.common.files import new_folder, write_json
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.sources.generated_text import csv_file
 from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, Table
-from rayrec.sources.outbrain.synthetic.blocks import MOST_ADS, Block, Displays, draw_block
+from rayrec.sources.outbrain.synthetic.displays import BLOCK_USERS, MOST_ADS, Displays, Visits, draw_block
 from rayrec.sources.outbrain.synthetic.preferences import Preferences
 from rayrec.sources.outbrain.synthetic.tables import (
     SCHEMAS,
@@ -27,9 +28,8 @@ from rayrec.sources.outbrain.synthetic.tables import (
     event_rows,
     page_view_rows,
 )
-from rayrec.sources.outbrain.synthetic.truth import HELD_OUT_FROM_DAY, GeneratedTruth, RankingAccumulator
-from rayrec.sources.outbrain.synthetic.users import BLOCK_USERS
-from rayrec.sources.outbrain.synthetic.world import ADS_A_DOCUMENT, World
+from rayrec.sources.outbrain.synthetic.truth import HELD_OUT_FROM_DAY, TRUTH_FILE, GeneratedTruth, RankingAccumulator
+from rayrec.sources.outbrain.synthetic.world import ADS_A_DOCUMENT, PROMOTED_EVERY, World
 
 LEAST_ROWS = 2
 _DOCUMENTS_A_BATCH = 16_384
@@ -39,20 +39,14 @@ class OutbrainGenerator:
     """An endless sequence of blocks of users that depends on the seed alone."""
 
     def __init__(self, seed: int = 0) -> None:
-        if seed < 0:
-            raise UserError(f"seed: {seed} is negative; give 0 or more")
-        world_seed, preferences_seed, self._blocks_seed = (
-            int(s) for s in np.random.SeedSequence(seed).generate_state(3)
-        )
+        seeds = np.random.SeedSequence(seed).generate_state(3)
+        world_seed, preferences_seed, self._blocks_seed = map(int, seeds)
         self.world = World(world_seed)
         self.preferences = Preferences(self.world, preferences_seed)
 
-    def blocks(self) -> Iterator[Block]:
-        """The users from the first on."""
-        number = 0
-        while True:
-            yield draw_block(self.world, self.preferences, self._blocks_seed, number)
-            number += 1
+    def blocks(self) -> Iterator[tuple[Displays, Visits]]:
+        """The displays and page views of the users from the first on."""
+        return (draw_block(self.world, self.preferences, self._blocks_seed, number) for number in count())
 
 
 def generate(
@@ -76,21 +70,20 @@ def generate(
             for table, schema in SCHEMAS.items()
         }
         progress.stage("generate", rows)
-        for block in generator.blocks():
-            shown = _cut(block.displays, rows - written)
+        for drawn, views in generator.blocks():
+            shown = _cut(drawn, rows - written)
             clicked = shown.clicked()
             write[Table.EVENTS](event_rows(world, shown.landings, displays))
             for table, is_chosen in ((Table.CLICKS_TRAIN, ~shown.is_test), (Table.CLICKS_TEST, shown.is_test)):
                 write[table](click_rows(shown, clicked, is_chosen, displays, table))
-            write[Table.PAGE_VIEWS](page_view_rows(world, block.page_views))
+            write[Table.PAGE_VIEWS](page_view_rows(world, views))
             everywhere.add(shown, clicked, ~shown.is_test)
-            held_out.add(
-                shown, clicked, ~shown.is_test & (shown.landings.timestamp >= HELD_OUT_FROM_DAY * DAY_MILLISECONDS)
-            )
+            is_late = shown.landings.timestamp >= HELD_OUT_FROM_DAY * DAY_MILLISECONDS
+            held_out.add(shown, clicked, ~shown.is_test & is_late)
             added = int(shown.size[~shown.is_test].sum())
             written += added
             displays += len(shown.size)
-            page_views += len(block.page_views)
+            page_views += len(views.user)
             blocks += 1
             progress.advance(added)
             if written == rows:
@@ -105,13 +98,13 @@ def generate(
             rows=rows,
             displays=displays,
             users=blocks * BLOCK_USERS,
-            documents=world.documents(promoted),
+            documents=promoted * PROMOTED_EVERY,
             ads=promoted * ADS_A_DOCUMENT,
             page_views=page_views,
             all=truth,
             held_out=held_out.result(),
         )
-        result.save(folder)
+        write_json(folder / TRUTH_FILE, result.model_dump(mode="json"))
     return result
 
 
@@ -119,17 +112,15 @@ def _write_documents(
     world: World, promoted: int, write: dict[Table, Callable[[pa.RecordBatch], None]], progress: Progress
 ) -> None:
     """The tables of documents and ads."""
-    documents = world.documents(promoted)
+    documents, ads = promoted * PROMOTED_EVERY, promoted * ADS_A_DOCUMENT
     progress.stage("documents", documents)
     for start in range(0, documents, _DOCUMENTS_A_BATCH):
         document = np.arange(start, min(start + _DOCUMENTS_A_BATCH, documents))
         for table, batch in document_rows(world, document).items():
             write[table](batch)
         progress.advance(len(document))
-    for start in range(0, promoted * ADS_A_DOCUMENT, _DOCUMENTS_A_BATCH):
-        write[Table.PROMOTED_CONTENT](
-            ad_rows(world, np.arange(start, min(start + _DOCUMENTS_A_BATCH, promoted * ADS_A_DOCUMENT)))
-        )
+    for start in range(0, ads, _DOCUMENTS_A_BATCH):
+        write[Table.PROMOTED_CONTENT](ad_rows(world, np.arange(start, min(start + _DOCUMENTS_A_BATCH, ads))))
 
 
 def _cut(displays: Displays, rows: int) -> Displays:

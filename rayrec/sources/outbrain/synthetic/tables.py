@@ -7,40 +7,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rayrec.random.splitmix64 import mix
 from rayrec.sources.generated_text import to_hexadecimal
 from rayrec.sources.outbrain.layout import ARROW_TYPES, FIRST_MILLISECOND, NULL, Kind, Table
-from rayrec.sources.outbrain.synthetic.blocks import Displays
-from rayrec.sources.outbrain.synthetic.users import Visits
-from rayrec.sources.outbrain.synthetic.world import ASPECTS, World, entity_words
+from rayrec.sources.outbrain.synthetic.displays import Displays, Visits
+from rayrec.sources.outbrain.synthetic.world import ASPECTS, World
 
 _WRITTEN: dict[Kind, pa.DataType] = ARROW_TYPES | {"code": pa.string(), "time": pa.string()}
 SCHEMAS = {table: pa.schema([(c.name, _WRITTEN[c.kind]) for c in table.layout.columns]) for table in Table}
 """The columns of the rows as they are written."""
 _CODES = pa.array([NULL, "1", "2", "3"])
 _UUID_BITS = 56
-_ENTITIES = "entities"
-_OF_ASPECT = {
-    "categories": Table.DOCUMENTS_CATEGORIES,
-    "topics": Table.DOCUMENTS_TOPICS,
-    _ENTITIES: Table.DOCUMENTS_ENTITIES,
-}
 _FIRST_CATEGORY = 1_000
 
 
-def event_rows(world: World, visits: Visits, first: int) -> pa.RecordBatch:
+def event_rows(world: World, landings: Visits, first: int) -> pa.RecordBatch:
     """Events of the displays of landings, the first of which is number `first`."""
-    n = len(visits)
-    return _batch(
-        Table.EVENTS,
-        [
-            np.arange(first, first + n) + 1,
-            _uuids(visits.user),
-            visits.document + 1,
-            visits.timestamp,
-            _CODES.take(pa.array(visits.platform)),
-            _places(world, visits.place),
-        ],
-    )
+    display = np.arange(first, first + len(landings.user)) + 1
+    return _batch(Table.EVENTS, [display, *_visits(world, landings)])
 
 
 def click_rows(
@@ -54,17 +38,19 @@ def click_rows(
 
 
 def page_view_rows(world: World, views: Visits) -> pa.RecordBatch:
-    return _batch(
-        Table.PAGE_VIEWS,
-        [
-            _uuids(views.user),
-            views.document + 1,
-            views.timestamp,
-            _CODES.take(pa.array(views.platform)),
-            _places(world, views.place),
-            _CODES.take(pa.array(views.traffic)),
-        ],
-    )
+    return _batch(Table.PAGE_VIEWS, [*_visits(world, views), _CODES.take(pa.array(views.traffic))])
+
+
+def _visits(world: World, visits: Visits) -> list[NDArray[np.int64] | pa.Array]:
+    """The columns that events and page views share."""
+    place = np.where(visits.place < 0, len(world.places), visits.place)
+    return [
+        _uuids(visits.user),
+        visits.document + 1,
+        visits.timestamp,
+        _CODES.take(pa.array(visits.platform)),
+        pa.array([*world.places, NULL]).take(pa.array(place)),
+    ]
 
 
 def document_rows(world: World, document: NDArray[np.int64]) -> dict[Table, pa.RecordBatch]:
@@ -73,17 +59,14 @@ def document_rows(world: World, document: NDArray[np.int64]) -> dict[Table, pa.R
     published = (FIRST_MILLISECOND // 1_000 - meta.age).astype("datetime64[s]")
     times = np.char.replace(np.datetime_as_string(published), "T", " ")
     source, publisher = (pa.array(x + 1, mask=x < 0) for x in (meta.source, meta.publisher))
-    rows = {
-        Table.DOCUMENTS_META: _batch(
-            Table.DOCUMENTS_META, [document + 1, source, publisher, pa.array(times, mask=~meta.has_time)]
-        )
-    }
+    columns = [document + 1, source, publisher, pa.array(times, mask=~meta.has_time)]
+    rows = {Table.DOCUMENTS_META: _batch(Table.DOCUMENTS_META, columns)}
     for aspect in ASPECTS:
         slots = world.aspect(aspect, document)
         owner, position = np.nonzero(slots.confidence > 0.0)
         values = slots.values[owner, position]
-        ids = _entities(values) if aspect == _ENTITIES else values + _FIRST_CATEGORY * (aspect == "categories")
-        table = _OF_ASPECT[aspect]
+        ids = _entities(values) if aspect == "entities" else values + _FIRST_CATEGORY * (aspect == "categories")
+        table = Table(f"documents_{aspect}")
         rows[table] = _batch(table, [document[owner] + 1, ids, slots.confidence[owner, position]])
     return rows
 
@@ -104,15 +87,10 @@ def _uuids(user: NDArray[np.int64]) -> pa.StringArray:
     x = (user.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7D) & mask
     x = ((x ^ (x >> np.uint64(28))) * np.uint64(0x58476D1CE4E5B9)) & mask
     x ^= x >> np.uint64(28)
-    digits = to_hexadecimal(x)
-    return pc.utf8_slice_codeunits(digits, 16 - _UUID_BITS // 4)
+    return pc.utf8_slice_codeunits(to_hexadecimal(x), 16 - _UUID_BITS // 4)
 
 
 def _entities(entity: NDArray[np.int64]) -> pa.StringArray:
     """Thirty-two hexadecimal digits."""
-    words = entity_words(entity)
-    return pc.binary_join_element_wise(to_hexadecimal(words[:, 0]), to_hexadecimal(words[:, 1]), "")
-
-
-def _places(world: World, place: NDArray[np.int64]) -> pa.StringArray:
-    return pa.array([*world.places, NULL]).take(pa.array(np.where(place < 0, len(world.places), place)))
+    first = mix(entity.astype(np.uint64))
+    return pc.binary_join_element_wise(to_hexadecimal(first), to_hexadecimal(mix(first)), "")

@@ -1,13 +1,10 @@
 """MAP@12 of rankings that know the users' utilities, or some of their families."""
 
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.common.files import write_json
 from rayrec.config import Config
-from rayrec.sources.outbrain.synthetic.blocks import MOST_ADS, Displays
+from rayrec.sources.outbrain.synthetic.displays import MOST_ADS, Displays
 from rayrec.sources.outbrain.synthetic.preferences import FAMILIES
 
 TRUTH_FILE = "truth.json"
@@ -57,9 +54,6 @@ class GeneratedTruth(Config):
         "Clicks are drawn from a known multinomial logit over the ads of each display. MAP@12 of rankings by the true "
         "utilities against the clicks that were drawn; exact."
     )
-
-    def save(self, folder: Path) -> None:
-        write_json(folder / TRUTH_FILE, self.model_dump(mode="json"))
 
 
 class RankingAccumulator:

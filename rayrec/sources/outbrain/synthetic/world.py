@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.random.splitmix64 import StatelessRandom, mix
+from rayrec.random.splitmix64 import StatelessRandom
 from rayrec.sources.outbrain.places import DEFAULT_OFFSET, OFFSET_BY_COUNTRY, OFFSET_BY_STATE
 
 TOPICS = 200
@@ -67,29 +67,20 @@ class World:
         """How many promoted documents there are when so many users have come; grows slower than they do."""
         return _LEAST_PROMOTED + int(_PROMOTED_GROWTH * users**_PROMOTED_EXPONENT)
 
-    def documents(self, promoted: int) -> int:
-        """How many documents there are beside so many promoted ones."""
-        return promoted * PROMOTED_EVERY
+    # Drawing: `uniform` in [0, 1); the result has its shape. With `topic`, things with this main topic alone.
 
-    # Drawing: `uniform` in [0, 1); the result has its shape.
-
-    def draw_promoted(self, promoted: int, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Popular promoted documents, as documents."""
-        return _popular(promoted, uniform) * PROMOTED_EVERY
-
-    def draw_promoted_of(
-        self, promoted: int, topic: NDArray[np.int64], uniform: NDArray[np.float64]
+    def draw_promoted(
+        self, promoted: int, uniform: NDArray[np.float64], topic: NDArray[np.int64] | None = None
     ) -> NDArray[np.int64]:
-        """Popular promoted documents with a main topic, as documents."""
-        return _popular_of(promoted, topic, uniform) * PROMOTED_EVERY
+        """Popular promoted documents, as documents."""
+        return _popular(promoted, uniform, topic) * PROMOTED_EVERY
 
-    def draw_page(self, promoted: int, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
+    def draw_page(
+        self, promoted: int, uniform: NDArray[np.float64], topic: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
         """Popular pages, as documents."""
-        return _page_document(_popular(promoted * (PROMOTED_EVERY - 1), uniform))
-
-    def draw_page_of(self, promoted: int, topic: NDArray[np.int64], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Popular pages with a main topic, as documents."""
-        return _page_document(_popular_of(promoted * (PROMOTED_EVERY - 1), topic, uniform))
+        group, place = np.divmod(_popular(promoted * (PROMOTED_EVERY - 1), uniform, topic), PROMOTED_EVERY - 1)
+        return group * PROMOTED_EVERY + 1 + place
 
     # Documents.
 
@@ -161,24 +152,12 @@ class World:
         return (topic + CATEGORIES * np.minimum(step, others)) % TOPICS
 
 
-def entity_words(entity: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """(n, 2) what an entity's id spells."""
-    first = mix(entity.astype(np.uint64))
-    return np.stack([first, mix(first)], axis=1)
-
-
-def _popular(size: int | NDArray[np.int64], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
-    return (size * uniform**_POPULARITY_POWER).astype(np.int64)
-
-
-def _popular_of(size: int, topic: NDArray[np.int64], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
+def _popular(size: int, uniform: NDArray[np.float64], topic: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """Popular ones of `size` things, or of those among them with a topic."""
+    if topic is None:
+        return (size * uniform**_POPULARITY_POWER).astype(np.int64)
     of_topic = (size - topic - 1) // TOPICS + 1
-    return _popular(of_topic, uniform) * TOPICS + topic
-
-
-def _page_document(page: NDArray[np.int64]) -> NDArray[np.int64]:
-    group, place = np.divmod(page, PROMOTED_EVERY - 1)
-    return group * PROMOTED_EVERY + 1 + place
+    return (of_topic * uniform**_POPULARITY_POWER).astype(np.int64) * TOPICS + topic
 
 
 def repeated(values: NDArray[np.int64]) -> NDArray[np.bool_]:
