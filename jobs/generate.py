@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import AfterValidator, NonNegativeInt, PositiveInt
 
 from jobs.command import Command, Positional, Request, Result, main
+from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import SOURCES
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
@@ -31,7 +32,10 @@ def run(request: GenerateRequest, progress: Progress) -> Result:
     """Write the data; `details` has what is known about it."""
     from rayrec.sources.registry import source_of
 
-    details = source_of(request.source).generate(
+    source = source_of(request.source)
+    if request.days is not None and not (source.generated and source.generated.has_days):
+        raise ConfigError(f"days: source '{request.source}' has no files of days; leave it out")
+    details = source.generate(
         request.output,
         request.rows,
         seed=request.seed,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.config import SourceConfig
 from rayrec.preprocessing.pipeline import PreprocessingJob
@@ -33,6 +33,8 @@ class GeneratedData:
     """A `preprocess.split.kind` that suits the data."""
     evaluated: str
     """The split that a model is measured on."""
+    has_days: bool = False
+    """Whether the generator can write a file for each day."""
 
 
 class Source(ABC):
@@ -59,7 +61,8 @@ class Source(ABC):
     ) -> dict[str, Any]:
         """Write `rows` raw rows drawn from a known truth into the new folder `output`; returns facts about them.
 
-        `days`: write a file for each of this many days. `compress`: write gzip files. Raises UserError.
+        `days`: write a file for each of this many days; None unless `generated.has_days`. `compress`: write gzip files.
+        Raises UserError.
         """
         raise UserError("source: it has no generator; give raw files of your own")
 
@@ -87,9 +90,3 @@ class TextExamplesSource(Source):
 
     def reader(self, config: SourceConfig, files: Sequence[InputFile]) -> ExampleReader:
         return TextReader.detect(self.format, files)
-
-
-def require_no_days(kind: str, days: int | None) -> None:
-    """Raise ConfigError if `days` is given to a generator that writes no files by day."""
-    if days is not None:
-        raise ConfigError(f"days: source '{kind}' has no files of days; leave it out")

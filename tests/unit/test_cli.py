@@ -107,6 +107,10 @@ def test_commands_make_the_request(
         (["generate", "criteo", "--rows", "x", "--output", "o"], "error: rows: Input should be a valid integer"),
         (["generate", "criteo", "--rows", "0", "--output", "o"], "error: rows: Input should be greater than 0"),
         (
+            ["generate", "criteo", "--rows", "1", "--output", "o", "--seed", "-1"],
+            "error: seed: Input should be greater than or equal to 0",
+        ),
+        (
             ["generate", "movies", "--rows", "1", "--output", "o"],
             "error: source: no such kind; use criteo, interactions, outbrain",
         ),

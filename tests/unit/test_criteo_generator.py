@@ -60,13 +60,13 @@ def test_layout(tmp_path: Path) -> None:
 
 
 def test_ids_follow_the_power_law(tmp_path: Path) -> None:
-    generate(tmp_path / "data", 50_000, cardinalities=[1_000] * 25 + [1], exponent=1.5)
+    generate(tmp_path / "data", 50_000)
     frame = read(tmp_path / "data" / "criteo.tsv")
-    assert frame["C26"].nunique() == 1
-    edges = np.arange(1, 1_002.0) ** -0.5
+    assert frame["C9"].nunique() == 3
+    edges = np.arange(1, 585.0) ** -0.45
     shares = -np.diff(edges) / (edges[0] - edges[-1])
     counts = frame["C2"].value_counts()
-    assert 300 < len(counts) <= 1_000
+    assert 300 < len(counts) <= 583
     for rank in (0, 1, 2, 10):
         expected = shares[rank] * len(frame)
         assert abs(counts.iloc[rank] - expected) < 5 * np.sqrt(expected)
@@ -194,13 +194,8 @@ def test_an_existing_output_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rows": 0}, "rows: 0"),
         ({"rows": 5, "days": 6}, "days: 6"),
         ({"rows": 5, "days": 0}, "days: 0"),
-        ({"rows": 5, "seed": -1}, "seed: -1"),
-        ({"rows": 5, "cardinalities": [10] * 25}, "cardinalities: give 26"),
-        ({"rows": 5, "cardinalities": [0] * 26}, "cardinalities: give 26"),
-        ({"rows": 5, "exponent": 1.0}, "exponent: 1.0"),
     ],
 )
 def test_arguments_out_of_range_are_named(tmp_path: Path, arguments: dict, message: str) -> None:

@@ -14,11 +14,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import new_folder
+from rayrec.common.files import new_folder, write_json
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.sources.criteo.click_model import ClickModel, RawValues
 from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
-from rayrec.sources.criteo.truth import FileTruth, GeneratedTruth, TruthAccumulator
+from rayrec.sources.criteo.truth import TRUTH_FILE, FileTruth, GeneratedTruth, TruthAccumulator
 from rayrec.sources.generated_text import csv_file, to_hexadecimal
 
 CHUNK_ROWS = 16_384
@@ -26,39 +26,19 @@ CALIBRATION_ROWS = 65_536
 SINGLE_FILE = "criteo.tsv"
 _SCHEMA = pa.schema([(LABEL, pa.int8()), *((n, pa.int64()) for n in NUMERIC), *((n, pa.string()) for n in CATEGORICAL)])
 
-CARDINALITIES = (
+_MOST_VALUES = np.array([
     1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194,
     27, 14_992, 5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572,
-)  # fmt: skip
+], np.float64)  # fmt: skip
 """Distinct values of C1 ... C26: those of the Kaggle data set."""
 EXPONENT = 1.45
 """The value of rank r has a share of about r^-EXPONENT of a column's rows; as in NVIDIA's synthetic Criteo data."""
 
 
-@dataclass(frozen=True)
-class _NumericColumn:
-    """floor(exp(N(log_mean, log_sd))) - 1, never below 0; shapes follow the quantiles of the Kaggle data set."""
-
-    log_mean: float
-    log_sd: float
-    missing: float
-
-
-_NUMBERS = (
-    _NumericColumn(0.75, 1.20, 0.45),
-    _NumericColumn(1.60, 2.00, 0.00),
-    _NumericColumn(2.10, 1.45, 0.21),
-    _NumericColumn(1.70, 1.05, 0.22),
-    _NumericColumn(7.90, 2.00, 0.03),
-    _NumericColumn(3.75, 1.60, 0.22),
-    _NumericColumn(1.50, 1.50, 0.04),
-    _NumericColumn(2.10, 1.20, 0.001),
-    _NumericColumn(3.75, 1.55, 0.04),
-    _NumericColumn(0.50, 0.45, 0.45),
-    _NumericColumn(0.90, 0.75, 0.04),
-    _NumericColumn(0.40, 0.70, 0.76),
-    _NumericColumn(1.90, 1.10, 0.22),
-)
+_LOG_MEANS = np.array([0.75, 1.60, 2.10, 1.70, 7.90, 3.75, 1.50, 2.10, 3.75, 0.50, 0.90, 0.40, 1.90])
+_LOG_SDS = np.array([1.20, 2.00, 1.45, 1.05, 2.00, 1.60, 1.50, 1.20, 1.55, 0.45, 0.75, 0.70, 1.10])
+"""I1 ... I13 are floor(exp(N(mean, sd))) - 1, never below 0; shapes follow the quantiles of the Kaggle data set."""
+_NUMERIC_MISSING = np.array([0.45, 0.00, 0.21, 0.22, 0.03, 0.22, 0.04, 0.001, 0.04, 0.45, 0.04, 0.76, 0.22])
 _NEGATIVE_COLUMN = NUMERIC.index("I2")
 _SHARE_OF_MINUS_ONE, _SHARE_OF_MINUS_TWO = 0.10, 0.002
 _CATEGORICAL_MISSING = dict.fromkeys(CATEGORICAL, 0.0) | {
@@ -81,22 +61,11 @@ class Chunk:
 
 
 class CriteoGenerator:
-    """An endless sequence of rows that depends on the arguments alone."""
+    """An endless sequence of rows that depends on the seed alone."""
 
-    def __init__(
-        self, seed: int = 0, *, cardinalities: Sequence[int] = CARDINALITIES, exponent: float = EXPONENT
-    ) -> None:
-        """`cardinalities`: values of C1 ... C26; `exponent`: of the power law, above 1."""
-        if seed < 0:
-            raise UserError(f"seed: {seed} is negative; give 0 or more")
-        if len(cardinalities) != len(CATEGORICAL) or not all(1 <= n <= 2**32 for n in cardinalities):
-            raise UserError(f"cardinalities: give {len(CATEGORICAL)} numbers from 1 to 2^32")
-        if exponent <= 1.0:
-            raise UserError(f"exponent: {exponent} is not above 1")
-        self._cardinalities = np.asarray(cardinalities, np.float64)
-        self._exponent = exponent
+    def __init__(self, seed: int = 0) -> None:
         model_seed, calibration_seed, self._rows_seed, spelling_seed = np.random.SeedSequence(seed).generate_state(4)
-        self._spelling = np.random.default_rng(spelling_seed).integers(2**32, size=len(cardinalities), dtype=np.uint32)
+        self._spelling = np.random.default_rng(spelling_seed).integers(2**32, size=len(CATEGORICAL), dtype=np.uint32)
         sample = self._draw_values(np.random.default_rng(calibration_seed), CALIBRATION_ROWS)
         self.click_model = ClickModel(int(model_seed), sample)
 
@@ -112,19 +81,18 @@ class CriteoGenerator:
             yield Chunk(self._to_arrow(values, label[:count]), values, probability[:count])
 
     def _draw_values(self, rng: np.random.Generator, rows: int) -> RawValues:
-        log_mean, log_sd, missing = np.transpose([(c.log_mean, c.log_sd, c.missing) for c in _NUMBERS])
-        logs = log_mean + log_sd * rng.standard_normal((rows, len(_NUMBERS)))
+        logs = _LOG_MEANS + _LOG_SDS * rng.standard_normal((rows, len(NUMERIC)))
         numbers = np.minimum(np.exp(np.maximum(logs, 0.0)), 2.0**31).astype(np.int64) - 1
         negative = rng.random(rows)
         numbers[negative < _SHARE_OF_MINUS_ONE, _NEGATIVE_COLUMN] = -1
         numbers[negative < _SHARE_OF_MINUS_TWO, _NEGATIVE_COLUMN] = -2
-        numbers_missing = rng.random(numbers.shape) < missing
+        numbers_missing = rng.random(numbers.shape) < _NUMERIC_MISSING
         # Inverse of the cumulative distribution of a density ~ x^-exponent on [1, cardinality + 1).
-        power = 1.0 - self._exponent
-        uniform = rng.random((rows, len(self._cardinalities)))
-        ranks = (1.0 + uniform * ((self._cardinalities + 1.0) ** power - 1.0)) ** (1.0 / power)
+        power = 1.0 - EXPONENT
+        uniform = rng.random((rows, len(CATEGORICAL)))
+        ranks = (1.0 + uniform * ((_MOST_VALUES + 1.0) ** power - 1.0)) ** (1.0 / power)
         present = rng.random(ranks.shape) >= list(_CATEGORICAL_MISSING.values())
-        ranks = np.where(present, np.minimum(ranks, self._cardinalities), 0.0)
+        ranks = np.where(present, np.minimum(ranks, _MOST_VALUES), 0.0)
         return RawValues(numbers, numbers_missing, ranks.astype(np.int64))
 
     def _to_arrow(self, values: RawValues, label: NDArray[np.bool_]) -> pa.RecordBatch:
@@ -143,8 +111,6 @@ def generate(
     seed: int = 0,
     days: int | None = None,
     compress: bool = False,
-    cardinalities: Sequence[int] = CARDINALITIES,
-    exponent: float = EXPONENT,
     progress: Progress | None = None,
 ) -> GeneratedTruth:
     """Write `rows` rows and `truth.json` into the new folder `output`, which is whole or absent.
@@ -153,8 +119,6 @@ def generate(
     the rows; with `compress`, gzip files ending in `.gz`. Raises UserError on arguments out of range or an existing
     output.
     """
-    if rows < 1:
-        raise UserError(f"rows: {rows}; give 1 or more")
     if days is not None and not 1 <= days <= rows:
         raise UserError(f"days: {days}; give 1 to {rows}, the number of rows")
     names = [SINGLE_FILE] if days is None else [f"day_{day}" for day in range(days)]
@@ -163,7 +127,7 @@ def generate(
     total, files = TruthAccumulator(), []
     with new_folder(output) as folder:
         progress.stage("generate", rows)
-        chunks = CriteoGenerator(seed, cardinalities=cardinalities, exponent=exponent).chunks(rows)
+        chunks = CriteoGenerator(seed).chunks(rows)
         pieces = _cut(chunks, ends)
         for name, end in zip(names, ends, strict=True):
             path = folder / (f"{name}.gz" if compress else name)
@@ -179,7 +143,7 @@ def generate(
                         break
             files.append(FileTruth(path=path.name, **truth.result().model_dump()))
         result = GeneratedTruth(source="criteo", seed=seed, files=tuple(files), **total.result().model_dump())
-        result.save(folder)
+        write_json(folder / TRUTH_FILE, result.model_dump(mode="json"))
     return result
 
 

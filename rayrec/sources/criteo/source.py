@@ -13,7 +13,7 @@ from rayrec.sources.source import GeneratedData, TextExamplesSource
 class CriteoSource(TextExamplesSource):
     """Lines of a label, 13 integers and 26 categories."""
 
-    generated = GeneratedData(SINGLE_FILE, "hash", "test")
+    generated = GeneratedData(SINGLE_FILE, "hash", "test", has_days=True)
 
     def generate(
         self, output: Path, rows: int, *, seed: int, days: int | None, compress: bool, progress: Progress

@@ -1,11 +1,8 @@
 """What the best possible model reaches on generated rows: one that knows each row's probability of a click."""
 
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.common.files import write_json
 from rayrec.config import Config
 from rayrec.evaluation.auc import ScoreHistogram
 
@@ -48,9 +45,6 @@ class GeneratedTruth(RowsTruth):
         "probabilities do. AUC: of the true probabilities of all rows, from a histogram of "
         f"{BINS} equal bins, pairs within a bin counted half. Log loss: exact."
     )
-
-    def save(self, folder: Path) -> None:
-        write_json(folder / TRUTH_FILE, self.model_dump(mode="json"))
 
 
 class TruthAccumulator:

@@ -5,13 +5,12 @@ its number alone: more rows repeat the rows that fewer rows had (but for the las
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.sources.generated_text import csv_file
@@ -37,21 +36,10 @@ _SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True)
-class GeneratedRatings:
-    """The numbers of users and items of generated ratings."""
-
-    users: int
-    items: int
-    """Items of the catalogue, whether chosen or not."""
-
-
 class RatingsGenerator:
     """An endless sequence of users that depends on the seed alone."""
 
     def __init__(self, seed: int = 0) -> None:
-        if seed < 0:
-            raise UserError(f"seed: {seed} is negative; give 0 or more")
         items_seed, self._users_seed = np.random.SeedSequence(seed).generate_state(2)
         rng = np.random.default_rng(items_seed)
         ranks = rng.permutation(NUM_ITEMS) + 1
@@ -60,11 +48,9 @@ class RatingsGenerator:
 
     def blocks(self) -> Iterator[pa.RecordBatch]:
         """The ratings of the users 1, 2, ..., by user and within a user by item; a few hundred whole users each."""
-        number = 0
-        while True:
+        for number in count():
             rng = np.random.default_rng([self._users_seed, number])
             yield self._block(rng, first_user=1 + number * _BLOCK_USERS)
-            number += 1
 
     def _block(self, rng: np.random.Generator, first_user: int) -> pa.RecordBatch:
         extra = np.floor(_ACTIVITY_SCALE * rng.pareto(_ACTIVITY_EXPONENT, _BLOCK_USERS))
@@ -92,23 +78,20 @@ class RatingsGenerator:
 
 def generate(
     output: Path, rows: int, *, seed: int = 0, compress: bool = False, progress: Progress | None = None
-) -> GeneratedRatings:
+) -> dict[str, int]:
     """Write `ratings.csv` (userId, movieId, rating, timestamp; with `compress` gzip) into the new folder `output`.
 
-    No user rates an item twice, and all but the last user have at least LEAST_INTERACTIONS ratings. Raises UserError on
-    arguments out of range or an existing output.
+    No user rates an item twice, and all but the last user have at least LEAST_INTERACTIONS ratings. Returns the number
+    of `users`, and of `items` in the catalogue, chosen or not. Raises UserError on an existing output.
     """
-    if rows < 1:
-        raise UserError(f"rows: {rows}; give 1 or more")
     progress = progress or SilentProgress()
-    generator = RatingsGenerator(seed)
     with new_folder(output) as folder:
         progress.stage("generate", rows)
         path = folder / (f"{FILE}.gz" if compress else FILE)
         last_user = 0
         with csv_file(path, _SCHEMA) as write:
             left = rows
-            for block in generator.blocks():
+            for block in RatingsGenerator(seed).blocks():
                 batch = block.slice(0, left)
                 write(batch)
                 progress.advance(batch.num_rows)
@@ -116,4 +99,4 @@ def generate(
                 left -= batch.num_rows
                 if left == 0:
                     break
-    return GeneratedRatings(users=last_user, items=NUM_ITEMS)
+    return {"users": last_user, "items": NUM_ITEMS}

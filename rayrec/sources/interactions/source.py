@@ -13,7 +13,7 @@ from rayrec.sources.interactions.config import InteractionPreprocessConfig, Inte
 from rayrec.sources.interactions.generator import FILE, generate
 from rayrec.sources.interactions.job import InteractionJob
 from rayrec.sources.interactions.reader import InteractionReader
-from rayrec.sources.source import GeneratedData, InputPaths, Source, require_no_days
+from rayrec.sources.source import GeneratedData, InputPaths, Source
 
 
 class InteractionSource(Source):
@@ -33,9 +33,7 @@ class InteractionSource(Source):
     def generate(
         self, output: Path, rows: int, *, seed: int, days: int | None, compress: bool, progress: Progress
     ) -> dict[str, Any]:
-        require_no_days("interactions", days)
-        made = generate(output, rows, seed=seed, compress=compress, progress=progress)
-        return {"users": made.users, "items": made.items}
+        return generate(output, rows, seed=seed, compress=compress, progress=progress)
 
     def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:
         rows, lists = metrics["rows"], metrics["groups"]

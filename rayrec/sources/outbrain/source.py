@@ -10,7 +10,7 @@ from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.lookup import AdLookup
 from rayrec.sources.outbrain.preprocessing.job import DisplayJob
 from rayrec.sources.outbrain.synthetic.generator import generate
-from rayrec.sources.source import GeneratedData, InputPaths, Source, require_no_days
+from rayrec.sources.source import GeneratedData, InputPaths, Source
 
 
 class OutbrainSource(Source):
@@ -25,7 +25,6 @@ class OutbrainSource(Source):
     def generate(
         self, output: Path, rows: int, *, seed: int, days: int | None, compress: bool, progress: Progress
     ) -> dict[str, Any]:
-        require_no_days("outbrain", days)
         truth = generate(output, rows, seed=seed, compress=compress, progress=progress)
         return {"truth": truth.model_dump(mode="json", exclude={"method"})}
 
