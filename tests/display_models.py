@@ -7,7 +7,7 @@ from typing import Any
 from rayrec.features.schema import Feature, NumericFeature, Schema
 from rayrec.inference.ranker import Ranker
 from rayrec.sources.outbrain.features.definitions import Numeric
-from rayrec.sources.outbrain.features.raw import features_of
+from rayrec.sources.outbrain.features.feature_sets import features_of
 from rayrec.sources.outbrain.statistics import Constants
 from rayrec.sources.registry import load_ranker
 from tests.model_folders import write_display_model
@@ -36,7 +36,7 @@ def make_ranker(folder: Path, **constants: Any) -> Ranker:
 def display_schema(constants: Constants) -> Schema:
     """The schema of all features of a set, with small tables."""
     features: tuple[Feature, ...] = tuple(
-        NumericFeature(name=d.name, transforms=d.before)
+        NumericFeature(name=d.name, transforms=d.scale.before)
         if isinstance(d, Numeric)
         else replace(d, cardinality=min(d.cardinality, 500)).feature
         for d in features_of(constants.feature_set)

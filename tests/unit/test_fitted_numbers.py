@@ -7,12 +7,12 @@ import pytest
 from rayrec.features.schema import CategoricalFeature, NumericFeature
 from rayrec.features.transforms import Fill, Hash, Log, Log2, MinMax, Standardize
 from rayrec.sources.outbrain.features.definitions import (
+    COUNT,
+    DAYS,
+    LOG_COUNT,
+    SHARE,
+    Numeric,
     OneHot,
-    filled_days,
-    plain,
-    scaled_count,
-    scaled_share,
-    standardized_count,
 )
 from rayrec.sources.outbrain.preprocessing.fit import fitted, look, merge
 
@@ -24,11 +24,11 @@ def _unused(_: object) -> np.ndarray:
 
 
 DEFINITIONS = (
-    plain("as it is", _unused),
-    scaled_share("share", _unused),
-    scaled_count("views", _unused),
-    standardized_count("count", _unused),
-    filled_days("days", _unused),
+    Numeric("as it is", _unused),
+    Numeric("share", _unused, SHARE),
+    Numeric("views", _unused, COUNT),
+    Numeric("count", _unused, LOG_COUNT),
+    Numeric("days", _unused, DAYS),
     OneHot("id", _unused, 50),
 )
 NUMERIC = DEFINITIONS[1:-1]
@@ -44,12 +44,11 @@ COLUMNS = {
 def test_transforms_by_hand(cuts: list[int]) -> None:
     table = pa.RecordBatch.from_pydict(COLUMNS)
     parts = [table.slice(a, b - a) for a, b in zip([0, *cuts], cuts, strict=False)]
-    numbers = fitted(merge(look(part, NUMERIC) for part in parts))
-    features = numbers.features(DEFINITIONS)
+    features = fitted(DEFINITIONS, merge(look(part, NUMERIC) for part in parts))
     logs = np.log1p([1.0, 0.0, 5.0, 1.0])
     *_, standardize = features[3].transforms
-    assert standardize == Standardize(mean=numbers.deviations["count"][0], deviation=numbers.deviations["count"][1])
-    assert numbers.deviations["count"] == pytest.approx((logs.mean(), logs.std()))
+    assert isinstance(standardize, Standardize)
+    assert (standardize.mean, standardize.deviation) == pytest.approx((logs.mean(), logs.std()))
     assert features == (
         NumericFeature(name="as it is"),
         NumericFeature(name="share", transforms=(Log2(scale=1000.0), MinMax(min=np.log2(101), max=np.log2(501)))),
@@ -62,7 +61,7 @@ def test_transforms_by_hand(cuts: list[int]) -> None:
 
 def test_of_no_values_nothing_is_known() -> None:
     nothing = pa.RecordBatch.from_pydict({name: [NAN, NAN] for name in COLUMNS})
-    features = fitted(merge([look(nothing, NUMERIC)])).features(DEFINITIONS)
+    features = fitted(DEFINITIONS, merge([look(nothing, NUMERIC)]))
     assert [feature.transforms[-1] for feature in features[1:3]] == [MinMax(min=0.0, max=0.0)] * 2
     assert features[3].transforms[-1] == Standardize(mean=0.0, deviation=0.0)  # missing counts are 0
     assert features[4].transforms[0] == Fill(value=0.0)
@@ -72,7 +71,8 @@ def test_of_no_values_nothing_is_known() -> None:
 def test_medians_are_numpys(rows: int) -> None:
     values = np.random.default_rng(rows).integers(0, 30, rows).astype(float)
     columns = {**{name: np.zeros(rows) for name in COLUMNS}, "days": values}
-    assert fitted(merge([look(pa.RecordBatch.from_pydict(columns), NUMERIC)])).medians["days"] == np.median(values)
+    features = fitted(DEFINITIONS, merge([look(pa.RecordBatch.from_pydict(columns), NUMERIC)]))
+    assert features[4].transforms[0] == Fill(value=np.median(values))
 
 
 def test_bits_do_not_depend_on_the_tasks() -> None:
@@ -82,5 +82,5 @@ def test_bits_do_not_depend_on_the_tasks() -> None:
     results = []
     for size in (3_000, 1_000, 7):
         parts = [table.slice(start, size) for start in range(0, 3_000, size)]
-        results.append(fitted(merge(look(part, NUMERIC) for part in reversed(parts))))
+        results.append(fitted(DEFINITIONS, merge(look(part, NUMERIC) for part in reversed(parts))))
     assert results[0] == results[1] == results[2]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from rayrec.sources.outbrain.features import rates, similarity
-from rayrec.sources.outbrain.features.raw import features_of, rate_keys, raw_features
+from rayrec.sources.outbrain.features.feature_sets import features_of, rate_keys, raw_features
 from rayrec.sources.outbrain.features.rows import FOLD, ROW_SCHEMA, Rows
 from rayrec.sources.outbrain.features.time import days_since_published, hour_bin, is_weekend
 from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, FIRST_MILLISECOND
@@ -49,7 +49,7 @@ def confidence(views: float, ads: int) -> float:
 def test_rate_of_a_key(count: Count | None, expected: tuple[float, float], tmp_path: Path) -> None:
     statistics = make_statistics(tmp_path, make_constants(), rates={"ad": {1: count} if count else {2: Count(9, 9)}})
     found = rates.compute_rate(make_rows(statistics, [{"ad_id": 1}]), "ad")
-    assert (found.rate[0], found.confidence[0]) == pytest.approx(expected)
+    assert (found.value[0], found.confidence[0]) == pytest.approx(expected)
 
 
 def test_a_row_of_train_does_not_see_its_own_fold(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_row_of_train_does_not_see_its_own_fold(tmp_path: Path) -> None:
         statistics, [{"ad_id": ad, FOLD: fold} for ad, fold in [(1, 0), (1, 1), (1, None), (2, 1), (3, 0)]]
     )
     found = rates.compute_rate(rows, "ad")
-    assert found.rate.tolist() == pytest.approx(
+    assert found.value.tolist() == pytest.approx(
         [(3 + M * P) / (10 + M), (4 + M * P) / (17 + M), (7 + M * P) / (20 + M), P, P]
     )
     # The number of ads is that of all folds; 8 - 5 rows are too few.
@@ -87,7 +87,7 @@ def test_rate_over_the_values_of_a_document(tmp_path: Path) -> None:
     weight = {1: confidence(30, 2) * 0.8 * 0.9, 2: confidence(50, 5) * 0.4 * 0.5}
     of = {1: (6 + M * P) / (30 + M), 2: (5 + M * P) / (50 + M)}
     known = sum(of[v] * weight[v] for v in of) / sum(weight.values())
-    assert found.rate.tolist() == pytest.approx([known, *[P] * 5])
+    assert found.value.tolist() == pytest.approx([known, *[P] * 5])
     assert found.confidence.tolist() == pytest.approx([max(weight.values()), *[0.0] * 5])
 
 
@@ -178,9 +178,7 @@ def test_similarity_of_users(tmp_path: Path) -> None:
     idf = math.log(100)
     vector = {1: 0.5 * idf, 2: 0.5 * idf, 3: idf}
     nothing = [math.nan] * 4
-    assert found.similarity.tolist() == pytest.approx(
-        [cosine({1: 2.0, 2: 1.0, 4: 3.0}, vector), 0.0, *nothing], nan_ok=True
-    )
+    assert found.value.tolist() == pytest.approx([cosine({1: 2.0, 2: 1.0, 4: 3.0}, vector), 0.0, *nothing], nan_ok=True)
     # Two values in common of 3 and 3 of 10; none in common of 3 and 1.
     expected = [1 - (3 / 10) ** 2 * (3 / 10) ** 2, 3 / 10 * 1 / 10, *nothing]
     assert found.confidence.tolist() == pytest.approx(expected, nan_ok=True)

@@ -1,6 +1,6 @@
 """The shipped recipes: valid, and faithful to what was published."""
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -8,9 +8,8 @@ from rayrec.config.train import ScheduleConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe, dump_recipe, load_recipe, shipped_recipes
-from rayrec.sources.outbrain.features.definitions import Definition, Numeric
-from rayrec.sources.outbrain.features.full import full_features
-from rayrec.sources.outbrain.features.lean import lean_features
+from rayrec.sources.outbrain.features.definitions import Numeric
+from rayrec.sources.outbrain.features.feature_sets import features_of
 from tests.naive_models import random_batch
 
 NAMES = {f"{model}-criteo{variant}" for model in ("dlrm", "dcnv2") for variant in ("", "-debug", "-small")}
@@ -210,16 +209,16 @@ def test_published_hyper_parameters_of_wide_and_deep(name: str, published: dict[
 
 
 @pytest.mark.parametrize(
-    ("name", "definitions", "deep_input", "parameters"),
+    ("name", "feature_set", "deep_input", "parameters"),
     [
-        ("wide-deep-outbrain", full_features, 1328, None),
-        ("wide-deep-outbrain-lean", lean_features, 1235 + 13, 92e6),
+        ("wide-deep-outbrain", "full", 1328, None),
+        ("wide-deep-outbrain-lean", "lean", 1235 + 13, 92e6),
     ],
 )
 def test_published_sizes_of_wide_and_deep(
-    name: str, definitions: Callable[..., tuple[Definition, ...]], deep_input: int, parameters: float | None
+    name: str, feature_set: Any, deep_input: int, parameters: float | None
 ) -> None:
-    features = [NumericFeature(name=d.name) if isinstance(d, Numeric) else d.feature for d in definitions()]
+    features = [NumericFeature(name=d.name) if isinstance(d, Numeric) else d.feature for d in features_of(feature_set)]
     schema = Schema(label="label", features=tuple(features))
     model = build_model(load_recipe(name).model, schema, "meta")
     assert model.dense_network.deep[0].in_features == deep_input

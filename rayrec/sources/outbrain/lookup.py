@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.sources.outbrain.features.raw import raw_features
+from rayrec.sources.outbrain.features.feature_sets import raw_features
 from rayrec.sources.outbrain.features.rows import ROW_SCHEMA
 from rayrec.sources.outbrain.layout import CODES
 from rayrec.sources.outbrain.statistics import Statistics

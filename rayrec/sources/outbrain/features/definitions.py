@@ -8,13 +8,35 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rayrec.features.mapped_columns import Numbers
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature
 from rayrec.features.transforms import CategoricalTransform, Fill, Hash, Log, Log2, NumericTransform
 from rayrec.sources.outbrain.features.rows import Rows
+from rayrec.sources.outbrain.statistics import Aspect
 
-Fit = Literal["none", "range", "deviation", "median"]
-"""What is fitted to a numeric feature in the rows of `train`, after the transforms in `before`: nothing, its least and
-largest value, its mean and standard deviation, or its median."""
+LIST_ROWS: dict[Aspect, int] = {"topic": 350, "entity": 10_000, "category": 100}
+"""Rows of the embedding table of a list, by aspect."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The transforms of a numeric feature, one of them fitted to the rows of `train`."""
+
+    fit: Literal["none", "range", "deviation", "median"] = "none"
+    """What is fitted: nothing, the least and largest value, the mean and standard deviation, or the median."""
+    before: tuple[NumericTransform, ...] = ()
+    """Applied before what is fitted."""
+    after: tuple[NumericTransform, ...] = ()
+
+
+SHARE = Scale("range", (Log2(scale=1000.0),))
+"""A share x becomes log2(1 + 1000 x), scaled to 0 ... 1."""
+COUNT = Scale("range", (Log2(scale=1.0),))
+"""A count x becomes log2(1 + x), scaled to 0 ... 1."""
+LOG_COUNT = Scale("deviation", (Fill(value=0.0), Log(offset=1.0)))
+"""A count x becomes ln(1 + x), 0 if missing, minus the mean and divided by the standard deviation."""
+DAYS = Scale("median", after=(Log(offset=1.0),))
+"""A number of days x becomes ln(1 + x), the median if missing."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +46,7 @@ class Numeric:
     name: str
     compute: Callable[[Rows], NDArray[np.float64]]
     """(n,) the raw values of rows."""
-    fit: Fit = "none"
-    before: tuple[NumericTransform, ...] = ()
-    """Applied before what is fitted."""
-    after: tuple[NumericTransform, ...] = ()
+    scale: Scale = Scale()
 
     raw_type = pa.float64()
 
@@ -80,26 +99,41 @@ class MultiHot:
 Definition = Numeric | OneHot | MultiHot
 
 
-def plain(name: str, compute: Callable[[Rows], NDArray[np.float64]]) -> Numeric:
-    """A number without transforms."""
-    return Numeric(name, compute)
+def id_feature(name: str, numbers: Callable[[Rows], Numbers], cardinality: int) -> OneHot:
+    """An id, hashed into a table of `cardinality` rows."""
+    return OneHot(name, lambda rows: _ids(numbers(rows)), cardinality)
 
 
-def scaled_share(name: str, compute: Callable[[Rows], NDArray[np.float64]]) -> Numeric:
-    """A share x as log2(1 + 1000 x), scaled to 0 ... 1."""
-    return Numeric(name, compute, "range", (Log2(scale=1000.0),))
+def place_feature(name: str, part: Callable[[pa.Array], pa.Array], cardinality: int) -> OneHot:
+    """A part of the place of the event, hashed into a table of `cardinality` rows."""
+    return OneHot(name, lambda rows: part(rows.place), cardinality, "strings")
 
 
-def scaled_count(name: str, compute: Callable[[Rows], NDArray[np.float64]]) -> Numeric:
-    """A count x as log2(1 + x), scaled to 0 ... 1."""
-    return Numeric(name, compute, "range", (Log2(scale=1.0),))
+def code_feature(name: str, values: Callable[[Rows], Numbers], first: int, size: int) -> OneHot:
+    """One of `size` values from `first` on; they count from 1, and 0 is missing."""
+
+    def compute(rows: Rows) -> pa.Array:
+        found = values(rows)
+        return _ids(Numbers(found.values - first + 1, found.valid))
+
+    return OneHot(name, compute, size + 1, "codes")
 
 
-def standardized_count(name: str, compute: Callable[[Rows], NDArray[np.float64]]) -> Numeric:
-    """A count x as ln(1 + x), 0 if missing, minus the mean and divided by the standard deviation."""
-    return Numeric(name, compute, "deviation", (Fill(value=0.0), Log(offset=1.0)))
+def list_feature(
+    name: str, aspect: Aspect, document: Literal["landing", "ad"], length: int, pooling: Literal["sum", "mean"]
+) -> MultiHot:
+    """The first `length` values of the landing or the ad document's list of an aspect; empty without values."""
+
+    def compute(rows: Rows) -> pa.Array:
+        found = rows.landing if document == "landing" else rows.ad_document
+        lists = rows.statistics.documents.lists(f"{aspect}_list", found)
+        values = lists.field()
+        position = np.arange(len(values)) - np.repeat(np.cumsum(lists.lengths) - lists.lengths, lists.lengths)
+        offsets = np.concatenate(([0], np.cumsum(np.minimum(lists.lengths, length)))).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values[position < length]))
+
+    return MultiHot(name, compute, LIST_ROWS[aspect], length, pooling)
 
 
-def filled_days(name: str, compute: Callable[[Rows], NDArray[np.float64]]) -> Numeric:
-    """A number of days x as ln(1 + x), the median if missing."""
-    return Numeric(name, compute, "median", after=(Log(offset=1.0),))
+def _ids(numbers: Numbers) -> pa.Array:
+    return pa.array(numbers.values, pa.int64(), mask=~numbers.valid)

@@ -8,19 +8,11 @@ from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import UNKNOWN
 from rayrec.features.mapped_columns import Numbers
-from rayrec.sources.outbrain.features.rows import Rows
+from rayrec.sources.outbrain.features.rows import Estimate, Rows
 from rayrec.sources.outbrain.statistics import RATE_KEYS, RateKey
 
 _FULL_CONFIDENCE = 100_000
 """Rows an ad from which on the confidence of a rate is 1."""
-
-
-@dataclass(frozen=True)
-class Rate:
-    """Rates and confidences of n rows, (n,) each."""
-
-    rate: NDArray[np.float64]
-    confidence: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -41,7 +33,7 @@ class Keys:
 
 def rate_of(name: str) -> Callable[[Rows], NDArray[np.float64]]:
     """What computes the rates (n,) of a key, or the mean rates over the values of an aspect."""
-    return lambda rows: compute_rate(rows, name).rate
+    return lambda rows: compute_rate(rows, name).value
 
 
 def confidence_of(name: str) -> Callable[[Rows], NDArray[np.float64]]:
@@ -53,7 +45,8 @@ def views_of(name: str) -> Callable[[Rows], NDArray[np.float64]]:
     """What computes the rows (n,) of `train`, of all folds, that have a key (not of an aspect); NaN if unknown."""
 
     def compute(rows: Rows) -> NDArray[np.float64]:
-        counted = _count(rows, RATE_KEYS[name], keys_of(rows, RATE_KEYS[name]), None)["views"]
+        key = RATE_KEYS[name]
+        counted = _count(rows, key, keys_of(rows, key), None)["views"]
         return np.where(counted > 0, counted, np.nan)
 
     return compute
@@ -89,13 +82,13 @@ def _parts(rows: Rows, key: RateKey) -> tuple[Numbers, ...]:
     return (rows.country,) if key.with_country else ()
 
 
-def compute_rate(rows: Rows, name: str) -> Rate:
+def compute_rate(rows: Rows, name: str) -> Estimate:
     """The rate of a key, or the mean rate over the values of an aspect, computed once for these rows."""
     return rows.once(f"rate {name}", lambda: _rate(rows, RATE_KEYS[name]))
 
 
-def _rate(rows: Rows, key: RateKey) -> Rate:
-    constants, keys = rows.constants, keys_of(rows, key)
+def _rate(rows: Rows, key: RateKey) -> Estimate:
+    constants, keys = rows.statistics.constants, keys_of(rows, key)
     counts = _count(rows, key, keys, None if rows.fold is None else rows.fold.of(keys.owner))
     known = counts["views"] > key.least
     views = np.where(known, counts["views"], 1)
@@ -111,7 +104,7 @@ def _rate(rows: Rows, key: RateKey) -> Rate:
         np.maximum.at(confidence, keys.owner, weight)
         known = total > 0.0
         rate = np.divide(weighted, total, out=np.zeros(len(rows)), where=known)
-    return Rate(np.where(known, rate, constants.mean_rate), np.where(known, confidence, 0.0))
+    return Estimate(np.where(known, rate, constants.mean_rate), np.where(known, confidence, 0.0))
 
 
 def _count(rows: Rows, key: RateKey, keys: Keys, left_out: Numbers | None) -> dict[str, NDArray]:

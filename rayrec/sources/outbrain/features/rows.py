@@ -1,6 +1,7 @@
 """Rows, each an ad shown in a context, and what the statistics hold of them, looked up once."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from rayrec.features.mapped_columns import Lists, Numbers
 from rayrec.sources.outbrain.places import country_keys
-from rayrec.sources.outbrain.statistics import Aspect, Constants, Statistics
+from rayrec.sources.outbrain.statistics import Aspect, Statistics
 
 T = TypeVar("T")
 
@@ -29,6 +30,14 @@ FOLD = "fold"
 """Optional column (int8): the fold of a row of `train`, whose rates then leave that fold out; null for other rows."""
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """What n rows have for a feature, and how far to trust it; (n,) each."""
+
+    value: NDArray[np.float64]
+    confidence: NDArray[np.float64]
+
+
 class Rows:
     """n rows. Arrays are (n,) in their order.
 
@@ -43,10 +52,6 @@ class Rows:
 
     def __len__(self) -> int:
         return self._batch.num_rows
-
-    @property
-    def constants(self) -> Constants:
-        return self.statistics.constants
 
     @property
     def place(self) -> pa.Array:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.features.mapped_columns import Lists, Ranges, search_ranges
-from rayrec.sources.outbrain.features.rows import Rows
+from rayrec.sources.outbrain.features.rows import Estimate, Rows
 from rayrec.sources.outbrain.statistics import Aspect
 
 
@@ -23,26 +23,16 @@ class _Vectors:
     """(n,)"""
 
 
-@dataclass(frozen=True)
-class UserSimilarity:
-    """Similarities of n rows and how far to trust them, (n,) each."""
-
-    similarity: NDArray[np.float64]
-    confidence: NDArray[np.float64]
-
-
 def landing_similarity(aspect: Aspect) -> Callable[[Rows], NDArray[np.float64]]:
     """What computes the cosines (n,) of the landing document with the ad document."""
-
-    def compute(rows: Rows) -> NDArray[np.float64]:
-        return _cosine(len(rows), _documents(rows.landing_values(aspect)), _documents(rows.ad_values(aspect)))[0]
-
-    return compute
+    return lambda rows: _cosine(len(rows), _documents(rows.landing_values(aspect)), _documents(rows.ad_values(aspect)))[
+        0
+    ]
 
 
 def user_similarity(aspect: Aspect) -> Callable[[Rows], NDArray[np.float64]]:
     """What computes the cosines (n,) of the user's profile with the ad document."""
-    return lambda rows: compute_user_similarity(rows, aspect).similarity
+    return lambda rows: compute_user_similarity(rows, aspect).value
 
 
 def user_similarity_confidence(aspect: Aspect) -> Callable[[Rows], NDArray[np.float64]]:
@@ -50,12 +40,12 @@ def user_similarity_confidence(aspect: Aspect) -> Callable[[Rows], NDArray[np.fl
     return lambda rows: compute_user_similarity(rows, aspect).confidence
 
 
-def compute_user_similarity(rows: Rows, aspect: Aspect) -> UserSimilarity:
+def compute_user_similarity(rows: Rows, aspect: Aspect) -> Estimate:
     """Compare the user's profile with the ad document, once for these rows."""
     return rows.once(f"user similarity {aspect}", lambda: _user_similarity(rows, aspect))
 
 
-def _user_similarity(rows: Rows, aspect: Aspect) -> UserSimilarity:
+def _user_similarity(rows: Rows, aspect: Aspect) -> Estimate:
     profiles, user = rows.statistics.profiles, rows.user
     sizes = np.zeros(len(rows), np.int64)
     parts = list(profiles.ranges(aspect, user))
@@ -64,9 +54,9 @@ def _user_similarity(rows: Rows, aspect: Aspect) -> UserSimilarity:
     left = _Vectors(parts, sizes, profiles.numbers(f"{aspect}_norm", user).values)
     right = _documents(rows.ad_values(aspect))
     similarity, common = _cosine(len(rows), left, right)
-    chance = sizes * right.sizes / max(rows.constants.values[aspect], 1) ** 2
+    chance = sizes * right.sizes / max(rows.statistics.constants.values[aspect], 1) ** 2
     confidence = np.where(common > 0, 1.0 - chance**common, chance)
-    return UserSimilarity(similarity, np.where((sizes > 0) & (right.sizes > 0), confidence, np.nan))
+    return Estimate(similarity, np.where((sizes > 0) & (right.sizes > 0), confidence, np.nan))
 
 
 def _documents(lists: Lists) -> _Vectors:

@@ -7,51 +7,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.config import Config
 from rayrec.features.numeric import transformed
 from rayrec.features.schema import Feature, NumericFeature
 from rayrec.features.transforms import Fill, MinMax, NumericTransform, Standardize
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.spark_tasks import counted_rows, run_tasks
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.sources.outbrain.features.definitions import Definition, Fit, Numeric
+from rayrec.sources.outbrain.features.definitions import Definition, Numeric
 
 
-class FittedNumbers(Config):
-    """The fitted numbers by feature."""
-
-    ranges: dict[str, tuple[float, float]]
-    """Least and largest value; absent if no row has a value."""
-    deviations: dict[str, tuple[float, float]]
-    """Mean and standard deviation (of the population: the variance divides by the number of rows)."""
-    medians: dict[str, float]
-    """The median, or the mean of the middle two of an even number; absent if no row has a value."""
-
-    def features(self, definitions: Sequence[Definition]) -> tuple[Feature, ...]:
-        """The features of a schema."""
-        return tuple(
-            NumericFeature(name=d.name, transforms=self._transforms(d)) if isinstance(d, Numeric) else d.feature
-            for d in definitions
-        )
-
-    def _transforms(self, definition: Numeric) -> tuple[NumericTransform, ...]:
-        name = definition.name
-        fitted: tuple[NumericTransform, ...] = ()
-        match definition.fit:
-            case "range":
-                low, high = self.ranges.get(name, (0.0, 0.0))
-                fitted = (MinMax(min=low, max=high),)
-            case "deviation":
-                mean, deviation = self.deviations.get(name, (0.0, 0.0))
-                fitted = (Standardize(mean=mean, deviation=deviation),)
-            case "median":
-                fitted = (Fill(value=self.medians.get(name, 0.0)),)
-        return (*definition.before, *fitted, *definition.after)
-
-
-def fit_numbers(workspace: Workspace, definitions: Sequence[Definition], segments: Sequence[Segment]) -> FittedNumbers:
-    """Fit the definitions to the raw features in `segments`."""
-    numeric = [d for d in definitions if isinstance(d, Numeric) and d.fit != "none"]
+def fit_features(
+    workspace: Workspace, definitions: Sequence[Definition], segments: Sequence[Segment]
+) -> tuple[Feature, ...]:
+    """Fit the definitions to the raw features in `segments`; returns the features of a schema."""
+    numeric = [d for d in definitions if isinstance(d, Numeric) and d.scale.fit != "none"]
     rows = sum(segment.piece.rows for segment in segments)
     with counted_rows(workspace.spark, workspace.progress, "fit", rows) as counter:
 
@@ -60,7 +29,7 @@ def fit_numbers(workspace: Workspace, definitions: Sequence[Definition], segment
             counter.add(segment.piece.rows)
             return seen
 
-        return fitted(merge(run_tasks(workspace.spark, segments, run)))
+        return fitted(definitions, merge(run_tasks(workspace.spark, segments, run)))
 
 
 @dataclass(frozen=True)
@@ -71,33 +40,33 @@ class Seen:
     Added up in the order of values, they give a result that does not depend on how rows are dealt to tasks.
     """
 
-    fit: Fit
     values: NDArray[np.float64]
     counts: NDArray[np.int64]
     """Number of rows with each value."""
+    keeps_ends: bool
 
     @classmethod
-    def of(cls, fit: Fit, values: NDArray[np.float64], counts: NDArray[np.int64]) -> "Seen":
-        """Sort and add up `values`, which are in any order and may repeat."""
+    def of(cls, values: NDArray[np.float64], counts: NDArray[np.int64], keeps_ends: bool) -> "Seen":
+        """Sort and add up `values`, which are in any order and may repeat; `keeps_ends`: keep the ends alone."""
         distinct, inverse = np.unique(values, return_inverse=True)
         summed = np.zeros(len(distinct), np.int64)
         np.add.at(summed, inverse, counts)
-        kept = [0, -1] if fit == "range" else slice(None)
-        return cls(fit, distinct[kept], summed[kept])
+        kept = [0, -1] if keeps_ends else slice(None)
+        return cls(distinct[kept], summed[kept], keeps_ends)
 
     def __add__(self, other: "Seen") -> "Seen":
         values, counts = ((self.values, other.values), (self.counts, other.counts))
-        return Seen.of(self.fit, np.concatenate(values), np.concatenate(counts))
+        return Seen.of(np.concatenate(values), np.concatenate(counts), self.keeps_ends)
 
 
 def look(batch: pa.RecordBatch, numeric: Sequence[Numeric]) -> dict[str, Seen]:
     """The values in a batch by feature; features that are missing in every row are left out."""
     found = {}
     for definition in numeric:
-        values = transformed(definition.name, batch[definition.name], definition.before)
+        values = transformed(definition.name, batch[definition.name], definition.scale.before)
         values = values[~np.isnan(values)]
         if len(values):
-            found[definition.name] = Seen.of(definition.fit, values, np.ones(len(values), np.int64))
+            found[definition.name] = Seen.of(values, np.ones(len(values), np.int64), definition.scale.fit == "range")
     return found
 
 
@@ -110,22 +79,31 @@ def merge(parts: Iterable[dict[str, Seen]]) -> dict[str, Seen]:
     return merged
 
 
-def fitted(seen: dict[str, Seen]) -> FittedNumbers:
-    """Ranges, deviations and medians of the values by feature."""
-    ranges, deviations, medians = {}, {}, {}
-    for name, found in seen.items():
-        match found.fit:
-            case "range":
-                ranges[name] = float(found.values[0]), float(found.values[-1])
-            case "deviation":
-                mean = float(np.average(found.values, weights=found.counts))
-                deviations[name] = mean, float(np.average((found.values - mean) ** 2, weights=found.counts) ** 0.5)
-            case "median":
-                medians[name] = _median(found.values, found.counts)
-    return FittedNumbers(ranges=ranges, deviations=deviations, medians=medians)
+def fitted(definitions: Sequence[Definition], seen: dict[str, Seen]) -> tuple[Feature, ...]:
+    """The features of a schema, from the values by feature."""
+    return tuple(
+        d.feature
+        if not isinstance(d, Numeric)
+        else NumericFeature(
+            name=d.name, transforms=(*d.scale.before, *_transforms(d.scale.fit, seen.get(d.name)), *d.scale.after)
+        )
+        for d in definitions
+    )
 
 
-def _median(values: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
-    ends = np.cumsum(counts)
-    middle = np.searchsorted(ends, [(ends[-1] - 1) // 2, ends[-1] // 2], side="right")
-    return float(values[middle].mean())
+def _transforms(fit: str, seen: Seen | None) -> tuple[NumericTransform, ...]:
+    """What is fitted to a feature; if no row has a value, to a single 0."""
+    values, counts = (seen.values, seen.counts) if seen else (np.zeros(1), np.ones(1, np.int64))
+    match fit:
+        case "range":
+            return (MinMax(min=float(values[0]), max=float(values[-1])),)
+        case "deviation":
+            # Of the population: the variance divides by the number of rows.
+            mean = float(np.average(values, weights=counts))
+            deviation = float(np.average((values - mean) ** 2, weights=counts) ** 0.5)
+            return (Standardize(mean=mean, deviation=deviation),)
+        case "median":
+            ends = np.cumsum(counts)
+            middle = np.searchsorted(ends, [(ends[-1] - 1) // 2, ends[-1] // 2], side="right")
+            return (Fill(value=float(values[middle].mean())),)
+    return ()

@@ -23,7 +23,7 @@ from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
 from rayrec.preprocessing.write.shuffle import write_groups_shuffled, write_shuffled
 from rayrec.raw.files import InputFile
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
-from rayrec.sources.outbrain.features.raw import features_of, rate_keys
+from rayrec.sources.outbrain.features.feature_sets import features_of, rate_keys
 from rayrec.sources.outbrain.layout import Table
 from rayrec.sources.outbrain.preprocessing.clicks import CLICKED, DISPLAY, SUBMISSION, write_click_rows
 from rayrec.sources.outbrain.preprocessing.documents import (
@@ -32,7 +32,7 @@ from rayrec.sources.outbrain.preprocessing.documents import (
     write_document_rows,
     write_documents,
 )
-from rayrec.sources.outbrain.preprocessing.fit import FittedNumbers, fit_numbers
+from rayrec.sources.outbrain.preprocessing.fit import fit_features
 from rayrec.sources.outbrain.preprocessing.rates import RateJob, write_rates, write_totals
 from rayrec.sources.outbrain.preprocessing.raw_features import (
     CANDIDATE,
@@ -152,10 +152,13 @@ class _Run:
         return features
 
     def _fit_schema(self, features: SplitRows) -> Schema:
-        definitions = features_of(self._config.feature_set)
-        train = features.splits["train"].segments()
-        fitted = self._stages.run("fit", FittedNumbers, lambda _: fit_numbers(self._workspace, definitions, train))
-        return Schema(label=CLICKED, group=DISPLAY, candidate=CANDIDATE, features=fitted.features(definitions))
+        definitions, train = features_of(self._config.feature_set), features.splits["train"].segments()
+
+        def fit(_: Path) -> Schema:
+            fitted = fit_features(self._workspace, definitions, train)
+            return Schema(label=CLICKED, group=DISPLAY, candidate=CANDIDATE, features=fitted)
+
+        return self._stages.run("fit", Schema, fit)
 
     def _write_splits(self, features: SplitRows, schema: Schema) -> dict[str, SplitInfo]:
         no_vocabularies = LongVocabularies({}, 0, self._scratch)

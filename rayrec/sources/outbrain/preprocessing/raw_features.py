@@ -13,7 +13,7 @@ from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.spark_tasks import counted_rows, run_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import in_hash_ranges, range_count
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.sources.outbrain.features.raw import features_of, raw_features
+from rayrec.sources.outbrain.features.feature_sets import features_of, raw_features
 from rayrec.sources.outbrain.features.rows import FOLD, ROW_SCHEMA
 from rayrec.sources.outbrain.preprocessing.clicks import CLICK_SCHEMA, CLICKED, DISPLAY
 from rayrec.sources.outbrain.preprocessing.row_files import (

@@ -1,0 +1,161 @@
+"""The feature sets, in the order of docs/outbrain.md, and the raw features of rows, to which a schema's transforms
+are applied."""
+
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.features.keyed_table import UNKNOWN
+from rayrec.features.mapped_columns import Numbers
+from rayrec.sources.outbrain.features.definitions import (
+    COUNT,
+    DAYS,
+    LIST_ROWS,
+    LOG_COUNT,
+    SHARE,
+    Definition,
+    Numeric,
+    code_feature,
+    id_feature,
+    list_feature,
+    place_feature,
+)
+from rayrec.sources.outbrain.features.rates import compute_rate, confidence_of, rate_of, views_of
+from rayrec.sources.outbrain.features.rows import Rows
+from rayrec.sources.outbrain.features.similarity import (
+    landing_similarity,
+    user_similarity,
+    user_similarity_confidence,
+)
+from rayrec.sources.outbrain.features.time import days_since_published, hour_bin, is_weekend
+from rayrec.sources.outbrain.places import countries, states
+from rayrec.sources.outbrain.statistics import ASPECTS, PLURALS, RATE_KEYS, RateKey, Statistics
+
+_LEAN_RATES = ("ad", "document", "source", "publisher", "advertiser", "campaign")
+
+
+@lru_cache
+def features_of(feature_set: Literal["full", "lean"]) -> tuple[Definition, ...]:
+    """The features of a set, in the order of the schema."""
+    return _full_features() if feature_set == "full" else _lean_features()
+
+
+def rate_keys(feature_set: Literal["full", "lean"]) -> tuple[RateKey, ...]:
+    """The keys whose rates the statistics of a feature set hold.
+
+    `full` holds all that NVIDIA's scripts compute, pairs with the landing document and the country included, though
+    none of its 54 features reads these.
+    """
+    names = RATE_KEYS if feature_set == "full" else _LEAN_RATES
+    return tuple(RATE_KEYS[name] for name in names)
+
+
+def raw_features(statistics: Statistics, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The features of n rows, a column each, named as in the schema.
+
+    `batch`: columns of `rayrec.sources.outbrain.features.rows.ROW_SCHEMA`, perhaps `FOLD`; others are ignored. Result:
+    numeric features float64, NaN if missing; categories int64 or string, null if missing; multi-hot features
+    list<int64>. A row's features depend on no other row.
+    """
+    rows = Rows(statistics, batch)
+    definitions = features_of(statistics.constants.feature_set)
+    schema = pa.schema([(definition.name, definition.raw_type) for definition in definitions])
+    return pa.RecordBatch.from_arrays([pa.array(definition.compute(rows)) for definition in definitions], schema=schema)
+
+
+def _full_features() -> tuple[Definition, ...]:
+    """The 54 features of NVIDIA's first version: those of the request, then those of the ad."""
+    keys = ("document", "publisher", "source", "entity", "topic", "category")
+    return (
+        id_feature("doc_event_id", lambda rows: rows.landing_id, 300_000),
+        id_feature("doc_id", lambda rows: rows.ad_document_id, 100_000),
+        id_feature("doc_event_source_id", lambda rows: rows.of_landing("source_id"), 4_000),
+        place_feature("event_geo_location", lambda places: places, 2_500),
+        place_feature("event_country_state", states, 2_000),
+        id_feature("doc_event_publisher_id", lambda rows: rows.of_landing("publisher_id"), 1_000),
+        place_feature("event_country", countries, 300),
+        code_feature("event_hour", hour_bin, 0, 6),
+        code_feature("event_platform", lambda rows: rows.numbers("platform"), 1, 3),
+        code_feature("traffic_source", lambda rows: rows.numbers("traffic_source"), 1, 3),
+        code_feature("event_weekend", is_weekend, 0, 2),
+        code_feature("user_has_already_viewed_doc", _has_viewed_ad_document, 0, 2),
+        list_feature("doc_event_entity_id", "entity", "landing", 6, "mean"),
+        list_feature("doc_event_topic_id", "topic", "landing", 3, "mean"),
+        list_feature("doc_event_category_id", "category", "landing", 3, "mean"),
+        *(Numeric(f"pop_{key}_id", rate_of(key), SHARE) for key in keys),
+        *(Numeric(f"pop_{key}_id_conf", confidence_of(key)) for key in keys),
+        Numeric("user_views", lambda rows: _or_nan(rows.statistics.profiles.numbers("views", rows.user)), COUNT),
+        Numeric("doc_views", views_of("document"), COUNT),
+        Numeric("doc_event_days_since_published", days_since_published("landing"), COUNT),
+        Numeric("doc_event_hour", lambda rows: _or_nan(hour_bin(rows)), COUNT),
+        id_feature("ad_id", lambda rows: rows.ad_id, 250_000),
+        id_feature("doc_ad_source_id", lambda rows: rows.of_ad_document("source_id"), 4_000),
+        id_feature("ad_advertiser", lambda rows: rows.of_ad("advertiser_id"), 2_500),
+        id_feature("doc_ad_publisher_id", lambda rows: rows.of_ad_document("publisher_id"), 1_000),
+        list_feature("doc_ad_topic_id", "topic", "ad", 3, "mean"),
+        list_feature("doc_ad_entity_id", "entity", "ad", 6, "mean"),
+        list_feature("doc_ad_category_id", "category", "ad", 3, "mean"),
+        Numeric("pop_ad_id", rate_of("ad"), SHARE),
+        Numeric("pop_ad_id_conf", confidence_of("ad")),
+        Numeric("pop_advertiser_id", rate_of("advertiser"), SHARE),
+        Numeric("pop_advertiser_id_conf", confidence_of("advertiser")),
+        Numeric("pop_campain_id_conf_multipl", _campaign_rate_times_confidence, SHARE),
+        Numeric("pop_campain_id", rate_of("campaign"), SHARE),
+        *(Numeric(f"user_doc_ad_sim_{PLURALS[aspect]}", user_similarity(aspect), SHARE) for aspect in ASPECTS),
+        Numeric("user_doc_ad_sim_categories_conf", user_similarity_confidence("category")),
+        Numeric("user_doc_ad_sim_topics_conf", user_similarity_confidence("topic")),
+        *(Numeric(f"doc_event_doc_ad_sim_{PLURALS[aspect]}", landing_similarity(aspect), SHARE) for aspect in ASPECTS),
+        Numeric("ad_views", views_of("ad"), COUNT),
+        Numeric("doc_ad_days_since_published", days_since_published("ad"), COUNT),
+    )
+
+
+def _lean_features() -> tuple[Definition, ...]:
+    """The 29 features of NVIDIA's newest version: numeric, one-hot and multi-hot ones."""
+    similarities = {f"document_id_document_id_promo_sim_{PLURALS[aspect]}": aspect for aspect in ASPECTS}
+    return (
+        *(Numeric(name, landing_similarity(aspect)) for name, aspect in similarities.items()),
+        Numeric("document_id_promo_ctr", rate_of("document")),
+        Numeric("publisher_id_promo_ctr", rate_of("publisher")),
+        Numeric("source_id_promo_ctr", rate_of("source")),
+        Numeric("ad_id_ctr", rate_of("ad")),
+        Numeric("advertiser_id_ctr", rate_of("advertiser")),
+        Numeric("campaign_id_ctr", rate_of("campaign")),
+        Numeric("ad_id_count", views_of("ad"), LOG_COUNT),
+        Numeric("document_id_promo_count", views_of("document"), LOG_COUNT),
+        Numeric("publish_time_days_since_published", days_since_published("landing"), DAYS),
+        Numeric("publish_time_promo_days_since_published", days_since_published("ad"), DAYS),
+        id_feature("document_id", lambda rows: rows.landing_id, 300_000),
+        id_feature("ad_id", lambda rows: rows.ad_id, 250_000),
+        id_feature("document_id_promo", lambda rows: rows.ad_document_id, 100_000),
+        id_feature("campaign_id", lambda rows: rows.of_ad("campaign_id"), 5_000),
+        id_feature("source_id", lambda rows: rows.of_landing("source_id"), 4_000),
+        id_feature("source_id_promo", lambda rows: rows.of_ad_document("source_id"), 4_000),
+        place_feature("geo_location", lambda places: places, 2_500),
+        id_feature("advertiser_id", lambda rows: rows.of_ad("advertiser_id"), 2_500),
+        place_feature("geo_location_state", states, 2_000),
+        id_feature("publisher_id", lambda rows: rows.of_landing("publisher_id"), 1_000),
+        id_feature("publisher_id_promo", lambda rows: rows.of_ad_document("publisher_id"), 1_000),
+        place_feature("geo_location_country", countries, 300),
+        code_feature("platform", lambda rows: rows.numbers("platform"), 1, 3),
+        *(list_feature(f"{aspect}_id_list", aspect, "landing", 3, "sum") for aspect in LIST_ROWS),
+    )
+
+
+def _has_viewed_ad_document(rows: Rows) -> Numbers:
+    """1 if the user has viewed the ad document, else 0; not valid without a profile or an ad document."""
+    document = rows.ad_document_id
+    has_viewed = rows.statistics.profiles.contains("viewed", rows.user, document.values)
+    return Numbers(has_viewed.astype(np.int64), (rows.user != UNKNOWN) & document.valid)
+
+
+def _campaign_rate_times_confidence(rows: Rows) -> NDArray[np.float64]:
+    found = compute_rate(rows, "campaign")
+    return found.value * found.confidence
+
+
+def _or_nan(numbers: Numbers) -> NDArray[np.float64]:
+    return np.where(numbers.valid, numbers.values, np.nan)
