@@ -12,7 +12,7 @@ from rayrec.common.errors import UserError
 from rayrec.raw.files import list_inputs, plan_chunks
 from rayrec.sources.outbrain.config import OutbrainSourceConfig
 from rayrec.sources.outbrain.layout import LEAN_TABLES, Table
-from rayrec.sources.outbrain.reader import OutbrainTables, table_reader
+from rayrec.sources.outbrain.reader import TableReader, find_files
 from rayrec.sources.outbrain.source import SOURCE
 
 Rows = list[tuple[Any, ...]]
@@ -34,7 +34,7 @@ def packed(content: bytes, packing: str, members: tuple[str, ...] = ("table.csv"
 def read(table: Table, path: Path, chunk_bytes: int = 2**20) -> tuple[Rows, Rejected]:
     """Rows and rejected rows (line, reason, text) of a file, lines counted from its first."""
     files = list_inputs([str(path)])
-    reader = table_reader(table, files)
+    reader = TableReader.open(table, files[0])
     rows: Rows = []
     rejected: Rejected = []
     before = 0
@@ -149,8 +149,8 @@ def test_rows(case: str, packing: str, tmp_path: Path) -> None:
 
 
 def names(folder: Path, *paths: str, **given: Any) -> dict[str, str]:
-    tables = OutbrainTables.find([str(folder / path) for path in paths], **given)
-    return {table.value: file.base_name for table, file in tables.files.items()}
+    files = find_files([str(folder / path) for path in paths], **given)
+    return {table.value: file.base_name for table, file in files.items()}
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_refused(case: str, tmp_path: Path) -> None:
     content, message = REFUSED[case]
     (tmp_path / "clicks_train.csv").write_bytes(content)
     with pytest.raises(UserError, match=f"clicks_train.csv: {message}") as caught:
-        table_reader(Table.CLICKS_TRAIN, list_inputs([str(tmp_path)]))
+        TableReader.open(Table.CLICKS_TRAIN, *list_inputs([str(tmp_path)]))
     assert "\n" not in str(caught.value)
 
 

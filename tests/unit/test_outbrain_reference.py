@@ -10,7 +10,7 @@ import pytest
 
 from rayrec.raw.files import list_inputs, plan_chunks
 from rayrec.sources.outbrain.layout import Table
-from rayrec.sources.outbrain.reader import OutbrainTables, table_reader
+from rayrec.sources.outbrain.reader import TableReader, find_files
 from rayrec.sources.outbrain.synthetic.generator import generate
 from tests.outbrain_reference import (
     COLUMNS,
@@ -153,10 +153,10 @@ def test_numbers_are_scaled_over_train(small: Tables) -> None:
 
 
 def read_by_reader(folder: Path) -> Tables:
-    found = OutbrainTables.find([str(folder)]).files
+    found = find_files([str(folder)])
     result: Tables = {table.value: [] for table in Table}
     for table, file in found.items():
-        reader = table_reader(table, [file])
+        reader = TableReader.open(table, file)
         for chunk in plan_chunks([file], 2**20):
             for block in reader.read(chunk):
                 assert block.rejected.num_rows == 0

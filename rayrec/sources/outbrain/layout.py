@@ -73,50 +73,25 @@ class Table(Enum):
 
 
 _DISPLAY, _AD = Column("display_id", is_needed=True), Column("ad_id", is_needed=True)
-_PLATFORM, _PLACE = Column("platform", "code"), Column("geo_location", "string")
+_DOCUMENT, _UUID = Column("document_id", is_needed=True), Column("uuid", "string", is_needed=True)
+_DEVICE = (Column("platform", "code"), Column("geo_location", "string"))
+_VIEW = (_UUID, _DOCUMENT, Column("timestamp", is_needed=True), *_DEVICE, Column("traffic_source", "code"))
+_EVENT = (_DISPLAY, Column("uuid", "string"), Column("document_id"), Column("timestamp"), *_DEVICE)
+_AD_COLUMNS = (_AD, Column("document_id"), Column("campaign_id"), Column("advertiser_id"))
+_META = (_DOCUMENT, Column("source_id"), Column("publisher_id"), Column("publish_time", "time"))
 _LAYOUTS = {
-    Table.PAGE_VIEWS: TableLayout(
-        ("page_views", "page_views_sample"),
-        (
-            Column("uuid", "string", is_needed=True),
-            Column("document_id", is_needed=True),
-            Column("timestamp", is_needed=True),
-            _PLATFORM,
-            _PLACE,
-            Column("traffic_source", "code"),
-        ),
-        ("uuid", "geo_location"),
-    ),
+    Table.PAGE_VIEWS: TableLayout(("page_views", "page_views_sample"), _VIEW, ("uuid", "geo_location")),
     Table.CLICKS_TRAIN: TableLayout(("clicks_train",), (_DISPLAY, _AD, Column("clicked", "click", is_needed=True))),
     Table.CLICKS_TEST: TableLayout(("clicks_test",), (_DISPLAY, _AD)),
-    Table.EVENTS: TableLayout(
-        ("events",),
-        (
-            _DISPLAY,
-            Column("uuid", "string"),
-            Column("document_id"),
-            Column("timestamp"),
-            _PLATFORM,
-            _PLACE,
-        ),
-        ("geo_location",),
-    ),
-    Table.PROMOTED_CONTENT: TableLayout(
-        ("promoted_content",), (_AD, Column("document_id"), Column("campaign_id"), Column("advertiser_id"))
-    ),
-    Table.DOCUMENTS_META: TableLayout(
-        ("documents_meta",),
-        (
-            Column("document_id", is_needed=True),
-            Column("source_id"),
-            Column("publisher_id"),
-            Column("publish_time", "time"),
-        ),
-    ),
+    Table.EVENTS: TableLayout(("events",), _EVENT, ("geo_location",)),
+    Table.PROMOTED_CONTENT: TableLayout(("promoted_content",), _AD_COLUMNS),
+    Table.DOCUMENTS_META: TableLayout(("documents_meta",), _META),
     Table.DOCUMENTS_TOPICS: _aspect("documents_topics", Column("topic_id", is_needed=True)),
     Table.DOCUMENTS_ENTITIES: _aspect("documents_entities", Column("entity_id", "string", is_needed=True)),
     Table.DOCUMENTS_CATEGORIES: _aspect("documents_categories", Column("category_id", is_needed=True)),
 }
+EVENT_FIELDS = tuple(Table.EVENTS.layout.schema)[1:]
+"""The columns of an event beside its display."""
 
 LEAN_TABLES = frozenset(Table) - {Table.PAGE_VIEWS, Table.CLICKS_TEST}
 """The tables that the `lean` features are made of."""

@@ -1,6 +1,6 @@
 """The files of Outbrain's tables: found among inputs, and read into rows."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,36 +16,28 @@ _SUFFIXES = (".zip", ".gz", ".csv")
 """Taken off a file's name in this order: events.csv.zip, events.zip, events.csv.gz, events.csv."""
 
 
-@dataclass(frozen=True)
-class OutbrainTables:
-    """Which file holds which table."""
+def find_files(paths: Iterable[str], required: Collection[Table] = FULL_TABLES) -> dict[Table, InputFile]:
+    """Find the tables among `paths` (files, folders, globs, URIs) by the names of the files, in the order of `Table`.
 
-    files: Mapping[Table, InputFile]
-    """Files in the order of `Table`, without tables that are absent and not required."""
-
-    @classmethod
-    def find(cls, paths: Iterable[str], required: Collection[Table] = FULL_TABLES) -> "OutbrainTables":
-        """Find the tables among `paths` (files, folders, globs, URIs) by the names of the files.
-
-        Files of other names are left aside. Raises UserError if a required table is missing or one comes twice.
-        """
-        given = [str(path) for path in paths]
-        by_stem: dict[str, InputFile] = {}
-        for file in list_inputs(given):
-            other = by_stem.setdefault(_stem(file), file)
-            if other is not file:
-                raise UserError(f"{file.name}: the same table as {other.name}; give one of them")
-        files = {}
-        for table in Table:
-            stems = [stem for stem in table.layout.stems if stem in by_stem]
-            if stems:
-                files[table] = by_stem[stems[0]]
-            elif table in required:
-                raise UserError(
-                    f"{', '.join(given)}: no {table.layout.stems[0]}.csv (nor .csv.gz, .csv.zip); give the folder with "
-                    "Outbrain's tables to --input"
-                )
-        return cls(files)
+    Files of other names are left aside. Raises UserError if a required table is missing or one comes twice.
+    """
+    given = [str(path) for path in paths]
+    by_stem: dict[str, InputFile] = {}
+    for file in list_inputs(given):
+        other = by_stem.setdefault(_stem(file), file)
+        if other is not file:
+            raise UserError(f"{file.name}: the same table as {other.name}; give one of them")
+    files = {}
+    for table in Table:
+        stems = [stem for stem in table.layout.stems if stem in by_stem]
+        if stems:
+            files[table] = by_stem[stems[0]]
+        elif table in required:
+            raise UserError(
+                f"{', '.join(given)}: no {table.layout.stems[0]}.csv (nor .csv.gz, .csv.zip); give the folder with "
+                "Outbrain's tables to --input"
+            )
+    return files
 
 
 def _stem(file: InputFile) -> str:
@@ -57,34 +49,22 @@ def _stem(file: InputFile) -> str:
 
 @dataclass(frozen=True)
 class TableReader:
-    """Reads the chunks of the files of one table whose headers are known."""
+    """Reads the chunks of a table's file."""
 
-    table: TableLayout
-    columns: tuple[FileColumns, ...]
-    """The columns of each file."""
+    layout: TableLayout
+    columns: FileColumns
+    schema: pa.Schema
+    dictionaries: tuple[str, ...]
 
-    @property
-    def schema(self) -> pa.Schema:
-        """The schema of the rows."""
-        return self.table.schema
-
-    @property
-    def dictionaries(self) -> tuple[str, ...]:
-        """Columns whose values repeat."""
-        return self.table.dictionaries
+    @classmethod
+    def open(cls, table: Table, file: InputFile) -> "TableReader":
+        """Read the header of a table's file. Raises UserError if the file is empty or its header lacks a column."""
+        layout = table.layout
+        return cls(layout, _columns(layout, file), layout.schema, layout.dictionaries)
 
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:
-        """The blocks of a chunk, a few megabytes each; lines count from the chunk's first, headers included."""
-        columns = self.columns[chunk.file_index]
-        return text_blocks(chunk, lambda data: parse_lines(data, self.table, columns), has_header=True)
-
-
-def table_reader(table: Table, files: Sequence[InputFile]) -> TableReader:
-    """Read the headers of a table's files; returns what reads their rows.
-
-    Raises UserError if a file is empty or its header lacks a column.
-    """
-    return TableReader(table.layout, tuple(_columns(table.layout, file) for file in files))
+        """The blocks of a chunk; lines count from the chunk's first, headers included."""
+        return text_blocks(chunk, lambda data: parse_lines(data, self.layout, self.columns), has_header=True)
 
 
 def _columns(table: TableLayout, file: InputFile) -> FileColumns:

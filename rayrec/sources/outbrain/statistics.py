@@ -22,6 +22,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.config import Config
 from rayrec.features.keyed_table import HASH, KeyedTable
+from rayrec.sources.outbrain.layout import Table
 
 CONSTANTS_FILE = "constants.json"
 RATES_FOLDER = "rates"
@@ -40,25 +41,14 @@ _PROFILE_VALUE = pa.struct([_VALUE, pa.field("weight", pa.float64(), False)])
 DOCUMENT_SCHEMA = pa.schema(
     [
         _HASH,
-        pa.field("document_id", pa.int64(), False),
-        pa.field("source_id", pa.int64()),
-        pa.field("publisher_id", pa.int64()),
-        pa.field("publish_time", pa.int64()),  # milliseconds since the Unix epoch
+        *Table.DOCUMENTS_META.layout.schema,
         # Values ascending.
         *(pa.field(aspect, pa.list_(_DOCUMENT_VALUE), False) for aspect in ASPECTS),
         # The values of the highest confidence, in the order of the list features.
         *(pa.field(f"{aspect}_list", pa.list_(pa.int64()), False) for aspect in ASPECTS),
     ]
 )
-AD_SCHEMA = pa.schema(
-    [
-        _HASH,
-        pa.field("ad_id", pa.int64(), False),
-        pa.field("document_id", pa.int64()),
-        pa.field("campaign_id", pa.int64()),
-        pa.field("advertiser_id", pa.int64()),
-    ]
-)
+AD_SCHEMA = pa.schema([_HASH, *Table.PROMOTED_CONTENT.layout.schema])
 PROFILE_SCHEMA = pa.schema(
     [
         _HASH,

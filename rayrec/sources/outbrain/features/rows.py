@@ -10,22 +10,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.mapped_columns import Lists, Numbers
+from rayrec.sources.outbrain.layout import EVENT_FIELDS
 from rayrec.sources.outbrain.places import country_keys
 from rayrec.sources.outbrain.statistics import Aspect, Statistics
 
 T = TypeVar("T")
 
-ROW_SCHEMA = pa.schema(
-    [
-        pa.field("ad_id", pa.int64(), False),
-        pa.field("uuid", pa.string()),
-        pa.field("document_id", pa.int64()),  # the landing document
-        pa.field("timestamp", pa.int64()),  # as in the tables
-        pa.field("platform", pa.int8()),
-        pa.field("geo_location", pa.string()),
-        pa.field("traffic_source", pa.int8()),
-    ]
-)
+ROW_SCHEMA = pa.schema([pa.field("ad_id", pa.int64(), False), *EVENT_FIELDS, pa.field("traffic_source", pa.int8())])
+"""The ad, and its context as the tables have it; `document_id` is the landing document."""
 FOLD = "fold"
 """Optional column (int8): the fold of a row of `train`, whose rates then leave that fold out; null for other rows."""
 

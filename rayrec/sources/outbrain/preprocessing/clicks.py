@@ -16,7 +16,7 @@ from rayrec.preprocessing.workspace import Workspace
 from rayrec.random.splitmix64 import uniform
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.features.rows import FOLD
-from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, Table
+from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, EVENT_FIELDS, Table
 from rayrec.sources.outbrain.preprocessing.row_files import (
     SplitRows,
     batch_of,
@@ -33,21 +33,12 @@ SUBMISSION = "submission"
 SPLITS = ("train", "validation", SUBMISSION)
 _TRAIN, _VALIDATION, _SUBMISSION = range(3)
 DISPLAY, CLICKED = "display_id", "clicked"
-_EVENT = pa.schema(
-    [
-        pa.field("uuid", pa.string()),
-        pa.field("document_id", pa.int64()),
-        pa.field("timestamp", pa.int64()),
-        pa.field("platform", pa.int8()),
-        pa.field("geo_location", pa.string()),
-    ]
-)
 CLICK_SCHEMA = pa.schema(
     [
         pa.field(DISPLAY, pa.int64(), False),
         pa.field("ad_id", pa.int64(), False),
         pa.field(CLICKED, pa.float32(), False),  # 0 in `submission`
-        *_EVENT,
+        *EVENT_FIELDS,
         pa.field(FOLD, pa.int8()),  # null but in `train`
     ]
 )
@@ -86,14 +77,14 @@ def events(workspace: Workspace, tables: ParsedTables) -> "DataFrame":
     """One event for each display."""
     from pyspark.sql import functions as f
 
-    schema = pa.schema([(DISPLAY, pa.int64()), *_EVENT])
+    schema = Table.EVENTS.layout.schema
 
     def read(segment: Segment) -> Iterator[pa.RecordBatch]:
         yield from read_piece(segment.piece, schema.names, ())
 
     listed = frame_of_tasks(workspace.spark, tables.of(Table.EVENTS).segments(), read, spark_schema(schema))
     # Of lines with the same display the smallest, null before any value.
-    return listed.groupBy(DISPLAY).agg(f.min(f.struct(*_EVENT.names)).alias("event")).select(DISPLAY, "event.*")
+    return listed.groupBy(DISPLAY).agg(f.min(f.struct(*schema.names[1:])).alias("event")).select(DISPLAY, "event.*")
 
 
 def _read_clicks(segment: Segment, is_test: bool) -> Iterator[pa.RecordBatch]:

@@ -19,7 +19,6 @@ from rayrec.preprocessing.vocabularies.hash_ranges import in_hash_ranges, range_
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.layout import Table
 from rayrec.sources.outbrain.preprocessing.row_files import (
-    RowFile,
     RowFiles,
     batch_of,
     frame_of_rows,
@@ -27,15 +26,10 @@ from rayrec.sources.outbrain.preprocessing.row_files import (
     new_rows,
 )
 from rayrec.sources.outbrain.preprocessing.tables import ParsedTables
-from rayrec.sources.outbrain.statistics import AD_SCHEMA, ASPECTS, DOCUMENT_SCHEMA, Aspect
+from rayrec.sources.outbrain.statistics import AD_SCHEMA, ASPECTS, DOCUMENT_SCHEMA, PLURALS, Aspect
 
 LISTED: dict[Aspect, int] = {"category": 3, "topic": 3, "entity": 6}
 """The longest list of a feature."""
-_TABLES: dict[Aspect, tuple[Table, str]] = {
-    "category": (Table.DOCUMENTS_CATEGORIES, "category_id"),
-    "topic": (Table.DOCUMENTS_TOPICS, "topic_id"),
-    "entity": (Table.DOCUMENTS_ENTITIES, "entity_id"),
-}
 _META = ("source_id", "publisher_id", "publish_time")
 _META_ROW = -1
 """The `aspect` of a document's line of documents_meta."""
@@ -76,8 +70,9 @@ def write_document_rows(workspace: Workspace, tables: ParsedTables, folder: Path
     from pyspark.sql import functions as f
 
     sources = [(tables.of(Table.DOCUMENTS_META), _read_meta)]
-    for number, (table, column) in enumerate(_TABLES.values()):
-        sources.append((tables.of(table), partial(_read_values, aspect=number, column=column)))
+    for number, aspect in enumerate(ASPECTS):
+        read = partial(_read_values, aspect=number, column=f"{aspect}_id")
+        sources.append((tables.of(Table(f"documents_{PLURALS[aspect]}")), read))
     with frame_of_rows(workspace, "documents and their values", sources, _ROWS) as listed:
         # Of lines with the same document the smallest, null before any value; of a repeated value the surest.
         once = listed.groupBy(HASH, "document_id", "aspect", "value").agg(
@@ -173,13 +168,12 @@ def write_documents(workspace: Workspace, found: DocumentRows, folder: Path) -> 
     """Write the table of documents: all that documents_meta or the table of an aspect names."""
     with counted_rows(workspace.spark, workspace.progress, "documents", found.rows.rows) as counter:
 
-        def run(file: RowFile) -> None:
-            batches = read_piece(Piece(file.path, 0, file.rows), _ROWS.names, ())
-            whole = whole_groups(batches, HASH, _BATCH_ROWS)
+        def run(piece: Piece) -> None:
+            whole = whole_groups(read_piece(piece, _ROWS.names, ()), HASH, _BATCH_ROWS)
             write_file(folder, DOCUMENT_SCHEMA, (_documents(rows, found) for rows in whole))
-            counter.add(file.rows)
+            counter.add(piece.rows)
 
-        run_tasks(workspace.spark, found.rows.files, run)
+        run_tasks(workspace.spark, found.rows.pieces, run)
 
 
 def _documents(rows: pa.RecordBatch, found: DocumentRows) -> pa.RecordBatch:

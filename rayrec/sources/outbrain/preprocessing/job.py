@@ -44,10 +44,9 @@ from rayrec.sources.outbrain.preprocessing.raw_features import (
 )
 from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, SplitRows
 from rayrec.sources.outbrain.preprocessing.tables import ParsedTables, RawTables, find_tables, parse_tables
-from rayrec.sources.outbrain.preprocessing.users.page_views import ViewReader
 from rayrec.sources.outbrain.preprocessing.users.profiles import ProfileJob, write_profiles
 from rayrec.sources.outbrain.preprocessing.users.traffic import write_traffic
-from rayrec.sources.outbrain.preprocessing.users.users import write_users
+from rayrec.sources.outbrain.preprocessing.users.users import ViewReader, write_users
 from rayrec.sources.outbrain.statistics import RATES_FOLDER, Constants, Statistics
 
 

@@ -20,41 +20,26 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _OPTIONS: dict[str, Any] = {"compression": "lz4", "write_statistics": False}
-_SPARK_TYPES: dict[pa.DataType, str] = {
-    pa.int64(): "long",
-    pa.int8(): "byte",
-    pa.float64(): "double",
-    pa.float32(): "float",
-    pa.string(): "string",
-    pa.bool_(): "boolean",
-}
 
 Read = Callable[[Segment], Iterator[pa.RecordBatch]]
 
 
-class RowFile(Config):
-    """A Parquet file."""
-
-    path: Path
-    rows: int
-
-
 class RowFiles(Config):
-    """Files in the order of their rows; empty files are left out."""
+    """Whole files in the order of their rows; empty files are left out."""
 
-    files: tuple[RowFile, ...] = ()
+    pieces: tuple[Piece, ...] = ()
 
     @classmethod
     def of(cls, files: Iterable[tuple[str | Path, int]]) -> "RowFiles":
-        return cls(files=tuple(RowFile(path=Path(path), rows=rows) for path, rows in files if rows))
+        return cls(pieces=tuple(Piece(Path(path), 0, rows) for path, rows in files if rows))
 
     @property
     def rows(self) -> int:
-        return sum(file.rows for file in self.files)
+        return sum(piece.rows for piece in self.pieces)
 
     def segments(self) -> list[Segment]:
         """The rows in pieces for tasks."""
-        return make_segments(Piece(file.path, 0, file.rows) for file in self.files)
+        return make_segments(self.pieces)
 
 
 class SplitRows(Config):
@@ -78,7 +63,9 @@ def new_rows(path: Path, schema: pa.Schema, dictionaries: Sequence[str] = ()) ->
 
 def spark_schema(schema: pa.Schema) -> str:
     """The columns of a schema as Spark's DDL."""
-    return ", ".join(f"{field.name} {_SPARK_TYPES[field.type]}" for field in schema)
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema).simpleString()
 
 
 @contextmanager

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from rayrec.common.errors import ConfigError
 from rayrec.config import Config
-from rayrec.preprocessing.extract import ExtractedChunk, extract_tables
+from rayrec.preprocessing.extract import extract_tables, pieces_of
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RowReader
 from rayrec.raw.files import InputFile
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.layout import FULL_TABLES, LEAN_TABLES, Table
 from rayrec.sources.outbrain.preprocessing.row_files import RowFiles
-from rayrec.sources.outbrain.reader import OutbrainTables, table_reader
+from rayrec.sources.outbrain.reader import TableReader, find_files
 
 RawTables = dict[Table, tuple[RowReader, InputFile]]
 """The file of each table, and what reads it."""
@@ -42,19 +42,14 @@ def find_tables(config: DisplayPreprocessConfig, paths: Mapping[str | None, Sequ
             "paths alone"
         )
     required = FULL_TABLES if config.feature_set == "full" else LEAN_TABLES
-    found = OutbrainTables.find(paths[None], required).files
+    found = find_files(paths[None], required)
     wanted = required | {Table.CLICKS_TEST}
-    return {table: (table_reader(table, [file]), file) for table, file in found.items() if table in wanted}
+    return {table: (TableReader.open(table, file), file) for table, file in found.items() if table in wanted}
 
 
 def parse_tables(workspace: Workspace, tables: RawTables, folder: Path, max_rejected: float) -> ParsedTables:
     """Parse the tables into files under `folder`. Raises UserError if too large a share of a table's rows is bad."""
     named = {table.value: (reader, [file]) for table, (reader, file) in tables.items()}
     extracted, rejected = extract_tables(workspace, named, folder, max_rejected)
-    files = {name: RowFiles.of(_rows(chunk) for chunk in chunks) for name, chunks in extracted.items()}
+    files = {name: RowFiles(pieces=tuple(pieces_of(chunks))) for name, chunks in extracted.items()}
     return ParsedTables(tables=files, rejected=rejected)
-
-
-def _rows(chunk: ExtractedChunk) -> tuple[Path, int]:
-    (rows,) = chunk.rows.values()
-    return rows

@@ -16,7 +16,7 @@ from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, in_number_r
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.preprocessing.documents import inverse_frequency
 from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, frame_of_rows, list_column
-from rayrec.sources.outbrain.preprocessing.users.page_views import PROFILE, read_views
+from rayrec.sources.outbrain.preprocessing.users.users import PROFILE, read_views
 from rayrec.sources.outbrain.statistics import ASPECTS, PROFILE_SCHEMA, Aspect
 
 _VIEWED_AT_A_TIME = 65_536

@@ -22,7 +22,7 @@ from rayrec.sources.outbrain.preprocessing.row_files import (
     frame_of_rows,
     spark_schema,
 )
-from rayrec.sources.outbrain.preprocessing.users.page_views import TRAFFIC, read_views
+from rayrec.sources.outbrain.preprocessing.users.users import TRAFFIC, read_views
 
 SOURCES_SCHEMA = pa.schema(
     [pa.field(HASH, pa.int64(), False), pa.field(DISPLAY, pa.int64(), False), pa.field("source", pa.int8(), False)]

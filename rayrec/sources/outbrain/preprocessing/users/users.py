@@ -1,18 +1,25 @@
-"""The users of rows: the only ones whose page views count."""
+"""The users of rows, and their page views: only those that a feature is made of are stored."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from rayrec.features.keyed_table import HASH, hash_texts
+from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable, hash_texts
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.sorted_rows import group_starts
 from rayrec.preprocessing.vocabularies.hash_ranges import write_table
 from rayrec.preprocessing.workspace import Workspace
+from rayrec.raw.blocks import RawBlock, RowReader
+from rayrec.raw.files import Chunk
+from rayrec.sources.outbrain.layout import Table
 from rayrec.sources.outbrain.preprocessing.clicks import DISPLAY, events
 from rayrec.sources.outbrain.preprocessing.row_files import SplitRows, batch_of, frame_of_rows, spark_schema
 from rayrec.sources.outbrain.preprocessing.tables import ParsedTables
+from rayrec.sources.outbrain.statistics import ASPECTS
 
 USER_SCHEMA = pa.schema(
     [
@@ -29,6 +36,15 @@ _EVENTS = pa.schema(
         ("timestamp", pa.int64()),
         ("landing", pa.int64()),
         ("has_rows", pa.bool_()),
+    ]
+)
+PROFILE, TRAFFIC = 1, 2
+"""Bits of the column `purpose`: a page view is kept for the user's profile, or for the traffic source of an event."""
+VIEW_SCHEMA = pa.schema(
+    [
+        pa.field("user", pa.int64(), False),  # row of the table of users
+        *list(Table.PAGE_VIEWS.layout.schema)[1:],
+        pa.field("purpose", pa.int8(), False),
     ]
 )
 
@@ -68,3 +84,50 @@ def _read_events(segment: Segment) -> Iterator[pa.RecordBatch]:
         known = events.filter(events["uuid"].is_valid())
         columns = {"landing": known["document_id"], "has_rows": pa.repeat(True, len(known))}
         yield batch_of(_EVENTS, {HASH: hash_texts(known["uuid"]), **columns}, known)
+
+
+@dataclass(frozen=True)
+class ViewReader:
+    """Reads chunks of page views and keeps those of use, with the user's number instead of the name."""
+
+    reader: RowReader
+    users: Path
+    """Folder of the table of users."""
+    documents: Path
+    """Folder of the table of documents."""
+    schema: pa.Schema = VIEW_SCHEMA
+    dictionaries: tuple[str, ...] = ("platform", "geo_location", "traffic_source", "purpose")
+
+    def read(self, chunk: Chunk) -> Iterator[RawBlock]:
+        """The blocks of a chunk; lines that are not kept count as good."""
+        users, documents = KeyedTable.cached(self.users), KeyedTable.cached(self.documents)
+        for block in self.reader.read(chunk):
+            user = users.find_texts("uuid", block.rows["uuid"])
+            known = np.flatnonzero(user != UNKNOWN)
+            views, user = block.rows.take(pa.array(known)), user[known]
+            purpose = _purposes(users, documents, user, views)
+            columns = [*(views[name] for name in VIEW_SCHEMA.names[1:-1]), pa.array(purpose)]
+            rows = pa.RecordBatch.from_arrays([pa.array(user), *columns], schema=VIEW_SCHEMA)
+            kept = purpose != 0
+            yield replace(block, rows=rows.filter(pa.array(kept)), lines=block.lines[known[kept]])
+
+
+def _purposes(
+    users: KeyedTable, documents: KeyedTable, user: NDArray[np.int64], views: pa.RecordBatch
+) -> NDArray[np.int8]:
+    document = views["document_id"].to_numpy()
+    first = users.numbers("first_event", user)
+    counts = first.valid & (views["timestamp"].to_numpy() < first.values)
+    found = documents.find({"document_id": document})
+    counts &= np.logical_or.reduce([documents.lengths(aspect, found) > 0 for aspect in ASPECTS])
+    is_landing = users.contains("landing", user, document)
+    for name in ("platform", "geo_location", "traffic_source"):
+        is_landing &= views[name].is_valid().to_numpy(zero_copy_only=False)
+    return (counts * PROFILE + is_landing * TRAFFIC).astype(np.int8)
+
+
+def read_views(segment: Segment, purpose: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The page views of a segment that are kept for a purpose."""
+    for batch in read_piece(segment.piece, [*columns, "purpose"], ()):
+        is_kept = batch["purpose"].to_numpy() & purpose != 0
+        yield batch.select(list(columns)).filter(pa.array(is_kept))
