@@ -54,11 +54,7 @@ class NegativeSampler:
         return self._unknown_at(place, owner, known, num_known), lengths
 
     def _unknown_at(
-        self,
-        place: NDArray[np.int64],
-        owner: NDArray[np.int64],
-        known: NDArray[np.int64],
-        num_known: NDArray[np.int64],
+        self, place: NDArray[np.int64], owner: NDArray[np.int64], known: NDArray[np.int64], num_known: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """The items at places (from 0) among those that their owners do not know.
 

@@ -65,11 +65,7 @@ class HeldOut:
 
 
 def write_rows(
-    workspace: Workspace,
-    histories: Sequence[Segment],
-    encoder: RowEncoder,
-    rows: Rows,
-    held_out: Mapping[str, HeldOut],
+    workspace: Workspace, histories: Sequence[Segment], encoder: RowEncoder, rows: Rows, held_out: Mapping[str, HeldOut]
 ) -> dict[str, WrittenRows]:
     """Write the rows of `train` and of the splits in `held_out`, ordered by user id, then by time."""
     spark, folder = workspace.spark, workspace.scratch / "ordered"

@@ -25,11 +25,7 @@ from rayrec.sources.outbrain.features.definitions import (
 )
 from rayrec.sources.outbrain.features.rates import compute_rate, confidence_of, rate_of, views_of
 from rayrec.sources.outbrain.features.rows import Rows
-from rayrec.sources.outbrain.features.similarity import (
-    landing_similarity,
-    user_similarity,
-    user_similarity_confidence,
-)
+from rayrec.sources.outbrain.features.similarity import landing_similarity, user_similarity, user_similarity_confidence
 from rayrec.sources.outbrain.features.time import days_since_published, hour_bin, is_weekend
 from rayrec.sources.outbrain.places import countries, states
 from rayrec.sources.outbrain.statistics import ASPECTS, PLURALS, RATE_KEYS, RateKey, Statistics

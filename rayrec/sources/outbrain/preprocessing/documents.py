@@ -18,13 +18,7 @@ from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, partiti
 from rayrec.preprocessing.vocabularies.hash_ranges import in_hash_ranges, range_count, write_sorted, write_table
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.layout import Table
-from rayrec.sources.outbrain.preprocessing.row_files import (
-    RowFiles,
-    batch_of,
-    frame_of_rows,
-    list_column,
-    new_rows,
-)
+from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, batch_of, frame_of_rows, list_column, new_rows
 from rayrec.sources.outbrain.preprocessing.tables import ParsedTables
 from rayrec.sources.outbrain.statistics import AD_SCHEMA, ASPECTS, DOCUMENT_SCHEMA, PLURALS, Aspect
 

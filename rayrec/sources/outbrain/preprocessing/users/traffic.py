@@ -15,13 +15,7 @@ from rayrec.preprocessing.vocabularies.hash_ranges import range_count, write_tab
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.layout import DAY_MILLISECONDS
 from rayrec.sources.outbrain.preprocessing.clicks import DISPLAY
-from rayrec.sources.outbrain.preprocessing.row_files import (
-    RowFiles,
-    SplitRows,
-    batch_of,
-    frame_of_rows,
-    spark_schema,
-)
+from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, SplitRows, batch_of, frame_of_rows, spark_schema
 from rayrec.sources.outbrain.preprocessing.users.users import TRAFFIC, read_views
 
 SOURCES_SCHEMA = pa.schema(
