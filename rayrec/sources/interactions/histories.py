@@ -4,16 +4,16 @@ Spark brings the rows of a user together and sorts them; a task then works on wh
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
-from pathlib import Path
+from dataclasses import astuple, dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.preprocessing.segments import Piece, Segment, count_rows, new_parquet, read_piece
+from rayrec.preprocessing.row_files import Write, frame_of_rows, write_partitions
+from rayrec.preprocessing.segments import Piece, Segment, read_piece
 from rayrec.preprocessing.sorted_rows import group_starts, whole_groups
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.interactions.config import InteractionFilesSplitConfig, LeaveOneOutSplitConfig
 from rayrec.sources.interactions.layout import ITEM, LABEL, TIMESTAMP, USER
@@ -24,7 +24,15 @@ TRAIN, VALIDATION, TEST, LISTED = range(4)
 HISTORY_SCHEMA = pa.schema(
     [pa.field(USER, pa.string(), False), pa.field(ITEM, pa.string(), False), pa.field(SPLIT, pa.int8(), False)]
 )
-_GATHERED = "user string, listed boolean, timestamp long, position long, item string"
+_GATHERED = pa.schema(
+    [
+        (USER, pa.string()),
+        ("listed", pa.bool_()),
+        (TIMESTAMP, pa.int64()),
+        ("position", pa.int64()),
+        (ITEM, pa.string()),
+    ]
+)
 _USERS_ROWS = 131_072
 """Rows that a task works on at a time; more if a user has more."""
 
@@ -57,28 +65,22 @@ def write_histories(
     `interactions` and `lists`: segments of parsed rows (`ROW_SCHEMA` of `layout`). Equal times are ordered
     by position in the input; without times the position alone counts.
     """
-    spark, folder = workspace.spark, workspace.scratch / "histories"
-    segments = [(s, False) for s in interactions] + [(s, True) for s in lists]
-    rows = count_rows([*interactions, *lists])
-    with counted_rows(spark, workspace.progress, "order by user and time", rows) as counter:
+    sources = [(interactions, partial(_gather, listed=False)), (lists, partial(_gather, listed=True))]
 
-        def gather(item: tuple[Segment, bool]) -> Iterator[pa.RecordBatch]:
-            yield from _gather(*item)
-            counter.add(item[0].piece.rows)
+    def cut(batches: Iterator[pa.RecordBatch], write: Write) -> HistoryCounts:
+        total = HistoryCounts()
+        for users in whole_groups(batches, USER, _USERS_ROWS):
+            history, counts = cut_histories(users, split)
+            total += counts
+            write("histories", history)
+        return total
 
-        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from _write(batches, split, folder)
-
-        gathered = frame_of_tasks(spark, segments, gather, _GATHERED)
+    with frame_of_rows(workspace, "order by user and time", sources, _GATHERED) as gathered:
         ordered = gathered.repartition(USER).sortWithinPartitions(USER, "listed", TIMESTAMP, "position")
-        columns = ", ".join(f"{name} long" for name in _report_columns())
-        found = collect_rows(ordered.mapInArrow(write, columns))
-    pieces = [Piece(_path(folder, partition), 0, rows) for partition, rows, *_ in sorted(found) if rows]
-    return pieces, sum((HistoryCounts(*counts) for _, _, *counts in found), HistoryCounts())
-
-
-def _report_columns() -> list[str]:
-    return ["partition", "rows", *(field.name for field in fields(HistoryCounts))]
+        pieces, counts = write_partitions(
+            ordered, workspace.scratch / "histories", ("histories",), HISTORY_SCHEMA, (USER, ITEM), cut
+        )
+    return pieces["histories"], sum(counts, HistoryCounts())
 
 
 def _gather(segment: Segment, listed: bool) -> Iterator[pa.RecordBatch]:
@@ -87,35 +89,10 @@ def _gather(segment: Segment, listed: bool) -> Iterator[pa.RecordBatch]:
     for batch in read_piece(segment.piece, [LABEL, USER, ITEM, TIMESTAMP], []):
         positions = np.arange(first, first + batch.num_rows)
         first += batch.num_rows
-        columns = [
-            batch[USER],
-            pa.array(np.full(batch.num_rows, listed)),
-            batch[TIMESTAMP],
-            pa.array(positions),
-            batch[ITEM],
-        ]
-        gathered = pa.RecordBatch.from_arrays(columns, names=[USER, "listed", TIMESTAMP, "position", ITEM])
+        listed_here = pa.repeat(listed, batch.num_rows)
+        columns = [batch[USER], listed_here, batch[TIMESTAMP], pa.array(positions), batch[ITEM]]
+        gathered = pa.RecordBatch.from_arrays(columns, schema=_GATHERED)
         yield gathered.filter(pa.array(batch[LABEL].to_numpy() == 1.0))
-
-
-def _write(batches: Iterator[pa.RecordBatch], split: InteractionSplit, folder: Path) -> Iterator[pa.RecordBatch]:
-    """Write a partition of sorted rows; gives its number, the rows written and what became of the others."""
-    partition = partition_number()
-    rows, total = 0, HistoryCounts()
-    options = {"compression": "lz4", "use_dictionary": [USER, ITEM], "write_statistics": False}
-    with new_parquet(_path(folder, partition), HISTORY_SCHEMA, **options) as writer:
-        for users in whole_groups(batches, USER, _USERS_ROWS):
-            history, counts = cut_histories(users, split)
-            total += counts
-            rows += history.num_rows
-            if history.num_rows:
-                writer.write_batch(history)
-    report = (partition, rows, *astuple(total))
-    yield pa.RecordBatch.from_arrays([pa.array([value], pa.int64()) for value in report], names=_report_columns())
-
-
-def _path(folder: Path, partition: int) -> Path:
-    return folder / f"{partition:06d}.parquet"
 
 
 def cut_histories(rows: pa.RecordBatch, split: InteractionSplit) -> tuple[pa.RecordBatch, HistoryCounts]:

@@ -1,25 +1,24 @@
 """Histories -> encoded rows of `train`, and for each held-out interaction a list of it and drawn negatives."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.features.categorical import id_dtype
 from rayrec.features.schema import Schema
-from rayrec.preprocessing.segments import Piece, Segment, count_rows, new_parquet, read_piece
+from rayrec.preprocessing.row_files import Write, frame_of_rows, write_partitions
+from rayrec.preprocessing.segments import Piece, Segment, read_piece
 from rayrec.preprocessing.sorted_rows import whole_groups
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.encode import RowEncoder
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
 from rayrec.sources.interactions.histories import SPLIT, TRAIN
 
+_PLACED = pa.schema([("user", pa.int64()), ("place", pa.int64()), ("item", pa.int64()), (SPLIT, pa.int8())])
 _USERS_ROWS = 65_536
 """Rows of histories that a task works on at a time; their lists are a few times that."""
 
@@ -68,70 +67,36 @@ def write_rows(
     workspace: Workspace, histories: Sequence[Segment], encoder: RowEncoder, rows: Rows, held_out: Mapping[str, HeldOut]
 ) -> dict[str, WrittenRows]:
     """Write the rows of `train` and of the splits in `held_out`, ordered by user id, then by time."""
-    spark, folder = workspace.spark, workspace.scratch / "ordered"
+    spark = workspace.spark
     user, item = (feature.name for feature in encoder.schema.categorical)
-    progress, total = workspace.progress, count_rows(histories)
-    with counted_rows(spark, progress, "number users and draw negatives", total) as counter:
 
-        def encode(segment: Segment) -> Iterator[pa.RecordBatch]:
-            first = segment.first
-            for batch in encoder.encode(segment):
-                place = pa.array(np.arange(first, first + batch.num_rows))
-                columns = [batch[user].cast(pa.int64()), place, batch[item].cast(pa.int64()), batch[SPLIT]]
-                yield pa.RecordBatch.from_arrays(columns, names=["user", "place", "item", "split"])
-                first += batch.num_rows
+    def encode(segment: Segment) -> Iterator[pa.RecordBatch]:
+        first = segment.first
+        for batch in encoder.encode(segment):
+            place = pa.array(np.arange(first, first + batch.num_rows))
+            columns = [batch[user].cast(pa.int64()), place, batch[item].cast(pa.int64()), batch[SPLIT]]
+            yield pa.RecordBatch.from_arrays(columns, schema=_PLACED)
+            first += batch.num_rows
 
-        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            def counted() -> Iterator[pa.RecordBatch]:
-                for batch in batches:
-                    yield batch
-                    counter.add(batch.num_rows)
+    def draw(batches: Iterator[pa.RecordBatch], write: Write) -> Counter[str]:
+        """The number of short lists by split."""
+        short: Counter[str] = Counter()
+        for users in whole_groups(batches, "user", _USERS_ROWS):
+            history = _History.of(users)
+            write("train", history.train(rows))
+            for split, config in held_out.items():
+                lists, short_lists = history.lists(rows, config)
+                write(split, lists)
+                short[split] += short_lists
+        return short
 
-            yield from _write(counted(), rows, held_out, folder)
-
-        frame = frame_of_tasks(spark, histories, encode, "user long, place long, item long, split byte")
+    with frame_of_rows(workspace, "number users and draw negatives", [(histories, encode)], _PLACED) as frame:
         partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
         # A user lies in one range; within it, places ascend with time.
         by_user = frame.repartitionByRange(partitions, "user").sortWithinPartitions("user", "place")
-        found = collect_rows(by_user.mapInArrow(write, "partition long, split string, rows long, short_lists long"))
-    return {
-        split: WrittenRows(
-            [Piece(_path(folder, split, p), 0, count) for p, s, count, _ in sorted(found) if s == split and count],
-            sum(short for _, s, _, short in found if s == split),
-        )
-        for split in ("train", *held_out)
-    }
-
-
-def _path(folder: Path, split: str, partition: int) -> Path:
-    return folder / f"{split}-{partition:06d}.parquet"
-
-
-def _write(
-    batches: Iterator[pa.RecordBatch], rows: Rows, held_out: Mapping[str, HeldOut], folder: Path
-) -> Iterator[pa.RecordBatch]:
-    """Write a range of users, with a file for each split; yields their rows and short lists."""
-    partition = partition_number()
-    written = dict.fromkeys(("train", *held_out), 0)
-    short = dict.fromkeys(written, 0)
-    options = {"compression": "lz4", "use_dictionary": False, "write_statistics": False}
-    with ExitStack() as stack:
-        writers: dict[str, pq.ParquetWriter] = {
-            split: stack.enter_context(new_parquet(_path(folder, split, partition), rows.arrow_schema, **options))
-            for split in written
-        }
-        for users in whole_groups(batches, "user", _USERS_ROWS):
-            history = _History.of(users)
-            parts = {"train": history.train(rows)}
-            for split, config in held_out.items():
-                parts[split], short_lists = history.lists(rows, config)
-                short[split] += short_lists
-            for split, part in parts.items():
-                if part.num_rows:
-                    writers[split].write_batch(part)
-                written[split] += part.num_rows
-    columns = [pa.array([partition] * len(written)), *map(pa.array, (list(written), written.values(), short.values()))]
-    yield pa.RecordBatch.from_arrays(columns, names=["partition", "split", "rows", "short_lists"])
+        names, folder = ("train", *held_out), workspace.scratch / "ordered"
+        pieces, short = write_partitions(by_user, folder, names, rows.arrow_schema, (), draw)
+    return {split: WrittenRows(pieces[split], sum(counts[split] for counts in short)) for split in names}
 
 
 @dataclass(frozen=True)

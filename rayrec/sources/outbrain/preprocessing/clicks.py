@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rayrec.preprocessing.row_files import frame_of_rows, spark_schema
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.spark_tasks import frame_of_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import range_count
@@ -17,13 +18,7 @@ from rayrec.random.splitmix64 import uniform
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.features.rows import FOLD
 from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, EVENT_FIELDS, Table
-from rayrec.sources.outbrain.preprocessing.row_files import (
-    SplitRows,
-    batch_of,
-    frame_of_rows,
-    spark_schema,
-    write_by_split,
-)
+from rayrec.sources.outbrain.preprocessing.row_files import SplitRows, batch_of, write_by_split
 from rayrec.sources.outbrain.preprocessing.tables import ParsedTables
 
 if TYPE_CHECKING:
@@ -62,7 +57,7 @@ def write_click_rows(
     from pyspark.sql import functions as f
 
     train, test = tables.of(Table.CLICKS_TRAIN), tables.of(Table.CLICKS_TEST)
-    sources = [(train, partial(_read_clicks, is_test=False)), (test, partial(_read_clicks, is_test=True))]
+    sources = [(files.segments(), partial(_read_clicks, is_test=files is test)) for files in (train, test)]
     with frame_of_rows(workspace, "join clicks and events", sources, _CLICKS) as clicks:
         joined = clicks.join(events(workspace, tables), DISPLAY, "left")
         ranges = range_count(workspace.spark, train.rows + test.rows)

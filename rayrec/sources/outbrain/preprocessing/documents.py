@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from rayrec.config import Config
 from rayrec.features.keyed_table import HASH, KeyedTable, hash_key, write_file
 from rayrec.features.string_hash import hash_strings
-from rayrec.preprocessing.segments import Piece, Segment, read_piece
+from rayrec.preprocessing.row_files import Read, Write, frame_of_rows, write_partitions
+from rayrec.preprocessing.segments import Piece, Segment, count_rows, read_piece
 from rayrec.preprocessing.sorted_rows import group_starts, rows_by_value, whole_groups
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, partition_number, run_tasks
+from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, run_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import in_hash_ranges, range_count, write_sorted, write_table
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.layout import Table
-from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, batch_of, frame_of_rows, list_column, new_rows
+from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, batch_of, list_column
 from rayrec.sources.outbrain.preprocessing.tables import ParsedTables
 from rayrec.sources.outbrain.statistics import AD_SCHEMA, ASPECTS, DOCUMENT_SCHEMA, PLURALS, Aspect
 
@@ -63,31 +64,30 @@ def write_document_rows(workspace: Workspace, tables: ParsedTables, folder: Path
     """Bring together what the tables say of each document, and count the documents of each value."""
     from pyspark.sql import functions as f
 
-    sources = [(tables.of(Table.DOCUMENTS_META), _read_meta)]
+    sources: list[tuple[list[Segment], Read]] = [(tables.of(Table.DOCUMENTS_META).segments(), _read_meta)]
     for number, aspect in enumerate(ASPECTS):
         read = partial(_read_values, aspect=number, column=f"{aspect}_id")
-        sources.append((tables.of(Table(f"documents_{PLURALS[aspect]}")), read))
+        sources.append((tables.of(Table(f"documents_{PLURALS[aspect]}")).segments(), read))
     with frame_of_rows(workspace, "documents and their values", sources, _ROWS) as listed:
         # Of lines with the same document the smallest, null before any value; of a repeated value the surest.
         once = listed.groupBy(HASH, "document_id", "aspect", "value").agg(
             f.max("confidence").alias("confidence"), f.min(f.struct(*_META)).alias("meta")
         )
         kept = once.select(*_ROWS.names[:5], "meta.*").filter(f"aspect <> {_META_ROW} or source_id is not null")
-        ranges = range_count(workspace.spark, sum(files.rows for files, _ in sources))
+        ranges = range_count(workspace.spark, sum(count_rows(segments) for segments, _ in sources))
         ordered = in_hash_ranges(kept, ranges).sortWithinPartitions(HASH, "document_id", "aspect", "value")
-        columns = "path string, rows long, documents long, largest long, with array<long>, without array<long>"
-        found = sorted(collect_rows(ordered.mapInArrow(lambda batches: _write_rows(batches, folder), columns)))
-    rows = RowFiles.of((path, count) for path, count, *_ in found)
+        pieces, found = write_partitions(ordered, folder, ("rows",), _ROWS, ("aspect",), _write_rows)
+    rows = RowFiles(pieces=tuple(pieces["rows"]))
     sizes = _write_value_tables(workspace, rows, folder)
-    # These are as many as there are sources, not documents.
-    published, unpublished = ({source for part in found for source in part[column]} for column in (4, 5))
+    # The sets are as large as there are sources, not documents.
+    documents, largest, published, unpublished = zip(*found, strict=True)
     return DocumentRows(
         folder=folder,
         rows=rows,
-        documents=sum(documents for _, _, documents, *_ in found),
+        documents=sum(documents),
         values={aspect: sizes.get(number, 0) for number, aspect in enumerate(ASPECTS)},
-        largest_publisher=max((largest for _, _, _, largest, *_ in found), default=0),
-        sources_without_publisher=tuple(sorted(unpublished - published)),
+        largest_publisher=max(largest),
+        sources_without_publisher=tuple(sorted(set().union(*unpublished) - set().union(*published))),
     )
 
 
@@ -107,23 +107,19 @@ def _read_values(segment: Segment, aspect: int, column: str) -> Iterator[pa.Reco
         yield batch_of(_ROWS, {HASH: hash_key(document.to_numpy()), "aspect": aspects, **columns})
 
 
-def _write_rows(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa.RecordBatch]:
-    """Write a file of sorted rows; yields what `DocumentRows` needs to know of them."""
-    path, rows, documents, largest = folder / f"{partition_number():06d}.parquet", 0, 0, 0
-    with_publisher: set[int] = set()
-    without_publisher: set[int] = set()
-    with new_rows(path, _ROWS, ("aspect",)) as writer:
-        for batch in batches:
-            writer.write_batch(batch.cast(_ROWS))
-            meta = batch.filter(pc.equal(batch["aspect"], _META_ROW))
-            publisher, source = meta["publisher_id"], meta["source_id"]
-            rows, documents = rows + len(batch), documents + len(meta)
-            largest = max(largest, pc.max(publisher).as_py() or 0)
-            with_publisher.update(source.filter(publisher.is_valid()).unique().to_pylist())
-            without_publisher.update(source.filter(publisher.is_null()).unique().to_pylist())
-    sources = [pa.array([sorted(part)], pa.list_(pa.int64())) for part in (with_publisher, without_publisher)]
-    columns = [pa.array([str(path)]), *(pa.array([number]) for number in (rows, documents, largest)), *sources]
-    yield pa.RecordBatch.from_arrays(columns, names=["path", "rows", "documents", "largest", "with", "without"])
+def _write_rows(batches: Iterator[pa.RecordBatch], write: Write) -> tuple[int, int, set[int], set[int]]:
+    """The number of documents, the largest publisher, and the sources that have and that lack a publisher somewhere."""
+    documents = largest = 0
+    published: set[int] = set()
+    unpublished: set[int] = set()
+    for batch in batches:
+        write("rows", batch.cast(_ROWS))
+        meta = batch.filter(pc.equal(batch["aspect"], _META_ROW))
+        publisher, source = meta["publisher_id"], meta["source_id"]
+        documents, largest = documents + len(meta), max(largest, pc.max(publisher).as_py() or 0)
+        published.update(source.filter(publisher.is_valid()).unique().to_pylist())
+        unpublished.update(source.filter(publisher.is_null()).unique().to_pylist())
+    return documents, largest, published, unpublished
 
 
 def _write_value_tables(workspace: Workspace, rows: RowFiles, folder: Path) -> dict[int, int]:
@@ -142,7 +138,7 @@ def _write_value_tables(workspace: Workspace, rows: RowFiles, folder: Path) -> d
             columns = [pa.array([aspect], pa.int8()), pa.array([count])]
             yield pa.RecordBatch.from_arrays(columns, names=["aspect", "values"])
 
-    with frame_of_rows(workspace, "values of documents", [(rows, read)], _COUNTED) as values:
+    with frame_of_rows(workspace, "values of documents", [(rows.segments(), read)], _COUNTED) as values:
         counted = values.groupBy("aspect", HASH, "value").agg(f.count("*").alias("documents"))
         # These are as many as the data has values, not rows: one task sorts them.
         whole = counted.repartition(1).sortWithinPartitions("aspect", HASH, "value")
@@ -220,7 +216,7 @@ def write_ads(workspace: Workspace, tables: ParsedTables, folder: Path) -> None:
             hashes = pa.array(hash_key(batch[key].to_numpy()))
             yield pa.RecordBatch.from_arrays([hashes, *batch.columns], names=AD_SCHEMA.names)
 
-    with frame_of_rows(workspace, "ads", [(files, read)], AD_SCHEMA) as listed:
+    with frame_of_rows(workspace, "ads", [(files.segments(), read)], AD_SCHEMA) as listed:
         # Of lines with the same ad the smallest, null before any value.
         kept = listed.groupBy(HASH, key).agg(f.min(f.struct(*columns)).alias("line")).select(HASH, key, "line.*")
         write_table(kept, files.rows, (key,), folder, AD_SCHEMA)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from rayrec.features.keyed_table import HASH, hash_key, write_file
 from rayrec.features.mapped_columns import Numbers
+from rayrec.preprocessing.row_files import frame_of_rows, spark_schema
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.sorted_rows import rows_by_value, whole_groups
 from rayrec.preprocessing.spark_tasks import collect_rows, run_tasks
@@ -24,7 +25,7 @@ from rayrec.sources.outbrain.features.rates import keys_of
 from rayrec.sources.outbrain.features.rows import FOLD, Rows
 from rayrec.sources.outbrain.places import country_keys
 from rayrec.sources.outbrain.preprocessing.clicks import CLICKED
-from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, batch_of, frame_of_rows, spark_schema
+from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, batch_of
 from rayrec.sources.outbrain.statistics import RATE_KEYS, RateKey, Statistics
 
 _BY_AD, _BY_COUNTRY, _BY_LANDING = range(3)
@@ -98,7 +99,7 @@ def write_rates(workspace: Workspace, job: RateJob, folder: Path) -> None:
             totals = (_with_totals(part, key, job) for part in whole_groups(run, HASH, _BATCH_ROWS))
             yield row_count(write_file(folder / key.name, job.table_schema(key), totals))
 
-    with frame_of_rows(workspace, "rates of clicks", [(job.train, read)], _COUNTED) as counted:
+    with frame_of_rows(workspace, "rates of clicks", [(job.train.segments(), read)], _COUNTED) as counted:
         by_fold = [
             f.sum(f.when(f.col(FOLD) == fold, f.col(name)).otherwise(0)).alias(f"{name}_{fold}")
             for name in ("views", "clicks")

@@ -9,21 +9,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import HASH, KeyedTable, hash_key, hash_texts
-from rayrec.preprocessing.segments import Segment, read_piece
+from rayrec.preprocessing.row_files import frame_of_rows, new_rows
+from rayrec.preprocessing.segments import Piece, Segment, read_piece
 from rayrec.preprocessing.spark_tasks import counted_rows, run_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import in_hash_ranges, range_count
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.features.feature_sets import features_of, raw_features
 from rayrec.sources.outbrain.features.rows import FOLD, ROW_SCHEMA
 from rayrec.sources.outbrain.preprocessing.clicks import CLICK_SCHEMA, CLICKED, DISPLAY
-from rayrec.sources.outbrain.preprocessing.row_files import (
-    RowFiles,
-    SplitRows,
-    batch_of,
-    frame_of_rows,
-    new_rows,
-    write_by_split,
-)
+from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, SplitRows, batch_of, write_by_split
 from rayrec.sources.outbrain.statistics import Statistics
 
 CANDIDATE, POSITION = "candidate", "position"
@@ -62,7 +56,7 @@ def write_in_display_order(workspace: Workspace, clicks: SplitRows, statistics: 
     columns = (DISPLAY, CLICKED, FOLD, *(name for name in ROW_SCHEMA.names if name != _TRAFFIC))
     with counted_rows(workspace.spark, workspace.progress, "features", clicks.rows) as counter:
 
-        def run(item: tuple[str, Segment]) -> tuple[str, Path, int]:
+        def run(item: tuple[str, Segment]) -> tuple[str, Piece]:
             split, segment = item
             path = folder / f"{split}-{segment.index:06d}.parquet"
             opened = Statistics.cached(statistics.folder, statistics.rates_by_fold)
@@ -70,10 +64,11 @@ def write_in_display_order(workspace: Workspace, clicks: SplitRows, statistics: 
                 for batch in read_piece(segment.piece, columns, ()):
                     writer.write_batch(_with_features(batch, opened, schema))
                     counter.add(batch.num_rows)
-            return split, path, segment.piece.rows
+            return split, Piece(path, 0, segment.piece.rows)
 
         found = run_tasks(workspace.spark, items, run)
-    splits = {name: RowFiles.of((path, n) for split, path, n in found if split == name) for name in clicks.splits}
+    pieces = {name: tuple(piece for split, piece in found if split == name) for name in clicks.splits}
+    splits = {name: RowFiles(pieces=of_split) for name, of_split in pieces.items()}
     return SplitRows(splits=splits, clicked=clicks.clicked)
 
 
@@ -86,7 +81,7 @@ def write_in_user_order(
     """
     names = list(clicks.splits)
     sources = [
-        (files, partial(_read_with_user, split=number, traffic=traffic))
+        (files.segments(), partial(_read_with_user, split=number, traffic=traffic))
         for number, files in enumerate(clicks.splits.values())
     ]
     schema = _schema(statistics.constants.feature_set, (*LABEL_FIELDS, POSITION_FIELD))

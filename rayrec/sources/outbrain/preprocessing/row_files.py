@@ -1,37 +1,27 @@
-"""Rows in scratch files, as the stages hand them to each other."""
+"""Rows in scratch files, as the stages hand them to each other, and columns of such rows."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.config import Config
-from rayrec.preprocessing.segments import Piece, Segment, make_segments, new_parquet
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
-from rayrec.preprocessing.workspace import Workspace
+from rayrec.preprocessing.row_files import Write, write_partitions
+from rayrec.preprocessing.segments import Piece, Segment, make_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-_OPTIONS: dict[str, Any] = {"compression": "lz4", "write_statistics": False}
-
-Read = Callable[[Segment], Iterator[pa.RecordBatch]]
 
 
 class RowFiles(Config):
     """Whole files in the order of their rows; empty files are left out."""
 
     pieces: tuple[Piece, ...] = ()
-
-    @classmethod
-    def of(cls, files: Iterable[tuple[str | Path, int]]) -> "RowFiles":
-        return cls(pieces=tuple(Piece(Path(path), 0, rows) for path, rows in files if rows))
 
     @property
     def rows(self) -> int:
@@ -47,45 +37,11 @@ class SplitRows(Config):
 
     splits: dict[str, RowFiles]
     clicked: dict[str, int]
-    """Number of clicked rows by split; empty if not counted."""
+    """Number of clicked rows by split."""
 
     @property
     def rows(self) -> int:
         return sum(files.rows for files in self.splits.values())
-
-
-@contextmanager
-def new_rows(path: Path, schema: pa.Schema, dictionaries: Sequence[str] = ()) -> Iterator[pq.ParquetWriter]:
-    """Open a writer of a scratch file; `dictionaries`: columns whose values repeat."""
-    with new_parquet(path, schema, use_dictionary=list(dictionaries), **_OPTIONS) as writer:
-        yield writer
-
-
-def spark_schema(schema: pa.Schema) -> str:
-    """The columns of a schema as Spark's DDL."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(schema).simpleString()
-
-
-@contextmanager
-def frame_of_rows(
-    workspace: Workspace, stage: str, sources: Sequence[tuple[RowFiles, Read]], schema: pa.Schema
-) -> Iterator["DataFrame"]:
-    """A stage of the work that begins with the rows of files: a data frame of what each source's function yields.
-
-    Progress counts the rows that are read. Errors of tasks leave the block as those of `counted_rows`.
-    """
-    items = [(number, segment) for number, (files, _) in enumerate(sources) for segment in files.segments()]
-    total = sum(files.rows for files, _ in sources)
-    with counted_rows(workspace.spark, workspace.progress, stage, total) as counter:
-
-        def read(item: tuple[int, Segment]) -> Iterator[pa.RecordBatch]:
-            number, segment = item
-            yield from sources[number][1](segment)
-            counter.add(segment.piece.rows)
-
-        yield frame_of_tasks(workspace.spark, items, read, spark_schema(schema))
 
 
 def write_by_split(
@@ -103,27 +59,20 @@ def write_by_split(
     `label`: the column of 0 and 1 that is counted.
     """
 
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        partition = partition_number()
-        paths = [folder / f"{name}-{partition:06d}.parquet" for name in names]
-        rows, clicked = [0] * len(names), [0] * len(names)
-        with ExitStack() as stack:
-            writers = [stack.enter_context(new_rows(path, schema, dictionaries)) for path in paths]
-            for batch in batches:
-                split, computed = compute(batch)
-                for number, writer in enumerate(writers):
-                    part = computed.filter(pa.array(split == number))
-                    if part.num_rows:
-                        writer.write_batch(part)
-                        rows[number] += part.num_rows
-                        clicked[number] += int(pc.sum(part[label]).as_py())
-        found = {"split": names, "path": map(str, paths), "rows": rows, "clicked": clicked}
-        yield pa.RecordBatch.from_pydict({name: list(values) for name, values in found.items()})
+    def work(batches: Iterator[pa.RecordBatch], write: Write) -> Counter[str]:
+        clicked: Counter[str] = Counter()
+        for batch in batches:
+            split, computed = compute(batch)
+            for number, name in enumerate(names):
+                part = computed.filter(pa.array(split == number))
+                write(name, part)
+                clicked[name] += int(pc.sum(part[label]).as_py() or 0)
+        return clicked
 
-    found = sorted(collect_rows(ordered.mapInArrow(write, "split string, path string, rows long, clicked long")))
+    pieces, clicked = write_partitions(ordered, folder, names, schema, dictionaries, work)
     return SplitRows(
-        splits={name: RowFiles.of((path, rows) for split, path, rows, _ in found if split == name) for name in names},
-        clicked={name: sum(clicked for split, *_, clicked in found if split == name) for name in names},
+        splits={name: RowFiles(pieces=tuple(of_split)) for name, of_split in pieces.items()},
+        clicked={name: sum(of_partition[name] for of_partition in clicked) for name in names},
     )
 
 

@@ -9,13 +9,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import KeyedTable, hash_texts, write_file
+from rayrec.preprocessing.row_files import frame_of_rows
 from rayrec.preprocessing.segments import Segment
 from rayrec.preprocessing.sorted_rows import whole_groups
 from rayrec.preprocessing.spark_tasks import collect_rows
 from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, in_number_ranges, range_count, row_count
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.preprocessing.documents import inverse_frequency
-from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, frame_of_rows, list_column
+from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, list_column
 from rayrec.sources.outbrain.preprocessing.users.users import PROFILE, read_views
 from rayrec.sources.outbrain.statistics import ASPECTS, PROFILE_SCHEMA, Aspect
 
@@ -45,7 +46,7 @@ def write_profiles(workspace: Workspace, views: RowFiles, job: ProfileJob, folde
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield row_count(write_file(folder, PROFILE_SCHEMA, profiles(batches, job)))
 
-    with frame_of_rows(workspace, "profiles of users", [(views, read)], _VIEWED) as viewed:
+    with frame_of_rows(workspace, "profiles of users", [(views.segments(), read)], _VIEWED) as viewed:
         counted = viewed.groupBy(*_VIEWED.names).agg(f.count("*").alias("views"))
         # Users are numbered in the order of their hashes, which is that of the table to write.
         ranges = range_count(workspace.spark, views.rows)

@@ -9,13 +9,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable, hash_key
+from rayrec.preprocessing.row_files import frame_of_rows, spark_schema
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.sorted_rows import group_starts, whole_groups
 from rayrec.preprocessing.vocabularies.hash_ranges import range_count, write_table
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.layout import DAY_MILLISECONDS
 from rayrec.sources.outbrain.preprocessing.clicks import DISPLAY
-from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, SplitRows, batch_of, frame_of_rows, spark_schema
+from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, SplitRows, batch_of
 from rayrec.sources.outbrain.preprocessing.users.users import TRAFFIC, read_views
 
 SOURCES_SCHEMA = pa.schema(
@@ -44,8 +45,8 @@ def write_traffic(workspace: Workspace, rows: SplitRows, views: RowFiles, users:
         for whole in whole_groups(batches, "user", _BATCH_ROWS):
             yield _matched(whole)
 
-    sources = [(files, partial(_read_events, users=users)) for files in rows.splits.values()]
-    with frame_of_rows(workspace, "traffic sources", [*sources, (views, _read_views)], _ROWS) as listed:
+    sources = [(files.segments(), partial(_read_events, users=users)) for files in rows.splits.values()]
+    with frame_of_rows(workspace, "traffic sources", [*sources, (views.segments(), _read_views)], _ROWS) as listed:
         ranges = range_count(workspace.spark, rows.rows + views.rows)
         by_user = listed.repartition(ranges, "user").sortWithinPartitions("user")
         matched = by_user.mapInArrow(match, spark_schema(SOURCES_SCHEMA))

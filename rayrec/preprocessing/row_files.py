@@ -1,0 +1,93 @@
+"""Rows in scratch files: read into data frames of Spark, and written a file for each partition."""
+
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rayrec.preprocessing.segments import Piece, Segment, count_rows, new_parquet
+from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
+from rayrec.preprocessing.workspace import Workspace
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+FactT = TypeVar("FactT")
+Read = Callable[[Segment], Iterator[pa.RecordBatch]]
+Write = Callable[[str, pa.RecordBatch], None]
+
+
+def new_rows(
+    path: Path, schema: pa.Schema, dictionaries: Sequence[str] = ()
+) -> AbstractContextManager[pq.ParquetWriter]:
+    """A writer of a scratch file; `dictionaries`: columns whose values repeat."""
+    return new_parquet(path, schema, use_dictionary=list(dictionaries), compression="lz4", write_statistics=False)
+
+
+def spark_schema(schema: pa.Schema) -> str:
+    """The columns of a schema as Spark's DDL."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema).simpleString()
+
+
+@contextmanager
+def frame_of_rows(
+    workspace: Workspace, stage: str, sources: Sequence[tuple[Sequence[Segment], Read]], schema: pa.Schema
+) -> Iterator["DataFrame"]:
+    """A stage of the work that begins with segments of rows: a data frame of what each source's function yields.
+
+    Progress counts the rows that are read. Errors of tasks leave the block as those of `counted_rows`.
+    """
+    items = [(number, segment) for number, (segments, _) in enumerate(sources) for segment in segments]
+    total = count_rows(segment for _, segment in items)
+    with counted_rows(workspace.spark, workspace.progress, stage, total) as counter:
+
+        def read(item: tuple[int, Segment]) -> Iterator[pa.RecordBatch]:
+            number, segment = item
+            yield from sources[number][1](segment)
+            counter.add(segment.piece.rows)
+
+        yield frame_of_tasks(workspace.spark, items, read, spark_schema(schema))
+
+
+def write_partitions(
+    frame: "DataFrame",
+    folder: Path,
+    names: Sequence[str],
+    schema: pa.Schema,
+    dictionaries: Sequence[str],
+    work: Callable[[Iterator[pa.RecordBatch], Write], FactT],
+) -> tuple[dict[str, list[Piece]], list[FactT]]:
+    """Write a file of each name for every partition of a data frame.
+
+    `work(batches, write)` takes the batches of a partition, calls `write(name, rows)` and returns a small fact. Returns
+    the files by name, without empty ones, and the facts, both in the order of partitions.
+    """
+
+    def path_of(name: str, partition: int) -> Path:
+        return folder / f"{name}-{partition:06d}.parquet"
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        partition, rows = partition_number(), Counter[str]()
+        with ExitStack() as stack:
+            files = {name: new_rows(path_of(name, partition), schema, dictionaries) for name in names}
+            writers = {name: stack.enter_context(file) for name, file in files.items()}
+
+            def write(name: str, batch: pa.RecordBatch) -> None:
+                if batch.num_rows:
+                    writers[name].write_batch(batch)
+                    rows[name] += batch.num_rows
+
+            fact = work(batches, write)
+        yield pa.RecordBatch.from_pydict({"partition": [partition], "written": [pickle.dumps((rows, fact))]})
+
+    found = sorted(collect_rows(frame.mapInArrow(run, "partition long, written binary")))
+    written = [(partition, *pickle.loads(of_partition)) for partition, of_partition in found]
+    pieces = {name: [Piece(path_of(name, p), 0, rows[name]) for p, rows, _ in written if rows[name]] for name in names}
+    return pieces, [fact for *_, fact in written]
