@@ -72,18 +72,17 @@ class InteractionJob:
         joined = join_long_vocabularies(workspace, every_segment, schema, config.broadcast_limit)
         encoder = RowEncoder(schema, workspace.folder, joined, (pa.field(SPLIT, pa.int8(), False),))
         held_out = self._held_out(vocabularies[ITEM].size)
-        drawn = write_rows(workspace, segments[_HISTORIES], encoder, Rows(schema), held_out)
-        for split, written in drawn.items():
-            if written.short_lists:
-                progress.message(
-                    f"{split}: {written.short_lists:,} users know so many items that fewer than "
-                    f"{config.split.negatives} negatives are left; their lists are shorter"
-                )
+        drawn, short_lists = write_rows(workspace, segments[_HISTORIES], encoder, Rows(schema), held_out)
+        for split, users in short_lists.items():
+            progress.message(
+                f"{split}: {users:,} users know so many items that fewer than {config.split.negatives} negatives are "
+                "left; their lists are shorter"
+            )
 
         of_lists = replace(encoder, kept=(pa.field(LABEL, pa.float32(), False),))
         sources: dict[str, tuple[Encode, list[Segment]]] = {
             **{split: (partial(encode_lists, of_lists), segments[split]) for split in given},
-            **{s: (partial(read_rows, Rows(schema)), make_segments(w.pieces)) for s, w in drawn.items()},
+            **{s: (partial(read_rows, Rows(schema)), make_segments(p)) for s, p in drawn.items()},
         }
         splits: dict[str, SplitInfo] = {
             split: write_in_order(workspace, sources[split][0], LABEL, split, sources[split][1], config.layout)

@@ -45,15 +45,6 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class WrittenRows:
-    """Rows of a split in scratch files, and how many of its lists are short."""
-
-    pieces: list[Piece]
-    short_lists: int
-    """Lists with fewer negatives than asked for, because the user knows nearly all items."""
-
-
-@dataclass(frozen=True)
 class HeldOut:
     """A split of held-out interactions."""
 
@@ -65,8 +56,12 @@ class HeldOut:
 
 def write_rows(
     workspace: Workspace, histories: Sequence[Segment], encoder: RowEncoder, rows: Rows, held_out: Mapping[str, HeldOut]
-) -> dict[str, WrittenRows]:
-    """Write the rows of `train` and of the splits in `held_out`, ordered by user id, then by time."""
+) -> tuple[dict[str, list[Piece]], Counter[str]]:
+    """Write the rows of `train` and of the splits in `held_out`, ordered by user id, then by time.
+
+    Returns the files by split, and for each split how many lists have fewer negatives than asked for, because the user
+    knows nearly all items.
+    """
     spark = workspace.spark
     user, item = (feature.name for feature in encoder.schema.categorical)
 
@@ -96,7 +91,7 @@ def write_rows(
         by_user = frame.repartitionByRange(partitions, "user").sortWithinPartitions("user", "place")
         names, folder = ("train", *held_out), workspace.scratch / "ordered"
         pieces, short = write_partitions(by_user, folder, names, rows.arrow_schema, (), draw)
-    return {split: WrittenRows(pieces[split], sum(counts[split] for counts in short)) for split in names}
+    return pieces, sum(short, Counter())
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,58 @@
-"""Outbrain's tables as a source."""
+"""Outbrain's tables as a source, and the features of its ads for requests."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
-from rayrec.sources.outbrain.lookup import AdLookup
+from rayrec.sources.outbrain.features.feature_sets import raw_features
+from rayrec.sources.outbrain.features.rows import ROW_SCHEMA
+from rayrec.sources.outbrain.layout import CODES
 from rayrec.sources.outbrain.preprocessing.job import DisplayJob
+from rayrec.sources.outbrain.statistics import Statistics
 from rayrec.sources.outbrain.synthetic.generator import generate
 from rayrec.sources.source import GeneratedData, InputPaths, Source
+
+_CODED = ("platform", "traffic_source")
+
+
+class AdLookup:
+    """Computes the features of ads in a context.
+
+    A context has, all optional: uuid, document_id (the page shown), timestamp (ms, as in events.csv), platform (1 to
+    3), geo_location (CC>ST>DMA), traffic_source (1 to 3). A value that was never seen, or a code other than these,
+    counts as missing.
+    """
+
+    candidate = pa.field("ad_id", pa.int64())
+    context = pa.schema(
+        [
+            field.with_type(pa.int64()) if pa.types.is_integer(field.type) else field
+            for field in ROW_SCHEMA
+            if field.name != "ad_id"
+        ]
+    )
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` holds the statistics. Raises UserError if they are damaged."""
+        self.statistics = Statistics.open(folder)
+
+    def features(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The raw features (n rows) of n rows with the columns of `candidate` and `context`."""
+        columns = []
+        for field in ROW_SCHEMA:
+            values = rows[field.name]
+            if field.name in _CODED:
+                is_known = pc.is_in(values, value_set=pa.array(sorted(CODES), values.type))
+                values = pc.if_else(is_known, values, None).cast(field.type)
+            columns.append(values)
+        return raw_features(self.statistics, pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA))
 
 
 class OutbrainSource(Source):
@@ -37,9 +79,6 @@ class OutbrainSource(Source):
 
     def example_request(self, raw: Path) -> dict[str, Any]:
         """The event and the ads of the first display of `clicks_test.csv`."""
-        import pyarrow.compute as pc
-        from pyarrow import csv
-
         shown = csv.read_csv(raw / "clicks_test.csv")
         display = shown["display_id"][0]
         ads = shown.filter(pc.equal(shown["display_id"], display))["ad_id"].to_pylist()
