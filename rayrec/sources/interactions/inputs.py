@@ -1,5 +1,6 @@
 """Finds the files of interactions that a job reads, and the split of each."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,10 +12,11 @@ from rayrec.sources.interactions.config import (
     InteractionSourceConfig,
     LeaveOneOutSplitConfig,
 )
-from rayrec.sources.interactions.layout import paper_split, ratings_files
 from rayrec.sources.interactions.reader import InteractionReader
 
 _HELD_OUT = ("validation", "test")
+_RATINGS_FILE = re.compile(r"^(u\.data|ratings\.(dat|csv|parquet))(\.gz)?$")
+_PAPER_FILE = re.compile(r"\.((?P<train>train)\.(rating|pairs\.tsv)|(?P<held_out>validation|test)\.negative)(\.gz)?$")
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,12 @@ def _of_leave_one_out(paths: Mapping[str | None, Sequence[str]]) -> list[tuple[I
             f"--input {named[0]}=...: preprocess.split.kind is 'leave_one_out', which cuts the rows itself; add "
             "--set 'preprocess.split={kind: files}' or give the paths alone"
         )
-    return [(file, "train") for path in paths[None] for file in ratings_files(list_inputs([path]))]
+    found = []
+    for path in paths[None]:
+        # The folders of MovieLens hold other files than ratings, too: movies.csv, tags.csv, u.item.
+        files = list_inputs([path])
+        found += [file for file in files if _RATINGS_FILE.match(file.base_name)] or files
+    return [(file, "train") for file in found]
 
 
 def _of_files(
@@ -80,8 +87,8 @@ def _of_files(
 
 def _paper_files(path: str) -> list[tuple[InputFile, str]]:
     """The files of the NCF paper at a path, without *.test.rating, whose content is in the lists too."""
-    files = [(file, paper_split(file.base_name)) for file in list_inputs([path])]
-    wanted = [(file, split[0]) for file, split in files if split and (split[1] == "negative") == (split[0] != "train")]
+    named = [(file, _PAPER_FILE.search(file.base_name)) for file in list_inputs([path])]
+    wanted = [(file, name["train"] or name["held_out"]) for file, name in named if name]
     if not wanted:
         raise UserError(
             f"{path}: no files NAME.train.rating and NAME.test.negative; name the files: --input train=PATH "

@@ -30,8 +30,6 @@ _USUAL_NAMES = {
 }
 _SEPARATORS = {"tab": "\t", "double_colon": "::", "csv": ","}
 _LIST_LINE = re.compile(rb"^\([^,()\t]+,[^()\t]+\)(\t|$)")
-_RATINGS_FILE = re.compile(r"^(u\.data|ratings\.(dat|csv|parquet))(\.gz)?$")
-_PAPER_FILE = re.compile(r"\.(?P<split>train|validation|test)\.(?P<content>rating|negative|pairs\.tsv)(\.gz)?$")
 _HEAD_BYTES = 2**16
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -54,20 +52,6 @@ class FileLayout:
     @property
     def has_timestamp(self) -> bool:
         return self.columns[2] is not None
-
-
-def ratings_files(files: Sequence[InputFile]) -> list[InputFile]:
-    """The files of a folder that have MovieLens' names for ratings; all files if none has.
-
-    The folders of MovieLens hold other files too: movies.csv, tags.csv, u.item.
-    """
-    return [file for file in files if _RATINGS_FILE.match(file.base_name)] or list(files)
-
-
-def paper_split(file_name: str) -> tuple[str, str] | None:
-    """Split and content (`rating`, `negative`, `pairs.tsv`) from the name of a file of the NCF paper."""
-    match = _PAPER_FILE.search(file_name)
-    return (match["split"], match["content"]) if match else None
 
 
 def detect_layout(config: InteractionSourceConfig, file: InputFile) -> FileLayout:
