@@ -11,7 +11,7 @@ from torch import Tensor
 from rayrec.features.schema import Schema
 from rayrec.ingest.batches import BatchArrays
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import RowPacker
+from rayrec.ingest.reader import RowPacker, id_type
 from rayrec.models.common.batch import Batch
 
 
@@ -58,8 +58,7 @@ class AllCandidates:
         interactions = self.schema.interactions
         assert interactions is not None
         items = _items(self.schema)
-        largest = max(feature.cardinality for feature in self.schema.categorical) - 1
-        id_type = torch.int32 if largest <= torch.iinfo(torch.int32).max else torch.int64
+        ids_are = getattr(torch, id_type(self.schema).name)
         users, positives, seen = (torch.from_numpy(a).to(device) for a in (self.users, self.positives, self.seen))
         for start in range(0, self.users_per_rank * (items - 1), size):
             place = torch.arange(start, start + size, device=device)
@@ -70,7 +69,7 @@ class AllCandidates:
             positive = _contains(positives, pair)
             weight = (index < len(users)) & (positive | ~_contains(seen, pair))
             by_name = {interactions.user: user, interactions.item: item}
-            ids = torch.cat([by_name[feature.name] for feature in self.schema.categorical]).to(id_type)
+            ids = torch.cat([by_name[feature.name] for feature in self.schema.categorical]).to(ids_are)
             yield BatchArrays(
                 dense=torch.empty(size, 0, device=device),
                 ids=ids,

@@ -42,12 +42,14 @@ class Units:
 
     @classmethod
     def of(cls, parts: Sequence[PartInfo]) -> "Units":
-        groups = np.array([len(part.row_groups) for part in parts], dtype=np.int64)
-        rows = np.array([rows for part in parts for rows in part.row_groups], dtype=np.int64)
-        file = np.repeat(np.arange(len(parts), dtype=np.int32), groups)
-        row_group = np.arange(len(rows)) - np.repeat(np.cumsum(groups) - groups, groups)
-        filled = rows > 0
-        return cls(tuple(part.path for part in parts), file[filled], row_group.astype(np.int32)[filled], rows[filled])
+        places = [(file, group, rows) for file, part in enumerate(parts) for group, rows in enumerate(part.row_groups)]
+        file, row_group, rows = np.array([place for place in places if place[2]], np.int64).reshape(-1, 3).T
+        return cls(tuple(part.path for part in parts), file.astype(np.int32), row_group.astype(np.int32), rows)
+
+    @classmethod
+    def of_samples(cls, count: int) -> "Units":
+        """One unit of `count` samples, which are computed from their places instead of read."""
+        return cls((), np.zeros(1, np.int32), np.zeros(1, np.int32), np.array([count]))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -58,6 +60,8 @@ class EpochOptions(TypedDict, total=False):
 
     global_batch_size: Required[int]
     drop_last: Required[bool]
+    world_size: int
+    rank: int
     shuffle: Shuffle
     """The default is that of the ingest config."""
     seed: int
@@ -139,13 +143,17 @@ class BatchOrder:
         windows = (self._lanes_of(rank, batch) for rank in range(self.world_size))
         return rows + max(stop - first for first, stop in windows) * (self.longest_group - 1)
 
+    def first_row(self, batch: int) -> int:
+        """The place in the epoch of this rank's first row of the batch, if there is only one lane."""
+        return batch * self.global_batch_size + self._rank_window(self.row_count(batch))[0]
+
     def slices(self, batch: int) -> Iterator[Slice]:
         """The rows of `batch` on this rank, in order."""
         assert self.start_batch <= batch < self.num_batches, batch
         edges = self._edges(batch)
         window_start, window_stop = self._rank_window(int(edges[-1]))
+        _, read_start, _, read_of = self._reads
         for lane in range(*self._lanes_of(self.rank, batch)):
-            lane_first, reads = self._reads_of_lane[lane]
             edge, next_edge = int(edges[lane]), int(edges[lane + 1])
             # Before the last, partial batch a lane has given `batch` full quotas as well.
             quota = int(self._full_edges[lane + 1] - self._full_edges[lane])
@@ -154,19 +162,19 @@ class BatchOrder:
             place = int(np.searchsorted(self._unit_starts, position, side="right")) - 1
             while position < end:
                 taken = min(end, int(self._unit_starts[place + 1])) - position
-                read = int(reads[place - lane_first])
-                offset = position - int(self._unit_starts[place]) - int(self._read_columns[1][read])
+                read = int(read_of[place + lane])
+                offset = position - int(self._unit_starts[place]) - int(read_start[read])
                 yield Slice(lane, read, offset, offset + taken)
                 position += taken
                 place += 1
 
     @property
     def num_reads(self) -> int:
-        return len(self._read_columns[0])
+        return len(self._reads[0])
 
     def read(self, index: int) -> Read:
         """One of the reads, which are in the order in which the batches from `start_batch` on first need them."""
-        unit, start, stop = self._read_columns
+        unit, start, stop, _ = self._reads
         return Read(int(unit[index]), int(start[index]), int(stop[index]))
 
     @property
@@ -229,42 +237,22 @@ class BatchOrder:
         return np.concatenate([[0], np.cumsum(self.units.rows[self._unit_order])])
 
     @cached_property
-    def _read_columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """(unit, start, stop) of each read."""
-        return self._reads[0]
+    def _reads(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """(unit, start, stop) of each read, in the order of the batches that need them first; and `read_of`.
 
-    @cached_property
-    def _reads_of_lane(self) -> list[tuple[int, NDArray[np.int64]]]:
-        """For each lane: the place of its first unit in the epoch's order, and the read of each of its units, or -1."""
-        return self._reads[1]
-
-    @cached_property
-    def _reads(
-        self,
-    ) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], list[tuple[int, NDArray[np.int64]]]]:
-        lanes = [self._needs_of_lane(lane) for lane in range(self._num_lanes)]
-        needed = [np.flatnonzero(batch < self.num_batches) for _, batch, _, _ in lanes]
-        lane_of = np.repeat(np.arange(len(lanes)), [len(n) for n in needed])
-        place = np.concatenate([first + n for (first, *_), n in zip(lanes, needed, strict=True)])
-        batch, start, stop = (
-            np.concatenate([columns[i][n] for (_, *columns), n in zip(lanes, needed, strict=True)]) for i in range(3)
-        )
-        order = np.lexsort((place, lane_of, batch))
-        rank_of = np.empty_like(order)
-        rank_of[order] = np.arange(len(order))
-        reads_of_lane = []
-        for lane, (first, batches, _, _) in enumerate(lanes):
-            reads = np.full(len(batches), -1, dtype=np.int64)
-            reads[needed[lane]] = rank_of[lane_of == lane]
-            reads_of_lane.append((first, reads))
-        return (self._unit_order[place][order], start[order], stop[order]), reads_of_lane
-
-    def _needs_of_lane(self, lane: int) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """The part of a lane that this rank needs.
-
-        It is the place of the lane's first unit in the epoch's order, and for each of its units the first batch that
-        needs it (num_batches if none does) and the range of the needed rows.
+        Entry `place + lane` of `read_of` is the read of a unit in a lane. A lane ends in the unit in which the next one
+        begins, or before it, so no two have the same entry.
         """
+        needs = [self._needs_of_lane(lane) for lane in range(self._num_lanes)]
+        lane, place, batch, start, stop = np.concatenate(needs, axis=1)
+        order = np.lexsort((place, lane, batch))
+        read_of = np.full(len(self.units) + self._num_lanes, -1)
+        read_of[(place + lane)[order]] = np.arange(len(order))
+        return self._unit_order[place][order], start[order], stop[order], read_of
+
+    def _needs_of_lane(self, lane: int) -> NDArray[np.int64]:
+        """(5, units): of each unit of a lane that this rank needs, the lane, its place in the epoch's order, the first
+        batch that needs it, and the range of the needed rows."""
         lane_start, lane_stop = (int(edge) for edge in self._lane_starts[lane : lane + 2])
         first = int(np.searchsorted(self._unit_starts, lane_start, side="right")) - 1
         stop = max(first, int(np.searchsorted(self._unit_starts, lane_stop, side="left")))  # an empty lane has none
@@ -292,7 +280,9 @@ class BatchOrder:
             batch[hit] = np.minimum(batch[hit], self._full_batches)
             needed_start[hit] = np.minimum(needed_start, np.maximum(begin, window_start))[hit]
             needed_stop[hit] = np.maximum(needed_stop, np.minimum(end, window_start + count))[hit]
-        return first, batch, needed_start - unit_starts, needed_stop - unit_starts
+        places, lanes = np.arange(first, stop), np.full(len(batch), lane)
+        needs = np.stack([lanes, places, batch, needed_start - unit_starts, needed_stop - unit_starts])
+        return needs[:, batch < self.num_batches]
 
     def _window_in_lane(self, lane: int, edges: NDArray[np.int64]) -> tuple[int, int]:
         """(offset, count) of this rank's rows among those that a batch with these edges takes from the lane."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.ingest.batch_order import BatchOrder
-from rayrec.ingest.reader import PackedRows, RowPacker
+from rayrec.ingest.reader import PackedRows, id_type
 from rayrec.ingest.row_order import group_starts
 from rayrec.models.common.batch import Batch
 
@@ -42,7 +43,6 @@ class BatchArrays:
             lengths, offsets = _one_id_each(size, len(keys), self.ids.dtype, device)
         else:
             lengths, offsets = move(self.lengths), None
-        starts = np.concatenate([[0], np.cumsum(self.ids_per_feature)]).tolist()
         sparse = KeyedJaggedTensor(
             keys,
             move(self.ids),
@@ -51,7 +51,7 @@ class BatchArrays:
             stride=size,
             # Given here, because computing them later would wait for the device.
             length_per_key=self.ids_per_feature,
-            offset_per_key=[int(start) for start in starts],
+            offset_per_key=list(accumulate(self.ids_per_feature, initial=0)),
         )
         return Batch(
             dense=move(self.dense),
@@ -60,24 +60,6 @@ class BatchArrays:
             weight=move(self.weight),
             group=None if self.group is None else move(self.group),
         )
-
-
-@dataclass
-class _Piece:
-    """Rows start ... stop - 1 of `rows`, which become rows at, at + 1 ... of a batch."""
-
-    rows: PackedRows
-    start: int
-    stop: int
-    at: int
-
-    @property
-    def source(self) -> slice:
-        return slice(self.start, self.stop)
-
-    @property
-    def target(self) -> slice:
-        return slice(self.at, self.at + self.stop - self.start)
 
 
 @dataclass(frozen=True)
@@ -98,128 +80,96 @@ class _CurrentRead:
         bounds = np.append(group_starts(_present(rows.group)), len(rows))
         return cls(index, rows, bounds, min(1, order.read(index).start))
 
-    def piece(self, start: int, stop: int, at: int) -> _Piece:
+    def piece(self, start: int, stop: int) -> "_Piece":
         """Rows start ... stop - 1 of the read, or the groups that begin in them."""
         if self.bounds is None:
-            return _Piece(self.rows, start, stop, at)
+            return self.rows, slice(start, stop)
         first, last = np.searchsorted(self.bounds, [start + self.before, stop + self.before])
-        return _Piece(self.rows, int(self.bounds[first]), int(self.bounds[last]), at)
+        return self.rows, slice(int(self.bounds[first]), int(self.bounds[last]))
 
 
-class BatchAssembler:
-    """Assembles one rank's batches of an epoch from its reads."""
+_Piece = tuple[PackedRows, slice]
+"""The rows of a read that come next in a batch."""
 
-    def __init__(self, packer: RowPacker, order: BatchOrder, *, pin_memory: bool) -> None:
-        self._schema = packer.schema
-        self._id_type = torch.int32 if packer.id_type == np.int32 else torch.int64
-        self._order = order
-        self._pin_memory = pin_memory
 
-    def batches(self, arriving: Iterator[PackedRows]) -> Iterator[BatchArrays]:
-        """The batches from `start_batch` on; `arriving` yields the reads in order. Holds one read of each lane."""
-        order = self._order
-        held: dict[int, _CurrentRead] = {}
-        arrived = 0
-        for number in range(order.start_batch, order.num_batches):
-            pieces, filled = [], 0
-            for lane, read, start, stop in order.slices(number):
-                if lane not in held or held[lane].index != read:
-                    assert read == arrived, (read, arrived)
-                    held.pop(lane, None)  # before waiting for the next one
-                    held[lane] = _CurrentRead.of(read, next(arriving), order)
-                    arrived += 1
-                piece = held[lane].piece(start, stop, filled)
-                pieces.append(piece)
-                filled += piece.stop - piece.start
-            yield self._merge(pieces, filled, order.local_size(number))
+def assemble(
+    schema: Schema, order: BatchOrder, arriving: Iterator[PackedRows], *, pin_memory: bool
+) -> Iterator[BatchArrays]:
+    """One rank's batches from `start_batch` on; `arriving` yields its reads in order. Holds one read of each lane."""
+    held: dict[int, _CurrentRead] = {}
+    arrived = 0
+    for number in range(order.start_batch, order.num_batches):
+        pieces = []
+        for lane, read, start, stop in order.slices(number):
+            if lane not in held or held[lane].index != read:
+                assert read == arrived, (read, arrived)
+                held.pop(lane, None)  # before waiting for the next one
+                held[lane] = _CurrentRead.of(read, next(arriving), order)
+                arrived += 1
+            pieces.append(held[lane].piece(start, stop))
+        yield _merge(schema, pieces, order.local_size(number), pin_memory)
 
-    def _merge(self, pieces: list[_Piece], filled: int, size: int) -> BatchArrays:
-        """Copy the pieces and pad them to `size` rows.
 
-        A padding row repeats the first row with weight 0 and empty lists; without any row, ids and numbers are 0.
-        """
-        schema = self._schema
-        has_lists = any(isinstance(f, MultiHotFeature) for f in schema.categorical)
-        dense = self._empty((size, len(schema.numeric)), torch.float32)
-        label, weight = self._empty((size,), torch.float32), self._empty((size,), torch.float32)
-        group = self._empty((size,), torch.int64) if schema.group else None
-        one_hot = sum(not isinstance(f, MultiHotFeature) for f in schema.categorical)
+def _merge(schema: Schema, pieces: list[_Piece], size: int, pin_memory: bool) -> BatchArrays:
+    """Copy the pieces and pad them to `size` rows.
 
-        _copy(dense.numpy(), [(p.target, p.rows.dense[p.source]) for p in pieces], filled)
-        _copy(label.numpy(), [(p.target, p.rows.label[p.source]) for p in pieces], filled)
-        if schema.weight:
-            _copy(weight.numpy(), [(p.target, _present(p.rows.weight)[p.source]) for p in pieces], filled)
-        else:
-            weight.fill_(1.0)
-        weight[filled:] = 0.0
-        if group is not None:
-            _copy(group.numpy(), [(p.target, _present(p.rows.group)[p.source]) for p in pieces], filled)
+    A padding row repeats the first row with weight 0 and empty lists; without any row, ids and numbers are 0.
+    """
 
-        if not has_lists:
-            ids = self._empty((one_hot, size), self._id_type)
-            self._fill_one_hot(ids.numpy(), pieces, filled)
-            return BatchArrays(dense, ids.view(-1), None, [size] * one_hot, label, weight, group)
-
-        per_feature = self._ids_per_feature(pieces, size)
-        ids = self._empty((sum(per_feature),), self._id_type)
-        lengths = self._empty((len(per_feature), size), self._id_type)
-        self._fill_mixed(ids.numpy(), lengths.numpy(), per_feature, pieces, filled)
-        return BatchArrays(dense, ids, lengths.view(-1), per_feature, label, weight, group)
-
-    def _fill_one_hot(self, ids: NDArray[np.integer], pieces: list[_Piece], filled: int) -> None:
-        for piece in pieces:
-            ids[:, piece.target] = piece.rows.one_hot[:, piece.source]
-        ids[:, filled:] = ids[:, :1] if filled else 0
-
-    def _ids_per_feature(self, pieces: list[_Piece], size: int) -> list[int]:
-        counts, lists = [], 0
-        for feature in self._schema.categorical:
-            if isinstance(feature, MultiHotFeature):
-                offsets = [(p, p.rows.multi_hot[lists].offsets) for p in pieces]
-                counts.append(sum(int(o[p.stop]) - int(o[p.start]) for p, o in offsets))
-                lists += 1
-            else:
-                counts.append(size)
-        return counts
-
-    def _fill_mixed(
-        self,
-        ids: NDArray[np.integer],
-        lengths: NDArray[np.integer],
-        per_feature: list[int],
-        pieces: list[_Piece],
-        filled: int,
-    ) -> None:
-        start = lists = singles = 0
-        for index, feature in enumerate(self._schema.categorical):
-            target = ids[start : start + per_feature[index]]
-            if isinstance(feature, MultiHotFeature):
-                at = 0
-                for piece in pieces:
-                    ragged = piece.rows.multi_hot[lists]
-                    offsets = ragged.offsets[piece.start : piece.stop + 1]
-                    values = ragged.values[offsets[0] : offsets[-1]]
-                    target[at : at + len(values)] = values
-                    lengths[index, piece.target] = np.diff(offsets)
-                    at += len(values)
-                lengths[index, filled:] = 0
-                lists += 1
-            else:
-                _copy(target, [(p.target, p.rows.one_hot[singles, p.source]) for p in pieces], filled)
-                lengths[index] = 1
-                singles += 1
-            start += per_feature[index]
-
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         # Torch's cache of pinned memory waits for copies from a buffer before it reuses the buffer.
-        return torch.empty(shape, dtype=dtype, pin_memory=self._pin_memory)
+        return torch.empty(shape, dtype=dtype, pin_memory=pin_memory)
+
+    filled = sum(rows.stop - rows.start for _, rows in pieces)
+    dense, label, weight = empty(size, len(schema.numeric)), empty(size), empty(size)
+    _join(dense, [read.dense[rows] for read, rows in pieces])
+    _join(label, [read.label[rows] for read, rows in pieces])
+    if schema.weight:
+        _join(weight, [_present(read.weight)[rows] for read, rows in pieces])
+    else:
+        weight.fill_(1.0)
+    weight[filled:] = 0.0
+    group = empty(size, dtype=torch.int64) if schema.group else None
+    if group is not None:
+        _join(group, [_present(read.group)[rows] for read, rows in pieces])
+
+    ids_are, features = getattr(torch, id_type(schema).name), len(schema.categorical)
+    if not schema.hotness:
+        ids = empty(features, size, dtype=ids_are)
+        _join(ids.T, [read.one_hot[:, rows].T for read, rows in pieces])
+        return BatchArrays(dense, ids.view(-1), None, [size] * features, label, weight, group)
+
+    parts: list[list[NDArray]] = []
+    lengths = empty(features, size, dtype=ids_are)
+    one_hot = multi_hot = 0
+    for index, feature in enumerate(schema.categorical):
+        if isinstance(feature, MultiHotFeature):
+            lists = [read.multi_hot[multi_hot].part(rows) for read, rows in pieces]
+            parts.append([part.values for part in lists])
+            _join(lengths[index], [np.diff(part.offsets) for part in lists])
+            lengths[index, filled:] = 0
+            multi_hot += 1
+        else:
+            parts.append([read.one_hot[one_hot, rows] for read, rows in pieces])
+            lengths[index] = 1
+            one_hot += 1
+    per_feature = [
+        sum(map(len, values)) if isinstance(feature, MultiHotFeature) else size
+        for feature, values in zip(schema.categorical, parts, strict=True)
+    ]
+    ids = empty(sum(per_feature), dtype=ids_are)
+    for target, values in zip(ids.split(per_feature), parts, strict=True):
+        _join(target, values)
+    return BatchArrays(dense, ids, lengths.view(-1), per_feature, label, weight, group)
 
 
-def _copy(target: NDArray, parts: list[tuple[slice, NDArray]], filled: int) -> None:
-    """Fill rows of `target`, and the rest with its first row, or with 0 if there is none."""
-    for place, values in parts:
-        target[place] = values
-    target[filled:] = target[:1] if filled else 0
+def _join(target: Tensor, parts: list[NDArray]) -> None:
+    """Fill the rows of `target` with those of the parts, and the rest with its first row, or with 0 without any row."""
+    rows, filled = target.numpy(), 0
+    for part in parts:
+        rows[filled : filled + len(part)] = part
+        filled += len(part)
+    rows[filled:] = rows[:1] if filled else 0
 
 
 def _present(column: NDArray | None) -> NDArray:

@@ -4,46 +4,59 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Generator, Iterator
-from types import TracebackType
-from typing import Protocol, Self, Unpack
+from collections.abc import Iterator
+from typing import Self, Unpack
 
 import torch
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import IngestConfig
 from rayrec.ingest.batch_order import BatchOrder, EpochOptions, Units
-from rayrec.ingest.batches import BatchAssembler
+from rayrec.ingest.batches import assemble
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import PackedRows, RowPacker
+from rayrec.ingest.reader import PackedRows
 from rayrec.ingest.reads import InMemorySplit, stream_reads
 from rayrec.models.common.batch import Batch
 
 
-class EpochLoader(Protocol):
-    """The batches of one epoch of a split for one rank; used once, as a context manager."""
+class EpochLoader:
+    """The batches of one epoch of a split for one rank, from `start_batch` on; used once, as a context manager."""
 
-    wait_seconds: float
-    """Seconds for which the consumer has waited for batches so far."""
+    def __init__(self, order: BatchOrder) -> None:
+        self._order = order
+        self.wait_seconds = 0.0
+        """Seconds for which the consumer has waited for batches so far."""
 
     @property
     def num_batches(self) -> int:
-        """Batches of the epoch, including those before the first one that is given; the same on every rank."""
+        """Batches of the epoch, including those before `start_batch`; the same on every rank."""
+        return self._order.num_batches
 
     @property
     def rows_dropped(self) -> int:
-        """Rows, or samples if negatives are drawn, that are in no batch of this epoch."""
+        """Rows, or samples if negatives are drawn, that are in no batch of this epoch; about, with whole groups."""
+        return self._order.rows_dropped
 
     def row_count(self, batch: int) -> int | None:
-        """Rows of the global batch over all ranks, without padding; None if only the batch itself tells."""
+        """Rows of the global batch over all ranks, without padding: the sum of its weights if the schema has no weight
+        column. None with whole groups, where only the batch itself tells."""
+        return None if self._order.longest_group is not None else self._order.row_count(batch)
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __iter__(self) -> Iterator[Batch]: ...
+    def __iter__(self) -> Iterator[Batch]:
+        raise NotImplementedError
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        """Stop what the loader has begun, at whatever batch."""
+
+    @contextlib.contextmanager
+    def _waited_for(self) -> Iterator[None]:
+        """Count the seconds of the block as waiting."""
+        began = time.perf_counter()
+        yield
+        self.wait_seconds += time.perf_counter() - began
 
 
 def open_batches(
@@ -51,8 +64,6 @@ def open_batches(
     split: str,
     config: IngestConfig,
     *,
-    rank: int = 0,
-    world_size: int = 1,
     device: str | torch.device = "cpu",
     contiguous: bool = False,
     whole_groups: bool = False,
@@ -78,16 +89,11 @@ def open_batches(
     streams = config.read_streams
     if contiguous:
         # A lane for each rank, which continues where its last batch ended; not possible with fewer row groups.
+        world_size = options.get("world_size", 1)
         streams = world_size if min(len(units), options["global_batch_size"]) >= world_size else 1
     options.setdefault("shuffle", config.shuffle)
-    order = BatchOrder(
-        units=units,
-        world_size=world_size,
-        rank=rank,
-        read_streams=streams,
-        longest_group=info.longest_group if whole_groups else None,
-        **options,
-    )
+    longest = info.longest_group if whole_groups else None
+    order = BatchOrder(units=units, read_streams=streams, longest_group=longest, **options)
     if order.num_batches == 0:
         raise UserError(
             f"{dataset.folder}: split '{split}' has {order.total_rows} rows, which fill no batch of "
@@ -95,15 +101,15 @@ def open_batches(
         )
     if store is None and config.in_memory:
         store = InMemorySplit.read(dataset, split)
-    return BatchLoader(dataset, order, store, torch.device(device), config.task_cpus, config.prefetch_batches)
+    return BatchLoader(dataset, order, store, torch.device(device), config)
 
 
 _Item = tuple[Batch, torch.Event | None] | BaseException | None
 """A batch and the event that it is copied, an error of the reading thread, or None at the end of the epoch."""
 
 
-class BatchLoader:
-    """The batches of an epoch from `start_batch` on. Use it once, as a context manager:
+class BatchLoader(EpochLoader):
+    """Batches of the rows of a split:
 
         with open_batches(dataset, "train", config, global_batch_size=1024, drop_last=True) as batches:
             for batch in batches: ...
@@ -117,49 +123,26 @@ class BatchLoader:
         order: BatchOrder,
         store: InMemorySplit | None,
         device: torch.device,
-        task_cpus: int | None,
-        prefetch_batches: int,
+        config: IngestConfig,
     ) -> None:
-        self._dataset = dataset
-        self._order = order
-        self._store = store
-        self._task_cpus = task_cpus
+        super().__init__(order)
+        self._dataset, self._store, self._task_cpus = dataset, store, config.task_cpus
         # Each thread has its own current device, so "cuda" is resolved here, in the caller's thread.
         is_current = device.type == "cuda" and device.index is None
         self._device = torch.device("cuda", torch.cuda.current_device()) if is_current else device
-        self._ready: queue.Queue[_Item] = queue.Queue(prefetch_batches)
-        self._exhausted = False
+        self._ready: queue.Queue[_Item] = queue.Queue(config.prefetch_batches)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="rayrec-ingest", daemon=True)
-        self.wait_seconds = 0.0
-        """Seconds for which the consumer has waited for batches so far."""
-
-    @property
-    def num_batches(self) -> int:
-        """Batches of the epoch, including those before `start_batch`; the same on every rank."""
-        return self._order.num_batches
-
-    @property
-    def rows_dropped(self) -> int:
-        """Rows of the split that are in no batch of this epoch; with whole groups, about that many."""
-        return self._order.rows_dropped
-
-    def row_count(self, batch: int) -> int | None:
-        """Rows of the global batch over all ranks, without padding: the sum of its weights if the schema has no weight
-        column. None with whole groups, where only the batch itself tells."""
-        return None if self._order.longest_group is not None else self._order.row_count(batch)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __iter__(self) -> Iterator[Batch]:
-        while not self._exhausted:
-            waiting_since = time.perf_counter()
-            item = self._ready.get()
-            self.wait_seconds += time.perf_counter() - waiting_since
+        while True:
+            with self._waited_for():
+                item = self._ready.get()
             if item is None:
-                self._exhausted = True
                 return
             if isinstance(item, BaseException):
                 raise item
@@ -171,9 +154,7 @@ class BatchLoader:
                 batch.record_stream(stream)
             yield batch
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stopped.set()
         while self._thread.is_alive():
             # This unblocks a producer that waits for room; one that waits for Ray Data ends with the next read.
@@ -182,36 +163,31 @@ class BatchLoader:
             self._thread.join(timeout=0.01)
 
     def _produce(self) -> None:
+        reads = (
+            stream_reads(self._dataset, self._order, task_cpus=self._task_cpus)
+            if self._store is None
+            else self._store.reads(self._order)
+        )
         try:
-            self._produce_batches()
+            with contextlib.closing(reads):
+                self._produce_batches(reads)
             self._put(None)
         except BaseException as error:  # raised again in the consumer
             self._put(error)
 
-    def _produce_batches(self) -> None:
-        packer = RowPacker(self._dataset.folder, self._dataset.schema)
-        cuda = self._device.type == "cuda"
+    def _produce_batches(self, reads: Iterator[PackedRows]) -> None:
+        schema, cuda = self._dataset.schema, self._device.type == "cuda"
         if cuda:
             torch.cuda.set_device(self._device)  # otherwise pinning memory would open a context on the first GPU
-        assembler = BatchAssembler(packer, self._order, pin_memory=cuda)
         stream = torch.cuda.Stream(self._device) if cuda else None
-        reads = self._reads()
-        try:
-            for arrays in assembler.batches(reads):
-                copied = None
-                with torch.cuda.stream(stream):
-                    batch = arrays.to_batch(self._dataset.schema, self._device)
-                    if stream is not None:
-                        copied = stream.record_event()
-                if not self._put((batch, copied)):
-                    return
-        finally:
-            reads.close()
-
-    def _reads(self) -> Generator[PackedRows]:
-        if self._store is not None:
-            return self._store.reads(self._order)
-        return stream_reads(self._dataset, self._order, task_cpus=self._task_cpus)
+        for arrays in assemble(schema, self._order, reads, pin_memory=cuda):
+            copied = None
+            with torch.cuda.stream(stream):
+                batch = arrays.to_batch(schema, self._device)
+                if stream is not None:
+                    copied = stream.record_event()
+            if not self._put((batch, copied)):
+                return
 
     def _put(self, item: _Item) -> bool:
         """Put an item as soon as there is room; False if the consumer has left."""

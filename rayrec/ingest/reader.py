@@ -1,7 +1,8 @@
 """Reads row groups of Parquet parts into a few contiguous arrays, without a Python loop over values."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import pickle
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from rayrec.ingest.dataset import Dataset, SplitInfo
 Rows = NDArray[np.int64] | slice
 """Rows of a row group, in the order in which they are wanted."""
 _FIRST_ROWS_BATCH = 16_384
+_AGAIN = "run `rayrec preprocess` again"
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +30,11 @@ class Ragged:
     offsets: NDArray[np.int32]
     """(n + 1,) where each list starts in `values`; the first is 0."""
     values: NDArray[np.integer[Any]]
+
+    def part(self, rows: slice) -> "Ragged":
+        """Some lists that follow each other; their first offset need not be 0."""
+        offsets = self.offsets[rows.start : rows.stop + 1]
+        return Ragged(offsets, self.values[offsets[0] : offsets[-1]])
 
     def take(self, rows: Rows) -> "Ragged":
         starts, lengths = self.offsets[:-1][rows], np.diff(self.offsets)[rows]
@@ -56,11 +63,12 @@ class PackedRows:
         return len(self.label)
 
     def take(self, rows: Rows) -> "PackedRows":
+        label = self.label[rows]
         return PackedRows(
-            label=self.label[rows],
+            label=label,
             dense=self.dense[rows],
             # A gather over both axes at once would be several times slower.
-            one_hot=_stack((ids[rows] for ids in self.one_hot), self.one_hot.dtype, rows, len(self)),
+            one_hot=_stack([ids[rows] for ids in self.one_hot], self.one_hot.dtype, len(label)),
             multi_hot=tuple(ragged.take(rows) for ragged in self.multi_hot),
             weight=None if self.weight is None else self.weight[rows],
             group=None if self.group is None else self.group[rows],
@@ -69,7 +77,7 @@ class PackedRows:
 
 @dataclass(frozen=True)
 class RowPacker:
-    """Turns row groups into PackedRows, and PackedRows into Arrow tables and back."""
+    """Turns row groups into PackedRows."""
 
     folder: Path
     """The dataset folder."""
@@ -81,12 +89,6 @@ class RowPacker:
         schema = self.schema
         others = (schema.label, schema.weight, schema.group)
         return [f.name for f in schema.features] + [name for name in others if name]
-
-    @property
-    def id_type(self) -> np.dtype[Any]:
-        """int32 if it can hold every id of every table, otherwise int64."""
-        largest = max((f.cardinality for f in self.schema.categorical), default=1) - 1
-        return np.dtype(np.int32 if largest <= np.iinfo(np.int32).max else np.int64)
 
     def read(self, path: str, row_group: int, rows: Rows = slice(None), *, threads: bool = False) -> PackedRows:
         """Read `rows` of a row group of the part at `path`, relative to the dataset folder.
@@ -126,63 +128,54 @@ class RowPacker:
             raise UserError(f"{origin}: damaged ({reason}); run `rayrec preprocess` again") from None
 
     def _pack(self, table: pa.Table, rows: Rows, origin: str) -> PackedRows:
-        schema, count = self.schema, table.num_rows
+        schema, ids_are = self.schema, id_type(self.schema)
 
         def values(name: str, dtype: Any) -> NDArray[Any]:
             return _dense_column(table, name, np.dtype(dtype), origin)[rows]
 
         def ids(name: str, cardinality: int) -> NDArray[Any]:
-            found = _dense_column(table, name, self.id_type, origin)
+            found = _dense_column(table, name, ids_are, origin)
             _check_ids(found, cardinality, f"{origin}, column '{name}'")
             return found[rows]
 
         one_hot = [f for f in schema.categorical if not isinstance(f, MultiHotFeature)]
         multi_hot = [f for f in schema.categorical if isinstance(f, MultiHotFeature)]
-        numbers = _stack((values(f.name, np.float32) for f in schema.numeric), np.dtype(np.float32), rows, count)
+        label = np.ascontiguousarray(values(schema.label, np.float32))
+        numbers = _stack([values(f.name, np.float32) for f in schema.numeric], np.float32, len(label))
         return PackedRows(
-            label=np.ascontiguousarray(values(schema.label, np.float32)),
+            label=label,
             dense=np.ascontiguousarray(numbers.T),
-            one_hot=_stack((ids(f.name, f.cardinality) for f in one_hot), self.id_type, rows, count),
-            multi_hot=tuple(_ragged_column(table, f, self.id_type, origin).take(rows) for f in multi_hot),
+            one_hot=_stack([ids(f.name, f.cardinality) for f in one_hot], ids_are, len(label)),
+            multi_hot=tuple(_ragged_column(table, f, ids_are, origin).take(rows) for f in multi_hot),
             weight=None if schema.weight is None else np.ascontiguousarray(values(schema.weight, np.float32)),
             group=None if schema.group is None else np.ascontiguousarray(values(schema.group, np.int64)),
         )
 
-    def to_table(self, rows: PackedRows) -> pa.Table:
-        """One Arrow row whose columns are the bytes of the arrays, which Ray Data neither splits nor copies."""
-        arrays = {"label": rows.label, "dense": rows.dense, "one_hot": rows.one_hot}
-        for index, ragged in enumerate(rows.multi_hot):
-            arrays |= {f"offsets_{index}": ragged.offsets, f"values_{index}": ragged.values}
-        if rows.weight is not None:
-            arrays["weight"] = rows.weight
-        if rows.group is not None:
-            arrays["group"] = rows.group
-        return pa.table({name: _as_binary(array) for name, array in arrays.items()})
 
-    def from_table(self, table: pa.Table) -> Iterable[PackedRows]:
-        """The packed rows of each row that `to_table` made, as views of the table's memory."""
-        columns = {name: [_as_bytes(chunk, i) for chunk in table[name].chunks for i in range(len(chunk))]
-                   for name in table.column_names}  # fmt: skip
-        for row in range(table.num_rows):
-            yield self._from_buffers({name: buffers[row] for name, buffers in columns.items()})
+def id_type(schema: Schema) -> np.dtype[Any]:
+    """int32 if it can hold every id of every table, otherwise int64."""
+    largest = max((f.cardinality for f in schema.categorical), default=1) - 1
+    return np.dtype(np.int32 if largest <= np.iinfo(np.int32).max else np.int64)
 
-    def _from_buffers(self, buffers: Mapping[str, pa.Buffer]) -> PackedRows:
-        def array(name: str, dtype: Any) -> NDArray[Any]:
-            return np.frombuffer(buffers[name], dtype=dtype)
 
-        one_hot = [f for f in self.schema.categorical if not isinstance(f, MultiHotFeature)]
-        label = array("label", np.float32)
-        return PackedRows(
-            label=label,
-            dense=array("dense", np.float32).reshape(len(label), len(self.schema.numeric)),
-            one_hot=array("one_hot", self.id_type).reshape(len(one_hot), len(label)),
-            multi_hot=tuple(
-                Ragged(array(f"offsets_{i}", np.int32), array(f"values_{i}", self.id_type))
-                for i in range(len(self.schema.categorical) - len(one_hot))
-            ),
-            weight=array("weight", np.float32) if "weight" in buffers else None,
-            group=array("group", np.int64) if "group" in buffers else None,
-        )
+def to_table(rows: PackedRows) -> pa.Table:
+    """One Arrow row whose columns are the bytes of the arrays, which Ray Data neither splits nor copies."""
+    arrays: list[pickle.PickleBuffer] = []
+    frame = pickle.dumps(rows, protocol=5, buffer_callback=arrays.append)
+    return pa.table({str(number): _as_binary(data) for number, data in enumerate([frame, *arrays])})
+
+
+def from_table(table: pa.Table) -> Iterator[PackedRows]:
+    """The packed rows of each row that `to_table` made, as views of the table's memory."""
+    for row in range(table.num_rows):
+        frame, *arrays = (column[row].as_buffer() for column in table.columns)
+        yield pickle.loads(frame, buffers=arrays)
+
+
+def _as_binary(data: bytes | pickle.PickleBuffer) -> pa.Array:
+    values = pa.py_buffer(data)
+    offsets = pa.py_buffer(np.array([0, values.size], np.int64))
+    return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, values])
 
 
 def first_rows(dataset: Dataset, split: str, columns: Sequence[str], most: int) -> Iterator[pa.RecordBatch]:
@@ -243,23 +236,6 @@ def _check_ids(ids: NDArray[Any], cardinality: int, origin: str) -> None:
         raise UserError(f"{origin}: ids {ids.min()} ... {ids.max()}, the table has {cardinality} rows; {_AGAIN}")
 
 
-_AGAIN = "run `rayrec preprocess` again"
-
-
-def _stack(rows: Iterable[NDArray[Any]], dtype: np.dtype[Any], selection: Rows, count: int) -> NDArray[Any]:
-    """A (len(rows), selected) array of 1-d arrays, even if there are none."""
-    rows = list(rows)
-    if rows:
-        return np.stack(rows)
-    selected = len(range(count)[selection]) if isinstance(selection, slice) else len(selection)
-    return np.empty((0, selected), dtype=dtype)
-
-
-def _as_binary(array: NDArray[Any]) -> pa.Array:
-    data = np.ascontiguousarray(array)
-    offsets = np.array([0, data.nbytes], dtype=np.int64)
-    return pa.Array.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-
-
-def _as_bytes(chunk: pa.Array, index: int) -> pa.Buffer:
-    return chunk[index].as_buffer()
+def _stack(columns: Sequence[NDArray[Any]], dtype: Any, count: int) -> NDArray[Any]:
+    """The (columns, count) array of columns (count,), even if there are none."""
+    return np.stack(columns) if columns else np.empty((0, count), dtype)

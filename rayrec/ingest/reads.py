@@ -9,7 +9,7 @@ import pyarrow as pa
 from rayrec.common.ray_blocks import ReportingTask, stream_blocks
 from rayrec.ingest.batch_order import BatchOrder
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import PackedRows, RowPacker
+from rayrec.ingest.reader import PackedRows, RowPacker, from_table, to_table
 from rayrec.ingest.row_order import RowOrder
 
 # A task reads about this many rows, enough to outweigh its overhead of some milliseconds.
@@ -34,8 +34,7 @@ def stream_reads(
     from ray.data import ExecutionResources, TaskPoolStrategy
 
     executions = executions or order.world_size
-    packer = RowPacker(dataset.folder, dataset.schema)
-    reader = _Reader(packer, order.row_order)
+    reader = _Reader(RowPacker(dataset.folder, dataset.schema), order.row_order)
     cpus = int(ray.cluster_resources().get("CPU", 1)) // executions
     concurrency = max(1, min(_MOST_TASKS, cpus // 2))
     if task_cpus is None:
@@ -64,7 +63,7 @@ def stream_reads(
     )
     with closing(stream_blocks(data)) as blocks:
         for block in blocks:
-            yield from packer.from_table(block)
+            yield from from_table(block)
 
 
 @dataclass(frozen=True)
@@ -79,21 +78,22 @@ class _Reader:
             place = read["path"], read["row_group"]
             group = self.packer.read_group(*place) if self.row_order.whole_groups else None
             rows = self.row_order.rows(read["unit"], read["rows"], read["start"], read["stop"], group)
-            yield self.packer.to_table(self.packer.read(*place, rows))
+            yield to_table(self.packer.read(*place, rows))
 
 
 def _descriptors(order: BatchOrder, concurrency: int) -> list[pa.Table]:
     """The reads, in order, as one table for each task."""
     units, reads = order.units, [order.read(index) for index in range(order.num_reads)]
-    table = pa.table(
-        {
-            "unit": pa.array([read.unit for read in reads], pa.int64()),
-            "path": pa.array([units.files[units.file[read.unit]] for read in reads], pa.string()),
-            "row_group": pa.array([int(units.row_group[read.unit]) for read in reads], pa.int32()),
-            "rows": pa.array([int(units.rows[read.unit]) for read in reads], pa.int64()),
-            "start": pa.array([read.start for read in reads], pa.int64()),
-            "stop": pa.array([read.stop for read in reads], pa.int64()),
-        }
+    table = pa.Table.from_pylist(
+        [
+            {
+                **read._asdict(),
+                "path": units.files[units.file[read.unit]],
+                "row_group": int(units.row_group[read.unit]),
+                "rows": int(units.rows[read.unit]),
+            }
+            for read in reads
+        ]
     )
     mean_rows = max(1, int(units.rows.mean()))
     # Small splits are cut finer, so that all tasks have work.

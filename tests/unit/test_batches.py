@@ -13,7 +13,7 @@ from rayrec.config.train import IngestConfig
 from rayrec.ingest.batch_order import BatchOrder, Units
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches
-from rayrec.ingest.reader import RowPacker
+from rayrec.ingest.reader import RowPacker, from_table, to_table
 from rayrec.ingest.reads import InMemorySplit
 from tests.builders import make_dataset, make_schema, write_dataset
 from tests.expected_batches import expected_rows, padded, rows_of
@@ -171,8 +171,8 @@ def test_packed_rows_pass_through_arrow_unchanged(tmp_path):
     dataset: Dataset = make_dataset(tmp_path / "data", 90, **columns, rows_per_row_group=30)
     packer = RowPacker(dataset.folder, dataset.schema)
     packed = [packer.read("train/part-00000.parquet", group, slice(group, 20)) for group in range(3)]
-    table = pa.concat_tables([packer.to_table(rows) for rows in packed]).combine_chunks()
-    for one, other in zip(packed, packer.from_table(table), strict=True):
+    table = pa.concat_tables([to_table(rows) for rows in packed]).combine_chunks()
+    for one, other in zip(packed, from_table(table), strict=True):
         for name in ("label", "dense", "one_hot", "weight", "group"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
         for mine, theirs in zip(one.multi_hot, other.multi_hot, strict=True):

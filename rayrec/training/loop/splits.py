@@ -13,10 +13,10 @@ from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.evaluation.distributed import compute_over_ranks
 from rayrec.evaluation.ranking import RankingMetrics
 from rayrec.ingest.all_candidates import AllCandidates
-from rayrec.ingest.batch_order import EpochOptions
+from rayrec.ingest.batch_order import BatchOrder, EpochOptions, Units
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions.positives import Positives
-from rayrec.ingest.interactions.sampled_loader import SampledLoader, SampleSlices
+from rayrec.ingest.interactions.sampled_loader import SampledLoader
 from rayrec.ingest.interactions.samples import SampledSplit
 from rayrec.ingest.loader import EpochLoader, open_batches
 from rayrec.ingest.reads import InMemorySplit
@@ -42,31 +42,17 @@ class SplitReader:
 
     def open(self, split: str, *, contiguous: bool = False, **options: Unpack[EpochOptions]) -> EpochLoader:
         """See `rayrec.ingest.loader.open_batches`. Samples with drawn negatives are always shuffled."""
-        rank, world_size = self.context.rank, self.context.world_size
+        options |= {"rank": self.context.rank, "world_size": self.context.world_size}
         if split == "train" and self.negatives is not None:
-            slices = SampleSlices(
-                total=len(self._sampled_train),
-                global_batch_size=options["global_batch_size"],
-                world_size=world_size,
-                rank=rank,
-                drop_last=options["drop_last"],
-            )
-            return SampledLoader(
-                self._sampled_train,
-                self.dataset.schema,
-                slices,
-                seed=options.get("seed", 0),
-                epoch=options.get("epoch", 0),
-                start_batch=options.get("start_batch", 0),
-            )
+            sampled = self._sampled_train
+            order = BatchOrder(units=Units.of_samples(len(sampled)), **options)
+            return SampledLoader(sampled, self.dataset.schema, order)
         if self.config.in_memory and split not in self._stores:
             self._stores[split] = InMemorySplit.read(self.dataset, split)
         return open_batches(
             self.dataset,
             split,
             self.config,
-            rank=rank,
-            world_size=world_size,
             device=self.context.device,
             contiguous=contiguous,
             whole_groups=self.whole_groups and split == "train",
