@@ -3,16 +3,14 @@
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rayrec.common.files import write_atomically
 from rayrec.storage.remote import RemoteFile
 
 
-@dataclass(frozen=True)
-class LocalFile:
+class LocalFile(NamedTuple):
     """Tells one state of a local file from another."""
 
     bytes: int
@@ -23,8 +21,7 @@ class LocalFile:
         return cls(status.st_size, status.st_mtime_ns)
 
 
-@dataclass(frozen=True)
-class Copied:
+class Copied(NamedTuple):
     """The states of a file when it was the same on both sides."""
 
     remote: RemoteFile
@@ -43,28 +40,33 @@ class Journal:
         self.copied: dict[str, Copied] = {}
         self.begun: set[str] = set()
         """Files that were being sent, or deleted remotely, when the previous process died."""
-        for name, state in self._lines():
-            self._note(name, state)
-        self._rewrite()
+        for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
+            if line.endswith("\n"):  # the last one may be cut short
+                self._note(*json.loads(line))
+        lines = [_line(name, [*copied.remote, *copied.local]) for name, copied in self.copied.items()]
+        write_atomically(path, "".join(lines + [_line(name, "begun") for name in self.begun]))
 
-    def begin(self, names: Iterable[str]) -> None:
-        """Record that these remote files may change from now on."""
-        self._append([[name, "begun"] for name in names])
+    def begin(self, name: str) -> None:
+        """Record that a remote file may change from now on."""
+        self._append(name, "begun")
 
     def add(self, name: str, remote: RemoteFile, local: LocalFile) -> None:
         """Record that a file is the same on both sides."""
-        self._append([[name, [remote.bytes, remote.modified, local.bytes, local.modified_ns]]])
+        self._append(name, [*remote, *local])
 
     def remove(self, name: str) -> None:
         """Record that a file exists on neither side."""
-        self._append([[name, None]])
+        self._append(name, None)
 
-    def _append(self, lines: list[list[object]]) -> None:
+    def known(self, name: str) -> Copied | None:
+        """The states of a file when it was last copied; None if it was not, or may have changed remotely since then."""
+        return None if name in self.begun else self.copied.get(name)
+
+    def _append(self, name: str, state: object) -> None:
         with self._lock:
             with self._path.open("a") as file:
-                file.write("".join(f"{json.dumps(line)}\n" for line in lines))
-            for name, state in lines:
-                self._note(str(name), state)
+                file.write(_line(name, state))
+            self._note(name, state)
 
     def _note(self, name: str, state: object) -> None:
         self.begun.discard(name)
@@ -75,19 +77,6 @@ class Journal:
         else:
             self.copied.pop(name, None)
 
-    def _lines(self) -> Iterator[tuple[str, object]]:
-        if not self._path.exists():
-            return
-        for line in self._path.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):  # the last one may be cut short
-                name, state = json.loads(line)
-                yield name, state
 
-    def _rewrite(self) -> None:
-        states = {
-            name: [c.remote.bytes, c.remote.modified, c.local.bytes, c.local.modified_ns]
-            for name, c in self.copied.items()
-        }
-        lines: list[list[object]] = [[name, state] for name, state in states.items()]
-        lines += [[name, "begun"] for name in self.begun]
-        write_atomically(self._path, "".join(f"{json.dumps(line)}\n" for line in lines))
+def _line(name: str, state: object) -> str:
+    return f"{json.dumps([name, state])}\n"

@@ -3,8 +3,7 @@
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -32,8 +31,7 @@ _REASONS = {
 """What is wrong and how to fix it, by texts that errors of AWS's and Google's libraries contain."""
 
 
-@dataclass(frozen=True)
-class RemoteFile:
+class RemoteFile(NamedTuple):
     """Tells one state of a remote file from another."""
 
     bytes: int
@@ -56,17 +54,14 @@ def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
 class Remote:
     """A folder of a file system; files are named by their paths in it. Every method raises UserError."""
 
-    def __init__(self, filesystem: fs.FileSystem, path: str, name: str) -> None:
-        """`name`: the folder as it is shown to a person."""
-        self._filesystem, self._path, self._name = filesystem, path.rstrip("/"), name
-
-    @classmethod
-    def open(cls, uri: str) -> "Remote":
-        return cls(*open_filesystem(uri), uri)
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._filesystem, path = open_filesystem(uri)
+        self._path = path.rstrip("/")
 
     def files(self) -> dict[str, RemoteFile]:
         """All files below the folder; empty if there is no such folder. The bucket must exist."""
-        with _explained(self._name, "read"):
+        with _explained(self._uri, "read"):
             if self._filesystem.type_name in _OBJECT_STORES:
                 bucket = self._path.partition("/")[0]
                 (info,) = self._filesystem.get_file_info([bucket])
@@ -83,7 +78,7 @@ class Remote:
     def read(self, name: str, sink: BinaryIO) -> int:
         """Copy a file to `sink`; returns the number of bytes."""
         copied = 0
-        with _explained(self._name, "read"), self._filesystem.open_input_stream(f"{self._path}/{name}") as source:
+        with _explained(self._uri, "read"), self._filesystem.open_input_stream(f"{self._path}/{name}") as source:
             while block := source.read(_BLOCK_BYTES):
                 copied += sink.write(block)
         return copied
@@ -91,7 +86,7 @@ class Remote:
     def write(self, name: str, source: BinaryIO, size: int) -> RemoteFile:
         """Write a file from the next `size` bytes of `source`; it appears when all of them have arrived."""
         path = f"{self._path}/{name}"
-        with _explained(self._name, "written"):
+        with _explained(self._uri, "written"):
             if self._filesystem.type_name not in _OBJECT_STORES:
                 self._filesystem.create_dir(path.rpartition("/")[0], recursive=True)
             with self._filesystem.open_output_stream(path) as sink:
@@ -102,7 +97,7 @@ class Remote:
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""
         path = f"{self._path}/{name}"
-        with _explained(self._name, "written"):
+        with _explained(self._uri, "written"):
             (info,) = self._filesystem.get_file_info([path])
             if info.type == fs.FileType.File:
                 self._filesystem.delete_file(path)

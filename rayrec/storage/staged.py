@@ -14,9 +14,8 @@ from rayrec.common.files import locked
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.storage.journal import Journal, LocalFile
 from rayrec.storage.location import location, staged_root
-from rayrec.storage.outputs import is_output
 from rayrec.storage.remote import Remote, RemoteFile
-from rayrec.storage.transfer import Upload, download
+from rayrec.storage.transfer import Upload, download, is_output
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +85,7 @@ class _StagedFolder:
     def refresh(self, progress: Progress) -> None:
         with self._lock:
             if not self._is_being_written():
-                self._bring_up_to_date(Remote.open(self._uri), Journal(self._journal_file), progress)
+                self._bring_up_to_date(Remote(self._uri), Journal(self._journal_file), progress)
 
     @contextmanager
     def owned(self) -> Iterator[None]:
@@ -99,7 +98,7 @@ class _StagedFolder:
     def begin(self, continues: bool, progress: Progress) -> Upload:
         """Make the folder equal to its URI. Raises UserError if that cannot be written, or must be empty but is not."""
         with self._lock:
-            remote, journal = Remote.open(self._uri), Journal(self._journal_file)
+            remote, journal = Remote(self._uri), Journal(self._journal_file)
             if continues or self._unsent.exists():
                 self._bring_up_to_date(remote, journal, progress)
             if not continues:
@@ -151,23 +150,14 @@ class _StagedFolder:
                 (self._path / folder).rmdir()
 
     def _is_copy(self, name: str, file: RemoteFile, journal: Journal) -> bool:
-        copied = journal.copied.get(name)
-        if copied is None or copied.remote != file or name in journal.begun:
-            return False
-        try:
-            return LocalFile.of((self._path / name).stat()) == copied.local
-        except FileNotFoundError:
-            return False
+        copied, path = journal.known(name), self._path / name
+        return copied is not None and path.exists() and copied == (file, LocalFile.of(path.stat()))
 
     def _require_as_left(self, files: dict[str, RemoteFile], journal: Journal) -> None:
         """Raise UserError if others changed the URI since this machine's last, unfinished work on it."""
         left = {name: copied.remote for name, copied in journal.copied.items()}
-        changed = [
-            name
-            for name in files.keys() | left.keys()
-            if files.get(name) != left.get(name) and name not in journal.begun
-        ]
-        if changed:
+        names = (files.keys() | left.keys()) - journal.begun
+        if changed := [name for name in names if files.get(name) != left.get(name)]:
             raise UserError(
                 f"{self._uri}: {min(changed)} was changed by another machine, while {self._path.parent} has work that "
                 "was never sent; move that folder away to continue with what is at the URI"

@@ -5,19 +5,51 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_file
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.storage.journal import Journal, LocalFile
-from rayrec.storage.outputs import in_order_of_removal, is_manifest, outputs
 from rayrec.storage.remote import Remote, RemoteFile
 
 _AT_ONCE = 8
-T = TypeVar("T")
+_DOTTED_OUTPUTS = {".metadata"}
+"""Other names that begin with a dot are temporary or concern this machine only; this one is in torch's checkpoints."""
+
+
+def is_output(name: str) -> bool:
+    """Whether a file, given by its path in a folder, is a finished part of the folder's content."""
+    *folders, file = name.split("/")
+    is_hidden = file.startswith(".") and file not in _DOTTED_OUTPUTS
+    return not is_hidden and not any(folder.startswith(".") for folder in folders)
+
+
+def outputs(folder: Path) -> dict[str, LocalFile]:
+    """The output files below a folder, in the order in which they may appear elsewhere; those that vanish are left out.
+
+    Manifests come after all other files, in the order in which they were written.
+    """
+    found = {}
+    for root, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(root, file) for file in files):
+            name = path.relative_to(folder).as_posix()
+            with suppress(FileNotFoundError):
+                if is_output(name):
+                    found[name] = LocalFile.of(path.stat())
+    return dict(sorted(found.items(), key=lambda item: _order(*item)))
+
+
+def _is_manifest(name: str) -> bool:
+    """Whether a file says that other files are complete, or refers to them, so that it must not appear before them."""
+    return name.endswith(".json")
+
+
+def _order(name: str, file: LocalFile) -> tuple[bool, int, str]:
+    return _is_manifest(name), file.modified_ns if _is_manifest(name) else 0, name
 
 
 def download(
@@ -37,9 +69,8 @@ def download(
         journal.add(name, files[name], LocalFile.of(target.stat()))
         counted.add(files[name].bytes)
 
-    ordinary = [name for name in files if not is_manifest(name)]
-    _each(one, ordinary)
-    _each(one, [name for name in files if is_manifest(name)])
+    for manifests in (False, True):
+        _each(one, [name for name in files if _is_manifest(name) is manifests])
 
 
 class Upload:
@@ -56,17 +87,19 @@ class Upload:
         that a manifest refers to may be missing. The next pass does so. Raises UserError.
         """
         # Manifests are read first, and sent as they were then, so that all files that they refer to are found.
-        manifests = {name: _content(self._folder / name) for name in outputs(self._folder) if is_manifest(name)}
-        found = outputs(self._folder)
-        if any(content is None or content.file != found.get(name) for name, content in manifests.items()):
+        manifests = {}
+        try:
+            for name in filter(_is_manifest, outputs(self._folder)):
+                with (self._folder / name).open("rb") as source:
+                    file = LocalFile.of(os.fstat(source.fileno()))
+                    manifests[name] = file, source.read(file.bytes)
+        except FileNotFoundError:
             return False
-        changed = {name: file for name, file in found.items() if not self._is_sent(name, file)}
-        ordinary = [name for name in changed if not is_manifest(name)]
-        counted = _Counted(
-            progress or SilentProgress(),
-            self._title,
-            sum(changed[name].bytes for name in ordinary),
-        )
+        found = outputs(self._folder)
+        if any(file != found.get(name) for name, (file, _) in manifests.items()):
+            return False
+        ordinary = [n for n, file in found.items() if not _is_manifest(n) and not self._is_sent(n, file)]
+        counted = _Counted(progress or SilentProgress(), self._title, sum(found[name].bytes for name in ordinary))
 
         def one(name: str) -> bool:
             try:
@@ -84,23 +117,24 @@ class Upload:
         self._seen |= found.keys()
         if not are_sent:
             return False
-        for name, content in manifests.items():
-            if content is not None and not self._is_sent(name, content.file):
-                self._send(name, io.BytesIO(content.data), content.file)
+        for name, (file, content) in manifests.items():
+            if not self._is_sent(name, file):
+                self._send(name, io.BytesIO(content), file)
         gone = {name for name in self._seen - found.keys() if not (self._folder / name).exists()}
-        for name in in_order_of_removal(gone):
-            self._journal.begin([name])
+        # Manifests go first, so that none is left that refers to a file that is gone.
+        for name in sorted(gone, key=lambda name: (not _is_manifest(name), name)):
+            self._journal.begin(name)
             self._remote.delete(name)
             self._journal.remove(name)
         self._seen -= gone
         return True
 
     def _is_sent(self, name: str, file: LocalFile) -> bool:
-        copied = self._journal.copied.get(name)
-        return copied is not None and copied.local == file and name not in self._journal.begun
+        copied = self._journal.known(name)
+        return copied is not None and copied.local == file
 
     def _send(self, name: str, source: BinaryIO, file: LocalFile) -> None:
-        self._journal.begin([name])
+        self._journal.begin(name)
         self._journal.add(name, self._remote.write(name, source, file.bytes), file)
 
 
@@ -122,7 +156,7 @@ def _mib(size: int) -> int:
     return -(-size // 2**20)
 
 
-def _each(work: Callable[[str], T], names: Iterable[str]) -> list[T]:
+def _each(work: Callable[[str], object], names: Iterable[str]) -> list[object]:
     """The results in order. The first error ends the work, after the copies that have begun."""
     with ThreadPoolExecutor(_AT_ONCE, "rayrec-storage") as pool:
         futures = [pool.submit(work, name) for name in names]
@@ -131,19 +165,3 @@ def _each(work: Callable[[str], T], names: Iterable[str]) -> list[T]:
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-@dataclass(frozen=True)
-class _Content:
-    data: bytes
-    file: LocalFile
-
-
-def _content(path: Path) -> _Content | None:
-    """The content of a file; None if it has gone."""
-    try:
-        with path.open("rb") as source:
-            file = LocalFile.of(os.fstat(source.fileno()))
-            return _Content(source.read(file.bytes), file)
-    except FileNotFoundError:
-        return None

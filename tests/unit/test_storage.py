@@ -15,9 +15,8 @@ from rayrec.common.progress import SilentProgress
 from rayrec.storage import remote, staged, transfer
 from rayrec.storage.journal import Journal, LocalFile
 from rayrec.storage.location import local_path, location, resolve, shown, staging_root, uri_of
-from rayrec.storage.outputs import is_output
 from rayrec.storage.staged import fetch, mirrored
-from rayrec.storage.transfer import Upload
+from rayrec.storage.transfer import Upload, is_output
 from serve.models.repository import StagedModels
 
 URI = "s3://bucket/exp/run"
@@ -266,7 +265,7 @@ def test_a_file_that_goes_away_underway_lets_nothing_be_called_whole(
 ) -> None:
     """A pass that meets a checkpoint as it is pruned: index.json waits for the next."""
     run = local_path(URI)
-    upload = Upload(remote.Remote.open(URI), run, Journal(run.parent.parent / ".journal"), "send")
+    upload = Upload(remote.Remote(URI), run, Journal(run.parent.parent / ".journal"), "send")
     checkpoint(run, 1)
     listed = transfer.outputs
 
