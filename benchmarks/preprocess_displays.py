@@ -28,6 +28,7 @@ from cluster.spark_session import spark_session
 from rayrec.common.files import write_json
 from rayrec.common.progress import SilentProgress
 from rayrec.config.preprocess import SparkConfig
+from rayrec.internals.spark import java
 from rayrec.recipes import Recipe
 from rayrec.sources.outbrain.synthetic.generator import generate
 from rayrec.sources.registry import preprocessing
@@ -186,7 +187,7 @@ def _size(folder: Path) -> int:
 
 def _driver_heap(spark: Any) -> int:
     """What the driver's JVM still holds after a collection."""
-    runtime = spark.sparkContext._jvm.java.lang.Runtime.getRuntime()
+    runtime = java(spark).java.lang.Runtime.getRuntime()
     runtime.gc()
     return int(runtime.totalMemory() - runtime.freeMemory())
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature
-from rayrec.features.string_hash import hash_strings
+from rayrec.features.string_hash import by_distinct_text, hash_strings
 from rayrec.features.transforms import Hash, HashIds
 from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.random.splitmix64 import hash_integers
@@ -75,12 +75,12 @@ def _hashed(name: str, column: pa.Array, transform: Hash) -> NDArray[np.int64]:
     if transform.of == "integers":
         ids = 1 + (hash_integers(_integers(name, column)) % buckets).astype(np.int64)
         return np.where(column.is_valid().to_numpy(zero_copy_only=False), ids, 0)
-    strings = _strings(name, column)
-    encoded = strings if pa.types.is_dictionary(strings.type) else strings.dictionary_encode()
-    values = encoded.dictionary.cast(pa.large_string())
-    is_filled = pc.fill_null(pc.not_equal(values, ""), False).to_numpy(zero_copy_only=False)
-    ids = np.append(np.where(is_filled, 1 + (hash_strings(values) % buckets).astype(np.int64), 0), 0)
-    return ids[encoded.indices.cast(pa.int64()).fill_null(len(values)).to_numpy()]
+
+    def ids_of(values: pa.Array) -> NDArray[np.int64]:
+        is_filled = pc.fill_null(pc.not_equal(values, ""), False).to_numpy(zero_copy_only=False)
+        return np.where(is_filled, 1 + (hash_strings(values) % buckets).astype(np.int64), 0)
+
+    return by_distinct_text(_strings(name, column), ids_of, 0)
 
 
 def fold_ids(ids: NDArray[np.int64], buckets: int) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ processes of a machine share them. A hit is confirmed against the key itself, so
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_file
 from rayrec.features.mapped_columns import Lists, MappedBatch, Numbers, Ranges, search_ranges
-from rayrec.features.string_hash import hash_strings
+from rayrec.features.string_hash import by_distinct_text, find_hashes, hash_strings
 from rayrec.random.splitmix64 import hash_integers, mix
 
 HASH = "hash"
@@ -87,15 +87,15 @@ class KeyedTable:
 
     def find_texts(self, name: str, texts: pa.Array) -> NDArray[np.int64]:
         """(n,) the rows of n texts of the key column `name`; UNKNOWN if there is none, or null."""
-        encoded = texts.cast(pa.large_string()).dictionary_encode()
-        values = encoded.dictionary
 
-        def is_key(batch: MappedBatch, rows: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray[np.bool_]:
-            held = batch.column(name).take(pa.array(rows)).cast(pa.large_string())
-            return pc.equal(held, values.take(pa.array(asked))).to_numpy(zero_copy_only=False)
+        def find(values: pa.Array) -> NDArray[np.int64]:
+            def is_key(batch: MappedBatch, rows: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray[np.bool_]:
+                held = batch.column(name).take(pa.array(rows)).cast(pa.large_string())
+                return pc.equal(held, values.take(pa.array(asked))).to_numpy(zero_copy_only=False)
 
-        found = np.append(self._find(hash_texts(values), None, is_key), UNKNOWN)
-        return found[encoded.indices.cast(pa.int64()).fill_null(len(values)).to_numpy()]
+            return self._find(hash_texts(values), None, is_key)
+
+        return by_distinct_text(texts.cast(pa.large_string()), find, UNKNOWN)
 
     def texts(self, name: str, rows: NDArray[np.int64]) -> pa.Array:
         """Gather a column of strings for rows (n,), all of them known."""
@@ -171,25 +171,14 @@ class KeyedTable:
         is_key: Callable[[MappedBatch, NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]],
     ) -> NDArray[np.int64]:
         rows = np.full(len(hashes), UNKNOWN, np.int64)
-        # Ascending, the search walks through a batch once instead of missing the cache at every step.
         order = np.argsort(hashes)
         if valid is not None:
             order = order[valid[order]]
         bounds = np.append(np.searchsorted(hashes[order], self._first_hashes), len(order))
         for number in np.flatnonzero(np.diff(bounds)):
-            batch = self._batches[number]
-            held, _ = batch.numbers(HASH)
-            pending = order[bounds[number] : bounds[number + 1]]
-            entry = np.searchsorted(held, hashes[pending])
-            while len(pending):
-                inside = entry < len(held)
-                pending, entry = pending[inside], entry[inside]
-                same = held[entry] == hashes[pending]
-                pending, entry = pending[same], entry[same]
-                equal = is_key(batch, entry, pending)
-                rows[pending[equal]] = self._first_rows[number] + entry[equal]
-                # Left over: keys whose hash is that of another key; the next entry may be theirs.
-                pending, entry = pending[~equal], entry[~equal] + 1
+            batch, pending = self._batches[number], order[bounds[number] : bounds[number + 1]]
+            for found, entries in find_hashes(batch.numbers(HASH)[0], hashes, pending, partial(is_key, batch)):
+                rows[found] = self._first_rows[number] + entries
         return rows
 
 

@@ -5,6 +5,8 @@ mixed by the finalizer of SplitMix64 (Steele, Lea, Flood 2014), from a start tha
 models hold its values (`Hash`, the tables of `rayrec.features.keyed_table`), so it cannot change.
 """
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -45,3 +47,39 @@ def hash_strings(values: pa.Array) -> NDArray[np.uint64]:
         rows = rows[remaining > 8]
         position += 8
     return hashes
+
+
+def by_distinct_text(
+    texts: pa.Array, function: Callable[[pa.Array], NDArray[np.int64]], missing: int
+) -> NDArray[np.int64]:
+    """(n,) integers of n texts (strings, or a dictionary of them), computed once from the distinct ones (large_string).
+
+    A null gets `missing`.
+    """
+    encoded = texts if pa.types.is_dictionary(texts.type) else texts.dictionary_encode()
+    values = encoded.dictionary.cast(pa.large_string())
+    numbers = np.append(function(values), missing)
+    return numbers[encoded.indices.cast(pa.int64()).fill_null(len(values)).to_numpy()]
+
+
+def find_hashes(
+    held: NDArray,
+    hashes: NDArray,
+    pending: NDArray[np.int64],
+    is_same: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]],
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Find hashes among ascending `held` ones: yields positions in `hashes`, and the entries of `held` of their keys.
+
+    `pending`: the positions to find, by ascending hash, so that the search walks through the entries once instead of
+    missing the cache at every step. `is_same(entries, positions)` tells which have the same key, not only its hash.
+    """
+    entry = np.searchsorted(held, hashes[pending])
+    while len(pending):
+        inside = entry < len(held)
+        pending, entry = pending[inside], entry[inside]
+        is_hit = held[entry] == hashes[pending]
+        pending, entry = pending[is_hit], entry[is_hit]
+        equal = is_same(entry, pending)
+        yield pending[equal], entry[equal]
+        # Left over: keys whose hash is that of another key; the next entry may be theirs.
+        pending, entry = pending[~equal], entry[~equal] + 1

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.features.string_hash import hash_string, hash_strings
+from rayrec.features.string_hash import by_distinct_text, find_hashes, hash_string, hash_strings
 from rayrec.random.splitmix64 import mix
 
 VOCABULARY_SCHEMA = pa.schema(
@@ -64,9 +64,7 @@ class VocabularyLookup:
         if pa.types.is_dictionary(values.type) and len(values.dictionary) > len(values):
             values = values.dictionary_decode()  # a slice of a long column, most of whose dictionary it does not use
         # Columns repeat values, so that most of the rows are served by a gather.
-        encoded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
-        ids = np.append(self._ids_of(encoded.dictionary.cast(pa.large_string())), 0)
-        return ids[encoded.indices.cast(pa.int64()).fill_null(len(ids) - 1).to_numpy()]
+        return by_distinct_text(values, self._ids_of, 0)
 
     def _ids_of_request(self, values: list[str | None]) -> NDArray[np.int64]:
         remembered = self._remembered
@@ -98,24 +96,17 @@ class VocabularyLookup:
         return 0
 
     def _ids_of(self, values: pa.Array) -> NDArray[np.int64]:
+
+        def is_listed(entries: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray[np.bool_]:
+            listed = self._values.take(pa.array(self._rank[entries]))
+            return pc.equal(listed, values.take(pa.array(asked))).to_numpy(zero_copy_only=False)
+
         ids = np.zeros(len(values), np.int64)
         present = pc.fill_null(pc.not_equal(values, ""), False).to_numpy(zero_copy_only=False)
         hashes = hash_strings(values)
-        # Searching in ascending order walks the table once instead of missing the cache at every step.
-        pending = np.argsort(hashes)
-        pending = pending[present[pending]]
-        entry = np.searchsorted(self._hashes, hashes[pending])
-        while len(pending):
-            inside = entry < len(self._hashes)
-            pending, entry = pending[inside], entry[inside]
-            same = self._hashes[entry] == hashes[pending]
-            pending, entry = pending[same], entry[same]
-            rank = self._rank[entry]
-            listed = self._values.take(pa.array(rank))
-            equal = pc.equal(listed, values.take(pa.array(pending))).to_numpy(zero_copy_only=False)
-            ids[pending[equal]] = rank[equal].astype(np.int64) + 1
-            # Left over: values whose hash is that of another value; the next entry may be theirs.
-            pending, entry = pending[~equal], entry[~equal] + 1
+        order = np.argsort(hashes)
+        for found, entries in find_hashes(self._hashes, hashes, order[present[order]], is_listed):
+            ids[found] = self._rank[entries].astype(np.int64) + 1
         return ids
 
 

@@ -5,8 +5,9 @@ from itertools import groupby, pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+from rayrec.ingest import row_order
 
 
 def rows_by_value(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
@@ -21,8 +22,7 @@ def rows_by_value(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tu
 def _cut(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, pa.RecordBatch]]:
     for batch in batches:
         values = batch[column].to_numpy()
-        bounds = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)] if len(values) else []
-        for low, high in pairwise(bounds):
+        for low, high in pairwise([*row_order.group_starts(values).tolist(), len(values)]):
             yield int(values[low]), batch.slice(low, high - low)
 
 
@@ -47,11 +47,9 @@ def whole_groups(batches: Iterable[pa.RecordBatch], column: str, rows: int) -> I
 
 
 def group_starts(column: pa.Array) -> NDArray[np.int64]:
-    """Where groups of equal values begin in a column without nulls."""
-    if len(column) == 0:
-        return np.empty(0, np.int64)
-    is_new = pc.not_equal(column.slice(1), column.slice(0, len(column) - 1)).to_numpy(zero_copy_only=False)
-    return np.concatenate(([0], np.flatnonzero(is_new) + 1))
+    """Where groups of equal integers or strings begin in a column without nulls."""
+    numbers = column if pa.types.is_integer(column.type) else column.dictionary_encode().indices
+    return row_order.group_starts(numbers.to_numpy())
 
 
 def _combined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from rayrec.common.background import in_background
 from rayrec.common.errors import DiskFullError, UserError
 from rayrec.common.progress import Progress
+from rayrec.internals.spark import has_running_tasks, java
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -92,9 +93,8 @@ def no_tasks_left_behind(spark: "SparkSession") -> Iterator[None]:
 def _cancel_tasks(spark: "SparkSession") -> None:
     with suppress(Exception):  # Spark itself may be what failed
         spark.sparkContext.cancelAllJobs()
-        tracker = spark.sparkContext._jsc.sc().statusTracker()
         deadline = time.monotonic() + _CANCEL_SECONDS
-        while time.monotonic() < deadline and any(e.numRunningTasks() for e in tracker.getExecutorInfos()):
+        while time.monotonic() < deadline and has_running_tasks(spark):
             time.sleep(0.1)
 
 
@@ -131,7 +131,7 @@ def collect_rows(frame: "DataFrame") -> list[tuple[Any, ...]]:
 def reclaim_shuffles(spark: "SparkSession") -> None:
     """Let Spark remove the shuffle files of data frames that are gone; by itself it does so twice an hour."""
     gc.collect()
-    spark.sparkContext._jvm.java.lang.System.gc()
+    java(spark).java.lang.System.gc()
 
 
 def partition_number() -> int:

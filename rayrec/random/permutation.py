@@ -71,19 +71,15 @@ class _Network:
 
 
 class BlockwisePermutation:
-    """Permutes the rows of consecutive blocks, such as days, within each block."""
+    """Permutes the rows of consecutive blocks, such as days, within each block: block n by seed + n."""
 
     def __init__(self, sizes: Sequence[int], seed: int) -> None:
-        self._bounds = np.concatenate(([0], np.cumsum(np.asarray(sizes, np.int64))))
-        self._blocks = [HashPermutation(size, seed + number) if size else None for number, size in enumerate(sizes)]
+        self._sizes = np.asarray(sizes, np.int64)
+        self._starts = np.cumsum(self._sizes) - self._sizes
+        self._seeds = np.array([(seed + number) % 2**64 for number in range(len(sizes))], np.uint64)
 
     def __call__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The new positions (n,) of rows (n,)."""
-        result = np.empty_like(indices)
-        blocks = np.searchsorted(self._bounds, indices, side="right") - 1
-        for block in np.unique(blocks):
-            inside = blocks == block
-            permutation = self._blocks[block]
-            assert permutation is not None
-            result[inside] = self._bounds[block] + permutation(indices[inside] - self._bounds[block])
-        return result
+        block = np.searchsorted(self._starts, indices, side="right") - 1
+        starts = self._starts[block]
+        return starts + permute_each(indices - starts, self._sizes[block], self._seeds[block])

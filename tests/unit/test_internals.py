@@ -3,6 +3,8 @@
 import inspect
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import optim
 
 from rayrec.internals.ray_data import AbandonableExecution
 from rayrec.internals.ray_train import START_TIMEOUT, environment_of_processes
+from rayrec.internals.spark import has_running_tasks, java
 from rayrec.internals.torchrec import (
     call_tables_directly,
     local_shards,
@@ -121,3 +124,22 @@ def test_a_callback_can_forget_the_work_that_has_not_begun() -> None:
     with execution.abandoned():
         callback.on_execution_step(Executor())
     assert State.input_queues == [[], []]
+
+
+def test_a_spark_session_stands_for_java_objects() -> None:
+    """Of a session in place of Spark, which this test does not start."""
+    from pyspark import SparkContext
+
+    message = GONE.format("PySpark", "spark")
+    assert "self._jsc" in inspect.getsource(SparkContext) and hasattr(SparkContext, "_jvm"), message
+
+    def session(*running: int) -> Any:
+        executors = [SimpleNamespace(numRunningTasks=lambda number=number: number) for number in running]
+        tracker = SimpleNamespace(getExecutorInfos=lambda: executors)
+        java_context = SimpleNamespace(sc=lambda: SimpleNamespace(statusTracker=lambda: tracker))
+        return SimpleNamespace(sparkContext=SimpleNamespace(_jsc=java_context, _jvm="classes"))
+
+    assert java(session()) == "classes"
+    assert (
+        has_running_tasks(session(0, 2)) and not has_running_tasks(session(0, 0)) and not has_running_tasks(session())
+    )

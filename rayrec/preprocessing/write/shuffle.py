@@ -26,44 +26,11 @@ NewPositions = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 """The positions (n,) in the output of rows given by their positions (n,) in the input: a bijection."""
 
 
-def write_shuffled(
-    workspace: Workspace,
-    encoder: RowEncoder,
-    split: str,
-    segments: Sequence[Segment],
-    new_positions: NewPositions,
-    layout: ShardLayoutConfig,
-    position: str | None = None,
-) -> SplitInfo:
-    """Write the rows of a split at the positions that `new_positions` gives them.
+@dataclass(frozen=True)
+class RandomGroups:
+    """The groups of a split in a random order that depends on `seed`, and the rows of a group in their own order."""
 
-    `position`: the kept column (int64) that holds a row's position in the input, for segments in another order; it is
-    not written to the parts.
-    """
-    rows = count_rows(segments)
-    order = _ByPlace(new_positions, rows_of_a_part(rows, layout), rows)
-    return _write(workspace, encoder, split, segments, order, layout, position)
-
-
-def write_groups_shuffled(
-    workspace: Workspace,
-    encoder: RowEncoder,
-    split: str,
-    segments: Sequence[Segment],
-    seed: int,
-    layout: ShardLayoutConfig,
-    position: str | None = None,
-) -> SplitInfo:
-    """Write the groups of a split in a random order that depends on `seed`, and the rows of a group in their own order.
-
-    The rows of a group follow each other in the input, and end up in one row group. Parts have about the same number
-    of rows; row groups have as many as the layout says, or a few more. `position`: see `write_shuffled`.
-    """
-    group = encoder.schema.group
-    assert group is not None
-    rows = count_rows(segments)
-    order = _ByGroup(group, seed, -(-rows // rows_of_a_part(rows, layout)))
-    return _write(workspace, encoder, split, segments, order, layout, position)
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -79,10 +46,6 @@ class _ByPlace:
     """The column whose equal rows stay together."""
     names = ("place",)
     """The columns (int64) that the rows of a part are sorted by."""
-
-    @property
-    def parts(self) -> int:
-        return -(-self.rows // self.size)
 
     def sort_columns(self, batch: pa.RecordBatch, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
         return (self.new_positions(positions),)
@@ -125,17 +88,31 @@ class _ByGroup:
         return batches
 
 
-def _write(
+def write_shuffled(
     workspace: Workspace,
     encoder: RowEncoder,
     split: str,
     segments: Sequence[Segment],
-    order: _ByPlace | _ByGroup,
+    order: NewPositions | RandomGroups,
     layout: ShardLayoutConfig,
-    position: str | None,
+    position: str | None = None,
 ) -> SplitInfo:
+    """Write the rows of a split in another order than that of its segments.
+
+    With `RandomGroups`, the rows of a group follow each other in the input and end up in one row group. Parts then have
+    about the same number of rows, and row groups as many as the layout says, or a few more. `position`: the kept column
+    (int64) that holds a row's position in the input, for segments in another order; it is not written to the parts.
+    """
     spark, rows = workspace.spark, count_rows(segments)
-    keys = partition_keys(spark, order.parts)
+    size = rows_of_a_part(rows, layout)
+    number_of_parts = -(-rows // size)
+    sorting: _ByPlace | _ByGroup
+    if isinstance(order, RandomGroups):
+        assert encoder.schema.group is not None
+        sorting = _ByGroup(encoder.schema.group, order.seed, number_of_parts)
+    else:
+        sorting = _ByPlace(order, size, rows)
+    keys = partition_keys(spark, number_of_parts)
     label = encoder.schema.label
     written = [field for field in encoder.encoded_schema if field.name != position]
     packing = RowPacking(pa.schema(written), encoder.schema.hotness)
@@ -145,10 +122,10 @@ def _write(
             first = segment.first
             for batch in encoder.encode(segment):
                 places = np.arange(first, first + batch.num_rows) if position is None else batch[position].to_numpy()
-                sorted_by = order.sort_columns(batch, places)
+                sorted_by = sorting.sort_columns(batch, places)
                 packed = packing.pack(batch.select([field.name for field in written]))
-                columns = [pa.array(keys[order.part(sorted_by[0])]), *map(pa.array, sorted_by), packed]
-                yield pa.RecordBatch.from_arrays(columns, names=["key", *order.names, "row"])
+                columns = [pa.array(keys[sorting.part(sorted_by[0])]), *map(pa.array, sorted_by), packed]
+                yield pa.RecordBatch.from_arrays(columns, names=["key", *sorting.names, "row"])
                 first += batch.num_rows
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -156,16 +133,16 @@ def _write(
             first = next(filled, None)
             if first is None:
                 return
-            part = int(order.part(first[order.names[0]].to_numpy()[:1])[0])
-            unpacked = (packing.unpack(batch["row"]) for batch in order.check(part, chain([first], filled)))
-            info, positives = write_part(encoder.dataset, split, part, label, layout, unpacked, order.group)
+            part = int(sorting.part(first[sorting.names[0]].to_numpy()[:1])[0])
+            unpacked = (packing.unpack(batch["row"]) for batch in sorting.check(part, chain([first], filled)))
+            info, positives = write_part(encoder.dataset, split, part, label, layout, unpacked, sorting.group)
             counter.add(info.rows)
             columns = [pa.array([info.model_dump_json()]), pa.array([positives])]
             yield pa.RecordBatch.from_arrays(columns, names=["part", "positives"])
 
-        sort_columns = ", ".join(f"{name} long" for name in order.names)
+        sort_columns = ", ".join(f"{name} long" for name in sorting.names)
         encoded = frame_of_tasks(spark, segments, encode, f"key int, {sort_columns}, row binary")
-        sorted_parts = encoded.repartition(len(keys), "key").sortWithinPartitions(*order.names)
+        sorted_parts = encoded.repartition(len(keys), "key").sortWithinPartitions(*sorting.names)
         found = collect_rows(sorted_parts.mapInArrow(write, "part string, positives double"))
     parts = [WrittenPart(PartInfo.model_validate_json(part), positives) for part, positives in found]
     written_rows = sum(part.info.rows for part in parts)

@@ -20,7 +20,7 @@ from rayrec.preprocessing.stages import Stages
 from rayrec.preprocessing.vocabularies.long import LongVocabularies
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset
 from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
-from rayrec.preprocessing.write.shuffle import write_groups_shuffled, write_shuffled
+from rayrec.preprocessing.write.shuffle import RandomGroups, write_shuffled
 from rayrec.raw.files import InputFile
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.features.feature_sets import features_of, rate_keys
@@ -176,7 +176,8 @@ class _Run:
         workspace, layout, segments = self._workspace, self._config.layout, files.segments()
         position = POSITION if self._config.feature_set == "full" else None
         if split == "train":
-            return write_groups_shuffled(workspace, encoder, split, segments, self._config.seed, layout, position)
+            order = RandomGroups(self._config.seed)
+            return write_shuffled(workspace, encoder, split, segments, order, layout, position)
         if position is None:
             return write_in_order(workspace, encoder.encode, CLICKED, split, segments, layout)
         return write_shuffled(workspace, encoder, split, segments, _identity, layout, position)
