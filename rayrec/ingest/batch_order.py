@@ -150,7 +150,7 @@ class BatchOrder:
     def slices(self, batch: int) -> Iterator[Slice]:
         """The rows of `batch` on this rank, in order."""
         assert self.start_batch <= batch < self.num_batches, batch
-        edges = self._edges(batch)
+        edges = self._edges(self.row_count(batch))
         window_start, window_stop = self._rank_window(int(edges[-1]))
         _, read_start, _, read_of = self._reads
         for lane in range(*self._lanes_of(self.rank, batch)):
@@ -195,13 +195,13 @@ class BatchOrder:
         rank = self.rank if rank is None else rank
         return rows * rank // self.world_size, rows * (rank + 1) // self.world_size
 
-    def _edges(self, batch: int) -> NDArray[np.int64]:
-        """(lanes + 1): where each lane's rows start in the batch."""
-        return self._full_edges if batch < self._full_batches else self._last_edges
+    def _edges(self, rows: int) -> NDArray[np.int64]:
+        """(lanes + 1): where each lane's rows start in a global batch of `rows`."""
+        return rows * np.arange(self._num_lanes + 1, dtype=np.int64) // self._num_lanes
 
     def _lanes_of(self, rank: int, batch: int) -> tuple[int, int]:
         """The first lane that a rank reads for the batch, and the one after the last."""
-        edges = self._edges(batch)
+        edges = self._edges(self.row_count(batch))
         start, stop = self._rank_window(int(edges[-1]), rank)
         first = int(np.searchsorted(edges, start, side="right")) - 1
         return first, int(np.searchsorted(edges, stop, side="left"))
@@ -212,18 +212,12 @@ class BatchOrder:
 
     @cached_property
     def _full_edges(self) -> NDArray[np.int64]:
-        """(lanes + 1): where each lane's rows start in a full batch."""
-        return self.global_batch_size * np.arange(self._num_lanes + 1, dtype=np.int64) // self._num_lanes
-
-    @cached_property
-    def _last_edges(self) -> NDArray[np.int64]:
-        """(lanes + 1): where each lane's rows start in the last, partial batch."""
-        return self._remainder * np.arange(self._num_lanes + 1, dtype=np.int64) // self._num_lanes
+        return self._edges(self.global_batch_size)
 
     @cached_property
     def _lane_starts(self) -> NDArray[np.int64]:
         """(lanes + 1): where each lane starts in the sequence."""
-        return self._full_batches * self._full_edges + self._last_edges
+        return self._full_batches * self._full_edges + self._edges(self._remainder)
 
     @cached_property
     def _unit_order(self) -> NDArray[np.int64]:
@@ -273,7 +267,7 @@ class BatchOrder:
             batch[hit] = batch_first[hit]
             needed_start[hit] = np.maximum(begin, batch_first * quota + offset)[hit]
             needed_stop[hit] = np.minimum(end, batch_last * quota + offset + count)[hit]
-        offset, count = self._window_in_lane(lane, self._last_edges)
+        offset, count = self._window_in_lane(lane, self._edges(self._remainder))
         if count and max(self.start_batch, self._full_batches) < self.num_batches:
             window_start = self._full_batches * quota + offset
             hit = (begin < window_start + count) & (end > window_start)

@@ -172,7 +172,7 @@ def from_table(table: pa.Table) -> Iterator[PackedRows]:
         yield pickle.loads(frame, buffers=arrays)
 
 
-def _as_binary(data: bytes | pickle.PickleBuffer) -> pa.Array:
+def _as_binary(data: Any) -> pa.Array:
     values = pa.py_buffer(data)
     offsets = pa.py_buffer(np.array([0, values.size], np.int64))
     return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, values])

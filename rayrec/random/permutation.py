@@ -1,7 +1,6 @@
 """Seeded permutations of row numbers over NumPy, computed for any row alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,37 +36,25 @@ def permute_each(
     """
     # The bits of the largest value, which float64 gives exactly up to 2^53.
     bits = np.maximum(least_bits, np.frexp((sizes - 1).astype(np.float64))[1]).astype(np.uint64)
-    network = _Network(bits // np.uint64(2), bits - bits // np.uint64(2), mix(seeds))
-    limits = sizes.astype(np.uint64)
-    values = network.cross(indices.astype(np.uint64))
+    limits, key = sizes.astype(np.uint64), mix(seeds)
+    values = _cross(indices.astype(np.uint64), bits, key)
     while len(outside := np.flatnonzero(values >= limits)):
-        values[outside] = network.of(outside).cross(values[outside])
+        own = slice(None) if len(key) == 1 else outside
+        values[outside] = _cross(values[outside], bits[own], key[own])
     return values.astype(np.int64)
 
 
-@dataclass(frozen=True)
-class _Network:
-    """A Feistel network for each value, or one for all values."""
-
-    low_bits: NDArray[np.uint64]
-    high_bits: NDArray[np.uint64]
-    key: NDArray[np.uint64]
-
-    def of(self, rows: NDArray[np.int64]) -> "_Network":
-        if len(self.key) == 1:
-            return self
-        return _Network(self.low_bits[rows], self.high_bits[rows], self.key[rows])
-
-    def cross(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        # The widths of the halves differ by one bit at most; the halves swap places, and widths, in every round.
-        one = np.uint64(1)
-        wide, narrow = self.high_bits, self.low_bits
-        left, right = values >> narrow, values & ((one << narrow) - one)
-        for number in range(_ROUNDS):
-            key = mix(self.key + np.uint64(number))
-            left, right = right, left ^ (mix(right + key) & ((one << wide) - one))
-            wide, narrow = narrow, wide
-        return (left << narrow) | right
+def _cross(values: NDArray[np.uint64], bits: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The values after one pass through a Feistel network over numbers of so many bits."""
+    # The widths of the halves differ by one bit at most; the halves swap places, and widths, in every round.
+    one = np.uint64(1)
+    narrow = bits // np.uint64(2)
+    wide = bits - narrow
+    left, right = values >> narrow, values & ((one << narrow) - one)
+    for number in range(_ROUNDS):
+        left, right = right, left ^ (mix(right + mix(key + np.uint64(number))) & ((one << wide) - one))
+        wide, narrow = narrow, wide
+    return (left << narrow) | right
 
 
 class BlockwisePermutation:

@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from pydantic import BeforeValidator, PlainSerializer
 
@@ -100,14 +100,7 @@ def _joined(parts: SplitResult, segments: list[str]) -> str:
 
 
 def _encode(uri: str) -> str:
-    def one(character: str) -> str:
-        if character == "/":
-            return "_"
-        if character.isascii() and (character.isalnum() or character in ".-"):
-            return character
-        return "".join(f"={byte:02X}" for byte in character.encode())
-
-    return "".join(map(one, uri))
+    return quote(uri, safe="/").replace("_", "%5F").replace("~", "%7E").replace("%", "=").replace("/", "_")
 
 
 def _decode(name: str) -> str:

@@ -49,21 +49,19 @@ def mirrored(path: Path, *, continues: bool, progress: Progress) -> Iterator[Non
     folder = _StagedFolder(path)
     with folder.owned():
         upload = folder.begin(continues, progress)
+        is_done = False
         try:
             with in_background(partial(_send_passes, upload), "rayrec-mirror"):
                 yield
-        except BaseException:
+            is_done = True
+        finally:
             try:
                 folder.finish(upload, progress)
             except UserError as error:
-                logger.warning("%s; what was written is in %s", error, path)
-            raise
-        try:
-            folder.finish(upload, progress)
-        except UserError as error:
-            raise UserError(
-                f"{error}; all was written to {path}, and the next command that is given the URI sends it"
-            ) from None
+                message = f"{error}; all was written to {path}, and the next command that is given the URI sends it"
+                if is_done:
+                    raise UserError(message) from None
+                logger.warning(message)
 
 
 class _StagedFolder:

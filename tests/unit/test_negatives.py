@@ -8,8 +8,7 @@ import torch
 
 from rayrec.common.errors import UserError
 from rayrec.ingest.interactions import negatives as negatives_module
-from rayrec.ingest.interactions.item_distribution import ItemDistribution
-from rayrec.ingest.interactions.negatives import ExactNegatives, UncheckedNegatives
+from rayrec.ingest.interactions.negatives import ExactNegatives, ItemDistribution, UncheckedNegatives
 from rayrec.random.splitmix64_torch import derive_key, random_bits, uniform_below
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from rayrec.common.errors import DiskFullError, UserError
 from rayrec.common.files import resumable_folder
 from rayrec.common.progress import SilentProgress
 from rayrec.config import Config
-from rayrec.preprocessing.stages import Stages
+from rayrec.preprocessing.workspace import Stages
 
 
 class Found(Config):

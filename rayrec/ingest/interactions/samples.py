@@ -6,17 +6,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rayrec.common.errors import ConfigError
 from rayrec.config.train import NegativesConfig, RecencyConfig
 from rayrec.features.schema import Schema
-from rayrec.ingest.interactions.item_distribution import ItemDistribution
-from rayrec.ingest.interactions.negatives import ExactNegatives, Negatives, UncheckedNegatives
+from rayrec.ingest.interactions.negatives import ExactNegatives, ItemDistribution, UncheckedNegatives
 from rayrec.ingest.interactions.positives import Positives, interaction_columns
-from rayrec.ingest.interactions.recency import RecencyDraws
 from rayrec.random.permutation_torch import TablePermutation
 from rayrec.random.splitmix64_torch import derive_key, random_bits
 
 # Each use of the seed has another word in its key, so that no two uses draw the same numbers.
 _ORDER, _NEGATIVES, _POSITIVES = 1, 2, 3
+_LARGEST_PRODUCT = 2**61
+"""The largest product of positives and points, with which places are computed in int64 despite rounding errors."""
 
 
 class Samples(NamedTuple):
@@ -31,11 +32,56 @@ class Samples(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class RecencyDraws:
+    """Systematic sampling: positives divide a line of points by weight, and the slots of an epoch point at it evenly.
+
+    A positive of weight w, among n with the sum W, comes floor(n w / W) or ceil(n w / W) times in every epoch and
+    n w / W times on average. A slot's positive depends only on the slot and the epoch.
+    """
+
+    ends: Tensor
+    """(positives,) int64: the first point after each positive."""
+    total: int
+    """The number of points of the line."""
+
+    @classmethod
+    def of(cls, users: Tensor, config: RecencyConfig) -> "RecencyDraws":
+        """`users`: (positives,) the user of each positive; a user's rows are together, in the order of time.
+
+        Raises ConfigError if the rows of a user are not together.
+        """
+        later = _later_rows(users)
+        weights = config.floor + torch.exp2(later.double().neg_() / config.half_life)
+        points = _LARGEST_PRODUCT // len(users) - len(users)
+        masses = (weights * (points / float(weights.sum()))).long().clamp_(min=1)
+        ends = masses.cumsum_(0)
+        return cls(ends, int(ends[-1]))
+
+    def __call__(self, slots: Tensor, key: int) -> Tensor:
+        """The positive (int64) of each of `slots` (1-d int64, 0 ... positives - 1) in the epoch of `key`."""
+        offset = derive_key(key) % self.total
+        points = torch.div(slots * self.total + offset, len(self.ends), rounding_mode="floor")
+        return torch.searchsorted(self.ends, points, right=True)
+
+
+def _later_rows(users: Tensor) -> Tensor:
+    """For each row, the number of later rows of its user, int64."""
+    _, lengths = users.unique_consecutive(return_counts=True)
+    if len(lengths) != len(users.unique()):
+        raise ConfigError(
+            "train.recency: the rows of a user are not together in split 'train', so their order is not that of "
+            "time; preprocess with a source of interactions, or unset it"
+        )
+    last = (lengths.cumsum(0) - 1).repeat_interleave(lengths)
+    return last - torch.arange(len(users), device=users.device)
+
+
+@dataclass(frozen=True, eq=False)
 class SampledSplit:
     """A split's positives on the device and the draws of their negatives, for all epochs."""
 
     positives: Positives
-    negatives: Negatives
+    negatives: ExactNegatives | UncheckedNegatives
     per_positive: int
     recency: RecencyDraws | None = None
     """If None, each positive comes once in an epoch."""
@@ -52,11 +98,9 @@ class SampledSplit:
             if config.popularity_exponent > 0
             else ItemDistribution.uniform(cardinality[columns.item])
         )
-        negatives = (
-            ExactNegatives.of(positives.users, positives.items, cardinality[columns.user], distribution)
-            if config.check == "exact"
-            else UncheckedNegatives(distribution)
-        )
+        negatives: ExactNegatives | UncheckedNegatives = UncheckedNegatives(distribution)
+        if config.check == "exact":
+            negatives = ExactNegatives.of(positives.users, positives.items, cardinality[columns.user], distribution)
         draws = RecencyDraws.of(positives.users, recency) if recency is not None else None
         return cls(positives, negatives, config.per_positive, draws)
 

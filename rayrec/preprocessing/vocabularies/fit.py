@@ -23,7 +23,6 @@ from rayrec.preprocessing.workspace import Workspace
 
 _VALUES_PER_FILE = 4_194_304
 """A longer vocabulary is a folder of parts."""
-_VALUES_PER_TASK = 524_288
 _COUNTED = pa.schema([("feature", pa.int32()), ("value", pa.string()), ("count", pa.int64())])
 _RANKED = pa.schema([pa.field("value", pa.string(), False), pa.field("count", pa.int64(), False)])
 
@@ -134,20 +133,16 @@ def _number(
         path = workspace.folder / vocabulary_file(name, sizes[name])
         sources = [_rank_path(ranked, number, partition) for partition, _ in parts[number]]
         if path.suffix:
-            files.append(_Numbering(name, path, sources, first_id=1, values=sizes[name]))
+            files.append(_Numbering(name, path, sources, first_id=1))
             continue
         first_id = 1
         for index, (source, (_, rows)) in enumerate(zip(sources, parts[number], strict=True)):
-            files.append(_Numbering(name, path / f"part-{index:05d}.parquet", [source], first_id, rows))
+            files.append(_Numbering(name, path / f"part-{index:05d}.parquet", [source], first_id))
             first_id += rows
 
-    def run(group: Sequence[_Numbering]) -> list[tuple[str, int]]:
-        return [(file.feature, _write_ids(file)) for file in group]
-
     words = dict.fromkeys(features, 0)
-    for done in run_tasks(workspace.spark, _together(files), run):
-        for feature, word in done:
-            words[feature] = (words[feature] + word) % 2**64
+    for file, word in zip(files, run_tasks(workspace.spark, files, _write_ids), strict=True):
+        words[file.feature] = (words[file.feature] + word) % 2**64
     return words
 
 
@@ -159,17 +154,6 @@ class _Numbering:
     path: Path
     sources: Sequence[Path]
     first_id: int
-    values: int
-
-
-def _together(files: Sequence[_Numbering]) -> list[list[_Numbering]]:
-    """Files in groups that are worth a task each."""
-    groups: list[list[_Numbering]] = []
-    for file in files:
-        if not groups or sum(f.values for f in groups[-1]) + file.values > _VALUES_PER_TASK:
-            groups.append([])
-        groups[-1].append(file)
-    return groups
 
 
 def _write_ids(file: _Numbering) -> int:

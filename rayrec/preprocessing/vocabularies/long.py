@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from rayrec.features.schema import Schema
 from rayrec.features.transforms import Vocabulary
@@ -37,32 +38,23 @@ class LongVocabularies:
     joined: Path
     """Folder with a file for each segment."""
 
-    def ids_of_segment(self, segment_index: int) -> "SegmentIds":
-        """The look-up for the rows of one segment."""
-        path = self.joined / f"{segment_index:06d}.parquet"
+    def rest_of_segment(self, index: int) -> dict[str, tuple[pa.Array, NDArray[np.int64]]]:
+        """The values of a segment beyond the limit, and their ids, by feature."""
+        path = self.joined / f"{index:06d}.parquet"
         rows = pq.read_table(path) if path.exists() else _JOINED.empty_table()
-        rest = {}
-        for number, name in enumerate(self.paths):
-            of_feature = rows.filter(pc.equal(rows["feature"], number))
-            rest[name] = (of_feature["value"].combine_chunks(), of_feature["id"].to_numpy())
-        return SegmentIds(self, rest)
+        by_feature = {name: rows.filter(pc.equal(rows["feature"], n)) for n, name in enumerate(self.paths)}
+        return {name: (found["value"].combine_chunks(), found["id"].to_numpy()) for name, found in by_feature.items()}
 
-
-class SegmentIds:
-    """Value -> id for the rows of one segment."""
-
-    def __init__(self, vocabularies: LongVocabularies, rest: Mapping[str, tuple[pa.Array, np.ndarray]]) -> None:
-        self._vocabularies = vocabularies
-        self._rest = rest
-
-    def replace_values(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """`batch` with ids (int64, 0 = missing or unlisted) in place of the values of the long vocabularies."""
-        for name, path in self._vocabularies.paths.items():
+    def replace_values(
+        self, batch: pa.RecordBatch, rest: Mapping[str, tuple[pa.Array, NDArray[np.int64]]]
+    ) -> pa.RecordBatch:
+        """`batch`, of the segment of `rest`, with ids (int64, 0 = missing or unlisted) in place of the values."""
+        for name, path in self.paths.items():
             column = batch.schema.get_field_index(name)
             values = batch.column(column).cast(pa.string())
-            ids = _head(path, self._vocabularies.limit).ids(values)
+            ids = _head(path, self.limit).ids(values)
             pending = np.flatnonzero(ids == 0)
-            rest_values, rest_ids = self._rest[name]
+            rest_values, rest_ids = rest[name]
             found = pc.index_in(values.take(pa.array(pending)), value_set=rest_values, skip_nulls=True)
             is_listed = found.is_valid().to_numpy(zero_copy_only=False)
             ids[pending[is_listed]] = rest_ids[found.drop_null().to_numpy()]

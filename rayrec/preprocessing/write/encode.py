@@ -44,9 +44,9 @@ class RowEncoder:
         """The encoded rows of a segment, in order."""
         kept = [field.name for field in self.kept]
         columns = [*kept, *(feature.name for feature in self.schema.features)]
-        ids = self.long_vocabularies.ids_of_segment(segment.index)
+        rest = self.long_vocabularies.rest_of_segment(segment.index)
         for raw in read_piece(segment.piece, columns, self._features.string_columns):
-            encoded = self._features.encode(ids.replace_values(raw))
+            encoded = self._features.encode(self.long_vocabularies.replace_values(raw, rest))
             yield pa.RecordBatch.from_arrays([*(raw[n] for n in kept), *encoded.columns], schema=self.encoded_schema)
 
 

@@ -1,7 +1,7 @@
 """The job for displays of ads: parse, join, take statistics of `train`, compute features, fit, encode, write.
 
 Each stage leaves its files in the scratch folder, or in the statistics of the dataset, until no later stage needs them:
-a job that died goes on from its last finished stage (`rayrec.preprocessing.stages`).
+a job that died goes on from its last finished stage (`rayrec.preprocessing.workspace.Stages`).
 """
 
 from collections import Counter
@@ -16,9 +16,8 @@ from rayrec.common.errors import UserError
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import STATISTICS_FOLDER, SplitInfo
 from rayrec.preprocessing.spark_tasks import reclaim_shuffles
-from rayrec.preprocessing.stages import Stages
 from rayrec.preprocessing.vocabularies.long import LongVocabularies
-from rayrec.preprocessing.workspace import Workspace, WrittenDataset
+from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
 from rayrec.preprocessing.write.shuffle import RandomGroups, write_shuffled
 from rayrec.raw.files import InputFile
