@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rayrec.random.splitmix64 import finalize, finalize_array
 
+Integers = NDArray[np.int64]
 _LEADING_BYTES = np.array([2 ** (8 * n) - 1 for n in range(9)], dtype=np.uint64)
 
 
@@ -49,13 +50,8 @@ def hash_strings(values: pa.Array) -> NDArray[np.uint64]:
     return hashes
 
 
-def by_distinct_text(
-    texts: pa.Array, function: Callable[[pa.Array], NDArray[np.int64]], missing: int
-) -> NDArray[np.int64]:
-    """(n,) integers of n texts (strings, or a dictionary of them), computed once from the distinct ones (large_string).
-
-    A null gets `missing`.
-    """
+def by_distinct_text(texts: pa.Array, function: Callable[[pa.Array], Integers], missing: int) -> Integers:
+    """(n,) what `function` gives for n texts, called with the distinct ones (large_string); `missing` for nulls."""
     encoded = texts if pa.types.is_dictionary(texts.type) else texts.dictionary_encode()
     values = encoded.dictionary.cast(pa.large_string())
     numbers = np.append(function(values), missing)
@@ -63,11 +59,8 @@ def by_distinct_text(
 
 
 def find_hashes(
-    held: NDArray,
-    hashes: NDArray,
-    pending: NDArray[np.int64],
-    is_same: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]],
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    held: NDArray, hashes: NDArray, pending: Integers, is_same: Callable[[Integers, Integers], NDArray[np.bool_]]
+) -> Iterator[tuple[Integers, Integers]]:
     """Find hashes among ascending `held` ones: yields positions in `hashes`, and the entries of `held` of their keys.
 
     `pending`: the positions to find, by ascending hash, so that the search walks through the entries once instead of

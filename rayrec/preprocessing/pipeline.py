@@ -49,7 +49,7 @@ class Preprocessing:
 
     def __init__(self, job: PreprocessingJob, recipe: Recipe, output: Path) -> None:
         """`job` comes from the recipe's source. Raises UserError if the output exists."""
-        self._recipe = recipe
+        self._resolved = recipe.model_dump(mode="json")
         self._output = Path(output).absolute()
         require_absent(self._output)
         self._job = job
@@ -74,10 +74,6 @@ class Preprocessing:
             manifest.save(folder)
             return manifest
 
-    @property
-    def _resolved(self) -> dict[str, Any]:
-        return self._recipe.model_dump(mode="json")
-
     @contextmanager
     def _unfinished_folder(self, progress: Progress) -> Iterator[Path]:
         if not self._job.is_resumable:
@@ -96,13 +92,13 @@ class Preprocessing:
 
     def _fingerprint(self) -> str:
         """Differs whenever the files of a stage, or their paths, would differ."""
-        resolved = self._resolved
-        del resolved["preprocess"]["spark"]
+        settings: dict[str, dict[str, Any]] = {name: self._resolved[name] for name in ("source", "preprocess")}
+        settings["preprocess"] = {name: value for name, value in settings["preprocess"].items() if name != "spark"}
         content = {
             "version": _STAGES_VERSION,
             "output": str(self._output),
             "sources": [source.model_dump() for source in source_files(self._job)],
-            **{section: resolved[section] for section in ("source", "preprocess")},
+            **settings,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -145,7 +145,11 @@ class ExactNegatives:
         del masses
         lengths = first.diff()
         taken = before.index_select(0, first).diff()
-        _require_free(taken, distribution.total)
+        if len(full := torch.nonzero(taken >= distribution.total)):
+            raise UserError(
+                f"train.negatives.check: user {int(full[0])} has every item, so no negative is exact; "
+                "set it to unchecked"
+            )
         keys = distribution.starts(items_of)
         del items_of
         keys -= before[:-1]
@@ -173,11 +177,3 @@ class ExactNegatives:
             points += self.mass_before.index_select(0, passed)
             points -= self.mass_before.index_select(0, first)
         return self.distribution.item_at(points)
-
-
-def _require_free(taken: Tensor, total: int) -> None:
-    full = torch.nonzero(taken >= total)
-    if len(full):
-        raise UserError(
-            f"train.negatives.check: user {int(full[0])} has every item, so no negative is exact; set it to unchecked"
-        )

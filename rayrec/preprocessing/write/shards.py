@@ -54,16 +54,17 @@ def write_part(
     batches = iter(batches)
     first = next(batches)
     row_groups: list[int] = []
+    # docs/preprocessing.md has the measurements behind these.
+    options = {"compression": layout.compression, "use_dictionary": True, "write_statistics": False}
     positives, longest = 0.0, 0
-    with new_parquet(dataset / path, first.schema, **parquet_options(layout)) as writer:
+    with new_parquet(dataset / path, first.schema, **options) as writer:
         for table in _row_groups(chain([first], batches), layout.rows_per_row_group, group):
             writer.write_table(table, row_group_size=table.num_rows)
             row_groups.append(table.num_rows)
             positives += pc.sum(table[label]).as_py()
             if group is not None:
-                longest = max(
-                    longest, int(np.diff(group_starts(table[group].combine_chunks()), append=table.num_rows).max())
-                )
+                starts = group_starts(table[group].combine_chunks())
+                longest = max(longest, int(np.diff(starts, append=table.num_rows).max()))
     with open(dataset / path, "rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         size_in_bytes = file.seek(0, 2)
@@ -101,11 +102,6 @@ def _end_of_group(column: pa.ChunkedArray, rows: int) -> int | None:
     """The end of the group of row `rows` - 1; None if it may continue after the column."""
     starts = group_starts(column.slice(rows - 1).combine_chunks())
     return rows - 1 + int(starts[1]) if len(starts) > 1 else None
-
-
-def parquet_options(layout: ShardLayoutConfig) -> dict[str, object]:
-    """How the Parquet writer encodes a part; docs/preprocessing.md has the measurements behind it."""
-    return {"compression": layout.compression, "use_dictionary": True, "write_statistics": False}
 
 
 class RowPacking:
