@@ -90,7 +90,7 @@ class KeyedTable:
 
         def find(values: pa.Array) -> NDArray[np.int64]:
             def is_key(batch: MappedBatch, rows: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray[np.bool_]:
-                held = batch.column(name).take(pa.array(rows)).cast(pa.large_string())
+                held = batch.batch[name].take(pa.array(rows)).cast(pa.large_string())
                 return pc.equal(held, values.take(pa.array(asked))).to_numpy(zero_copy_only=False)
 
             return self._find(hash_texts(values), None, is_key)
@@ -99,7 +99,7 @@ class KeyedTable:
 
     def texts(self, name: str, rows: NDArray[np.int64]) -> pa.Array:
         """Gather a column of strings for rows (n,), all of them known."""
-        parts = [(batch.column(name).take(pa.array(places)), asked) for batch, asked, places in self._by_batch(rows)]
+        parts = [(batch.batch[name].take(pa.array(places)), asked) for batch, asked, places in self._by_batch(rows)]
         if not parts:
             return pa.array([], pa.string())
         order = np.argsort(np.concatenate([asked for _, asked in parts]))

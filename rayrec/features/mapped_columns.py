@@ -56,23 +56,20 @@ class MappedBatch:
     """A record batch as NumPy arrays over its mapped memory."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
-        self._batch = batch
+        self.batch = batch
         self._numbers: dict[str, tuple[NDArray, NDArray[np.bool_] | None]] = {}
         self._lists: dict[str, tuple[NDArray[np.int32], dict[str, NDArray]]] = {}
-
-    def column(self, name: str) -> pa.Array:
-        return self._batch.column(name)
 
     def numbers(self, name: str) -> tuple[NDArray, NDArray[np.bool_] | None]:
         """Values and, if there are nulls, which values are valid."""
         if name not in self._numbers:
-            self._numbers[name] = _as_numpy(self._batch.column(name))
+            self._numbers[name] = _as_numpy(self.batch.column(name))
         return self._numbers[name]
 
     def lists(self, name: str) -> tuple[NDArray[np.int32], dict[str, NDArray]]:
         """Offsets, and the elements by field."""
         if name not in self._lists:
-            column = self._batch.column(name)
+            column = self.batch.column(name)
             elements = column.values
             names = [field.name for field in elements.type] if pa.types.is_struct(elements.type) else []
             fields = {field: _as_numpy(elements.field(field))[0] for field in names} or {"": _as_numpy(elements)[0]}

@@ -33,8 +33,9 @@ class VocabularyLookup:
 
     def __init__(self, values: pa.Array) -> None:
         """`values` (string): the value of id 1, 2, ... in order, each once."""
-        self._values = values.cast(pa.large_string())
-        hashes = hash_strings(self._values)
+        self.values = values.cast(pa.large_string())
+        """The value (large_string) of id 1, 2, ..."""
+        hashes = hash_strings(self.values)
         order = np.argsort(hashes, kind="stable")
         self._hashes: NDArray[np.uint64] = hashes[order]
         # 32 bits take half the memory, if they can number the values.
@@ -50,12 +51,7 @@ class VocabularyLookup:
         return cls(pa.chunked_array(list(_read(path, max_values)), pa.large_string()).combine_chunks())
 
     def __len__(self) -> int:
-        return len(self._values)
-
-    @property
-    def values(self) -> pa.Array:
-        """The value (large_string) of id 1, 2, ..."""
-        return self._values
+        return len(self.values)
 
     def ids(self, values: pa.Array) -> NDArray[np.int64]:
         """(n,) ids of n values (string, large_string or a dictionary of them); 0 for null, empty and unlisted ones."""
@@ -90,7 +86,7 @@ class VocabularyLookup:
         entry = int(self._hashes.searchsorted(hashed))
         while entry < len(self._hashes) and self._hashes[entry] == hashed:
             rank = int(self._rank[entry])
-            if self._values[rank].as_py() == value:
+            if self.values[rank].as_py() == value:
                 return rank + 1
             entry += 1
         return 0
@@ -98,7 +94,7 @@ class VocabularyLookup:
     def _ids_of(self, values: pa.Array) -> NDArray[np.int64]:
 
         def is_listed(entries: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray[np.bool_]:
-            listed = self._values.take(pa.array(self._rank[entries]))
+            listed = self.values.take(pa.array(self._rank[entries]))
             return pc.equal(listed, values.take(pa.array(asked))).to_numpy(zero_copy_only=False)
 
         ids = np.zeros(len(values), np.int64)

@@ -11,6 +11,7 @@ from torch import Tensor
 from rayrec.features.schema import Schema
 from rayrec.ingest.batches import BatchArrays
 from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.interactions.positives import interaction_columns
 from rayrec.ingest.reader import RowPacker, id_type
 from rayrec.models.common.batch import Batch
 
@@ -55,8 +56,7 @@ class AllCandidates:
 
         Items that are not candidates, and rows beyond the last one, have weight 0.
         """
-        interactions = self.schema.interactions
-        assert interactions is not None
+        interactions = interaction_columns(self.schema)
         items = _items(self.schema)
         ids_are = getattr(torch, id_type(self.schema).name)
         users, positives, seen = (torch.from_numpy(a).to(device) for a in (self.users, self.positives, self.seen))
@@ -83,15 +83,13 @@ class AllCandidates:
 
 def _items(schema: Schema) -> int:
     """The number of rows of the items' table."""
-    assert schema.interactions is not None
-    (items,) = (f.cardinality for f in schema.categorical if f.name == schema.interactions.item)
+    (items,) = (f.cardinality for f in schema.categorical if f.name == interaction_columns(schema).item)
     return items
 
 
 def _pairs(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
     """The positive rows of each row group as pairs: user * items + item."""
-    interactions = dataset.schema.interactions
-    assert interactions is not None
+    interactions = interaction_columns(dataset.schema)
     names = [feature.name for feature in dataset.schema.categorical]
     packer = RowPacker(dataset.folder, dataset.schema)
     for rows in packer.read_split(dataset.split(split)):

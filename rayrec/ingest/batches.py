@@ -12,9 +12,8 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from rayrec.features.schema import MultiHotFeature, Schema
-from rayrec.ingest.batch_order import BatchOrder
+from rayrec.ingest.batch_order import BatchOrder, group_starts
 from rayrec.ingest.reader import PackedRows, id_type
-from rayrec.ingest.row_order import group_starts
 from rayrec.models.common.batch import Batch
 
 

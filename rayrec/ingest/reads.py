@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from rayrec.common.ray_blocks import ReportingTask, stream_blocks
-from rayrec.ingest.batch_order import BatchOrder
+from rayrec.ingest.batch_order import BatchOrder, RowOrder
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import PackedRows, RowPacker, from_table, to_table
-from rayrec.ingest.row_order import RowOrder
 
 # A task reads about this many rows, enough to outweigh its overhead of some milliseconds.
 _ROWS_PER_TASK = 131_072

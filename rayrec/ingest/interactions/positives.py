@@ -65,5 +65,5 @@ class Positives:
 
 def interaction_columns(schema: Schema) -> InteractionColumns:
     """The user and item columns of a schema that is known to have them."""
-    assert schema.interactions is not None, "negatives are refused for other datasets before workers start"
+    assert schema.interactions is not None, "what needs them is refused for other datasets before workers start"
     return schema.interactions

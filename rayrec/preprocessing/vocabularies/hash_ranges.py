@@ -30,7 +30,7 @@ def in_hash_ranges(frame: "DataFrame", ranges: int) -> "DataFrame":
     from pyspark.sql import functions as f
 
     share = f.col(HASH).cast("double") / f.lit(2.0**64) + f.lit(0.5)
-    return _in_ranges(frame, ranges, f.floor(share * ranges))
+    return _in_ranges(frame, ranges, share)
 
 
 def in_number_ranges(frame: "DataFrame", ranges: int, column: str, count: int) -> "DataFrame":
@@ -38,15 +38,15 @@ def in_number_ranges(frame: "DataFrame", ranges: int, column: str, count: int) -
     from pyspark.sql import functions as f
 
     share = f.col(column).cast("double") / f.lit(float(max(count, 1)))
-    return _in_ranges(frame, ranges, f.floor(share * ranges))
+    return _in_ranges(frame, ranges, share)
 
 
-def _in_ranges(frame: "DataFrame", ranges: int, number: "Column") -> "DataFrame":
-    """`frame` in `ranges` partitions, each row in the one numbered `number` (cut to 0 ... ranges - 1)."""
+def _in_ranges(frame: "DataFrame", ranges: int, share: "Column") -> "DataFrame":
+    """`frame` in `ranges` partitions, of which the one at `share`, from 0 to 1, gets a row."""
     from pyspark.sql import functions as f
 
     keys = f.array(*[f.lit(int(key)) for key in partition_keys(frame.sparkSession, ranges)])
-    inside = f.greatest(f.lit(0), f.least(number.cast("int"), f.lit(ranges - 1)))
+    inside = f.greatest(f.lit(0), f.least(f.floor(share * ranges).cast("int"), f.lit(ranges - 1)))
     return frame.repartition(ranges, f.element_at(keys, inside + 1))
 
 
