@@ -108,7 +108,7 @@ class _StagedFolder:
                 journal = Journal(self._journal_file)
             remote.require_writable()
             self._unsent.touch()
-            return self._upload(remote, journal)
+            return Upload(remote, self._path, journal, self._uri)
 
     def finish(self, upload: Upload, progress: Progress) -> None:
         """Send what has not been sent yet."""
@@ -117,16 +117,13 @@ class _StagedFolder:
         progress.finish()
         self._unsent.unlink(missing_ok=True)
 
-    def _upload(self, remote: Remote, journal: Journal) -> Upload:
-        return Upload(remote, self._path, journal, f"send to {self._uri}")
-
     def _bring_up_to_date(self, remote: Remote, journal: Journal, progress: Progress) -> None:
         files = {name: file for name, file in remote.files().items() if is_output(name)}
         if self._unsent.exists():
             self._require_as_left(files, journal)
             wanted = {name: file for name, file in files.items() if not (self._path / name).exists()}
             self._download(remote, wanted, journal, progress)
-            self.finish(self._upload(remote, journal), progress)
+            self.finish(Upload(remote, self._path, journal, self._uri), progress)
             return
         self._download(remote, {n: f for n, f in files.items() if not self._is_copy(n, f, journal)}, journal, progress)
         for name in list(journal.copied):
@@ -135,7 +132,7 @@ class _StagedFolder:
                 journal.remove(name)
 
     def _download(self, remote: Remote, files: dict[str, RemoteFile], journal: Journal, progress: Progress) -> None:
-        download(remote, files, self._path, journal, progress, f"fetch {self._uri}")
+        download(remote, files, self._path, journal, progress, self._uri)
         if files:
             progress.finish()
 

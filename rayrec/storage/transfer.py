@@ -53,11 +53,12 @@ def _order(name: str, file: LocalFile) -> tuple[bool, int, str]:
 
 
 def download(
-    remote: Remote, files: Mapping[str, RemoteFile], folder: Path, journal: Journal, progress: Progress, title: str
+    remote: Remote, files: Mapping[str, RemoteFile], folder: Path, journal: Journal, progress: Progress, uri: str
 ) -> None:
     """Fetch files, each of which appears only when it is complete. Raises UserError."""
     if not files:
         return
+    title = f"fetch {uri}"
     counted = _Counted(progress, title, sum(file.bytes for file in files.values()))
 
     def one(name: str) -> None:
@@ -76,8 +77,8 @@ def download(
 class Upload:
     """Sends what a process writes into a folder, in several passes."""
 
-    def __init__(self, remote: Remote, folder: Path, journal: Journal, title: str) -> None:
-        self._remote, self._folder, self._journal, self._title = remote, folder, journal, title
+    def __init__(self, remote: Remote, folder: Path, journal: Journal, uri: str) -> None:
+        self._remote, self._folder, self._journal, self._title = remote, folder, journal, f"send to {uri}"
         self._seen: set[str] = set()
 
     def pass_once(self, progress: Progress | None = None) -> bool:

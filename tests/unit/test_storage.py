@@ -265,7 +265,7 @@ def test_a_file_that_goes_away_underway_lets_nothing_be_called_whole(
 ) -> None:
     """A pass that meets a checkpoint as it is pruned: index.json waits for the next."""
     run = local_path(URI)
-    upload = Upload(remote.Remote(URI), run, Journal(run.parent.parent / ".journal"), "send")
+    upload = Upload(remote.Remote(URI), run, Journal(run.parent.parent / ".journal"), URI)
     checkpoint(run, 1)
     listed = transfer.outputs
 
