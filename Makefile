@@ -47,12 +47,14 @@ lock: $(STAMP)
 demo: setup
 	$(BIN)/rayrec demo
 
-# The unit tests start nothing that shares a machine badly, so two processes run them.
+# Two processes: those of the integration and end-to-end tests have a Ray session each, and wait for processes to start.
 test: setup
 	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal tests/unit
-	$(BIN)/python -m pytest --durations=10 -m "not minutes" tests/integration tests/end_to_end
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=10 -m "not minutes" \
+		tests/integration tests/end_to_end
 
-# Tests that take long: searches, whatever loses processes and nodes, Ray clusters of their own, the whole way on S3.
+# Tests that take long: searches, whatever loses processes and nodes, jobs of Ray clusters, the whole way on S3, and the
+# commands on the data sets that `make test` takes through Python alone.
 test-minutes: setup
 	$(BIN)/python -m pytest --durations=10 -m minutes tests/integration tests/end_to_end
 

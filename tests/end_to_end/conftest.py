@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from safetensors.numpy import load_file
 
 from rayrec.common.ports import free_port
@@ -99,16 +100,22 @@ def run_pipeline(rayrec: Callable[..., Finished], folder: Path, commands: Sequen
 
 
 @pytest.fixture(scope="session")
-def pipeline(rayrec: Callable[..., Finished], tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    """Generated data brought to a model folder: raw/, dataset/, run/, model/."""
-    folder = tmp_path_factory.mktemp("pipeline")
-    commands: list[list[str]] = [
-        ["generate", "criteo", "--rows", "20000", "--output", "raw"],
-        ["preprocess", RECIPE, "--input", "raw/criteo.tsv", "--output", "dataset"],
-        ["train", RECIPE, "--data", "dataset", "--output", "run", "--workers", "2"],
-        ["export", "run", "--output", "model"],
-    ]
-    return run_pipeline(rayrec, folder, commands)
+def pipeline(rayrec: Callable[..., Finished], tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Pipeline:
+    """Generated data brought to a model folder: raw/, dataset/, run/, model/. Made once for all processes of tests."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "pipeline"
+    results = folder / "results.json"
+    with FileLock(f"{folder}.lock"):
+        if not results.exists():
+            folder.mkdir()
+            commands: list[list[str]] = [
+                ["generate", "criteo", "--rows", "20000", "--output", "raw"],
+                ["preprocess", RECIPE, "--input", "raw/criteo.tsv", "--output", "dataset"],
+                ["train", RECIPE, "--data", "dataset", "--output", "run", "--workers", "2"],
+                ["export", "run", "--output", "model"],
+            ]
+            results.write_text(json.dumps(run_pipeline(rayrec, folder, commands).results))
+    return Pipeline(folder, json.loads(results.read_text()))
 
 
 def weights(model: Path) -> dict[str, bytes]:

@@ -18,6 +18,7 @@ RAYREC = (sys.executable, "-m", "rayrec.cli")
 PAGE = (REPOSITORY / "docs" / "adding.md").read_text()
 BLOCK = re.compile(r"^(?:`(?P<name>[^`\n]+)`|The commands):\n\n```\w*\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = {match["name"]: match["content"] for match in BLOCK.finditer(PAGE)}
+pytestmark = pytest.mark.minutes
 
 
 def install(folder: Path) -> None:

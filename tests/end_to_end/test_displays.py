@@ -14,6 +14,7 @@ from tests.end_to_end.conftest import Finished, Pipeline, run_pipeline
 
 RECIPE = "wide-deep-outbrain-debug"
 FULL = ("--set", "preprocess.feature_set=full")
+pytestmark = pytest.mark.minutes
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from rayrec import load_recommender
 from tests.end_to_end.conftest import Finished, Pipeline, run_pipeline
 
 RECIPE = "neumf-ml-1m-debug"
+pytestmark = pytest.mark.minutes
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,7 @@ def lose(staging: Path) -> None:
     staging.rename(staging.with_name(f"{staging.name}-lost"))
 
 
+@pytest.mark.minutes
 def test_a_model_and_its_scores_travel(
     bucket: fs.SubTreeFileSystem, new_machine: Callable[[str], None], pipeline: Pipeline, ray_cluster: str
 ) -> None:

@@ -18,6 +18,7 @@ from tests.ray_head import ray_head
 Rayrec = Callable[..., Finished]
 # Longer than any test, and on a disk that it cannot fill should the tests be killed.
 LONG = ("submit", "generate", "criteo", "--rows", "20000000", "--output")
+pytestmark = pytest.mark.minutes
 
 
 def test_a_job_trains_as_the_command_does(pipeline: Pipeline, rayrec: Rayrec, tmp_path: Path) -> None:
@@ -124,7 +125,6 @@ def test_rays_own_submission_works_from_the_checkout(ray_cluster: str, rayrec: R
     assert (tmp_path / "raw" / "criteo.tsv").read_text().count("\n") == 1000
 
 
-@pytest.mark.minutes
 def test_every_part_is_a_job_of_a_cluster_in_another_shell(tmp_path: Path) -> None:
     """As docs/cluster.md says it: `ray start --head` with Java, and HTTP access to it from elsewhere."""
     provide_java()
@@ -155,7 +155,6 @@ def test_every_part_is_a_job_of_a_cluster_in_another_shell(tmp_path: Path) -> No
     assert (tmp_path / "sweep" / "best.yaml").exists()
 
 
-@pytest.mark.minutes
 def test_a_cluster_with_tokens_refuses_who_has_none(tmp_path: Path) -> None:
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
     plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
