@@ -6,6 +6,10 @@ from contextlib import contextmanager
 
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 """Seconds that Ray Train waits for the resources of all workers before it tries again with fewer."""
+POLL_INTERVAL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
+"""Seconds between two looks at the workers; so much later than its workers a run may end."""
+PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
+"""Whether ("1" or "0") a process of each run asks for nodes that the cluster is about to take away."""
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from rayrec.common.files import write_json
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config.evaluate import is_ranking_metric
 from rayrec.ingest.dataset import Dataset
-from rayrec.internals.ray_train import START_TIMEOUT, environment_of_processes
+from rayrec.internals.ray_train import POLL_INTERVAL, PREEMPTION_WATCHER, START_TIMEOUT, environment_of_processes
 from rayrec.recipes import Recipe
 from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, RunFolder
 from rayrec.training.run.history import read_history
@@ -158,7 +158,10 @@ def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, de
     )
     # If this process is killed, another one of Ray Train's gives the workers' resources back. It asks the dashboard,
     # which it finds by this variable alone on a machine with several Ray instances.
-    environment = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    environment = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, POLL_INTERVAL: "0.5"}
+    if len(ray.nodes()) == 1:
+        # The only node takes the whole run with it. To start one more process costs seconds.
+        environment[PREEMPTION_WATCHER] = "0"
     if least is not None and START_TIMEOUT not in os.environ:
         environment[START_TIMEOUT] = str(_ELASTIC_START_SECONDS)
     try:

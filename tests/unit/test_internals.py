@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import optim
 
 from rayrec.internals.ray_data import AbandonableExecution
-from rayrec.internals.ray_train import START_TIMEOUT, environment_of_processes
+from rayrec.internals.ray_train import POLL_INTERVAL, PREEMPTION_WATCHER, START_TIMEOUT, environment_of_processes
 from rayrec.internals.spark import has_running_tasks, java
 from rayrec.internals.torchrec import (
     call_tables_directly,
@@ -37,6 +37,8 @@ def test_ray_trains_processes_inherit_variables(monkeypatch: pytest.MonkeyPatch)
 
     message = GONE.format("Ray Train", "ray_train")
     assert constants.WORKER_GROUP_START_TIMEOUT_S_ENV_VAR == START_TIMEOUT, message
+    assert constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR == POLL_INTERVAL, message
+    assert constants.ENABLE_PREEMPTION_WATCHER_ENV_VAR == PREEMPTION_WATCHER, message
     monkeypatch.setenv("RAYREC_TEST_SET", "before")
     monkeypatch.delenv("RAYREC_TEST_UNSET", raising=False)
     with environment_of_processes({"RAYREC_TEST_SET": "1", "RAYREC_TEST_UNSET": "2"}):
