@@ -59,7 +59,7 @@ def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkS
                 "spark.ui.enabled": "false",
                 "spark.ui.showConsoleProgress": "false",
                 "spark.executorEnv.PYTHONPATH": os.pathsep.join(paths),
-                # Python otherwise looks for packages first in the folder where Ray was started, which may have a `cluster`.
+                # Otherwise Python would import from the folder in which Ray was started, before any other.
                 "spark.executorEnv.PYTHONSAFEPATH": "1",
                 "spark.python.daemon.module": "cluster.spark_python_daemon",
                 "spark.sql.execution.arrow.pyspark.enabled": "true",
