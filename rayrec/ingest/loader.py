@@ -143,6 +143,7 @@ class BatchLoader(EpochLoader):
             with self._waited_for():
                 item = self._ready.get()
             if item is None:
+                self._ready.put(None)  # another loop ends at once, as over any exhausted iterator
                 return
             if isinstance(item, BaseException):
                 raise item

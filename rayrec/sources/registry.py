@@ -1,16 +1,18 @@
 """Finds sources by the kind of their config; nothing else does."""
 
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from rayrec.common.errors import UserError
 from rayrec.common.plugins import SOURCES
-from rayrec.inference.predictor import Predictor, load_model
-from rayrec.inference.ranker import FeatureLookup, Ranker
 from rayrec.ingest.dataset import STATISTICS_FOLDER
 from rayrec.preprocessing.pipeline import Preprocessing, PreprocessingJob
 from rayrec.recipes import Recipe
 from rayrec.sources.source import InputPaths, Source
+
+if TYPE_CHECKING:
+    from rayrec.inference.predictor import Predictor
+    from rayrec.inference.ranker import FeatureLookup, Ranker
 
 
 def source_of(kind: str) -> Source:
@@ -28,14 +30,17 @@ def preprocessing(recipe: Recipe, inputs: InputPaths, output: Path) -> Preproces
     return Preprocessing(preprocessing_job(recipe, inputs), recipe, output)
 
 
-def lookup_of(model: Predictor) -> FeatureLookup | None:
+def lookup_of(model: "Predictor") -> "FeatureLookup | None":
     """The look-up of a model's features; None if its rows bring all features. Raises UserError."""
     statistics = model.folder / STATISTICS_FOLDER
     return source_of(model.recipe.source.kind).lookup(statistics) if statistics.is_dir() else None
 
 
-def load_ranker(folder: str | Path) -> Ranker:
+def load_ranker(folder: str | Path) -> "Ranker":
     """The ranker of a model folder, on CPU. Raises UserError if the model's source looks up no features."""
+    from rayrec.inference.predictor import load_model
+    from rayrec.inference.ranker import Ranker
+
     predictor = load_model(folder)
     lookup = lookup_of(predictor)
     if lookup is None:

@@ -165,6 +165,7 @@ def test_every_command_has_help(monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
             "import jobs.train, jobs.preprocess, jobs.predict, jobs.serve, jobs.demo, jobs.doctor, jobs.run, jobs.tune",
             {"torch", "torchrec", "ray", "pyspark", "raydp"},
         ),
+        ("import rayrec.sources.registry, cluster.spark_python_daemon", {"torch", "torchrec", "ray"}),
     ],
 )
 def test_heavy_imports_wait(statement: str, forbidden: set[str]) -> None:

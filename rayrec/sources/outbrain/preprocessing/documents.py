@@ -80,14 +80,14 @@ def write_document_rows(workspace: Workspace, tables: ParsedTables, folder: Path
     rows = RowFiles(pieces=tuple(pieces["rows"]))
     sizes = _write_value_tables(workspace, rows, folder)
     # The sets are as large as there are sources, not documents.
-    documents, largest, published, unpublished = zip(*found, strict=True)
+    published, unpublished = (set[int]().union(*(fact[place] for fact in found)) for place in (2, 3))
     return DocumentRows(
         folder=folder,
         rows=rows,
-        documents=sum(documents),
+        documents=sum(documents for documents, *_ in found),
         values={aspect: sizes.get(number, 0) for number, aspect in enumerate(ASPECTS)},
-        largest_publisher=max(largest),
-        sources_without_publisher=tuple(sorted(set().union(*unpublished) - set().union(*published))),
+        largest_publisher=max((largest for _, largest, *_ in found), default=0),
+        sources_without_publisher=tuple(sorted(unpublished - published)),
     )
 
 
