@@ -80,7 +80,8 @@ def write_document_rows(workspace: Workspace, tables: ParsedTables, folder: Path
     rows = RowFiles(pieces=tuple(pieces["rows"]))
     sizes = _write_value_tables(workspace, rows, folder)
     # The sets are as large as there are sources, not documents.
-    published, unpublished = (set[int]().union(*(fact[place] for fact in found)) for place in (2, 3))
+    published = {source for _, _, sources, _ in found for source in sources}
+    unpublished = {source for _, _, _, sources in found for source in sources}
     return DocumentRows(
         folder=folder,
         rows=rows,
