@@ -44,7 +44,7 @@ class Recipe(Config):
     description: str = ""
     source: Source
     preprocess: Preprocess = Field(default_factory=PreprocessConfig, validate_default=False)
-    """Its class follows from the source, so that a recipe can leave its kind out."""
+    """The class of this section follows from the source, so that a recipe can leave its kind out."""
     model: Model
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()

@@ -18,8 +18,8 @@ class ServeArguments(ServeConfig):
     text: `FOLDER`, whose name becomes the model's, or `NAME=FOLDER`, several separated by commas."""
 
     log_folder: Path | None = None
-    """Where each replica writes its own log files (JSON lines); if absent, comparisons with a shadow are in Ray Serve's
-    logs and requests are not logged."""
+    """The folder in which each replica writes its own log files (JSON lines); if absent, comparisons with a shadow are
+    in Ray Serve's logs and requests are not logged."""
 
     token_file: Path | None = None
     """Tokens, one a line, of which each request must have one; if absent, those of RAYREC_SERVE_TOKENS, if any."""

@@ -28,7 +28,7 @@ class Candidate:
     """A trial, or the recipe as it stands, and what it reached with other seeds."""
 
     trial: TrialOutcome | None
-    """None for the recipe as it stands."""
+    """The trial; None for the recipe as it stands."""
     values: tuple[float, ...]
     """The metric with each seed; fewer than `SEEDS` if a training came to no evaluation."""
 

@@ -28,7 +28,7 @@ class TrialRecord:
     message: str | None = None
     """Why the trial was refused or failed."""
     started: float = 0.0
-    """When its first attempt began, in seconds since the epoch."""
+    """The beginning of the first attempt, in seconds since the epoch."""
     run: str = "run"
     """Name of the run folder; a new one each time the trial continued from another trial's checkpoint."""
 
@@ -53,7 +53,7 @@ class TrialOutcome:
 
     trial: str
     number: int
-    """Its place in the order in which trials began, from 0."""
+    """The place of the trial in the order in which trials began, from 0."""
     state: State
     message: str | None
     assignment: dict[str, Scalar]

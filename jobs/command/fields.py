@@ -22,7 +22,7 @@ class RequestField:
     is_positional: bool
     is_required: bool
     default: Any
-    """None if the field is required."""
+    """The default, or None if the field is required."""
 
     @property
     def is_flag(self) -> bool:

@@ -43,7 +43,7 @@ class RankingConfig(Config):
     """Ranks at which the lists are cut."""
     metrics: Annotated[tuple[Literal["hr", "ndcg", "recall", "map"], ...], Field(min_length=1)] = ("hr", "ndcg")
     ties: Literal["pessimistic", "optimistic"] = "pessimistic"
-    """Where a positive stands among negatives of the same score: behind them, so that a constant model gets 0, or
+    """The place of a positive among negatives of the same score: behind them, so that a constant model gets 0, or
     before them, as in the published NCF, whose mask of repeated candidates decides ties so."""
     candidates: Literal["given", "all"] = "given"
     """`given`: the split's rows, by its group column. `all`: for each user of the split every item that the user has no

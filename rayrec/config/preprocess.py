@@ -1,4 +1,4 @@
-"""Where raw rows come from, and how they become a dataset folder."""
+"""The sections `source` and `preprocess`: raw files, and how they become a dataset folder."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -125,7 +125,7 @@ class RowsPreprocessConfig(VocabularyPreprocessConfig):
 
 
 class SourceConfig(Config):
-    """Where raw rows come from and what their columns are; each source has a class of its own."""
+    """The raw files and their columns; each source has a class of its own."""
 
     preprocess: ClassVar[type[PreprocessConfig]] = RowsPreprocessConfig
     """The class of the section `preprocess` of a recipe with this source."""

@@ -98,7 +98,7 @@ class ScheduleConfig(Config):
     """Instead of warmup_steps."""
     pieces: tuple[LearningRatePiece, ...] = ()
     decay_start: PositiveInt | None = None
-    """None: no decay."""
+    """The step at which the rate begins to fall; None if it stays."""
     decay_steps: PositiveInt = 24_000
     decay_power: PositiveFloat = 2.0
     end_factor: NonNegativeFloat = 0.0
@@ -234,7 +234,7 @@ class TrackingConfig(Config):
 
 
 class InitialWeightsConfig(Config):
-    """Where a new run takes its weights from; the model's README says which sources and options it has."""
+    """The sources of a new run's weights; the model's README says which sources and options it has."""
 
     sources: dict[str, Folder] = Field(min_length=1)
     """Run or model folders, by the names that the model gives them."""

@@ -17,7 +17,7 @@ _PIECE = 1 << 22
 @dataclass(frozen=True)
 class AucValue:
     value: float | None
-    """None if all rows have the same label."""
+    """The area under the ROC curve; None if all rows have the same label."""
     error_bound: float
     """The exact value is at most this far away."""
 

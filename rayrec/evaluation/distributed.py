@@ -70,7 +70,7 @@ def _merge_ranking(metrics: RankingMetrics, group: dist.ProcessGroup | None) -> 
 
 
 def _gathered(values: NDArray[Any], group: dist.ProcessGroup | None) -> list[NDArray[Any]]:
-    """On the first rank what the other ranks hold, in their order; nothing on those. A collective call."""
+    """Yield on the first rank what the other ranks hold, in their order, and nothing elsewhere. A collective call."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     own, device = torch.from_numpy(values), _device(group)
     lengths = np.zeros(size)
@@ -97,5 +97,5 @@ def _sum_over_ranks(values: NDArray[np.float64], group: dist.ProcessGroup | None
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:
-    """Where the backend takes its tensors."""
+    """The device on which the backend takes its tensors."""
     return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")

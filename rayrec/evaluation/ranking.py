@@ -135,7 +135,7 @@ class RankingMetrics:
         return {**means, "groups": groups}
 
     def _shortened(self, rows: RankedRows) -> RankedRows:
-        """Without the negatives that stand below as many others of their group as any metric looks at."""
+        """The rows without the negatives that stand below as many others of their group as any metric looks at."""
         order = np.lexsort((-rows.score, rows.positive, rows.group))
         rows = rows.take(order)
         negatives = np.cumsum(~rows.positive)
@@ -183,7 +183,7 @@ def _gain(
 
 
 def _starts(group: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Where another group begins in sorted ids."""
+    """The positions at which another group begins in sorted ids."""
     first = np.ones(len(group), np.bool_)
     first[1:] = group[1:] != group[:-1]
     return first

@@ -92,7 +92,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class RowOrder:
-    """Which rows a read of a row group takes, and in which order."""
+    """The rows that a read of a row group takes, in their order."""
 
     shuffle: bool
     """Whether rows are permuted, or groups if `whole_groups` is true."""
@@ -131,7 +131,7 @@ class RowOrder:
 
 
 def group_starts(group: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where groups begin in a column of group ids in which the rows of each group follow each other."""
+    """The positions at which groups begin in a column of ids that has the rows of each group together."""
     return np.flatnonzero(np.concatenate([np.ones(min(1, len(group)), np.bool_), group[1:] != group[:-1]]))
 
 
@@ -158,7 +158,7 @@ class BatchOrder:
     start_batch: int = 0
     """The first batch that is read, to resume inside an epoch; rows that only earlier batches need are not read."""
     longest_group: int | None = None
-    """If given, batches hold whole groups, which have at most this many rows; otherwise they are cut at any row."""
+    """The most rows of a group, if batches hold whole groups; None if they are cut at any row."""
 
     @cached_property
     def total_rows(self) -> int:

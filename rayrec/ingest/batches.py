@@ -68,7 +68,7 @@ class _CurrentRead:
     index: int
     rows: PackedRows
     bounds: NDArray[np.int64] | None
-    """Where groups begin in `rows`, and their end; None if slices are cut at any row."""
+    """The positions at which groups begin in `rows`, and their end; None if slices are cut at any row."""
     before: int
     """Rows in `rows` before those of the read itself."""
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def local_shards(value: "TableTensor") -> "list[tuple[Tensor, int, int]]":
-    """This rank's parts of a table as (rows x columns tensor, first row, first column); views, not copies."""
+    """The rank's parts of a table as (rows x columns tensor, first row, first column); views, not copies."""
     from torch.distributed._shard.sharded_tensor import ShardedTensor
 
     if not isinstance(value, ShardedTensor):

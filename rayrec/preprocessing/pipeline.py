@@ -1,4 +1,4 @@
-"""From raw files to a dataset folder: what every source's job has around it.
+"""Turns raw files into a dataset folder: what every source's job has around it.
 
 Stages hand rows to each other as Parquet files in a scratch folder, so memory stays flat and a task that runs again
 finds its input. Everything lies in an unfinished folder beside the output, which takes the output's name at the end.

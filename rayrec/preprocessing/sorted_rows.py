@@ -47,7 +47,7 @@ def whole_groups(batches: Iterable[pa.RecordBatch], column: str, rows: int) -> I
 
 
 def group_starts(column: pa.Array) -> NDArray[np.int64]:
-    """Where groups of equal integers or strings begin in a column without nulls."""
+    """The positions at which groups of equal integers or strings begin in a column without nulls."""
     numbers = column if pa.types.is_integer(column.type) else column.dictionary_encode().indices
     return batch_order.group_starts(numbers.to_numpy())
 

@@ -79,7 +79,7 @@ def user_errors() -> Iterator[None]:
 
 @contextmanager
 def no_tasks_left_behind(spark: "SparkSession") -> Iterator[None]:
-    """If the block ends with an error, wait for its tasks to end too: they write to folders that the caller removes."""
+    """Wait for the tasks of a block that ends with an error, because they write to folders that the caller removes."""
     try:
         yield
     except BaseException:

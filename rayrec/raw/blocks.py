@@ -52,7 +52,7 @@ class ParsedLines:
     """Lines of the bad rows in the block, from 0, ascending."""
     rejected_reasons: Sequence[Reason]
     rejected_texts: Sequence[bytes]
-    """Their lines, without the newline."""
+    """The lines of the bad rows, without the newline."""
 
 
 @dataclass(frozen=True)

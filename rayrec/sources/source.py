@@ -41,7 +41,7 @@ class Source(ABC):
     """A kind of data; its `SourceConfig` is in the module `config` of the same folder."""
 
     generated: GeneratedData | None = None
-    """None if the source has no generator."""
+    """The generator of data with a known truth; None if the source has none."""
 
     @abstractmethod
     def job(self, recipe: Recipe, inputs: InputPaths) -> PreprocessingJob:

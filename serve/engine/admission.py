@@ -52,7 +52,7 @@ class Admission:
     """What `read_tokens` gives."""
     metrics: ServingMetrics
     access_log: JsonLog | None = None
-    """If absent, a request leaves metrics only."""
+    """The log of requests; if absent, a request leaves metrics only."""
 
     @asynccontextmanager
     async def admit(self, call: Call) -> AsyncIterator[None]:

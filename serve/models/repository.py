@@ -61,7 +61,7 @@ class Traffic(Config):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where the versions of one model lie."""
+    """The place of the versions of one model."""
 
     folder: Path
     versions: Mapping[str, Path]

@@ -1,4 +1,4 @@
-"""Which versions of which models a replica answers with at this moment.
+"""Knows which versions of which models a replica answers with at this moment.
 
 The state of a model is one immutable value that is replaced as a whole: a request sees the old one or the new one, and
 keeps the version that it was given until it is answered.

@@ -136,7 +136,7 @@ def _with_scores(kind: str, ids: Iterable[Any], scores: NDArray[np.float32]) -> 
 
 @dataclass(frozen=True)
 class RecommendRequest:
-    """For whom to recommend how many items."""
+    """The user to recommend items to, and how many."""
 
     user: str
     k: int

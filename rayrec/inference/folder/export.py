@@ -1,4 +1,4 @@
-"""From a checkpoint of a run to a model folder, in one process, a table at a time."""
+"""Turns a checkpoint of a run into a model folder, in one process, a table at a time."""
 
 from collections.abc import Sequence
 from pathlib import Path

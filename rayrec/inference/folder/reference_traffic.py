@@ -26,7 +26,7 @@ class ReferenceTraffic(Config):
     split: str
     rows: PositiveInt
     score_edges: tuple[float, ...]
-    """Where one bin of scores ends and the next begins: the deciles, equal ones once."""
+    """The limits between bins of scores: the deciles, equal ones once."""
     score_shares: tuple[float, ...]
     """Share of the rows in each of the len(score_edges) + 1 bins."""
     unknown_share: dict[str, float]

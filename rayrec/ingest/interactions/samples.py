@@ -84,7 +84,7 @@ class SampledSplit:
     negatives: ExactNegatives | UncheckedNegatives
     per_positive: int
     recency: RecencyDraws | None = None
-    """If None, each positive comes once in an epoch."""
+    """The positives of an epoch are drawn by this; if None, each comes once."""
 
     @classmethod
     def of(

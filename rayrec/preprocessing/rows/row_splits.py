@@ -1,4 +1,4 @@
-"""Which rows belong to which split."""
+"""Decides which rows belong to which split."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

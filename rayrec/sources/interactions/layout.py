@@ -36,7 +36,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class FileLayout:
-    """Where user, item and time stand in the rows of one file."""
+    """The columns of user, item and time in the rows of one file."""
 
     kind: Literal["text", "lists", "parquet"]
     """`lists` are lines of a positive and its negatives, for which the other fields have no meaning."""

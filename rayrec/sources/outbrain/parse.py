@@ -27,7 +27,7 @@ _REASONS: dict[Kind, Reason] = {
 
 @dataclass(frozen=True)
 class FileColumns:
-    """Where the columns of a table stand in one file."""
+    """The positions of the columns of a table in one file."""
 
     positions: tuple[int, ...]
     """Positions in the order of the table's layout."""

@@ -1,4 +1,4 @@
-"""Which number format a run computes in, and why; loss scaling for float16."""
+"""Decides which number format a run computes in, and says why; loss scaling for float16."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

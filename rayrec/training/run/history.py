@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: history.jsonl, one JSON object a line, and TensorBoard and MLflow."""
+"""Keeps the numbers of a run: history.jsonl, one JSON object a line, and TensorBoard and MLflow."""
 
 import json
 import os

@@ -143,7 +143,7 @@ class Preferences:
 
 
 def _liking(cosine: NDArray[np.float64]) -> NDArray[np.float64]:
-    """0 to 1, which is reached at a cosine of _ENOUGH."""
+    """The match, from 0 to 1, which is reached at a cosine of _ENOUGH."""
     return np.minimum(cosine / _ENOUGH, 1.0)
 
 

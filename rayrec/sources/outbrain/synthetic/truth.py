@@ -10,7 +10,7 @@ from rayrec.sources.outbrain.synthetic.preferences import FAMILIES
 TRUTH_FILE = "truth.json"
 HELD_OUT_FROM_DAY = 11
 _HARMONIC = np.concatenate([[0.0], np.cumsum(1.0 / np.arange(1, MOST_ADS + 2))])
-"""1 + 1/2 + ... + 1/n at position n."""
+"""The sums 1 + 1/2 + ... + 1/n, at position n."""
 
 
 class RankingTruth(Config):

@@ -1,4 +1,4 @@
-"""Where users came from: the source of the page view nearest to an event of the user, page, device, place and day."""
+"""Finds where users came from: the source of the page view nearest to an event."""
 
 from collections.abc import Iterator
 from functools import partial
