@@ -53,8 +53,8 @@ test: setup
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=10 -m "not minutes" \
 		tests/integration tests/end_to_end
 
-# Tests that take long: searches, whatever loses processes and nodes, jobs of Ray clusters, the whole way on S3, and the
-# commands on the data sets that `make test` takes through Python alone.
+# Tests that take half a minute and more each: searches, whatever loses processes and nodes, jobs of Ray clusters, the
+# whole way on S3 and on all data sets.
 test-minutes: setup
 	$(BIN)/python -m pytest --durations=10 -m minutes tests/integration tests/end_to_end
 

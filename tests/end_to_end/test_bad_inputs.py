@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.bad_inputs import COMMANDS, DOCUMENT, BadInput, document, prepare
+from tests.end_to_end.bad_inputs import COMMANDS, DOCUMENT, ROWS, BadInput, document, prepare
 from tests.end_to_end.conftest import Finished
 
 
@@ -19,7 +19,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield prepared
 
 
-@pytest.mark.parametrize("case", COMMANDS, ids=lambda case: case.title)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.title, marks=[pytest.mark.minutes] if case in ROWS else []) for case in COMMANDS],
+)
 def test_one_line_says_what_is_wrong(case: BadInput, folder: Path, rayrec: Callable[..., Finished]) -> None:
     done = rayrec(*shlex.split(case.command), folder=folder)
     *progress, last = done.err.replace(f"{folder}/", "").splitlines()

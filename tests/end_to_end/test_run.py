@@ -98,6 +98,7 @@ def test_a_folder_of_something_else_is_not_touched(pipeline: Pipeline, rayrec: R
     assert not (pipeline.raw / "pipeline.json").exists()
 
 
+@pytest.mark.minutes
 def test_finished_phases_are_not_done_again(finished: Path, pipeline: Pipeline, rayrec: Rayrec) -> None:
     arguments = ["run", RECIPE, "--input", pipeline.raw / "criteo.tsv", "--output", finished, "--json"]
     first, second = rayrec(*arguments, "--workers", "1"), rayrec(*arguments)

@@ -192,6 +192,7 @@ def contents(dataset: Dataset) -> dict[str, Any]:
     return {"splits": dataset.manifest.splits, "schema": dataset.schema, "vocabularies": vocabularies}
 
 
+@pytest.mark.minutes
 def test_same_files_whatever_the_tasks(
     run: Run, spark: Any, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def _scores(output: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     return table["score"].to_numpy(), table["label"].to_numpy()
 
 
+@pytest.mark.minutes
 def test_every_way_gives_the_same_score(folder: Path, shared_data: Path) -> None:
     dev = shared_data / "criteo-kaggle-8k" / "dev.tsv"
     rayrec.predict(folder / "model", folder / "raw-scores", input=dev, raw=True, progress=False)

@@ -54,6 +54,7 @@ def page(url: str) -> Iterator[Page]:
         browser.close()
 
 
+@pytest.mark.minutes
 def test_the_playground(page: Page, folders: dict[str, Path]) -> None:
     page.get_by_role("alert").filter(has_text="401: no valid token").wait_for()
     page.get_by_label("Token").fill(TOKEN)

@@ -145,6 +145,7 @@ def finish(connection: socket.socket, body: bytes) -> bytes:
         return b"".join(iter(lambda: connection.recv(4096), b""))
 
 
+@pytest.mark.minutes
 def test_what_was_begun_is_answered_at_the_end(server: Server, tmp_path: Path) -> None:
     """The last test of the server, which ends: another one takes its place."""
     server.stack.close()

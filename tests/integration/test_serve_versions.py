@@ -80,6 +80,7 @@ def test_a_server_of_a_model_that_fails_its_self_check_does_not_start(ray_cluste
         pass
 
 
+@pytest.mark.minutes
 def test_versions_change_under_load(ray_cluster: str, tmp_path: Path) -> None:
     for version in ("1", "2", "3", "4"):
         folder = tmp_path / "made" / version

@@ -151,6 +151,7 @@ def test_a_mistake_is_found_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.minutes
 def test_what_the_workers_find_wrong_is_said_once(ray_cluster: str, dataset: Dataset, tmp_path: Path) -> None:
     section = {
         "embedding_optimizer": {"kind": "sgd", "lr": 1e38},
