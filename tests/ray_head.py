@@ -45,8 +45,7 @@ def ray_head(environment: Mapping[str, str], num_cpus: int = 1, program: Path = 
     try:
         yield RayHead(address, url, head.pid)
     finally:
-        head.terminate()
-        head.wait(timeout=60)
+        _stop(head)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -69,8 +68,7 @@ def _start_head(
         address = _wait_for(lambda: re.search(rf"--address='([\d.]+:{gcs})'", log.read_text()), head, log)
         _wait_for(lambda: _answers(f"{url}/api/gcs_healthz"), head, log)
     except AssertionError:
-        head.terminate()
-        head.wait(timeout=60)
+        _stop(head)
         if tries == 1 or not re.search("timed out during startup|Failed to start the dashboard", log.read_text()):
             raise
         return _start_head(environment, num_cpus, program, folder, tries - 1)
@@ -98,7 +96,7 @@ def ray_nodes(head: RayHead, environment: Mapping[str, str], count: int) -> Iter
         for node in nodes:
             node.terminate()
         for node in nodes:
-            node.wait(timeout=60)
+            _stop(node)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -138,6 +136,16 @@ def kill_node(node: int) -> None:
     for process in _processes_of(node):
         with suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+def _stop(node: "subprocess.Popen[bytes]") -> None:
+    """End a node as Ctrl-C in its shell does, or by force if it takes more than a minute."""
+    node.terminate()
+    try:
+        node.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        kill_node(node.pid)
+        node.wait()
 
 
 def _processes_of(node: int) -> list[psutil.Process]:
