@@ -101,7 +101,7 @@ def test_the_histogram_is_within_its_bound_wherever_the_limit_is_crossed(example
 
 def test_the_default_histogram_is_precise():
     logits, labels = clicks(200_000)
-    found = measure(logits, labels, exact_auc_rows=1_000, auc_bins=EvaluateConfig().auc_bins, batch=10_000)
+    found = measure(logits, labels, exact_auc_rows=1_000, auc_bins=EvaluateConfig().auc_bins, batch=60_000)
     assert 0 < found["auc_error_bound"] < 1e-5
     assert abs(found["auc"] - roc_auc_score(labels, logits)) <= found["auc_error_bound"]
 

@@ -22,9 +22,10 @@ from rayrec.sources.criteo.truth import TRUTH_FILE, GeneratedTruth, TruthAccumul
 COLUMNS = [LABEL, *NUMERIC, *CATEGORICAL]
 
 
-def read(path: Path) -> pd.DataFrame:
+def read(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
+    types = dict.fromkeys(CATEGORICAL, str)
     return pd.read_csv(
-        path, sep="\t", names=COLUMNS, dtype=dict.fromkeys(CATEGORICAL, str), keep_default_na=False, na_values=[""]
+        path, sep="\t", names=COLUMNS, usecols=columns, dtype=types, keep_default_na=False, na_values=[""]
     )
 
 
@@ -52,7 +53,7 @@ def test_layout(tmp_path: Path) -> None:
         assert present.min() >= (-2 if column == "I2" else 0)
     assert {-1, -2} < set(frame["I2"])
     for column in CATEGORICAL:
-        assert frame[column].dropna().str.fullmatch("[0-9a-f]{8}").all()
+        assert pd.Series(frame[column].dropna().unique()).str.fullmatch("[0-9a-f]{8}").all()
     missing = frame.isna().mean()
     assert missing["I12"] == pytest.approx(0.76, abs=0.02)
     assert missing["C22"] == pytest.approx(0.76, abs=0.02)
@@ -61,7 +62,7 @@ def test_layout(tmp_path: Path) -> None:
 
 def test_ids_follow_the_power_law(tmp_path: Path) -> None:
     generate(tmp_path / "data", 50_000)
-    frame = read(tmp_path / "data" / "criteo.tsv")
+    frame = read(tmp_path / "data" / "criteo.tsv", ["C2", "C9"])
     assert frame["C9"].nunique() == 3
     edges = np.arange(1, 585.0) ** -0.45
     shares = -np.diff(edges) / (edges[0] - edges[-1])
