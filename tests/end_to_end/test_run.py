@@ -16,7 +16,7 @@ Rayrec = Callable[..., Finished]
 MOMENTS = {
     "preprocess": [r"\.scratch$", r"/schema\.json$", r"/manifest\.json$"],
     "train": [r"/run\.json$", r"/history\.jsonl$", r"/\.unfinished-step-\d+$", r"/step-\d+$"],
-    "evaluate": [r"/evaluation\b"],
+    "evaluate": [r"\.rayrec-evaluate-[^/]+$", r"evaluation$"],
 }
 """For each phase, the paths of which it is about to make one when it is killed."""
 
