@@ -169,9 +169,12 @@ def test_a_sweep_goes_on_on_another_machine(
     new_machine("one")
     command = ["tune", RECIPE, "--data", "s3://bucket/data", "--output", "s3://bucket/sweep", "--trials", "3",
                "--search", "random", "--workers", "1", "--concurrent", "1"]  # fmt: skip
-    # The second trial waits as it writes a checkpoint.
-    hold = Hold(tmp_path / "hold", r"trials/\w+_00001/run/checkpoints")
+    # Each trial waits as it begins to write its first checkpoint; the first one is let go.
+    hold = Hold(tmp_path / "hold", r"trials/\w+/run/checkpoints/\.unfinished")
     with hold.held("tests.end_to_end.impatient", *command, environment=environment(ray_cluster)) as held:
+        (first,) = hold.waiting()
+        hold.release(first)
+        held.until(lambda: hold.waiting().keys() - {first})
         held.until(lambda: bool(finished()) and has(bucket, "sweep/tune-state.zip"))
         held.kill()
         before = finished()
