@@ -54,9 +54,10 @@ test: setup
 		tests/integration tests/end_to_end
 
 # Tests that take half a minute and more each: searches, whatever loses processes and nodes, jobs of Ray clusters, the
-# whole way on S3 and on all data sets.
+# whole way on S3 and on all data sets. `make test-minutes MINUTES="minutes and not kills"` leaves out those that kill.
+MINUTES ?= minutes
 test-minutes: setup
-	$(BIN)/python -m pytest --durations=10 -m minutes tests/integration tests/end_to_end
+	$(BIN)/python -m pytest --durations=10 -m "$(MINUTES)" tests/integration tests/end_to_end
 
 lint: setup
 	$(BIN)/ruff check .

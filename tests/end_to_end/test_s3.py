@@ -89,6 +89,7 @@ def test_a_model_and_its_scores_travel(
 
 
 @pytest.mark.minutes
+@pytest.mark.kills
 def test_the_whole_way(
     bucket: fs.SubTreeFileSystem,
     new_machine: Callable[[str], None],
@@ -148,6 +149,7 @@ def test_the_whole_way(
 
 
 @pytest.mark.minutes
+@pytest.mark.kills
 def test_a_sweep_goes_on_on_another_machine(
     bucket: fs.SubTreeFileSystem, new_machine: Callable[[str], None], ray_cluster: str, tmp_path: Path
 ) -> None:

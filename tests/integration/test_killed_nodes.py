@@ -30,7 +30,7 @@ from tests.model_folders import make_model_folder, make_raw_rows
 from tests.ray_head import kill_node, node_of, ray_head, ray_nodes, runs_on
 from tests.training_runs import recipe
 
-pytestmark = pytest.mark.minutes
+pytestmark = [pytest.mark.minutes, pytest.mark.kills]
 RATE, SECONDS = 20, 40
 """Of the requests: how many a second, and for how long."""
 # The heads have no CPUs: the commands belong to them, what they start runs on the nodes.

@@ -91,6 +91,7 @@ def _noted(sweep: Path) -> bool:
 
 
 @pytest.mark.minutes
+@pytest.mark.kills
 def test_a_sweep_on_two_cpus_survives_kills(
     dataset: Dataset, recipe_file: Path, ray_cluster: str, tmp_path: Path
 ) -> None:
