@@ -70,7 +70,7 @@ def _merge_ranking(metrics: RankingMetrics, group: dist.ProcessGroup | None) -> 
 
 
 def _gathered(values: NDArray[Any], group: dist.ProcessGroup | None) -> list[NDArray[Any]]:
-    """Yield on the first rank what the other ranks hold, in their order, and nothing elsewhere. A collective call."""
+    """What the other ranks hold, in their order, on the first rank; an empty list elsewhere. A collective call."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     own, device = torch.from_numpy(values), _device(group)
     lengths = np.zeros(size)

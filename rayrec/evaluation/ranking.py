@@ -183,7 +183,7 @@ def _gain(
 
 
 def _starts(group: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """The positions at which another group begins in sorted ids."""
+    """(n,) whether another group begins at each of n sorted ids."""
     first = np.ones(len(group), np.bool_)
     first[1:] = group[1:] != group[:-1]
     return first

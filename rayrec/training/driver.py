@@ -158,12 +158,15 @@ def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, de
     )
     # If this process is killed, another one of Ray Train's gives the workers' resources back. It asks the dashboard,
     # which it finds by this variable alone on a machine with several Ray instances.
-    environment = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, POLL_INTERVAL: "0.5"}
+    environment = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    settings = {POLL_INTERVAL: "0.5"}
     if len(ray.nodes()) == 1:
         # The only node takes the whole run with it. To start one more process costs seconds.
-        environment[PREEMPTION_WATCHER] = "0"
-    if least is not None and START_TIMEOUT not in os.environ:
-        environment[START_TIMEOUT] = str(_ELASTIC_START_SECONDS)
+        settings[PREEMPTION_WATCHER] = "0"
+    if least is not None:
+        settings[START_TIMEOUT] = str(_ELASTIC_START_SECONDS)
+    # What the user has set stands.
+    environment |= {name: value for name, value in settings.items() if name not in os.environ}
     try:
         with environment_of_processes(environment):
             trainer.fit()
