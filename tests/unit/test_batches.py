@@ -31,12 +31,16 @@ DATASETS = {
 IN_MEMORY = IngestConfig(in_memory=True, read_streams=4, prefetch_batches=2)
 
 
+@pytest.fixture(scope="module", params=DATASETS)
+def written(request, tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("written") / "data", **DATASETS[request.param])
+
+
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("arguments", DATASETS.values(), ids=DATASETS.keys())
-def test_batches_hold_the_rows_of_the_plan(tmp_path, arguments, world_size, drop_last):
-    dataset = make_dataset(tmp_path / "data", **arguments)
-    size = 64 if arguments["rows"] > 64 else 1
+def test_batches_hold_the_rows_of_the_plan(written, world_size, drop_last):
+    dataset = written
+    size = 64 if dataset.split("train").rows > 64 else 1
     for rank in range(world_size):
         order = {"global_batch_size": size, "rank": rank, "world_size": world_size, "seed": 3, "epoch": 1}
         plan = BatchOrder(units=Units.of(dataset.split("train").parts), read_streams=4, drop_last=drop_last, **order)

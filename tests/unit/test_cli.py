@@ -156,9 +156,9 @@ def test_every_command_has_help(monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
         assert "--json" in out and "--debug" in out
 
 
-@pytest.mark.parametrize(
-    ("statement", "forbidden"),
-    [
+def test_heavy_imports_wait() -> None:
+    """One process for all, from the statement that may import the least to the one that may import the most."""
+    statements: list[tuple[str, set[str]]] = [
         ("import rayrec.cli.main", {"pydantic", "yaml", "rich", "numpy", "torch", "ray", "pyspark"}),
         ("import rayrec; rayrec.load_recipe('dlrm-criteo')", {"numpy", "torch", "torchrec", "ray", "pyspark"}),
         (
@@ -166,12 +166,13 @@ def test_every_command_has_help(monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
             {"torch", "torchrec", "ray", "pyspark", "raydp"},
         ),
         ("import rayrec.sources.registry, cluster.spark_python_daemon", {"torch", "torchrec", "ray"}),
-    ],
-)
-def test_heavy_imports_wait(statement: str, forbidden: set[str]) -> None:
-    script = f"import sys\n{statement}\nprint(*sorted({forbidden!r} & set(sys.modules)))"
+    ]
+    script = "import sys\n" + "".join(
+        f"{statement}\nprint({statement!r}, sorted({forbidden!r} & set(sys.modules)))\n"
+        for statement, forbidden in statements
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+    assert done.stdout.splitlines() == [f"{statement} []" for statement, _ in statements]
 
 
 def test_short_options_win_over_set() -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from rayrec.random.permutation import BlockwisePermutation, HashPermutation
+from rayrec.random.permutation import BlockwisePermutation, HashPermutation, permute_each
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 31, 32, 33, 1000, 4097, 100_003])
@@ -35,7 +35,11 @@ def test_seeds_give_unrelated_orders() -> None:
 
 
 def test_every_order_of_few_rows_occurs_about_as_often() -> None:
-    counts = Counter(tuple(HashPermutation(4, seed)(np.arange(4)).tolist()) for seed in range(4800))
+    seeds = np.arange(4800, dtype=np.uint64).repeat(4)
+    orders = permute_each(np.tile(np.arange(4), 4800), np.full(4 * 4800, 4), seeds).reshape(4800, 4)
+    for seed in range(0, 4800, 100):
+        assert np.array_equal(orders[seed], HashPermutation(4, seed)(np.arange(4)))
+    counts = Counter(tuple(order) for order in orders.tolist())
     assert len(counts) == 24
     assert max(counts.values()) < 260 and min(counts.values()) > 140
 

@@ -136,13 +136,18 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_rows(tmp_path_factory: pytest.TempPathFactory, case: str) -> None:
+@pytest.fixture(scope="module")
+def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     folder = tmp_path_factory.mktemp("wrong") / "model"
     make_model_folder(folder)
+    return load_model(folder)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_rows(predictor: Predictor, case: str) -> None:
     rows, message = WRONG[case]
     with pytest.raises(UserError, match=message) as raised:
-        load_model(folder).predict(rows)
+        predictor.predict(rows)
     assert "\n" not in str(raised.value)
 
 

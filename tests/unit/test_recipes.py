@@ -21,12 +21,12 @@ FREQUENCY_LIMIT_15 = (
 
 NAMES |= {"neumf-ml-20m", "neumf-ml-1m", "neumf-ml-1m-debug", "mf-ml-1m"}
 NAMES |= {f"wide-deep-outbrain{variant}" for variant in ("", "-lean", "-debug")}
-MOVIELENS_20M = Schema(
+MOVIELENS = Schema(
     label="label",
     group="list",
     features=(
-        CategoricalFeature(name="user", cardinality=138_494),
-        CategoricalFeature(name="item", cardinality=26_745),
+        CategoricalFeature(name="user", cardinality=139),
+        CategoricalFeature(name="item", cardinality=27),
     ),
     interactions=InteractionColumns(user="user", item="item"),
 )
@@ -58,7 +58,7 @@ def test_valid_and_described(name: str, tmp_path) -> None:
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_models_build_and_score(name: str) -> None:
     recipe = load_recipe(name)
-    schema = MOVIELENS_20M if recipe.model.kind == "neumf" else criteo_schema((7,) * 26)
+    schema = MOVIELENS if recipe.model.kind == "neumf" else criteo_schema((7,) * 26)
     if recipe.model.kind == "wide_deep":
         names = [*recipe.model.embedding_dims, "other"]
         schema = Schema(label="label", features=tuple(CategoricalFeature(name=n, cardinality=7) for n in names))

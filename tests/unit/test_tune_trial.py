@@ -54,6 +54,12 @@ def _never(recipe: Recipe, dataset: Dataset, run: Path, resume: bool) -> None:
     raise AssertionError("trained again")
 
 
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training ends at once here."""
+    monkeypatch.setattr("tune.trial._POLL_SECONDS", 0.01)
+
+
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     make_dataset(tmp_path / "data", {"train": 64, "validation": 16}, numeric=3, categorical=4)

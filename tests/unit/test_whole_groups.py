@@ -29,6 +29,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return make_dataset(folder, 1_000, numeric=1, categorical=1, group_sizes=SIZES, rows_per_row_group=60)
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Eleven turns of the sizes: enough to be cut anywhere, few enough to be read by eight ranks in batches of 7."""
+    folder = tmp_path_factory.mktemp("small") / "data"
+    return make_dataset(folder, 400, numeric=1, categorical=1, group_sizes=SIZES, rows_per_row_group=60)
+
+
 def batches(dataset: Dataset, **order: Any) -> list[Batch]:
     order = {"global_batch_size": 100, "seed": 3, "drop_last": False, **order}
     with open_batches(dataset, "train", IN_MEMORY, whole_groups=True, **order) as loader:
@@ -50,20 +57,20 @@ def of_files(dataset: Dataset) -> dict[int, Rows]:
 
 @pytest.mark.parametrize("shuffle", ["none", "row_groups", "rows"])
 @pytest.mark.parametrize("size", [7, 100, 1_000])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_every_group_is_in_one_batch_of_one_rank(dataset: Dataset, world_size: int, size: int, shuffle: str) -> None:
-    order = {"global_batch_size": size, "shuffle": shuffle, "world_size": world_size}
-    ranks = [batches(dataset, rank=rank, **order) for rank in range(world_size)]
-    one = batches(dataset, global_batch_size=size, shuffle=shuffle)
-    seen: list[Rows] = []
-    for number, parts in enumerate(zip(*ranks, strict=True)):
-        assert len({part.size for part in parts}) == 1, "ranks are padded alike"
-        rows = [row for part in parts for row in rows_of(part)]
-        assert rows == rows_of(one[number])
-        for part in parts:
-            seen += [list(found) for _, found in groupby(rows_of(part), key=lambda row: row[0])]
-    groups = of_files(dataset)
-    assert sorted(seen) == sorted(groups.values()), "each whole, once, its rows in their order"
+def test_every_group_is_in_one_batch_of_one_rank(small: Dataset, size: int, shuffle: str) -> None:
+    one = [rows_of(batch) for batch in batches(small, global_batch_size=size, shuffle=shuffle)]
+    groups = of_files(small)
+    for world_size in (1, 2, 3, 8):
+        order = {"global_batch_size": size, "shuffle": shuffle, "world_size": world_size}
+        ranks = [batches(small, rank=rank, **order) for rank in range(world_size)]
+        seen: list[Rows] = []
+        for number, parts in enumerate(zip(*ranks, strict=True)):
+            assert len({part.size for part in parts}) == 1, "ranks are padded alike"
+            rows = [rows_of(part) for part in parts]
+            assert [row for of_part in rows for row in of_part] == one[number], world_size
+            for of_part in rows:
+                seen += [list(found) for _, found in groupby(of_part, key=lambda row: row[0])]
+        assert sorted(seen) == sorted(groups.values()), "each whole, once, its rows in their order"
 
 
 def test_batches_have_about_their_size(dataset: Dataset) -> None:
