@@ -25,6 +25,8 @@ def ray_session() -> Iterator[None]:
     Raises UserError if no cluster answers at the address.
     """
     address = os.environ.get("RAY_ADDRESS")
+    if address == "local":  # Ray's own word for a new session on this machine
+        address = None
     missing = _prepare_environment(local=address is None)
     import ray
 
@@ -55,12 +57,19 @@ def attach(address: str, missing: dict[str, str]) -> None:
     try:
         # Ray itself would ask a head that is gone again and again, for minutes.
         socket.create_connection(head_address(address), timeout=_ANSWER_SECONDS).close()
-        ray.init(address=address, runtime_env=runtime_env, logging_level=logging.WARNING, log_to_driver=False)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"RAY_ADDRESS={address}: no Ray cluster answers ({error}); start it with `ray start --head`, correct the "
-            "address, or unset RAY_ADDRESS to use this machine alone"
-        ) from error
+        raise _no_answer(address, error) from error
+    try:
+        ray.init(address=address, runtime_env=runtime_env, logging_level=logging.WARNING, log_to_driver=False)
+    except ConnectionError as error:
+        raise _no_answer(address, error) from error
+
+
+def _no_answer(address: str, error: Exception) -> UserError:
+    return UserError(
+        f"RAY_ADDRESS={address}: no Ray cluster answers ({error}); start it with `ray start --head`, correct the "
+        "address, or unset RAY_ADDRESS to use this machine alone"
+    )
 
 
 def _start() -> None:
