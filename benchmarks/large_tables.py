@@ -26,8 +26,8 @@ from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
+from rayrec.config.transforms import Fill
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
-from rayrec.features.transforms import Fill
 from rayrec.inference.folder.examples import write_examples
 from rayrec.inference.folder.model_folder import new_model_folder
 from rayrec.inference.predictor import load_model

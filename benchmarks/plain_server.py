@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from rayrec.config.transforms import HashIds, Vocabulary
 from rayrec.features.schema import MultiHotFeature
-from rayrec.features.transforms import HashIds, Vocabulary
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.models.common.batch import Batch
 from rayrec.models.registry import build_model

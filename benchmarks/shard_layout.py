@@ -24,9 +24,9 @@ import pyarrow.parquet as pq
 
 from rayrec.common.files import write_json
 from rayrec.config import RowsPreprocessConfig
+from rayrec.config.transforms import Vocabulary
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import Schema
-from rayrec.features.transforms import Vocabulary
 from rayrec.features.vocabulary import write_vocabulary
 from rayrec.ingest.reader import RowPacker
 from rayrec.preprocessing.rows.job import dataset_schema

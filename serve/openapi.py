@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import Feature, MultiHotFeature, NumericFeature
-from rayrec.features.transforms import Vocabulary
 from rayrec.inference.predictor import Predictor
 from rayrec.inference.ranker import FeatureLookup
 from serve.models.served_models import ServedModels

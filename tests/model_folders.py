@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from rayrec.config import ModelConfig, SourceConfig
+from rayrec.config.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, MultiHotFeature, NumericFeature, Schema
-from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.features.vocabulary import write_vocabulary
 from rayrec.inference.folder.examples import write_examples
 from rayrec.inference.folder.model_folder import copy, new_model_folder

@@ -6,9 +6,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.config.transforms import Hash, HashIds
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature
 from rayrec.features.string_hash import by_distinct_text, hash_strings
-from rayrec.features.transforms import Hash, HashIds
 from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.random.splitmix64 import hash_integers
 

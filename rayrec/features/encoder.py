@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.common.errors import UserError
+from rayrec.config.transforms import NumericTransform, Vocabulary
 from rayrec.features.categorical import encode_categorical, encode_multi_hot, id_dtype, takes_strings
 from rayrec.features.numeric import encode_numeric
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, Schema
-from rayrec.features.transforms import NumericTransform, Vocabulary
 from rayrec.features.vocabulary import VocabularyLookup
 
 _FEW_ROWS = 1024

@@ -7,7 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.features.transforms import Fill, Log, Log2, MinMax, NumericTransform, Standardize
+from rayrec.config.transforms import Fill, Log, Log2, MinMax, NumericTransform, Standardize
 
 
 def encode_numeric(name: str, column: pa.Array, transforms: Sequence[NumericTransform]) -> NDArray[np.float32]:

@@ -3,35 +3,76 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
+import pyarrow as pa
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.config import Config
+from rayrec.config.transforms import CategoricalTransform, Hash, HashIds, NumericTransform, Vocabulary
 from rayrec.config.validation import describe_validation_error
-from rayrec.features.transforms import CategoricalTransform, Hash, HashIds, NumericTransform, Vocabulary
 
 SCHEMA_FILE = "schema.json"
 
 
-class NumericFeature(Config):
+class RawColumn(Config):
+    """A column of raw rows, and how its values are read; the same in files and in requests."""
+
+    name: str
+    type: Literal["number", "integer", "text", "time", "numbers", "integers", "texts"]
+    """The last three are lists of the first three. An integer that stands for a text is its decimal digits."""
+    separator: str | None = None
+    """What separates the values of a list that a file or a request gives as one text; None takes lists alone."""
+    time_format: str = "iso"
+    """`iso` (ISO 8601), `s`, `ms` or `us` (numbers since 1970, UTC), or a format of strptime such as `%y%m%d%H`."""
+    zone: str = "UTC"
+    """The IANA time zone of times that do not name one."""
+
+    @property
+    def arrow(self) -> pa.DataType:
+        """The type of the column in a table of raw rows: float64, int64, string, timestamp[us, UTC], or lists."""
+        scalar = {"number": pa.float64(), "integer": pa.int64(), "text": pa.string(), "time": pa.timestamp("us", "UTC")}
+        return scalar[self.type] if self.type in scalar else pa.list_(scalar[self.type.removesuffix("s")])
+
+
+class _Feature(Config):
+    name: str
+    inputs: tuple[str, ...] = ()
+    """The raw columns that it is computed from (of a cross: features); empty if it is the one of its own name."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of what it is computed from."""
+        return self.inputs or (self.name,)
+
+
+class NumericFeature(_Feature):
     """One float32 per row."""
 
     kind: Literal["numeric"] = "numeric"
-    name: str
     transforms: tuple[NumericTransform, ...] = ()
 
 
-class CategoricalFeature(Config):
+class VectorFeature(_Feature):
+    """`size` float32 per row, from a list of as many numbers; a missing list is all 0, a missing number in it 0."""
+
+    kind: Literal["vector"] = "vector"
+    size: PositiveInt
+    normalize: bool = False
+    """Divide a row's numbers by their Euclidean length, unless it is 0."""
+
+
+class CategoricalFeature(_Feature):
     """One id per row (int32, 0 = missing or unknown), looked up in an embedding table of `cardinality` rows."""
 
     kind: Literal["categorical"] = "categorical"
-    name: str
     transforms: tuple[CategoricalTransform, ...] = ()
     cardinality: PositiveInt
     """Rows of the table: ids are 0 ... cardinality - 1."""
     embedding_dim: PositiveInt | None = None
     """Width of the table; None in a dataset, resolved from the model's config when it is built."""
+    table: str | None = None
+    """The feature whose table it reads, with the same transforms and cardinality; None has a table of its own."""
 
     @model_validator(mode="after")
     def _cardinality_fits_transforms(self) -> "CategoricalFeature":
@@ -61,7 +102,38 @@ class MultiHotFeature(CategoricalFeature):
     """Most ids of a row; longer raw lists are cut."""
 
 
-Feature = Annotated[NumericFeature | CategoricalFeature | MultiHotFeature, Field(discriminator="kind")]
+Feature = Annotated[NumericFeature | VectorFeature | CategoricalFeature | MultiHotFeature, Field(discriminator="kind")]
+
+
+class SideTable(Config):
+    """Raw columns that are looked up by a key, unless a request gives them."""
+
+    kind: Literal["table"] = "table"
+    name: str
+    """The table lies in the folder `statistics/tables/NAME` (`rayrec.features.keyed_table`)."""
+    key: str
+    """The raw column (text) whose value is looked up."""
+    columns: tuple[str, ...]
+    """The raw columns that it gives; a column NAME_x is x in the table."""
+
+
+class Rate(Config):
+    """A raw column (number) that is looked up by keys: the smoothed rate of the label in rows of `train`.
+
+    (positives + smoothing * mean) / (rows + smoothing); `mean` where the keys were never seen or one is missing. A row
+    of `train` counts only the rows of other folds (docs/own-data.md).
+    """
+
+    kind: Literal["rate"] = "rate"
+    name: str
+    """The raw column; the table lies in the folder `statistics/rates/NAME` (`rayrec.features.keyed_table`)."""
+    keys: tuple[str, ...]
+    """Raw columns of text."""
+    smoothing: float
+    mean: float
+
+
+Lookup = Annotated[SideTable | Rate, Field(discriminator="kind")]
 
 
 class InteractionColumns(Config):
@@ -86,6 +158,10 @@ class Schema(Config):
     candidate: str | None = None
     """Column of int64 ids of what a group's rows offer, so that predictions can name it."""
     features: tuple[Feature, ...]
+    columns: tuple[RawColumn, ...] = ()
+    """The raw columns, with those that lookups give; empty if each feature reads the column of its own name."""
+    lookups: tuple[Lookup, ...] = ()
+    """What is looked up for raw rows before features are computed, in this order."""
     interactions: InteractionColumns | None = None
     """None for rows that come with labels of both kinds."""
 

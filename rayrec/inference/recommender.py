@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from rayrec.common.errors import UserError
+from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import CategoricalFeature, Schema
-from rayrec.features.transforms import Vocabulary
 from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.inference.folder.table_files import METADATA, open_tensors
 from rayrec.inference.predictor import Predictor, load_model

@@ -11,12 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.common.errors import UserError
-from rayrec.features.categorical import encode_categorical, fold_ids
-from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.numeric import encode_numeric
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
-from rayrec.features.string_hash import hash_string
-from rayrec.features.transforms import (
+from rayrec.config.transforms import (
     Fill,
     Hash,
     HashIds,
@@ -27,6 +22,11 @@ from rayrec.features.transforms import (
     Standardize,
     Vocabulary,
 )
+from rayrec.features.categorical import encode_categorical, fold_ids
+from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.numeric import encode_numeric
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
+from rayrec.features.string_hash import hash_string
 from rayrec.features.vocabulary import write_vocabulary
 from rayrec.random.splitmix64 import hash_integers
 

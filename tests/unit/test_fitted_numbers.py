@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from rayrec.config.transforms import Fill, Hash, Log, Log2, MinMax, Standardize
 from rayrec.features.schema import CategoricalFeature, NumericFeature
-from rayrec.features.transforms import Fill, Hash, Log, Log2, MinMax, Standardize
 from rayrec.sources.outbrain.features.definitions import (
     COUNT,
     DAYS,

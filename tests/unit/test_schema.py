@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from rayrec.common.errors import UserError
+from rayrec.config.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.features.schema import SCHEMA_FILE, CategoricalFeature, MultiHotFeature, NumericFeature, Schema
-from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
 
 SCHEMA = Schema(
     label="click",

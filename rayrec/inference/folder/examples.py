@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.config import Config
+from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import CategoricalFeature, Feature, Schema
-from rayrec.features.transforms import Vocabulary
 from rayrec.features.vocabulary import vocabulary_files
 from rayrec.inference.predictor import Predictor
 

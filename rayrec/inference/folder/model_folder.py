@@ -22,8 +22,8 @@ from torch import Tensor
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder, write_atomically, write_json
+from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import Schema
-from rayrec.features.transforms import Vocabulary
 from rayrec.inference.folder.table_files import (
     DTYPES,
     METADATA,

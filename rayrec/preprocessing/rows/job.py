@@ -6,8 +6,8 @@ import pyarrow as pa
 
 from rayrec.common.errors import ConfigError
 from rayrec.config.preprocess import HashSplitConfig, PreprocessConfig, RowsPreprocessConfig
+from rayrec.config.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
-from rayrec.features.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.extract import ExtractedChunk, extract
 from rayrec.preprocessing.rows.inputs import resolve_inputs

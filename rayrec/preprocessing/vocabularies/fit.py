@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rayrec.features.transforms import Vocabulary
+from rayrec.config.transforms import Vocabulary
 from rayrec.features.vocabulary import VOCABULARY_SCHEMA, fingerprint
 from rayrec.ingest.dataset import VOCABULARY_FOLDER
 from rayrec.preprocessing.segments import Segment, count_rows, new_parquet, read_piece

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import Schema
-from rayrec.features.transforms import Vocabulary
 from rayrec.features.vocabulary import VocabularyLookup, vocabulary_files
 from rayrec.preprocessing.segments import Segment, count_rows, new_parquet, read_piece
 from rayrec.preprocessing.sorted_rows import rows_by_value

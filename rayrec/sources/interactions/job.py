@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
+from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
-from rayrec.features.transforms import Vocabulary
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.extract import extract, pieces_of
 from rayrec.preprocessing.segments import Segment, make_segments, segments_by_split

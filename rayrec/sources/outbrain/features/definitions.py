@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rayrec.config.transforms import CategoricalTransform, Fill, Hash, Log, Log2, NumericTransform
 from rayrec.features.mapped_columns import Numbers
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature
-from rayrec.features.transforms import CategoricalTransform, Fill, Hash, Log, Log2, NumericTransform
 from rayrec.sources.outbrain.features.rows import Rows
 from rayrec.sources.outbrain.statistics import Aspect
 

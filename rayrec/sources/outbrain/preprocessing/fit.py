@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rayrec.config.transforms import Fill, MinMax, NumericTransform, Standardize
 from rayrec.features.numeric import transformed
 from rayrec.features.schema import Feature, NumericFeature
-from rayrec.features.transforms import Fill, MinMax, NumericTransform, Standardize
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.spark_tasks import counted_rows, run_tasks
 from rayrec.preprocessing.workspace import Workspace

@@ -1,0 +1,259 @@
+"""The section `source` of sources whose rows are examples: the columns of the raw files, and what each of them becomes.
+
+Columns are matched by the rules of `features`, in order; the first rule that names a column or matches it decides.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, model_validator
+
+from rayrec.config.base import Config
+from rayrec.config.preprocess import PreprocessConfig, RowsPreprocessConfig, SourceConfig
+from rayrec.config.transforms import Clip, Log, Log2
+
+
+class FitFill(Config):
+    """A constant for missing values: a number, or the mean or median of the values in `train`."""
+
+    op: Literal["fill"] = "fill"
+    value: float | Literal["mean", "median"] = 0.0
+
+
+class FitStandardize(Config):
+    """(x - mean) / deviation, both of `train`."""
+
+    op: Literal["standardize"] = "standardize"
+
+
+class FitMinMax(Config):
+    """(x - min) / (max - min), both of `train`; values outside of the range become 0 or 1."""
+
+    op: Literal["min_max"] = "min_max"
+
+
+class FitQuantile(Config):
+    """The share of the values in `train` that lie below x."""
+
+    op: Literal["quantile"] = "quantile"
+    count: PositiveInt = 100
+    """Number of quantiles, at equal shares."""
+
+
+def _named(given: Any) -> Any:
+    """A transform without settings may be written as its name alone."""
+    return {"op": given} if isinstance(given, str) else given
+
+
+NumericStep = Annotated[
+    Annotated[Log | Log2 | Clip | FitFill | FitStandardize | FitMinMax | FitQuantile, Field(discriminator="op")],
+    BeforeValidator(_named),
+]
+
+
+def _several(given: Any) -> Any:
+    return (given,) if isinstance(given, str) else given
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_several), Field(min_length=1)]
+"""One name, or several."""
+
+
+class _Rule(Config):
+    columns: Names
+    """Names of columns, or patterns with `*` and `?`."""
+    name: str | None = None
+    """The name of a further feature, from the one column named; other rules may still match this column."""
+
+
+class NumericRule(_Rule):
+    """Numbers."""
+
+    kind: Literal["numeric"] = "numeric"
+    transforms: tuple[NumericStep, ...] = ()
+    """Steps in order, each `fill`, `clip`, `log`, `log2`, `standardize`, `min_max` or `quantile`, by name or with
+    settings (`{op: log, offset: 1}`). What is missing after the last one is 0."""
+
+
+class _CategoricalRule(_Rule):
+    min_count: PositiveInt | None = None
+    """A value that occurs less often in `train` is unlisted; None takes `preprocess.frequency_limit`."""
+    max_size: PositiveInt | None = None
+    """The most values that are listed, the most frequent ones."""
+    unlisted_buckets: PositiveInt | None = None
+    """Table rows that unlisted values share by hashing; without them they share row 0 with missing values."""
+    hash_buckets: Annotated[int, Field(ge=2)] | None = None
+    """Hash all values to this many table rows; no value is listed."""
+    values: tuple[str, ...] | None = None
+    """The values that are listed, in order of id, instead of those found in `train`."""
+    share: str | None = None
+    """The feature whose vocabulary and table it shares; that feature's rule says how values are listed."""
+    cardinality: PositiveInt | Literal["auto"] | None = None
+    """Values are ids already, integers below this; `auto` takes the largest one in `train`."""
+
+    @model_validator(mode="after")
+    def _one_way_to_ids(self) -> "_CategoricalRule":
+        ways = [name for name in ("hash_buckets", "values", "share", "cardinality") if getattr(self, name) is not None]
+        listing = [n for n in ("min_count", "max_size", "unlisted_buckets") if getattr(self, n) is not None]
+        if len(ways) > 1:
+            raise ValueError(f"{' and '.join(ways)} exclude each other; keep one")
+        if ways and listing and (ways != ["values"] or listing != ["unlisted_buckets"]):
+            raise ValueError(f"{listing[0]} has no meaning beside {ways[0]}; remove it")
+        return self
+
+
+class CategoricalRule(_CategoricalRule):
+    """Values that are looked up in a table."""
+
+    kind: Literal["categorical"] = "categorical"
+
+
+class ListRule(_CategoricalRule):
+    """Lists of values, pooled after the look-up."""
+
+    kind: Literal["list"] = "list"
+    separator: str | None = None
+    """What separates values in a text; lists of Parquet and JSON need none."""
+    max_length: PositiveInt = 16
+    """Longer lists are cut."""
+    pooling: Literal["sum", "mean"] = "mean"
+
+
+class TimestampRule(_Rule):
+    """Times, of which features are derived: NAME_hour, NAME_weekday, NAME_day, NAME_month and NAME_age."""
+
+    kind: Literal["timestamp"] = "timestamp"
+    derive: Annotated[tuple[Literal["hour", "weekday", "day", "month", "age"], ...], Field(min_length=1)] = (
+        "hour",
+        "weekday",
+    )
+    """`age`: days from this time to that of `source.time`."""
+    format: str = "iso"
+    """`iso`, `s`, `ms` or `us` since 1970, or a format of strptime, such as `%y%m%d%H`."""
+    zone: str = "UTC"
+    """The IANA time zone of times that do not name one, and of the parts."""
+
+
+class BucketsRule(_Rule):
+    """Numbers, each replaced by the range that it lies in, as a category."""
+
+    kind: Literal["buckets"] = "buckets"
+    boundaries: tuple[float, ...] | None = None
+    quantiles: Annotated[int, Field(ge=2)] | None = None
+    """Number of ranges of about as many rows of `train` each."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "BucketsRule":
+        if (self.boundaries is None) == (self.quantiles is None):
+            raise ValueError("give boundaries or quantiles, one of the two")
+        if self.boundaries is not None and sorted(set(self.boundaries)) != list(self.boundaries):
+            raise ValueError("boundaries must ascend, each once")
+        return self
+
+
+class CrossRule(Config):
+    """The combination of several categorical features as one more, hashed."""
+
+    kind: Literal["cross"] = "cross"
+    of: Annotated[tuple[str, ...], Field(min_length=2)]
+    """Names of features."""
+    buckets: Annotated[int, Field(ge=2)] = 100_000
+    name: str | None = None
+    """By default the names joined by `_x_`."""
+
+
+class VectorRule(_Rule):
+    """Lists of a fixed number of numbers, such as another model's embedding."""
+
+    kind: Literal["vector"] = "vector"
+    size: PositiveInt
+    separator: str | None = None
+    normalize: bool = False
+    """Divide by the Euclidean length."""
+
+
+Rule = Annotated[
+    NumericRule | CategoricalRule | ListRule | TimestampRule | BucketsRule | CrossRule | VectorRule,
+    Field(discriminator="kind"),
+]
+
+
+class LabelCondition(Config):
+    """A label that a column's value decides: 1 if the condition holds, otherwise 0."""
+
+    column: str
+    at_least: float | None = None
+    equals: Names | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "LabelCondition":
+        if (self.at_least is None) == (self.equals is None):
+            raise ValueError("give at_least or equals, one of the two")
+        return self
+
+
+class TimeColumn(Config):
+    """The column of a row's time."""
+
+    column: str
+    format: str = "iso"
+    zone: str = "UTC"
+
+
+class FileFormat(Config):
+    """How files hold rows."""
+
+    format: Literal["auto", "delimited", "json_lines", "parquet"] = "auto"
+    """`auto` recognises it by the name: .parquet, .jsonl, .ndjson, .json; all else is delimited text. Text may be
+    packed by gzip or zstd."""
+    separator: str | None = Field(None, min_length=1, max_length=1)
+    """Of delimited text; None takes a tab if the first line has one, otherwise a comma."""
+    quote: bool = True
+    """Whether double quotes enclose fields of delimited text; otherwise they are characters as others."""
+    header: tuple[str, ...] | None = None
+    """The names of the columns of delimited text without a header; None reads them from the first line."""
+    null_values: tuple[str, ...] = ("",)
+    """Texts of delimited files that stand for a missing value."""
+
+
+class SideTableConfig(FileFormat):
+    """A table whose columns are joined to the rows; column x of table `users` becomes `users_x`."""
+
+    path: str
+    """File, folder, glob or URI."""
+    key: str
+    """Its column that is unique in it; rows of the log have the value in `on`."""
+    on: str | None = None
+    """The column of the log; None has the name of `key`."""
+
+
+class RateConfig(Config):
+    """The smoothed rate of the label by one or more columns, a numeric feature `rate_KEY`; out of fold in `train`."""
+
+    keys: Names
+    """Columns of the log."""
+    smoothing: NonNegativeFloat = 20.0
+    """Rows of the mean rate that are added to each key's."""
+    transforms: tuple[NumericStep, ...] = (FitStandardize(),)
+
+
+class TableSourceConfig(SourceConfig, FileFormat):
+    """Rows of named columns, one example each."""
+
+    preprocess: ClassVar[type[PreprocessConfig]] = RowsPreprocessConfig
+    label: str | LabelCondition
+    """The column of the label, 0 or 1 (or false and true), or a condition on a column."""
+    weight: str | None = None
+    """The column of the rows' weights, in loss and metrics."""
+    group: str | None = None
+    """The column whose equal values make a list: for ranking metrics and listwise loss."""
+    candidate: str | None = None
+    """The column that names what a group's rows offer, so that `:rank` takes its values alone."""
+    time: str | TimeColumn | None = None
+    """The column of the rows' times."""
+    ignore: tuple[str, ...] = ()
+    """Columns, or patterns of them, that are not read."""
+    features: tuple[Rule, ...]
+    tables: dict[str, SideTableConfig] = {}
+    """Side tables by name."""
+    rates: tuple[RateConfig, ...] = ()
+    rate_folds: Annotated[int, Field(ge=2)] = 5

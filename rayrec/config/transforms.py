@@ -1,0 +1,170 @@
+"""Transforms as data: what turns a raw column into what a model reads.
+
+Each is a frozen config named by `op`, with what was fitted to the rows of `train`. Their one implementation, over Arrow
+and NumPy, is `rayrec.features.numeric` and `rayrec.features.categorical`; Spark runs the same code on tables that the
+predictor runs on requests.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from rayrec.config.base import Config
+
+
+class Log(Config):
+    """ln(x + offset), computed in float64; undefined (x + offset <= 0) becomes missing."""
+
+    op: Literal["log"] = "log"
+    offset: float = 3.0
+
+
+class Log2(Config):
+    """log2(1 + scale * x), computed in float64; undefined (1 + scale * x <= 0) becomes missing."""
+
+    op: Literal["log2"] = "log2"
+    scale: float = 1.0
+
+
+class MinMax(Config):
+    """(x - min) / (max - min); 0 if the two are equal."""
+
+    op: Literal["min_max"] = "min_max"
+    min: float
+    max: float
+    clip: bool = True
+    """Values outside of the range become 0 or 1."""
+
+
+class Standardize(Config):
+    """(x - mean) / deviation; 0 if the deviation is 0."""
+
+    op: Literal["standardize"] = "standardize"
+    mean: float
+    deviation: float = Field(ge=0.0)
+
+
+class Clip(Config):
+    """min(max(x, min), max); a bound that is None does not act."""
+
+    op: Literal["clip"] = "clip"
+    min: float | None = None
+    max: float | None = None
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> "Clip":
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"clip: min {self.min:g} is above max {self.max:g}")
+        return self
+
+
+class Quantile(Config):
+    """The share of the fitted values that lie below x, from 0 to 1, linear between `boundaries`; beyond them 0 or 1."""
+
+    op: Literal["quantile"] = "quantile"
+    boundaries: tuple[float, ...] = Field(min_length=1)
+    """Ascending values at equal shares: the first at 0, the last at 1."""
+
+
+class Fill(Config):
+    """A constant for missing values (null or NaN)."""
+
+    op: Literal["fill"] = "fill"
+    value: float = 0.0
+
+
+class Vocabulary(Config):
+    """Value -> id from 1 by descending frequency (ties by ascending value); missing or unlisted values -> 0."""
+
+    op: Literal["vocabulary"] = "vocabulary"
+    file: str
+    """Parquet file or folder of parts, relative to the folder of the schema: columns `value` (string), `id` (int64),
+    `count` (int64), in order of id."""
+    size: int = Field(ge=0)
+    """Number of listed values; ids run to `size`."""
+    fingerprint: str | None = None
+    """Identifies which values have which ids: `rayrec.features.vocabulary.fingerprint` in hexadecimal."""
+
+
+class HashUnlisted(Config):
+    """After a vocabulary of `size` values: a present, unlisted value -> size + 1 + h mod buckets; missing stays 0.
+
+    h is `rayrec.features.string_hash.hash_strings`.
+    """
+
+    op: Literal["hash_unlisted"] = "hash_unlisted"
+    buckets: PositiveInt
+
+
+class HashIds(Config):
+    """Caps the table: id 0 stays, id i >= 1 becomes 1 + (i - 1) mod (buckets - 1).
+
+    After a vocabulary this keeps the buckets - 1 most frequent values apart from each other: only rarer ones share
+    rows with them (DLRM's `--hash_indices` takes i mod buckets, which mixes rare values into the row of the missing).
+    """
+
+    op: Literal["hash_ids"] = "hash_ids"
+    buckets: PositiveInt = Field(ge=2)
+
+
+class Hash(Config):
+    """Value -> 1 + h mod (buckets - 1), h its 64-bit hash; missing values -> 0. Needs no list of values.
+
+    h is `rayrec.random.splitmix64.hash_integers` or `rayrec.features.string_hash.hash_strings`.
+    """
+
+    op: Literal["hash"] = "hash"
+    buckets: PositiveInt = Field(ge=2)
+    of: Literal["integers", "strings"]
+    """Type of the raw values."""
+
+
+class Buckets(Config):
+    """Number -> 1 + the number of `boundaries` that are not above it; missing -> 0. The feature reads one number."""
+
+    op: Literal["buckets"] = "buckets"
+    boundaries: tuple[float, ...]
+    """Ascending, each once; ids run to len(boundaries) + 1."""
+
+
+class TimePart(Config):
+    """Time -> 1 + its local hour (0 to 23), weekday (Monday is 0), day of the month (from 0) or month (from 0).
+
+    A missing time -> 0. The feature reads one time.
+    """
+
+    op: Literal["time_part"] = "time_part"
+    part: Literal["hour", "weekday", "day", "month"]
+    zone: str = "UTC"
+    """An IANA time zone, such as Europe/Vienna."""
+
+    @property
+    def cardinality(self) -> int:
+        """Ids run from 0 to this, exclusive."""
+        return {"hour": 25, "weekday": 8, "day": 32, "month": 13}[self.part]
+
+
+class Cross(Config):
+    """The ids of several categorical features -> 1 + h mod (buckets - 1); 0 if all of them are 0.
+
+    h mixes the ids' 64-bit hashes in order (`rayrec.features.keyed_table.hash_key`). The feature's inputs are the names
+    of these features, which stand before it in the schema.
+    """
+
+    op: Literal["cross"] = "cross"
+    buckets: PositiveInt = Field(ge=2)
+
+
+class Elapsed(Config):
+    """The first time minus the second, in units of `per`; missing if one of them is. The feature reads two times."""
+
+    op: Literal["elapsed"] = "elapsed"
+    per: Literal["second", "hour", "day"] = "day"
+
+
+NumericTransform = Annotated[
+    Elapsed | Log | Log2 | Clip | MinMax | Standardize | Quantile | Fill, Field(discriminator="op")
+]
+CategoricalTransform = Annotated[
+    Vocabulary | HashUnlisted | HashIds | Hash | Buckets | TimePart | Cross, Field(discriminator="op")
+]
