@@ -9,13 +9,19 @@ import torch
 
 from rayrec.config import ModelConfig, SourceConfig
 from rayrec.config.transforms import Fill, HashIds, Log, Vocabulary
-from rayrec.features.schema import CategoricalFeature, InteractionColumns, MultiHotFeature, NumericFeature, Schema
+from rayrec.features.schema import (
+    STATISTICS_FOLDER,
+    CategoricalFeature,
+    InteractionColumns,
+    MultiHotFeature,
+    NumericFeature,
+    Schema,
+)
 from rayrec.features.vocabulary import write_vocabulary
 from rayrec.inference.folder.examples import write_examples
 from rayrec.inference.folder.model_folder import copy, new_model_folder
 from rayrec.inference.predictor import load_model
 from rayrec.inference.recommender import KnownItems
-from rayrec.ingest.dataset import STATISTICS_FOLDER
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.dcnv2.config import DCNv2Config

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.features.keyed_table import HASH, hash_key, hash_texts, write_file
+from rayrec.features.lookups import RATES_FOLDER
 from rayrec.sources.outbrain.statistics import (
     AD_SCHEMA,
     ASPECTS,
     DOCUMENT_SCHEMA,
     PROFILE_SCHEMA,
     RATE_KEYS,
-    RATES_FOLDER,
     Constants,
     Statistics,
 )

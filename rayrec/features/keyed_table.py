@@ -5,6 +5,7 @@ no hash lies in two batches. Opening one reads the ends of its files; pages come
 processes of a machine share them. A hit is confirmed against the key itself, so keys that share a hash stay apart.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from itertools import chain
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_file
 from rayrec.features.mapped_columns import Lists, MappedBatch, Numbers, Ranges, search_ranges
-from rayrec.features.string_hash import by_distinct_text, find_hashes, hash_strings
+from rayrec.features.string_hash import by_distinct_text, find_hashes, hash_string, hash_strings
+from rayrec.features.vocabulary import REQUEST_VALUES, SCALAR_LOOKUPS
 from rayrec.random.splitmix64 import hash_integers, mix
 
 HASH = "hash"
@@ -36,6 +38,12 @@ def hash_key(first: NDArray[np.int64], *others: NDArray[np.int64]) -> NDArray[np
 def hash_texts(texts: pa.Array) -> NDArray[np.int64]:
     """(n,) int64 hashes of keys that are texts (string or large_string); any number for a null."""
     return hash_strings(texts.cast(pa.large_string())).view(np.int64)
+
+
+def hash_text(text: str) -> int:
+    """The hash of one text, as `hash_texts` gives it."""
+    hashed = hash_string(text)
+    return hashed - 2**64 if hashed >= 2**63 else hashed
 
 
 def write_file(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
@@ -87,6 +95,11 @@ class KeyedTable:
 
     def find_texts(self, name: str, texts: pa.Array) -> NDArray[np.int64]:
         """(n,) the rows of n texts of the key column `name`; UNKNOWN if there is none, or null."""
+        if len(texts) <= REQUEST_VALUES:
+            values = texts.to_pylist()
+            if len(distinct := set(values)) <= SCALAR_LOOKUPS:
+                rows = {value: self._find_text(name, value) for value in distinct}
+                return np.array([rows[value] for value in values], np.int64)
 
         def find(values: pa.Array) -> NDArray[np.int64]:
             def is_key(batch: MappedBatch, rows: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -97,13 +110,32 @@ class KeyedTable:
 
         return by_distinct_text(texts.cast(pa.large_string()), find, UNKNOWN)
 
-    def texts(self, name: str, rows: NDArray[np.int64]) -> pa.Array:
-        """Gather a column of strings for rows (n,), all of them known."""
+    def _find_text(self, name: str, text: str | None) -> int:
+        if text is None:
+            return UNKNOWN
+        hashed = hash_text(text)
+        number = bisect_right(self._first_hashes, hashed) - 1
+        if number < 0:
+            return UNKNOWN
+        batch = self._batches[number]
+        hashes = batch.numbers(HASH)[0]
+        entry = int(hashes.searchsorted(hashed))
+        while entry < len(hashes) and hashes[entry] == hashed:
+            if batch.batch[name][entry].as_py() == text:
+                return int(self._first_rows[number]) + entry
+            entry += 1
+        return UNKNOWN
+
+    def column(self, name: str, rows: NDArray[np.int64], dtype: pa.DataType) -> pa.Array:
+        """Gather a column of any type, which is `dtype`, for rows (n,) that `find` gave; null for unknown ones."""
         parts = [(batch.batch[name].take(pa.array(places)), asked) for batch, asked, places in self._by_batch(rows)]
         if not parts:
-            return pa.array([], pa.string())
-        order = np.argsort(np.concatenate([asked for _, asked in parts]))
-        return pa.concat_arrays([texts for texts, _ in parts]).take(pa.array(order))
+            return pa.nulls(len(rows), dtype)
+        if len(parts) == 1 and len(parts[0][1]) == len(rows):
+            return parts[0][0]
+        places = np.full(len(rows), UNKNOWN)
+        places[np.concatenate([asked for _, asked in parts])] = np.arange(sum(len(asked) for _, asked in parts))
+        return pa.concat_arrays([values for values, _ in parts]).take(pa.array(places, mask=places == UNKNOWN))
 
     def numbers(self, name: str, rows: NDArray[np.int64]) -> Numbers:
         """Gather a column of integers, floats or booleans for rows (n,) that `find` gave."""

@@ -13,6 +13,8 @@ from rayrec.config.transforms import CategoricalTransform, Hash, HashIds, Numeri
 from rayrec.config.validation import describe_validation_error
 
 SCHEMA_FILE = "schema.json"
+STATISTICS_FOLDER = "statistics"
+"""Tables in which columns or features of rows are looked up; export copies them into the model folder."""
 
 
 class RawColumn(Config):
@@ -114,7 +116,12 @@ class SideTable(Config):
     key: str
     """The raw column (text) whose value is looked up."""
     columns: tuple[str, ...]
-    """The raw columns that it gives; a column NAME_x is x in the table."""
+    """The raw columns that it gives; a column NAME_x is x in the table's files."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The raw columns that it is looked up by."""
+        return (self.key,)
 
 
 class Rate(Config):
@@ -131,6 +138,11 @@ class Rate(Config):
     """Raw columns of text."""
     smoothing: float
     mean: float
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The raw columns that it gives."""
+        return (self.name,)
 
 
 Lookup = Annotated[SideTable | Rate, Field(discriminator="kind")]

@@ -17,8 +17,6 @@ from rayrec.features.schema import Schema
 from rayrec.recipes import Recipe
 
 MANIFEST_FILE = "manifest.json"
-STATISTICS_FOLDER = "statistics"
-"""Tables in which features of rows are looked up; export copies them into the model folder."""
 VOCABULARY_FOLDER = "vocabulary"
 REJECTED_FOLDER = "rejected"
 

@@ -2,10 +2,10 @@
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -91,3 +91,13 @@ def write_partitions(
     written = [(partition, *pickle.loads(of_partition)) for partition, of_partition in found]
     pieces = {name: [Piece(path_of(name, p), 0, rows[name]) for p, rows, _ in written if rows[name]] for name in names}
     return pieces, [fact for *_, fact in written]
+
+
+def batch_of(schema: pa.Schema, columns: Mapping[str, Any], batch: pa.RecordBatch | None = None) -> pa.RecordBatch:
+    """(n,) arrays by name as a batch; columns of `schema` that are not given come from `batch`, or are null."""
+    arrays = dict(zip(batch.schema.names, batch.columns, strict=True)) if batch is not None else {}
+    arrays |= {name: pa.array(values) for name, values in columns.items()}
+    rows = len(next(iter(arrays.values())))
+    return pa.RecordBatch.from_arrays(
+        [arrays[f.name].cast(f.type) if f.name in arrays else pa.nulls(rows, f.type) for f in schema], schema=schema
+    )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, cast
 
 from rayrec.common.errors import UserError
 from rayrec.common.plugins import SOURCES
-from rayrec.ingest.dataset import STATISTICS_FOLDER
+from rayrec.features.schema import STATISTICS_FOLDER
 from rayrec.preprocessing.pipeline import Preprocessing, PreprocessingJob
 from rayrec.recipes import Recipe
 from rayrec.sources.source import InputPaths, Source

@@ -15,8 +15,8 @@ import pytest
 
 from jobs.predict import PredictRequest, run
 from rayrec.common.progress import SilentProgress
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature
-from rayrec.ingest.dataset import STATISTICS_FOLDER, Dataset
+from rayrec.features.schema import STATISTICS_FOLDER, CategoricalFeature, MultiHotFeature, NumericFeature
+from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import segments
 from rayrec.preprocessing.vocabularies import hash_ranges
 from rayrec.recipes import Recipe, dump_recipe

@@ -131,7 +131,7 @@ def test_texts(tmp_path: Path) -> None:
     found = table.find_texts("name", pa.array(wanted))
     assert [row != UNKNOWN for row in found] == [text in texts if text is not None else False for text in wanted]
     known = found[found != UNKNOWN]
-    assert table.texts("name", known).to_pylist() == [text for text in wanted if text in texts]
+    assert table.column("name", known, pa.string()).to_pylist() == [text for text in wanted if text in texts]
     assert table.numbers("number", known).values.tolist() == [texts.index(text) for text in wanted if text in texts]
 
 

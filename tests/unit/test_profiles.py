@@ -101,7 +101,7 @@ def test_equals_a_computation_by_user(
     assert at_a_time == 1_000 or len(made) > 1
     table = pa.Table.from_batches(made, PROFILE_SCHEMA)
     expected = by_hand(viewed, documents)
-    names = KeyedTable(job.users).texts("uuid", np.array(list(expected)))
+    names = KeyedTable(job.users).column("uuid", np.array(list(expected)), pa.string())
     assert table["uuid"].to_pylist() == names.to_pylist()
     assert (np.diff(table[HASH].to_numpy()) > 0).all()
     for found, row in zip(table.to_pylist(), expected.values(), strict=True):

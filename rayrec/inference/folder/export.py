@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rayrec.common.files import write_atomically
 from rayrec.config.evaluate import EvaluateConfig
 from rayrec.evaluation.binary import BinaryMetrics
+from rayrec.features.schema import STATISTICS_FOLDER
 from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
 from rayrec.inference.folder.examples import write_examples
 from rayrec.inference.folder.model_card import model_card, tables_section
@@ -19,7 +20,7 @@ from rayrec.inference.folder.reference_traffic import ReferenceTraffic
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
 from rayrec.inference.predictor import load_model
 from rayrec.inference.recommender import KnownItems, can_recommend
-from rayrec.ingest.dataset import STATISTICS_FOLDER, Dataset
+from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import first_rows
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.recipes import Recipe

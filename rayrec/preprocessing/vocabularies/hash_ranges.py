@@ -1,6 +1,6 @@
 """Sends rows to partitions by their hash or number, without a first pass over the rows to find the ranges."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,8 @@ from rayrec.preprocessing.spark_tasks import collect_rows
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+Finish = Callable[[pa.RecordBatch], pa.RecordBatch]
+"""Checks sorted rows, or computes further columns of them."""
 ROWS_PER_RANGE = 262_144
 _ROWS_PER_BATCH = 131_072
 
@@ -67,26 +69,36 @@ def partition_keys(spark: "SparkSession", partitions: int) -> NDArray[np.int32]:
     return keys
 
 
-def write_table(frame: "DataFrame", rows: int, keys: Sequence[str], folder: Path, schema: pa.Schema) -> None:
+def write_table(
+    frame: "DataFrame",
+    rows: int,
+    keys: Sequence[str],
+    folder: Path,
+    schema: pa.Schema,
+    finish: Finish | None = None,
+) -> None:
     """Write the rows of a frame, whose columns are those of `schema`, as the table in `folder`, looked up by `keys`.
 
-    `rows`: about how many there are. See `rayrec.features.keyed_table`.
+    `rows`: about how many there are; `finish`: see `write_sorted`. See `rayrec.features.keyed_table`.
     """
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield row_count(write_sorted(batches, folder, schema))
+        yield row_count(write_sorted(batches, folder, schema, finish))
 
     dealt = in_hash_ranges(frame.select(schema.names), range_count(frame.sparkSession, rows))
     collect_rows(dealt.sortWithinPartitions(HASH, *keys).mapInArrow(write, ROW_COUNT))
 
 
-def write_sorted(batches: Iterator[pa.RecordBatch], folder: Path, schema: pa.Schema) -> int:
+def write_sorted(
+    batches: Iterator[pa.RecordBatch], folder: Path, schema: pa.Schema, finish: Finish | None = None
+) -> int:
     """Write rows sorted by hash, which have the columns of `schema` among others, as a file of the table in `folder`.
 
-    Returns the rows.
+    `finish` is given all rows of a hash at once, among others, before they are written. Returns the rows.
     """
     whole = whole_groups(batches, HASH, _ROWS_PER_BATCH)
-    return write_file(folder, schema, (batch.select(schema.names).cast(schema) for batch in whole))
+    finished = map(finish, whole) if finish else whole
+    return write_file(folder, schema, (batch.select(schema.names).cast(schema) for batch in finished))
 
 
 ROW_COUNT = "rows long"

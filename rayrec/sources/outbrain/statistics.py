@@ -22,10 +22,10 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.config import Config
 from rayrec.features.keyed_table import HASH, KeyedTable
+from rayrec.features.lookups import RATES_FOLDER
 from rayrec.sources.outbrain.layout import Table
 
 CONSTANTS_FILE = "constants.json"
-RATES_FOLDER = "rates"
 Aspect = Literal["category", "topic", "entity"]
 ASPECTS: tuple[Aspect, ...] = ("category", "topic", "entity")
 PLURALS: dict[Aspect, str] = {"category": "categories", "topic": "topics", "entity": "entities"}

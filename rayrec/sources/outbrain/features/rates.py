@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.features.keyed_table import UNKNOWN
+from rayrec.features.lookups import counts_of
 from rayrec.features.mapped_columns import Numbers
 from rayrec.sources.outbrain.features.rows import Estimate, Rows
 from rayrec.sources.outbrain.statistics import RATE_KEYS, RateKey
@@ -111,10 +111,6 @@ def _count(rows: Rows, key: RateKey, keys: Keys, left_out: Numbers | None) -> di
     """Rows, clicks, distinct ads and mean confidence of k keys, zeros if unknown; `left_out`: see `Rows.fold`."""
     table = rows.statistics.rates(key)
     found = table.find(dict(zip(key.columns, (part.values for part in keys.parts), strict=True)), keys.valid)
-    counts = {name: table.numbers(name, found).values for name in ("views", "clicks", "ads", "confidence")}
-    if left_out is not None:
-        for fold in np.unique(left_out.values[left_out.valid]):
-            own = np.where(left_out.valid & (left_out.values == fold), found, UNKNOWN)
-            for name in ("views", "clicks"):
-                counts[name] = counts[name] - table.numbers(f"{name}_{fold}", own).values
-    return counts
+    folds = None if left_out is None else np.where(left_out.valid, left_out.values, -1)
+    counts = counts_of(table, ("views", "clicks"), found, folds)
+    return counts | {name: table.numbers(name, found).values for name in ("ads", "confidence")}

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.preprocessing.row_files import frame_of_rows, spark_schema
+from rayrec.preprocessing.row_files import batch_of, frame_of_rows, spark_schema
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.spark_tasks import frame_of_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import range_count
@@ -18,7 +18,7 @@ from rayrec.random.splitmix64 import uniform
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.features.rows import FOLD
 from rayrec.sources.outbrain.layout import DAY_MILLISECONDS, EVENT_FIELDS, Table
-from rayrec.sources.outbrain.preprocessing.row_files import SplitRows, batch_of, write_by_split
+from rayrec.sources.outbrain.preprocessing.row_files import SplitRows, write_by_split
 from rayrec.sources.outbrain.preprocessing.tables import ParsedTables
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from rayrec.config import Config
 from rayrec.features.keyed_table import HASH, KeyedTable, hash_key, write_file
 from rayrec.features.string_hash import hash_strings
-from rayrec.preprocessing.row_files import Read, Write, frame_of_rows, write_partitions
+from rayrec.preprocessing.row_files import Read, Write, batch_of, frame_of_rows, write_partitions
 from rayrec.preprocessing.segments import Piece, Segment, count_rows, read_piece
 from rayrec.preprocessing.sorted_rows import group_starts, rows_by_value, whole_groups
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, run_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import in_hash_ranges, range_count, write_sorted, write_table
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.layout import Table
-from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, batch_of, list_column
+from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, list_column
 from rayrec.sources.outbrain.preprocessing.tables import ParsedTables
 from rayrec.sources.outbrain.statistics import AD_SCHEMA, ASPECTS, DOCUMENT_SCHEMA, PLURALS, Aspect
 

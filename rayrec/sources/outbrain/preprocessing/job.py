@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.features.schema import Schema
-from rayrec.ingest.dataset import STATISTICS_FOLDER, SplitInfo
+from rayrec.features.lookups import RATES_FOLDER
+from rayrec.features.schema import STATISTICS_FOLDER, Schema
+from rayrec.ingest.dataset import SplitInfo
+from rayrec.preprocessing.lookups.counts import write_totals
 from rayrec.preprocessing.spark_tasks import reclaim_shuffles
 from rayrec.preprocessing.vocabularies.long import LongVocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
@@ -32,7 +34,7 @@ from rayrec.sources.outbrain.preprocessing.documents import (
     write_documents,
 )
 from rayrec.sources.outbrain.preprocessing.fit import fit_features
-from rayrec.sources.outbrain.preprocessing.rates import RateJob, write_rates, write_totals
+from rayrec.sources.outbrain.preprocessing.rates import RateJob, write_rates
 from rayrec.sources.outbrain.preprocessing.raw_features import (
     CANDIDATE,
     LABEL_FIELDS,
@@ -46,7 +48,7 @@ from rayrec.sources.outbrain.preprocessing.tables import ParsedTables, RawTables
 from rayrec.sources.outbrain.preprocessing.users.profiles import ProfileJob, write_profiles
 from rayrec.sources.outbrain.preprocessing.users.traffic import write_traffic
 from rayrec.sources.outbrain.preprocessing.users.users import ViewReader, write_users
-from rayrec.sources.outbrain.statistics import RATES_FOLDER, Constants, Statistics
+from rayrec.sources.outbrain.statistics import Constants, Statistics
 
 
 class DisplayJob:
@@ -128,7 +130,8 @@ class _Run:
         job = RateJob(train, config.rates.folds, rate_keys(config.feature_set), folder)
         by_fold = self._scratch / "rates"
         stages.leave("rates", lambda files: write_rates(workspace, job, files))
-        stages.leave("totals", lambda files: write_totals(workspace, job, by_fold, files), folder / RATES_FOLDER)
+        served = {key.name: key.schema for key in job.keys}
+        stages.leave("totals", lambda files: write_totals(workspace, by_fold, files, served), folder / RATES_FOLDER)
         return Statistics.open(folder, by_fold)
 
     def _write_features_of_users(self, tables: ParsedTables, clicks: SplitRows, statistics: Statistics) -> SplitRows:

@@ -13,19 +13,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.features.keyed_table import HASH, hash_key, write_file
+from rayrec.features.keyed_table import HASH, hash_key
 from rayrec.features.mapped_columns import Numbers
-from rayrec.preprocessing.row_files import frame_of_rows, spark_schema
+from rayrec.preprocessing.lookups.counts import added_counts, count_columns
+from rayrec.preprocessing.row_files import batch_of, frame_of_rows, spark_schema
 from rayrec.preprocessing.segments import Segment, read_piece
-from rayrec.preprocessing.sorted_rows import rows_by_value, whole_groups
-from rayrec.preprocessing.spark_tasks import collect_rows, run_tasks
-from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, in_hash_ranges, range_count, row_count
+from rayrec.preprocessing.sorted_rows import rows_by_value
+from rayrec.preprocessing.spark_tasks import collect_rows
+from rayrec.preprocessing.vocabularies.hash_ranges import (
+    ROW_COUNT,
+    in_hash_ranges,
+    range_count,
+    row_count,
+    write_sorted,
+)
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.features.rates import keys_of
 from rayrec.sources.outbrain.features.rows import FOLD, Rows
 from rayrec.sources.outbrain.places import country_keys
 from rayrec.sources.outbrain.preprocessing.clicks import CLICKED
-from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, batch_of
+from rayrec.sources.outbrain.preprocessing.row_files import RowFiles
 from rayrec.sources.outbrain.statistics import RATE_KEYS, RateKey, Statistics
 
 _BY_AD, _BY_COUNTRY, _BY_LANDING = range(3)
@@ -33,9 +40,9 @@ _BY_AD, _BY_COUNTRY, _BY_LANDING = range(3)
 _KEY_NUMBERS = {name: number for number, name in enumerate(RATE_KEYS)}
 _KEPT_WHOLE = ("ad", "document")
 """Keys whose number of rows is a feature, however few the rows are."""
+_COUNTS = ("views", "clicks")
 _UNITS = 2.0**36
 """Confidences are added as integers, in multiples of 1 / _UNITS."""
-_BATCH_ROWS = 131_072
 _COUNTED = pa.schema(
     [
         ("kind", pa.int8()),
@@ -64,8 +71,8 @@ class RateJob:
 
     @property
     def sums(self) -> list[str]:
-        """Columns of sums by fold."""
-        return [f"{name}_{fold}" for name in ("views", "clicks") for fold in range(self.folds)]
+        """Columns of sums: of all rows, and of each fold."""
+        return count_columns(_COUNTS, self.folds)
 
     @property
     def keyed_schema(self) -> pa.Schema:
@@ -75,7 +82,7 @@ class RateJob:
 
     def table_schema(self, key: RateKey) -> pa.Schema:
         """The schema of a key's table with the sums by fold."""
-        return pa.schema([*key.schema, *(pa.field(name, pa.int64(), False) for name in self.sums)])
+        return pa.schema([*key.schema, *(pa.field(name, pa.int64(), False) for name in self.sums[len(_COUNTS) :])])
 
 
 def write_rates(workspace: Workspace, job: RateJob, folder: Path) -> None:
@@ -96,16 +103,10 @@ def write_rates(workspace: Workspace, job: RateJob, folder: Path) -> None:
         keys = {_KEY_NUMBERS[key.name]: key for key in job.keys}
         for kind, run in rows_by_value(batches, "kind"):
             key = keys[kind]
-            totals = (_with_totals(part, key, job) for part in whole_groups(run, HASH, _BATCH_ROWS))
-            yield row_count(write_file(folder / key.name, job.table_schema(key), totals))
+            yield row_count(write_sorted(run, folder / key.name, job.table_schema(key), _with_mean_confidence))
 
     with frame_of_rows(workspace, "rates of clicks", [(job.train.segments(), read)], _COUNTED) as counted:
-        by_fold = [
-            f.sum(f.when(f.col(FOLD) == fold, f.col(name)).otherwise(0)).alias(f"{name}_{fold}")
-            for name in ("views", "clicks")
-            for fold in range(job.folds)
-        ]
-        by_ad = counted.groupBy("kind", "ad", "other").agg(*by_fold)
+        by_ad = counted.groupBy("kind", "ad", "other").agg(*added_counts(_COUNTS, FOLD, job.folds))
         keyed = by_ad.mapInArrow(expand, spark_schema(job.keyed_schema))
         by_key = keyed.groupBy("kind", HASH, "first", "second").agg(
             f.count("*").alias("ads"),
@@ -118,8 +119,7 @@ def write_rates(workspace: Workspace, job: RateJob, folder: Path) -> None:
         for key in job.keys:
             if key.name not in _KEPT_WHOLE:
                 least = f.when(f.col("kind") == _KEY_NUMBERS[key.name], f.lit(key.least)).otherwise(least)
-        views = sum((f.col(f"views_{fold}") for fold in range(job.folds)), f.lit(0))
-        dealt = in_hash_ranges(by_key.filter(views > least), range_count(workspace.spark, job.train.rows))
+        dealt = in_hash_ranges(by_key.filter(f.col("views") > least), range_count(workspace.spark, job.train.rows))
         ordered = dealt.sortWithinPartitions("kind", HASH, "first", "second")
         collect_rows(ordered.mapInArrow(write, ROW_COUNT))
 
@@ -170,35 +170,16 @@ def _expand(batch: pa.RecordBatch, by: int, job: RateJob) -> Iterator[pa.RecordB
         parts = [part.values[valid] for part in keys.parts]
         first, second = [*parts, np.zeros(len(valid), np.int64)][:2]
         sums = batch.select(job.sums).take(pa.array(keys.owner[valid]))
-        views = np.sum([sums[f"views_{fold}"].to_numpy() for fold in range(job.folds)], axis=0)
         columns = {
             "kind": np.full(len(valid), _KEY_NUMBERS[key.name], np.int8),
             HASH: hash_key(*parts),
             "first": first,
             "second": second,
-            "confidence": np.round(keys.confidence[valid] * _UNITS).astype(np.int64) * views,
+            "confidence": np.round(keys.confidence[valid] * _UNITS).astype(np.int64) * sums["views"].to_numpy(),
         }
         yield batch_of(job.keyed_schema, columns, sums)
 
 
-def _with_totals(part: pa.RecordBatch, key: RateKey, job: RateJob) -> pa.RecordBatch:
-    """Rows of a key's table, from sums by fold."""
-    views, clicks = (
-        np.sum([part[f"{name}_{fold}"].to_numpy() for fold in range(job.folds)], axis=0) for name in ("views", "clicks")
-    )
-    computed = {"views": views, "clicks": clicks, "confidence": part["confidence"].to_numpy() / (_UNITS * views)}
-    return batch_of(job.table_schema(key), computed, part)
-
-
-def write_totals(workspace: Workspace, job: RateJob, by_fold: Path, folder: Path) -> None:
-    """Write the tables of rates without the sums by fold: what is served."""
-    files = [(key, path) for key in job.keys for path in sorted((by_fold / key.name).glob("*.arrow"))]
-    workspace.progress.stage("rates to serve")
-
-    def run(item: tuple[RateKey, Path]) -> None:
-        key, path = item
-        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
-            batches = (file.get_batch(i).select(key.schema.names) for i in range(file.num_record_batches))
-            write_file(folder / key.name, key.schema, (batch.cast(key.schema) for batch in batches))
-
-    run_tasks(workspace.spark, files, run)
+def _with_mean_confidence(part: pa.RecordBatch) -> pa.RecordBatch:
+    mean = part["confidence"].to_numpy() / (_UNITS * part["views"].to_numpy())
+    return part.set_column(part.schema.get_field_index("confidence"), "confidence", pa.array(mean))

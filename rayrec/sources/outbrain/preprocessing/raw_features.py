@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import HASH, KeyedTable, hash_key, hash_texts
-from rayrec.preprocessing.row_files import frame_of_rows, new_rows
+from rayrec.preprocessing.row_files import batch_of, frame_of_rows, new_rows
 from rayrec.preprocessing.segments import Piece, Segment, read_piece
 from rayrec.preprocessing.spark_tasks import counted_rows, run_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import in_hash_ranges, range_count
@@ -17,7 +17,7 @@ from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.features.feature_sets import features_of, raw_features
 from rayrec.sources.outbrain.features.rows import FOLD, ROW_SCHEMA
 from rayrec.sources.outbrain.preprocessing.clicks import CLICK_SCHEMA, CLICKED, DISPLAY
-from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, SplitRows, batch_of, write_by_split
+from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, SplitRows, write_by_split
 from rayrec.sources.outbrain.statistics import Statistics
 
 CANDIDATE, POSITION = "candidate", "position"

@@ -1,9 +1,9 @@
 """Rows in scratch files, as the stages hand them to each other, and columns of such rows."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -80,13 +80,3 @@ def list_column(owner: NDArray[np.int64], elements: pa.Array, count: int) -> pa.
     """`count` lists; `owner`: for each element, ascending, the list that it belongs to."""
     offsets = np.searchsorted(owner, np.arange(count + 1)).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), elements)
-
-
-def batch_of(schema: pa.Schema, columns: Mapping[str, Any], batch: pa.RecordBatch | None = None) -> pa.RecordBatch:
-    """(n,) arrays by name as a batch; columns of `schema` that are not given come from `batch`, or are null."""
-    arrays = dict(zip(batch.schema.names, batch.columns, strict=True)) if batch is not None else {}
-    arrays |= {name: pa.array(values) for name, values in columns.items()}
-    rows = len(next(iter(arrays.values())))
-    return pa.RecordBatch.from_arrays(
-        [arrays[f.name].cast(f.type) if f.name in arrays else pa.nulls(rows, f.type) for f in schema], schema=schema
-    )

@@ -107,7 +107,7 @@ class _Values:
 def _profiles(viewed: pa.RecordBatch, job: ProfileJob) -> pa.RecordBatch:
     """The documents viewed by whole users as rows of the table."""
     users, owner = np.unique(viewed["user"].to_numpy(), return_inverse=True)
-    names = KeyedTable.cached(job.users).texts("uuid", users)
+    names = KeyedTable.cached(job.users).column("uuid", users, pa.string())
     views = np.bincount(owner, viewed["views"].to_numpy()).astype(np.int64)
     columns = [
         pa.array(hash_texts(names)),

@@ -9,14 +9,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable, hash_key
-from rayrec.preprocessing.row_files import frame_of_rows, spark_schema
+from rayrec.preprocessing.row_files import batch_of, frame_of_rows, spark_schema
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.sorted_rows import group_starts, whole_groups
 from rayrec.preprocessing.vocabularies.hash_ranges import range_count, write_table
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.layout import DAY_MILLISECONDS
 from rayrec.sources.outbrain.preprocessing.clicks import DISPLAY
-from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, SplitRows, batch_of
+from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, SplitRows
 from rayrec.sources.outbrain.preprocessing.users.users import TRAFFIC, read_views
 
 SOURCES_SCHEMA = pa.schema(

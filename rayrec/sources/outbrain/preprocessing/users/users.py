@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable, hash_texts
-from rayrec.preprocessing.row_files import frame_of_rows, spark_schema
+from rayrec.preprocessing.row_files import batch_of, frame_of_rows, spark_schema
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.sorted_rows import group_starts
 from rayrec.preprocessing.vocabularies.hash_ranges import write_table
@@ -18,7 +18,7 @@ from rayrec.raw.blocks import RawBlock, RowReader
 from rayrec.raw.files import Chunk
 from rayrec.sources.outbrain.layout import Table
 from rayrec.sources.outbrain.preprocessing.clicks import DISPLAY, events
-from rayrec.sources.outbrain.preprocessing.row_files import SplitRows, batch_of
+from rayrec.sources.outbrain.preprocessing.row_files import SplitRows
 from rayrec.sources.outbrain.preprocessing.tables import ParsedTables
 from rayrec.sources.outbrain.statistics import ASPECTS
 

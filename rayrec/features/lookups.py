@@ -1,0 +1,137 @@
+"""Looks up what raw rows lack: columns of side tables, and rates of the label; for a table in Spark and for a request.
+
+The tables are those of `rayrec.features.keyed_table`, with the text that is looked up in the column `key`. Those of
+rates have the counts `rows` and `positives`, and in preprocessing also those of each fold (`rows_0`, `positives_0`).
+"""
+
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable
+from rayrec.features.schema import STATISTICS_FOLDER, Rate, Schema, SideTable
+
+KEY, ROWS, POSITIVES = "key", "rows", "positives"
+COUNTS = (ROWS, POSITIVES)
+TABLES_FOLDER, RATES_FOLDER = "tables", "rates"
+SEPARATOR = "\x1f"
+"""The unit separator of ASCII joins several keys to one text; keys that contain it themselves may share a rate."""
+RATE_SCHEMA = pa.schema(
+    [pa.field(HASH, pa.int64(), False), pa.field(KEY, pa.string(), False)]
+    + [pa.field(name, pa.int64(), False) for name in COUNTS]
+)
+
+
+def lookup_folder(statistics: Path, lookup: SideTable | Rate) -> Path:
+    """The folder of the table of a look-up."""
+    return statistics / (TABLES_FOLDER if isinstance(lookup, SideTable) else RATES_FOLDER) / lookup.name
+
+
+class Lookups:
+    """Completes raw rows from the tables of a schema. The result for a row does not depend on the rows around it."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        folder: Path,
+        rates_by_fold: Path | None = None,
+        columns: Collection[str] | None = None,
+    ) -> None:
+        """Map the tables in `folder`, the one that holds schema.json, into memory.
+
+        `rates_by_fold`: folder of tables of rates, by name, that have the counts of each fold. `columns`: the raw
+        columns that are wanted; None looks up all. Raises UserError if a table is damaged.
+        """
+        self._types = {column.name: column.arrow for column in schema.columns}
+        wanted = set(self._types) if columns is None else set(columns)
+        self._lookups: list[tuple[SideTable | Rate, KeyedTable]] = []
+        for lookup in reversed(schema.lookups):
+            if wanted.isdisjoint(lookup.columns):
+                continue
+            wanted.update(lookup.keys)
+            is_by_fold = rates_by_fold is not None and isinstance(lookup, Rate)
+            path = rates_by_fold / lookup.name if is_by_fold else lookup_folder(folder / STATISTICS_FOLDER, lookup)
+            self._lookups.insert(0, (lookup, KeyedTable(path)))
+
+    @classmethod
+    @lru_cache(maxsize=16)
+    def cached(
+        cls,
+        schema: Schema,
+        folder: Path,
+        rates_by_fold: Path | None = None,
+        columns: frozenset[str] | None = None,
+    ) -> "Lookups":
+        """The look-ups that this process opened before; the folders must not change meanwhile."""
+        return cls(schema, folder, rates_by_fold, columns)
+
+    def reads(self, columns: Sequence[str]) -> list[str]:
+        """The columns of raw files that `columns` are taken or looked up from."""
+        given = {name for lookup, _ in self._lookups for name in lookup.columns}
+        keys = (key for lookup, _ in self._lookups for key in lookup.keys)
+        return [name for name in dict.fromkeys((*columns, *keys)) if name not in given]
+
+    def complete(self, raw: pa.RecordBatch, folds: NDArray[np.int64] | None = None) -> pa.RecordBatch:
+        """Add the columns that are looked up, with the types of the schema; what the rows give of them stays.
+
+        `folds`: (n,) for each row the fold whose rows its rates leave out, -1 for none; they leave nothing out without.
+        An absent key column is missing in every row.
+        """
+        columns = dict(zip(raw.schema.names, raw.columns, strict=True))
+        for lookup, table in self._lookups:
+            lacking = [name for name in lookup.columns if name not in columns or columns[name].null_count]
+            if not lacking:
+                continue
+            found = _find(table, [columns.get(key) for key in lookup.keys], raw.num_rows)
+            for name in lacking:
+                if isinstance(lookup, Rate):
+                    values = _rates(lookup, table, found, folds)
+                else:
+                    values = table.column(name, found, self._types[name])
+                columns[name] = values if name not in columns else _filled(columns[name].cast(values.type), values)
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def joined_keys(columns: Sequence[pa.Array]) -> pa.Array:
+    """(n,) the text that n rows are looked up by, null if one of its key columns (text or integer) is."""
+    if len(columns) == 1 and not pa.types.is_integer(columns[0].type):
+        return columns[0]
+    texts = [column.cast(pa.large_string()) for column in columns]
+    return pc.binary_join_element_wise(*texts, SEPARATOR) if len(texts) > 1 else texts[0]
+
+
+def counts_of(
+    table: KeyedTable, names: Sequence[str], rows: NDArray[np.int64], folds: NDArray[np.int64] | None
+) -> dict[str, NDArray]:
+    """(n,) of each of these columns of counts for rows that `find` gave, less those of its own fold (NAME_0, ...).
+
+    Unknown rows have 0; `folds`: as `Lookups.complete` takes them.
+    """
+    counts = {name: table.numbers(name, rows).values for name in names}
+    for fold in [] if folds is None else np.unique(folds[folds >= 0]):
+        own = np.where(folds == fold, rows, UNKNOWN)
+        for name in names:
+            counts[name] = counts[name] - table.numbers(f"{name}_{fold}", own).values
+    return counts
+
+
+def _find(table: KeyedTable, keys: Sequence[pa.Array | None], count: int) -> NDArray[np.int64]:
+    given = [key for key in keys if key is not None]
+    return table.find_texts(KEY, joined_keys(given)) if len(given) == len(keys) else np.full(count, UNKNOWN)
+
+
+def _rates(lookup: Rate, table: KeyedTable, found: NDArray[np.int64], folds: NDArray[np.int64] | None) -> pa.Array:
+    counts = counts_of(table, COUNTS, found, folds)
+    is_seen = counts[ROWS] > 0
+    rows = np.where(is_seen, counts[ROWS], 1)
+    rates = (counts[POSITIVES] + lookup.smoothing * lookup.mean) / (rows + lookup.smoothing)
+    return pa.array(np.where(is_seen, rates, lookup.mean))
+
+
+def _filled(given: pa.Array, found: pa.Array) -> pa.Array:
+    return pc.if_else(given.is_valid(), given, found)

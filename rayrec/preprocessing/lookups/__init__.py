@@ -1,0 +1,23 @@
+"""Side tables joined by key, and smoothed rates of the label: written before the fits, then read with the rows.
+
+A job of rows calls, after its rows are parsed and split (`side_tables`, `rates` and `rows` are modules of this folder):
+
+    # tables: a SideTable for each side table
+    schema = Schema(label=label, features=(), columns=columns, lookups=tables)
+    for table in tables:
+        # reader: the columns of its files by their names there, the key among them as text; no label
+        rejected += write_side_table(workspace, table, source.tables[table.name], reader, files, max_rejected)
+
+    # rates: a Rate for each rate, whose mean is not known yet
+    folds = Folds(source.rate_folds, config.seed, workspace.scratch / "rates")
+    rates = write_rates(workspace, CompletedRows(schema, workspace.folder), segments["train"], rates, folds)
+    schema = schema.model_copy(update={"lookups": (*tables, *rates)})
+
+    train_rows = CompletedRows(schema, workspace.folder, folds)  # rates are out of fold
+    other_rows = CompletedRows(schema, workspace.folder)
+    for batch in train_rows.read(segment, columns, dictionaries):  # as `read_piece`, for fits and encoding
+        ...
+
+What the rows lack is looked up by `rayrec.features.lookups.Lookups`, in requests as in tasks; the files of the rows
+hold the columns of the raw files alone. Without look-ups `read` gives what `read_piece` gives.
+"""

@@ -1,0 +1,85 @@
+"""Rates of the label: the rows of `train`, and the positive ones, by key and fold."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from rayrec.features.keyed_table import HASH, hash_texts
+from rayrec.features.lookups import COUNTS, KEY, POSITIVES, RATE_SCHEMA, RATES_FOLDER, ROWS, joined_keys
+from rayrec.features.schema import STATISTICS_FOLDER, Rate
+from rayrec.preprocessing.lookups.counts import added_counts, count_columns, write_totals
+from rayrec.preprocessing.lookups.rows import CompletedRows, Folds
+from rayrec.preprocessing.row_files import batch_of, frame_of_rows
+from rayrec.preprocessing.segments import Segment, count_rows
+from rayrec.preprocessing.sorted_rows import rows_by_value
+from rayrec.preprocessing.spark_tasks import collect_rows
+from rayrec.preprocessing.vocabularies.hash_ranges import in_hash_ranges, range_count, write_sorted
+from rayrec.preprocessing.workspace import Workspace
+
+_ALL = -1
+"""The number of the line that counts all rows, in place of that of a rate."""
+_FOLD = "fold"
+_COUNTED = pa.schema([("rate", pa.int32()), *RATE_SCHEMA, (_FOLD, pa.int64())])
+
+
+def write_rates(
+    workspace: Workspace, rows: CompletedRows, train: Sequence[Segment], rates: Sequence[Rate], folds: Folds
+) -> tuple[Rate, ...]:
+    """Write the tables of rates: with the counts of each fold into `folds.tables`, without into the dataset.
+
+    `rows`: read with the side tables of keys; their schema names the label's column (0 or 1 in each row). `rates`: the
+    mean that they state is replaced. Returns them with the label's mean in `train`.
+    """
+    if not rates:
+        return ()
+    names = count_columns(COUNTS, folds.count)
+    schema = pa.schema([*RATE_SCHEMA, *(pa.field(name, pa.int64(), False) for name in names[len(COUNTS) :])])
+    folds.tables.mkdir()
+
+    def read(segment: Segment) -> Iterator[pa.RecordBatch]:
+        return _count(segment, rows, rates, folds)
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number, run in rows_by_value(batches, "rate"):
+            if number == _ALL:
+                yield from (batch.select(list(COUNTS)) for batch in run)
+            else:
+                write_sorted(run, folds.tables / rates[number].name, schema)
+
+    with frame_of_rows(workspace, "rates of the label", [(train, read)], _COUNTED) as counted:
+        by_key = counted.groupBy("rate", HASH, KEY).agg(*added_counts(COUNTS, _FOLD, folds.count))
+        dealt = in_hash_ranges(by_key, range_count(workspace.spark, count_rows(train)))
+        ordered = dealt.sortWithinPartitions("rate", HASH, KEY)
+        ((total, positives),) = collect_rows(ordered.mapInArrow(write, f"{ROWS} long, {POSITIVES} long"))
+    folder = workspace.folder / STATISTICS_FOLDER / RATES_FOLDER
+    folder.mkdir(parents=True)
+    write_totals(workspace, folds.tables, folder, {rate.name: RATE_SCHEMA for rate in rates})
+    return tuple(rate.model_copy(update={"mean": positives / total}) for rate in rates)
+
+
+def _count(segment: Segment, rows: CompletedRows, rates: Sequence[Rate], folds: Folds) -> Iterator[pa.RecordBatch]:
+    """The rows of a segment, and the positive ones, by rate, key and fold."""
+    label, keys = rows.schema.label, list(dict.fromkeys(key for rate in rates for key in rate.keys))
+    counted: list[list[pa.Table]] = [[] for _ in rates]
+    first, positives = segment.first, 0
+    for batch in rows.read(segment, [label, *keys]):
+        labels, fold = batch[label].cast(pa.int64()), pa.array(folds.of(first, batch.num_rows))
+        for rate, parts in zip(rates, counted, strict=True):
+            texts = joined_keys([batch[key] for key in rate.keys])
+            table = pa.table({KEY: texts, _FOLD: fold, ROWS: np.ones(len(texts), np.int64), POSITIVES: labels})
+            parts.append(_added(table.filter(texts.is_valid())))
+        positives += labels.to_numpy().sum()
+        first += batch.num_rows
+    for number, parts in enumerate(counted):
+        table = _added(pa.concat_tables(parts))
+        columns = {"rate": np.full(len(table), number), HASH: hash_texts(table[KEY].combine_chunks())}
+        yield batch_of(_COUNTED, {**columns, **{name: table[name].combine_chunks() for name in table.column_names}})
+    every = {HASH: 0, KEY: "", _FOLD: 0, ROWS: segment.piece.rows, POSITIVES: positives}
+    yield batch_of(_COUNTED, {"rate": [_ALL], **{name: [value] for name, value in every.items()}})
+
+
+def _added(counts: pa.Table) -> pa.Table:
+    """Lines of equal key and fold as one."""
+    added = counts.group_by([KEY, _FOLD], use_threads=False).aggregate([(name, "sum") for name in COUNTS])
+    return added.rename_columns({f"{name}_sum": name for name in COUNTS})

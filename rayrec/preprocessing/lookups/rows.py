@@ -1,0 +1,64 @@
+"""Rows of a segment with the columns that are looked up for them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.features.lookups import Lookups
+from rayrec.features.schema import Schema
+from rayrec.preprocessing.segments import Segment, read_piece
+from rayrec.random.splitmix64 import StatelessRandom
+
+
+@dataclass(frozen=True)
+class Folds:
+    """The folds of `train`, and the tables of rates that hold the counts of each fold."""
+
+    count: int
+    seed: int
+    tables: Path
+    """Folder of a table for each rate, by name; only preprocessing has it."""
+
+    def of(self, first: int, rows: int) -> NDArray[np.int64]:
+        """(rows,) folds of the rows of `train` from position `first` on.
+
+        They follow from position and seed alone, so that they are the same however the rows come in files.
+        """
+        return StatelessRandom(self.seed).choice("rate folds", np.arange(first, first + rows), self.count)
+
+
+@dataclass(frozen=True)
+class CompletedRows:
+    """Reads rows and looks up what they lack."""
+
+    schema: Schema
+    """Its columns and look-ups; features play no part."""
+    dataset: Path
+    """Folder that holds the tables in `statistics/`."""
+    folds: Folds | None = None
+    """For rows of `train`: their rates leave their own fold out."""
+
+    def read(
+        self, segment: Segment, columns: Sequence[str], dictionaries: Sequence[str] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a segment, a row group at a time, with `columns` of the files or of look-ups, in this order.
+
+        Only what these are taken from is read. The columns named in `dictionaries` come dictionary encoded.
+        """
+        by_fold = self.folds.tables if self.folds else None
+        lookups = Lookups.cached(self.schema, self.dataset, by_fold, frozenset(columns))
+        first = segment.first
+        reads = lookups.reads(columns)
+        for batch in read_piece(segment.piece, reads, [name for name in reads if name in dictionaries]):
+            folds = self.folds.of(first, batch.num_rows) if self.folds else None
+            first += batch.num_rows
+            completed = lookups.complete(batch, folds)
+            arrays = [completed.column(name) for name in columns]
+            for place, name in enumerate(columns):
+                if name in dictionaries and name not in reads:
+                    arrays[place] = arrays[place].dictionary_encode()
+            yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
