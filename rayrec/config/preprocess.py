@@ -1,12 +1,43 @@
 """The sections `source` and `preprocess`: raw files, and how they become a dataset folder."""
 
-from typing import Annotated, ClassVar, Literal
+import re
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
 
 from rayrec.config.base import Config
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+def _is_span(value: float | str) -> float | str:
+    is_good = re.fullmatch(r"[0-9]+[smhdw]", value) if isinstance(value, str) else 0.0 <= value < 1.0
+    if not is_good:
+        raise ValueError("give a share from 0 to 1 or a duration such as 12h or 1d (s, m, h, d or w)")
+    return value
+
+
+Span = Annotated[float | str, AfterValidator(_is_span)]
+"""A share, or a number of seconds, minutes, hours, days or weeks such as `12h`."""
+
+
+def _texts(given: Any) -> Any:
+    """One value or a list of them as a tuple of texts; YAML reads `1` and `true` as other types."""
+
+    def text(value: Any) -> Any:
+        return str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, int) else value
+
+    return tuple(map(text, given)) if isinstance(given, (list, tuple)) else (text(given),)
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_texts), Field(min_length=1)]
+"""One name or value, or several."""
+
+
+def seconds_of(duration: str) -> int:
+    """The seconds of a duration such as `12h`."""
+    return int(duration[:-1]) * _SECONDS[duration[-1]]
 
 
 class DaySplitConfig(Config):
@@ -39,9 +70,42 @@ class FractionSplitConfig(_Fractions):
 
 
 class HashSplitConfig(_Fractions):
-    """Cut by a hash of the row's text and `preprocess.seed`: the same row always falls into the same split."""
+    """Cut by a hash and `preprocess.seed`: the same row always falls into the same split."""
 
     kind: Literal["hash"] = "hash"
+    column: str | None = None
+    """The column whose value is hashed, so that its rows stay together. None takes the column of groups, or without
+    one the whole row: its text, or in Parquet files its number and the file's name."""
+
+
+class TimeSplitConfig(Config):
+    """Cut by the time of `source.time`: the latest rows are `test`, those right before them `validation`.
+
+    Both are durations (`1d`, `12h`), counted back from the latest time, or both are shares of the rows, which are met
+    as closely as equal times allow.
+    """
+
+    kind: Literal["time"] = "time"
+    validation: Span = 0.0
+    test: Span = 0.1
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "TimeSplitConfig":
+        given = [value for value in (self.validation, self.test) if value != 0.0]
+        if len({isinstance(value, str) for value in given}) > 1:
+            raise ValueError("give validation and test both as durations or both as shares")
+        if sum(value for value in given if isinstance(value, float)) >= 1.0:
+            raise ValueError("validation + test must be below 1, so that rows are left for train")
+        return self
+
+
+class ColumnSplitConfig(Config):
+    """Cut by a column whose value names the split of the row."""
+
+    kind: Literal["column"] = "column"
+    column: str
+    values: dict[Literal["validation", "test"], Names] = {"validation": ("validation",), "test": ("test",)}
+    """The values of the rows of a split; rows with any other value are `train`."""
 
 
 class FileSplitConfig(Config):
@@ -51,7 +115,8 @@ class FileSplitConfig(Config):
 
 
 SplitConfig = Annotated[
-    DaySplitConfig | FractionSplitConfig | HashSplitConfig | FileSplitConfig, Field(discriminator="kind")
+    DaySplitConfig | FractionSplitConfig | HashSplitConfig | TimeSplitConfig | ColumnSplitConfig | FileSplitConfig,
+    Field(discriminator="kind"),
 ]
 
 
@@ -104,20 +169,13 @@ class RowsPreprocessConfig(VocabularyPreprocessConfig):
 
     kind: Literal["rows"] = "rows"
     split: SplitConfig = HashSplitConfig()
-    frequency_limit: int | dict[str, int] = 15
-    """A categorical value that occurs fewer times gets id 0. One number, or numbers by column with `default`."""
+    frequency_limit: int = 15
+    """A categorical value that occurs fewer times in `train` is unlisted, unless its rule has a `min_count`."""
     max_table_size: PositiveInt | None = Field(None, ge=2)
     """Most rows of one embedding table; ids beyond it share rows by hashing."""
     numeric_log: bool = True
-    """Numeric columns become ln(x + 3), missing or undefined 0; without it x, missing 0."""
     order: Literal["input", "total_random", "day_random"] = "total_random"
     """Order of the rows of `train`; the other splits always keep the order of the input."""
-
-    def frequency_limit_of(self, column: str) -> int:
-        """The least count at which a value of `column` keeps its own id."""
-        if isinstance(self.frequency_limit, int):
-            return self.frequency_limit
-        return self.frequency_limit.get(column, self.frequency_limit.get("default", 1))
 
     @property
     def reads_splits_from_files(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, model_validator
 
 from rayrec.config.base import Config
-from rayrec.config.preprocess import PreprocessConfig, RowsPreprocessConfig, SourceConfig
+from rayrec.config.preprocess import Names, PreprocessConfig, RowsPreprocessConfig, SourceConfig
 from rayrec.config.transforms import Clip, Log, Log2
 
 
@@ -50,14 +50,6 @@ NumericStep = Annotated[
 ]
 
 
-def _several(given: Any) -> Any:
-    return (given,) if isinstance(given, str) else given
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_several), Field(min_length=1)]
-"""One name, or several."""
-
-
 class _Rule(Config):
     columns: Names
     """Names of columns, or patterns with `*` and `?`."""
@@ -83,7 +75,7 @@ class _CategoricalRule(_Rule):
     """Table rows that unlisted values share by hashing; without them they share row 0 with missing values."""
     hash_buckets: Annotated[int, Field(ge=2)] | None = None
     """Hash all values to this many table rows; no value is listed."""
-    values: tuple[str, ...] | None = None
+    values: Names | None = None
     """The values that are listed, in order of id, instead of those found in `train`."""
     share: str | None = None
     """The feature whose vocabulary and table it shares; that feature's rule says how values are listed."""
@@ -251,7 +243,7 @@ class TableSourceConfig(SourceConfig, FileFormat):
     time: str | TimeColumn | None = None
     """The column of the rows' times."""
     ignore: tuple[str, ...] = ()
-    """Columns, or patterns of them, that are not read."""
+    """Columns, or patterns of them, that become no features; a rule with a `name` may still read one of them."""
     features: tuple[Rule, ...]
     tables: dict[str, SideTableConfig] = {}
     """Side tables by name."""

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from rayrec.common.errors import ConfigError
 from rayrec.config.preprocess import HashSplitConfig, PreprocessConfig, RowsPreprocessConfig
 from rayrec.config.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
@@ -34,7 +33,6 @@ class RowsJob:
         assert isinstance(config, RowsPreprocessConfig)
         self._config = config
         self._format = text_format
-        _check_columns(config, text_format.columns)
         self._inputs = resolve_inputs(config, text_format, inputs)
         self.files = self._inputs.files
 
@@ -48,7 +46,7 @@ class RowsJob:
         pieces = split_rows(config.split, extracted, self._inputs.splits, self._inputs.days)
         segments = segments_by_split(pieces)
         columns = self._format.columns
-        limits = {name: config.frequency_limit_of(name) for name in columns.categorical}
+        limits = dict.fromkeys(columns.categorical, config.frequency_limit)
         vocabularies = fit_vocabularies(workspace, segments["train"], limits)
         schema = dataset_schema(columns, config, vocabularies)
         every_segment = [segment for of_split in segments.values() for segment in of_split]
@@ -90,12 +88,3 @@ def dataset_schema(columns: RawColumns, config: RowsPreprocessConfig, vocabulari
             cardinality = config.max_table_size
         features.append(CategoricalFeature(name=name, transforms=transforms, cardinality=cardinality))
     return Schema(label=columns.label, features=tuple(features))
-
-
-def _check_columns(config: RowsPreprocessConfig, columns: RawColumns) -> None:
-    if isinstance(config.frequency_limit, int):
-        return
-    unknown = sorted(set(config.frequency_limit) - set(columns.categorical) - {"default"})
-    if unknown:
-        known = f"{columns.categorical[0]} to {columns.categorical[-1]}"
-        raise ConfigError(f"preprocess.frequency_limit: no categorical column '{unknown[0]}'; there are {known}")

@@ -1,0 +1,465 @@
+"""Decides what a job reads of a table's columns and which features it makes of them, from the config and their names.
+
+Everything that is wrong with the columns is found here, before Spark starts.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal, NoReturn
+
+from rayrec.common.errors import ConfigError
+from rayrec.config.preprocess import ColumnSplitConfig, HashSplitConfig, SplitConfig, TimeSplitConfig
+from rayrec.config.table import (
+    BucketsRule,
+    CategoricalRule,
+    CrossRule,
+    FitStandardize,
+    LabelCondition,
+    ListRule,
+    NumericRule,
+    NumericStep,
+    Rule,
+    TableSourceConfig,
+    TimeColumn,
+    TimestampRule,
+    VectorRule,
+)
+from rayrec.config.transforms import Elapsed
+from rayrec.features.schema import RawColumn
+
+_LISTS = {"number": "numbers", "integer": "integers", "text": "texts"}
+_MODULE_ATTRIBUTES = frozenset({
+    "T_destination", "add_module", "apply", "bfloat16", "buffers", "call_super_init", "children", "clear", "compile",
+    "cpu", "cuda", "double", "dump_patches", "eval", "extra_repr", "float", "forward", "get_buffer",
+    "get_extra_state", "get_parameter", "get_submodule", "half", "ipu", "items", "keys", "load_state_dict", "modules",
+    "mtia", "named_buffers", "named_children", "named_modules", "named_parameters", "parameters", "pop",
+    "register_backward_hook", "register_buffer", "register_forward_hook", "register_forward_pre_hook",
+    "register_full_backward_hook", "register_full_backward_pre_hook", "register_load_state_dict_post_hook",
+    "register_load_state_dict_pre_hook", "register_module", "register_parameter", "register_state_dict_post_hook",
+    "register_state_dict_pre_hook", "requires_grad_", "set_extra_state", "set_submodule", "share_memory",
+    "state_dict", "to", "to_empty", "train", "training", "type", "update", "values", "xpu", "zero_grad",
+})  # fmt: skip
+"""What torch's modules use for themselves; embedding tables are modules named as their features."""
+
+
+@dataclass(frozen=True)
+class PlannedFeature:
+    """A feature before anything is fitted."""
+
+    name: str
+    inputs: tuple[str, ...]
+    """The raw columns that it reads; of a cross, the features."""
+    rule: Rule
+    where: str
+    """The rule's key in the recipe, for messages."""
+    part: Literal["", "hour", "weekday", "day", "month", "age"] = ""
+    """What is derived of a time."""
+
+    @property
+    def steps(self) -> tuple[NumericStep | Elapsed, ...] | None:
+        """The transforms of a number, some of them to be fitted; None if it is no number."""
+        if isinstance(self.rule, NumericRule):
+            return self.rule.transforms
+        return (Elapsed(per="day"), FitStandardize()) if self.part == "age" else None
+
+    @property
+    def is_one_id(self) -> bool:
+        """Whether it is a category with one id in each row."""
+        return self.steps is None and not isinstance(self.rule, (ListRule, VectorRule))
+
+
+@dataclass(frozen=True)
+class PlannedLookup:
+    """A side table or a rate, and the raw columns that it gives."""
+
+    name: str
+    """The name of the side table, or the raw column of the rate."""
+    keys: tuple[str, ...]
+    """The raw columns whose values are looked up."""
+    columns: tuple[RawColumn, ...]
+    """Named as in the rows: NAME_x for column x of a side table."""
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """What is read, and what becomes of it."""
+
+    read: tuple[RawColumn, ...]
+    """The columns of the files to read, without the label, in the order of the files."""
+    tables: tuple[PlannedLookup, ...]
+    rates: tuple[PlannedLookup, ...]
+    features: tuple[PlannedFeature, ...]
+    """In the order of the schema: crosses are last."""
+    request: frozenset[str]
+    """The columns that features are computed from or looked up by, which a request has."""
+    label: str
+    """The column of the label."""
+    kept: Mapping[str, str]
+    """The names of the columns for `weight`, `group` and `candidate` in the dataset, of those that there are."""
+
+    @property
+    def columns(self) -> tuple[RawColumn, ...]:
+        """The raw columns of a request, with those that look-ups give."""
+        looked_up = (column for lookup in (*self.tables, *self.rates) for column in lookup.columns)
+        return (*(column for column in self.read if column.name in self.request), *looked_up)
+
+
+def label_column(config: TableSourceConfig) -> str:
+    """The name of the column of the label."""
+    return config.label.column if isinstance(config.label, LabelCondition) else config.label
+
+
+def rate_column(keys: Iterable[str]) -> str:
+    """The name of the raw column and of the feature for the rate of a key."""
+    return f"rate_{'_'.join(keys)}"
+
+
+def plan_columns(
+    config: TableSourceConfig, split: SplitConfig, columns: Sequence[str], tables: Mapping[str, Sequence[str]]
+) -> ColumnPlan:
+    """Plan the columns of files; `tables`: the columns of each side table. Raises ConfigError naming key and fix."""
+    return _Planner(config, split, columns, tables).plan()
+
+
+@dataclass
+class _Planner:
+    config: TableSourceConfig
+    split: SplitConfig
+    columns: Sequence[str]
+    tables: Mapping[str, Sequence[str]]
+    wanted: dict[str, tuple[RawColumn, str]] = field(default_factory=dict)
+    """How a raw column is read, and the key in the recipe that wants it so."""
+    features: list[PlannedFeature] = field(default_factory=list)
+
+    def plan(self) -> ColumnPlan:
+        config = self.config
+        self.available = self._all_columns()
+        roles, keys = self._roles(), self._keys()
+        label = label_column(config)
+        taken = self._match_rules({label, *roles.values()}, label)
+        used = {*taken, label, *roles.values(), *keys}
+        if unmatched := [name for name in self.available if name not in used and not self._is_ignored(name)]:
+            more = f" (and {len(unmatched) - 1} more: {', '.join(unmatched[1:6])})" if len(unmatched) > 1 else ""
+            _fail(
+                "source.features",
+                f"no rule matches column '{unmatched[0]}'{more}; add a rule, or list it in source.ignore",
+            )
+        for role, name in roles.items():
+            self._want_role(role, name)
+        rates = self._plan_rates()
+        inputs = {name for feature in self.features if feature.rule.kind != "cross" for name in feature.inputs}
+        side_tables = self._plan_tables(inputs)
+        for key in keys:
+            self._want(RawColumn(name=key, type="text"), "source.rates or source.tables")
+        self._check_shares()
+        self._check_crosses()
+        kept: dict[str, str] = {}
+        for role, name in roles.items():
+            if role in {"weight", "group", "candidate"}:
+                taken_names = {*(feature.name for feature in self.features), *kept.values()}
+                kept[role] = f"{name}_{role}" if name in taken_names else name
+        self._check_names(label, kept)
+        read = tuple(self.wanted[name][0] for name in self.columns if name in self.wanted)
+        used_keys = {key for lookup in (*side_tables, *rates) for key in lookup.keys}
+        crosses_last = sorted(self.features, key=lambda feature: isinstance(feature.rule, CrossRule))
+        request = frozenset({*inputs, *used_keys} & set(self.columns))
+        return ColumnPlan(read, side_tables, rates, tuple(crosses_last), request, label, kept)
+
+    # --- the columns that there are
+
+    def _all_columns(self) -> dict[str, str]:
+        """All columns that rules can match, in order, with the side table that each comes from, or ''."""
+        found = dict.fromkeys(self.columns, "")
+        if len(found) < len(self.columns):
+            twice = next(name for name in self.columns if list(self.columns).count(name) > 1)
+            _fail("input", f"two columns are named '{twice}'; rename one, or name them all in source.header")
+        for table, names in self.tables.items():
+            given = self.config.tables[table]
+            if given.key not in names:
+                self._unknown(f"source.tables.{table}.key", given.key, names)
+            for name in names:
+                if name == given.key:
+                    continue
+                if f"{table}_{name}" in found:
+                    _fail(f"source.tables.{table}", f"two columns are named '{table}_{name}'; rename the table")
+                found[f"{table}_{name}"] = table
+        return found
+
+    def _roles(self) -> dict[str, str]:
+        """The columns with a role beside the label's."""
+        config, split = self.config, self.split
+        time = config.time.column if isinstance(config.time, TimeColumn) else config.time
+        roles = {"weight": config.weight, "group": config.group, "candidate": config.candidate, "time": time}
+        places = {role: f"source.{role}" for role in roles} | {"split": "preprocess.split.column"}
+        match split:
+            case TimeSplitConfig() if time is None:
+                _fail("preprocess.split", "kind 'time' needs the column of the rows' times; add source.time")
+            case ColumnSplitConfig() | HashSplitConfig():
+                roles["split"] = split.column
+        given = {role: name for role, name in roles.items() if name is not None}
+        label = label_column(config)
+        self._known("source.label", label)
+        for role, name in given.items():
+            self._known(places[role], name)
+            if name == label:
+                _fail(places[role], f"column '{name}' is the label; name another column")
+        return given
+
+    def _keys(self) -> list[str]:
+        """The columns of the files that side tables and rates are looked up by."""
+        config = self.config
+        places = {f"source.tables.{name}.on": (table.on or table.key,) for name, table in config.tables.items()}
+        places |= {f"source.rates.{number}.keys": rate.keys for number, rate in enumerate(config.rates)}
+        for place, names in places.items():
+            for name in names:
+                self._known(place, name)
+                if name == label_column(config):
+                    _fail(place, f"column '{name}' is the label; name another column")
+        return [name for names in places.values() for name in names]
+
+    def _known(self, where: str, name: str) -> None:
+        if name not in self.columns:
+            self._unknown(where, name, self.columns)
+
+    def _unknown(self, where: str, name: str, known: Iterable[str]) -> NoReturn:
+        _fail(where, f"the files have no column '{name}'; {_nearest(name, known, 'they have')}")
+
+    def _is_ignored(self, name: str) -> bool:
+        return any(_matches(name, pattern) for pattern in self.config.ignore)
+
+    # --- rules
+
+    def _match_rules(self, roles: set[str], label: str) -> set[str]:
+        """Make the features of all rules; returns the columns that they read.
+
+        Patterns leave out columns that say something of the row (`roles`) and ignored ones.
+        """
+        matched: dict[str, int] = {}
+        read: set[str] = set()
+        for number, rule in enumerate(self.config.features):
+            where = f"source.features.{number}"
+            if isinstance(rule, CrossRule):
+                self.features.append(PlannedFeature(rule.name or "_x_".join(rule.of), rule.of, rule, where))
+                continue
+            columns = self._columns_of(rule, where, matched, roles, label)
+            if rule.name is None:
+                matched |= dict.fromkeys(columns, number)
+            read.update(columns)
+            for column in columns:
+                self._add(rule, column, where)
+        return read
+
+    def _columns_of(self, rule: Rule, where: str, matched: Mapping[str, int], roles: set[str], label: str) -> list[str]:
+        """The columns that a rule decides on."""
+        assert not isinstance(rule, CrossRule)
+        if rule.name is not None and (len(rule.columns) != 1 or rule.columns[0] not in self.available):
+            self._known_feature_column(where, rule.columns[0])
+            _fail(f"{where}.name", "a feature's name needs a rule of one column; name one column")
+        columns: list[str] = []
+        for entry in rule.columns:
+            if entry in self.available:
+                if entry == label:
+                    _fail(where, f"column '{entry}' is the label; a feature made of it would tell the answer")
+                if rule.name is None and entry in matched:
+                    earlier = self.config.features[matched[entry]]
+                    assert not isinstance(earlier, CrossRule)
+                    if entry in earlier.columns:
+                        fix = "remove one, or give one a `name` to have both"
+                    else:
+                        fix = "put this rule before it"
+                    _fail(where, f"column '{entry}' is matched by source.features.{matched[entry]}, too; {fix}")
+                if rule.name is None and self._is_ignored(entry):
+                    _fail(where, f"column '{entry}' is in source.ignore, too; remove one, or give the feature a `name`")
+                if entry in columns:
+                    _fail(where, f"column '{entry}' is named twice; remove one")
+                columns.append(entry)
+                continue
+            self._known_feature_column(where, entry)
+            columns += [
+                name
+                for name in self.available
+                if _matches(name, entry) and name not in {*matched, *columns, *roles} and not self._is_ignored(name)
+            ]
+        if not columns:
+            _fail(where, "earlier rules, roles and source.ignore take all columns that it matches; remove it")
+        return columns
+
+    def _known_feature_column(self, where: str, entry: str) -> None:
+        if not any(_matches(name, entry) for name in self.available):
+            is_pattern = "*" in entry or "?" in entry
+            what = f"no column matches '{entry}'" if is_pattern else f"the files have no column '{entry}'"
+            _fail(where, f"{what}; {_nearest(entry, self.available, 'they have')}")
+
+    def _add(self, rule: Rule, column: str, where: str) -> None:
+        """Make the features of a column, and say how it is read."""
+        assert not isinstance(rule, CrossRule)
+        name = rule.name or column
+        match rule:
+            case TimestampRule():
+                self._want(RawColumn(name=column, type="time", time_format=rule.format, zone=rule.zone), where)
+                for part in rule.derive:
+                    inputs = (column,)
+                    if part == "age":
+                        if self.config.time is None:
+                            _fail(f"{where}.derive", "'age' is counted to the time of the row; add source.time")
+                        inputs = (self._time_column().name, column)
+                    self.features.append(PlannedFeature(f"{name}_{part}", inputs, rule, where, part))
+                return
+            case NumericRule() | BucketsRule():
+                wanted = RawColumn(name=column, type="number")
+            case VectorRule():
+                wanted = RawColumn(name=column, type="numbers", separator=rule.separator)
+            case CategoricalRule() | ListRule():
+                value = "integer" if self._owner(rule, where).cardinality is not None else "text"
+                separator = rule.separator if isinstance(rule, ListRule) else None
+                kind = _LISTS[value] if isinstance(rule, ListRule) else value
+                wanted = RawColumn.model_validate({"name": column, "type": kind, "separator": separator})
+        self._want(wanted, where)
+        self.features.append(PlannedFeature(name, (column,), rule, where))
+
+    def _owner(self, rule: CategoricalRule | ListRule, where: str) -> CategoricalRule | ListRule:
+        """The rule that says how the values of a feature are listed: its own, or that of the feature it shares."""
+        if rule.share is None:
+            return rule
+        for other in self.config.features:
+            if not isinstance(other, (CategoricalRule, ListRule)):
+                continue
+            for name in (other.name,) if other.name else other.columns:
+                if _matches(rule.share, name):
+                    return other
+        return rule  # `_check_shares` says what is wrong
+
+    # --- how columns are read
+
+    def _time_column(self) -> RawColumn:
+        time = self.config.time
+        assert time is not None
+        if isinstance(time, TimeColumn):
+            return RawColumn(name=time.column, type="time", time_format=time.format, zone=time.zone)
+        for rule in self.config.features:
+            if isinstance(rule, TimestampRule) and time in rule.columns:
+                return RawColumn(name=time, type="time", time_format=rule.format, zone=rule.zone)
+        return RawColumn(name=time, type="time")
+
+    def _want_role(self, role: str, name: str) -> None:
+        match role:
+            case "time":
+                self._want(self._time_column(), "source.time")
+            case "weight":
+                self._want(RawColumn(name=name, type="number"), "source.weight")
+            case "split":
+                self._want(RawColumn(name=name, type="text"), "preprocess.split.column")
+            case _:
+                self._want(RawColumn(name=name, type="text"), f"source.{role}")
+
+    def _want(self, column: RawColumn, where: str) -> None:
+        """Read a column so. Raises ConfigError if another key wants it otherwise."""
+        before, place = self.wanted.setdefault(column.name, (column, where))
+        if before != column:
+            mine, other = _described(column, before), _described(before, column)
+            _fail(
+                where,
+                f"column '{column.name}' would be read as {mine} here and as {other} in {place}; a column is read in "
+                "one way, so change one of them",
+            )
+
+    def _plan_rates(self) -> tuple[PlannedLookup, ...]:
+        rates = []
+        for number, rate in enumerate(self.config.rates):
+            name, where = rate_column(rate.keys), f"source.rates.{number}"
+            if name in self.available:
+                _fail(where, f"the rate's name '{name}' is that of a column; rename the column")
+            rule = NumericRule(columns=(name,), transforms=rate.transforms)
+            self.features.append(PlannedFeature(name, (name,), rule, where))
+            rates.append(PlannedLookup(name, rate.keys, (RawColumn(name=name, type="number"),)))
+        return tuple(rates)
+
+    def _plan_tables(self, inputs: set[str]) -> tuple[PlannedLookup, ...]:
+        lookups = []
+        for name, table in self.config.tables.items():
+            used = [column for column, owner in self.available.items() if owner == name and column in inputs]
+            if not used:
+                _fail(f"source.tables.{name}", "no feature reads a column of it; remove it, or ignore less of it")
+            columns = tuple(self.wanted[column][0] for column in used)
+            lookups.append(PlannedLookup(name, (table.on or table.key,), columns))
+        return tuple(lookups)
+
+    # --- what features say of each other
+
+    def _check_shares(self) -> None:
+        by_name = {feature.name: feature for feature in self.features}
+        for feature in self.features:
+            rule = feature.rule
+            if not isinstance(rule, (CategoricalRule, ListRule)) or rule.share is None:
+                continue
+            where, owner = f"{feature.where}.share", by_name.get(rule.share)
+            if owner is None:
+                _fail(where, f"no feature '{rule.share}'; {_nearest(rule.share, by_name, 'there are')}")
+            if not isinstance(owner.rule, (CategoricalRule, ListRule)):
+                _fail(
+                    where,
+                    f"feature '{rule.share}' is {owner.rule.kind}, which has no vocabulary; name a categorical one",
+                )
+            if owner.rule.share is not None:
+                _fail(where, f"feature '{rule.share}' itself shares '{owner.rule.share}'; name that")
+
+    def _check_crosses(self) -> None:
+        by_name: dict[str, PlannedFeature] = {}
+        for feature in sorted(self.features, key=lambda feature: isinstance(feature.rule, CrossRule)):
+            if isinstance(feature.rule, CrossRule):
+                for name in feature.rule.of:
+                    if name not in by_name:
+                        nearest = _nearest(name, by_name, "features before it are")
+                        _fail(f"{feature.where}.of", f"no feature '{name}' before it; {nearest}")
+                    if not by_name[name].is_one_id:
+                        _fail(
+                            f"{feature.where}.of",
+                            f"feature '{name}' is {by_name[name].rule.kind}, a cross needs one category a row; make it "
+                            "categorical or buckets",
+                        )
+            by_name[feature.name] = feature
+
+    def _check_names(self, label: str, kept: Mapping[str, str]) -> None:
+        taken = {label: "source.label", **{name: f"source.{role}" for role, name in kept.items()}}
+        for feature in self.features:
+            name = feature.name
+            if name in taken:
+                _fail(
+                    feature.where,
+                    f"two columns of the dataset would be named '{name}', the other by {taken[name]}; give one "
+                    "another `name`",
+                )
+            taken[name] = feature.where
+            if feature.steps is None and (not name or "." in name or name in _MODULE_ATTRIBUTES):
+                _fail(
+                    feature.where,
+                    f"'{name}' cannot name an embedding table; list the column in source.ignore and give the feature "
+                    "a `name` without dots" + (" that is no word of torch" if "." not in name else ""),
+                )
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatchcase(name, pattern.replace("[", "[[]"))
+
+
+def _described(column: RawColumn, other: RawColumn) -> str:
+    """How a column is read, in as many words as tell it from `other`."""
+    if column.type != other.type:
+        return column.type
+    if column.separator != other.separator:
+        return f"{column.type} with separator {column.separator!r}"
+    return f"{column.type} in format {column.time_format} and zone {column.zone}"
+
+
+def _nearest(name: str, known: Iterable[str], otherwise: str) -> str:
+    names = list(known)
+    nearest = difflib.get_close_matches(name, names, n=1)
+    if nearest:
+        return f"did you mean '{nearest[0]}'?"
+    return f"{otherwise} {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
+
+
+def _fail(where: str, message: str) -> NoReturn:
+    raise ConfigError(f"{where}: {message}")

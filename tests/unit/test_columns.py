@@ -1,0 +1,254 @@
+"""Which columns of a table are read and what becomes of them; what is wrong with a config is one line."""
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+from torch import nn
+
+from rayrec.common.errors import ConfigError
+from rayrec.config.preprocess import SplitConfig
+from rayrec.config.table import TableSourceConfig
+from rayrec.features.schema import RawColumn
+from rayrec.preprocessing.rows.columns import _MODULE_ATTRIBUTES, ColumnPlan, plan_columns
+
+COLUMNS = ("click", "user_id", "item_id", "price", "C1", "C2", "C10", "tags", "ts", "weight", "debug_1")
+TABLES = {"users": ("user_id", "age", "zip")}
+GOOD: dict[str, Any] = {
+    "kind": "table",
+    "label": "click",
+    "weight": "weight",
+    "group": "user_id",
+    "candidate": "item_id",
+    "time": "ts",
+    "ignore": ["debug_*"],
+    "features": [
+        {"columns": "price", "kind": "numeric", "transforms": ["standardize"]},
+        {"columns": ["user_id", "C1"], "kind": "categorical"},
+        {"columns": "C*", "kind": "categorical", "min_count": 3},
+        {"columns": "item_id", "kind": "categorical", "share": "user_id"},
+        {"columns": "tags", "kind": "list", "separator": "|"},
+        {"columns": "ts", "kind": "timestamp", "derive": ["hour", "age"], "format": "s"},
+        {"columns": "price", "kind": "buckets", "quantiles": 4, "name": "price_range"},
+        {"of": ["user_id", "ts_hour"], "kind": "cross"},
+        {"columns": "users_*", "kind": "categorical"},
+    ],
+    "tables": {"users": {"path": "users.csv", "key": "user_id"}},
+    "rates": [{"keys": ["user_id", "C1"]}],
+}
+
+
+def plan(split: Any = None, **changes: Any) -> ColumnPlan:
+    config = TableSourceConfig.model_validate({**GOOD, **changes})
+    adapter: TypeAdapter[SplitConfig] = TypeAdapter(SplitConfig)
+    return plan_columns(
+        config, adapter.validate_python(split or {"kind": "hash"}), COLUMNS, TABLES if config.tables else {}
+    )
+
+
+def rules(*, at: int, change: Any) -> list[Any]:
+    """The good rules, with one replaced, or with others in its place."""
+    features = list(GOOD["features"])
+    features[at : at + 1] = change if isinstance(change, list) else [{**features[at], **change}]
+    return features
+
+
+def test_the_plan_of_a_table() -> None:
+    found = plan({"kind": "column", "column": "debug_1"})
+    assert [(f.name, f.inputs) for f in found.features] == [
+        ("price", ("price",)),
+        ("user_id", ("user_id",)),
+        ("C1", ("C1",)),
+        ("C2", ("C2",)),
+        ("C10", ("C10",)),
+        ("item_id", ("item_id",)),
+        ("tags", ("tags",)),
+        ("ts_hour", ("ts",)),
+        ("ts_age", ("ts", "ts")),
+        ("price_range", ("price",)),
+        ("users_age", ("users_age",)),
+        ("users_zip", ("users_zip",)),
+        ("rate_user_id_C1", ("rate_user_id_C1",)),
+        ("user_id_x_ts_hour", ("user_id", "ts_hour")),
+    ]
+    assert [column.name for column in found.read] == [name for name in COLUMNS if name != "click"]
+    by_name = {column.name: column for column in found.read}
+    assert by_name["tags"] == RawColumn(name="tags", type="texts", separator="|")
+    assert by_name["ts"] == RawColumn(name="ts", type="time", time_format="s")
+    assert {by_name[name].type for name in ("user_id", "item_id", "C1", "debug_1")} == {"text"}
+    assert {by_name[name].type for name in ("price", "weight")} == {"number"}
+    assert (found.label, found.kept) == (
+        "click",
+        {"weight": "weight", "group": "user_id_group", "candidate": "item_id_candidate"},
+    )
+    (users,), (rate,) = found.tables, found.rates
+    assert (users.keys, [column.name for column in users.columns]) == (("user_id",), ["users_age", "users_zip"])
+    assert (rate.name, rate.keys) == ("rate_user_id_C1", ("user_id", "C1"))
+    in_requests = ["user_id", "item_id", "price", "C1", "C2", "C10", "tags", "ts"]
+    assert [c.name for c in found.columns] == [*in_requests, "users_age", "users_zip", "rate_user_id_C1"]
+
+
+def test_patterns_leave_out_what_says_something_of_the_row() -> None:
+    everything = [{"columns": "*", "kind": "categorical"}]
+    found = plan(features=everything, tables={}, rates=[], time=None, ignore=["C?"])
+    assert [f.name for f in found.features] == ["price", "C10", "tags", "ts", "debug_1"]
+
+
+def test_ids_of_given_cardinality_are_integers() -> None:
+    change = [{"columns": ["user_id", "C1"], "kind": "categorical", "cardinality": "auto"}]
+    found = plan(features=rules(at=1, change=change)[:-1], rates=[], tables={}, group=None, candidate=None)
+    assert {c.name: c.type for c in found.read if c.type == "integer"} == dict.fromkeys(
+        ("user_id", "item_id", "C1"), "integer"
+    )
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown label": ({"label": "clik"}, "source.label: the files have no column 'clik'; did you mean 'click'?"),
+    "unknown weight": ({"weight": "x"}, "source.weight: the files have no column 'x'; they have click, user_id, "),
+    "unknown time": ({"time": {"column": "tss"}}, "source.time: the files have no column 'tss'; did you mean 'ts'?"),
+    "weight is label": ({"weight": "click"}, "source.weight: column 'click' is the label; name another column"),
+    "label is a feature": (
+        {"features": rules(at=0, change={"columns": ["click"]})},
+        "source.features.0: column 'click' is the label; a feature made of it would tell the answer",
+    ),
+    "condition on a feature": (
+        {"label": {"column": "price", "at_least": 4}},
+        "source.features.0: column 'price' is the label; ",
+    ),
+    "unmatched": (
+        {"ignore": []},
+        "source.features: no rule matches column 'debug_1'; add a rule, or list it in source.ignore",
+    ),
+    "several unmatched": (
+        {"features": rules(at=2, change=[])},
+        "source.features: no rule matches column 'C2' (and 1 more: C10); add a rule, or list it in source.ignore",
+    ),
+    "unknown column": (
+        {"features": rules(at=0, change={"columns": "prise"})},
+        "source.features.0: the files have no column 'prise'; did you mean 'price'?",
+    ),
+    "pattern of nothing": (
+        {"features": rules(at=2, change={"columns": "D*"})},
+        "source.features.2: no column matches 'D*'; they have click, ",
+    ),
+    "nothing left": (
+        {"features": [*GOOD["features"], {"columns": "C?", "kind": "categorical"}]},
+        "source.features.9: earlier rules, roles and source.ignore take all columns that it matches; remove it",
+    ),
+    "named by two rules": (
+        {"features": rules(at=2, change=[GOOD["features"][2], {"columns": "C1", "kind": "categorical"}])},
+        "source.features.3: column 'C1' is matched by source.features.1, too; remove one, or give one a `name` to have",
+    ),
+    "after the pattern": (
+        {"features": [*GOOD["features"], {"columns": "C2", "kind": "categorical"}]},
+        "source.features.9: column 'C2' is matched by source.features.2, too; put this rule before it",
+    ),
+    "named twice": (
+        {"features": rules(at=1, change={"columns": ["C1", "C1"]})},
+        "source.features.1: column 'C1' is named twice; remove one",
+    ),
+    "ignored and named": (
+        {"ignore": ["debug_*", "price"]},
+        "source.features.0: column 'price' is in source.ignore, too; remove one, or give the feature a `name`",
+    ),
+    "name for a pattern": (
+        {"features": rules(at=2, change={"name": "all"})},
+        "source.features.2.name: a feature's name needs a rule of one column; name one column",
+    ),
+    "name used twice": (
+        {"features": rules(at=6, change={"name": "C1"})},
+        "source.features.6: two columns of the dataset would be named 'C1', the other by source.features.1; give one",
+    ),
+    "name of the label": (
+        {"features": rules(at=6, change={"name": "click"})},
+        "source.features.6: two columns of the dataset would be named 'click', the other by source.label; give one",
+    ),
+    "name with a dot": (
+        {"features": rules(at=6, change={"name": "price.range"})},
+        "source.features.6: 'price.range' cannot name an embedding table; ",
+    ),
+    "name of torch's": (
+        {"features": rules(at=6, change={"name": "type"})},
+        "source.features.6: 'type' cannot name an embedding table; list the column in source.ignore and give the",
+    ),
+    "two types": (
+        {"features": rules(at=6, change={"columns": "C1", "name": "C1_range"})},
+        "source.features.6: column 'C1' would be read as number here and as text in source.features.1; a column is",
+    ),
+    "number as key": (
+        {"rates": [{"keys": "price"}]},
+        "source.rates or source.tables: column 'price' would be read as text here and as number in source.features.0;",
+    ),
+    "two time formats": (
+        {"time": {"column": "ts"}},
+        "source.time: column 'ts' would be read as time in format iso and zone UTC here and as time in format s and ",
+    ),
+    "age without time": ({"time": None}, "source.features.5.derive: 'age' is counted to the time of the row; add"),
+    "unknown share": (
+        {"features": rules(at=3, change={"share": "userid"})},
+        "source.features.3.share: no feature 'userid'; did you mean 'user_id'?",
+    ),
+    "shares a number": (
+        {"features": rules(at=3, change={"share": "price"})},
+        "source.features.3.share: feature 'price' is numeric, which has no vocabulary; name a categorical one",
+    ),
+    "shares a share": (
+        {"features": rules(at=4, change={"share": "item_id"})},
+        "source.features.4.share: feature 'item_id' itself shares 'user_id'; name that",
+    ),
+    "unknown feature crossed": (
+        {"features": rules(at=7, change={"of": ["user_id", "ts"]})},
+        "source.features.7.of: no feature 'ts' before it; did you mean 'tags'?",
+    ),
+    "number crossed": (
+        {"features": rules(at=7, change={"of": ["user_id", "price"]})},
+        "source.features.7.of: feature 'price' is numeric, a cross needs one category a row; make it categorical or",
+    ),
+    "list crossed": (
+        {"features": rules(at=7, change={"of": ["user_id", "tags"]})},
+        "source.features.7.of: feature 'tags' is list, ",
+    ),
+    "key of a side table": (
+        {"tables": {"users": {"path": "u", "key": "id", "on": "user_id"}}},
+        "source.tables.users.key: the files have no column 'id'; ",
+    ),
+    "key of the log": (
+        {"tables": {"users": {"path": "u", "key": "user_id", "on": "userid"}}},
+        "source.tables.users.on: the files have no column 'userid'; did you mean 'user_id'?",
+    ),
+    "useless side table": (
+        {"ignore": ["debug_*", "users_*"], "features": rules(at=8, change=[])},
+        "source.tables.users: no feature reads a column of it; remove it, or ignore less of it",
+    ),
+    "unknown key of a rate": ({"rates": [{"keys": ["C3"]}]}, "source.rates.0.keys: the files have no column 'C3'; "),
+    "rate by the label": ({"rates": [{"keys": "click"}]}, "source.rates.0.keys: column 'click' is the label; name"),
+    "split without time": (
+        {"time": None, "split": {"kind": "time"}},
+        "preprocess.split: kind 'time' needs the column of the rows' times; add source.time",
+    ),
+    "split by an unknown column": (
+        {"split": {"kind": "column", "column": "fold"}},
+        "preprocess.split.column: the files have no column 'fold'; ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_one_line(case: str) -> None:
+    changes, message = WRONG[case]
+    with pytest.raises(ConfigError) as caught:
+        plan(changes.get("split"), **{name: value for name, value in changes.items() if name != "split"})
+    assert str(caught.value).startswith(message), caught.value
+    assert "\n" not in str(caught.value)
+
+
+def test_two_columns_of_one_name() -> None:
+    config = TableSourceConfig.model_validate({**GOOD, "tables": {}})
+    adapter: TypeAdapter[SplitConfig] = TypeAdapter(SplitConfig)
+    with pytest.raises(ConfigError, match="input: two columns are named 'click'; rename one"):
+        plan_columns(config, adapter.validate_python({"kind": "hash"}), ("click", "click"), {})
+
+
+def test_words_of_torch() -> None:
+    public = {name for name in dir(nn.ModuleDict()) if not name.startswith("_")}
+    assert public == _MODULE_ATTRIBUTES
