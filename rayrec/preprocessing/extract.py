@@ -143,10 +143,12 @@ def _check_rejected(extracted: Sequence[ExtractedChunk], max_fraction: float) ->
     if bad > max_fraction * lines:
         offset, first = next((o, c) for o, c in zip(_first_lines(extracted), extracted, strict=True) if c.rejected)
         example = pq.read_table(first.rejected_path).slice(0, 1).to_pylist()[0]
+        cell = f" (column '{example['column']}': {example['value'][:100]!a})" if example["column"] is not None else ""
         counts = ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common())
         raise UserError(
             f"{bad:,} of {lines:,} rows are bad ({counts}), more than preprocess.max_rejected_fraction "
             f"({max_fraction:g}); the first is {example['file']}, line {offset + example['line']}: {example['reason']}"
+            f"{cell}"
         )
     return dict(reasons)
 

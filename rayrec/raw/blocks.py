@@ -1,7 +1,7 @@
 """The blocks of rows that a chunk of a raw file is read into, the same for every source."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -14,11 +14,16 @@ from rayrec.raw.files import Chunk, read_lines
 MAX_TEXT = 10_000
 """Characters of a rejected row's text that are kept."""
 
+Cell = tuple[str, str]
+"""The column of a value and the value, as text."""
+
 REJECTED_SCHEMA = pa.schema(
     [
         pa.field("file", pa.string(), False),
         pa.field("line", pa.int64(), False),  # from 1
         pa.field("reason", pa.string(), False),
+        pa.field("column", pa.string()),  # null if the row is wrong as a whole
+        pa.field("value", pa.string()),  # null as the column; empty if it is missing
         pa.field("text", pa.string(), False),  # undecodable bytes as \xNN
     ]
 )
@@ -32,7 +37,12 @@ class Reason(StrEnum):
     LABEL = "label other than 0 or 1"
     INTEGER = "not an integer"
     NUMBER = "not a number"
+    TEXT = "not a text"
     TIME = "not a time"
+    VALUES = "not a list of values"
+    WEIGHT = "not a weight: a number from 0 on"
+    QUOTE = "double quotes that are not closed in the line"
+    JSON = "not a JSON object"
     CARRIAGE_RETURN = "carriage return inside the row"
     EMPTY = "no user or no item"
     KEY = "no value in a column that needs one"
@@ -53,6 +63,8 @@ class ParsedLines:
     rejected_reasons: Sequence[Reason]
     rejected_texts: Sequence[bytes]
     """The lines of the bad rows, without the newline."""
+    rejected_cells: Mapping[int, Cell] = field(default_factory=dict)
+    """The bad values by line in the block; none for lines that are wrong as a whole."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +91,14 @@ def blocks_of(chunk: Chunk, parsed: Iterable[tuple[bytes, ParsedLines]], header_
     first_line = 1
     for text, lines in parsed:
         start = first_line + header_lines
+        cells = [lines.rejected_cells.get(line) for line in lines.rejected_positions.tolist()]
         rejected = pa.table(
             [
                 [chunk.file.name] * len(lines.rejected_positions),
                 lines.rejected_positions + start,
                 [str(reason) for reason in lines.rejected_reasons],
+                [cell and cell[0] for cell in cells],
+                [cell and cell[1][:MAX_TEXT] for cell in cells],
                 [line.decode("utf-8", "backslashreplace")[:MAX_TEXT] for line in lines.rejected_texts],
             ],
             schema=REJECTED_SCHEMA,

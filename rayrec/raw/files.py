@@ -18,9 +18,15 @@ from rayrec.common.files import is_uri
 from rayrec.storage.remote import open_filesystem, reason
 
 MAX_LINE_BYTES = 2**24
-_BLOCK_BYTES = 2**23
-_MAGIC: dict[bytes, Literal["gzip", "zip"]] = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"PK\x05\x06": "zip"}
-"""The first bytes of packed files; the last are of a zip file without members."""
+_BLOCK_BYTES, _LEAST_BLOCK = 2**23, 2**16
+Packing = Literal["gzip", "zip", "zstd"]
+_MAGIC: dict[bytes, Packing] = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"PK\x05\x06": "zip",  # without members
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+"""The first bytes of packed files."""
 READ_ERRORS = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
 """Errors that reading a damaged packed file raises."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -29,7 +35,7 @@ _DESCRIPTIONS = {"json", "md"}
 
 @dataclass(frozen=True)
 class InputFile:
-    """One raw file, plain, gzip or a zip file of one member."""
+    """One raw file, plain, gzip, zstd or a zip file of one member."""
 
     name: str
     """Name to show to the user: an absolute path or a URI."""
@@ -39,23 +45,23 @@ class InputFile:
     bytes: int
     modified: float
     """Seconds since the epoch; 0 if the file system does not know it."""
-    packing: Literal["gzip", "zip"] | None
+    packing: Packing | None
 
     @property
     def base_name(self) -> str:
         return PurePosixPath(self.path).name
 
-    def open(self) -> pa.NativeFile:
-        """The text of the file, decompressed; a plain file can seek.
+    def open(self, packed: pa.NativeFile | None = None) -> pa.NativeFile:
+        """The text of the file, decompressed; a plain file can seek. `packed`: its bytes, if they are open already.
 
         Raises UserError if a zip file cannot be opened or does not have one member.
         """
-        file = self.filesystem.open_input_file(self.path)
+        file = packed or self.filesystem.open_input_file(self.path)
         match self.packing:
             case None:
                 return file
-            case "gzip":
-                return pa.CompressedInputStream(file, "gzip")
+            case "gzip" | "zstd":
+                return pa.CompressedInputStream(file, self.packing)
             case "zip":
                 return pa.PythonFile(_only_member(self.name, file), "r")
 
@@ -164,16 +170,16 @@ def plan_chunks(files: Iterable[InputFile], chunk_bytes: int) -> list[Chunk]:
     return chunks
 
 
-def read_lines(chunk: Chunk) -> Iterator[bytes]:
+def read_lines(chunk: Chunk, packed: pa.NativeFile | None = None) -> Iterator[bytes]:
     """Blocks of whole lines, each line ended by a newline, which together are exactly the lines of the chunk.
 
-    A byte order mark at the start of the file is left out.
+    A byte order mark at the start of the file is left out. `packed`: the file's bytes, if they are open already.
 
     Raises UserError on a damaged packed file or an endless line.
     """
     packing = chunk.file.packing
     try:
-        yield from _read_lines(chunk)
+        yield from _read_lines(chunk, packed)
     except READ_ERRORS as error:
         if packing is None:
             raise
@@ -181,15 +187,17 @@ def read_lines(chunk: Chunk) -> Iterator[bytes]:
         raise UserError(f"{chunk.file.name}: damaged {packing} file ({reason}); fetch it again") from None
 
 
-def _read_lines(chunk: Chunk) -> Iterator[bytes]:
-    with chunk.file.open() as stream:
+def _read_lines(chunk: Chunk, packed: pa.NativeFile | None) -> Iterator[bytes]:
+    # What is read past the end of a short chunk belongs to the next one.
+    block_bytes = _BLOCK_BYTES if chunk.stop is None else min(_BLOCK_BYTES, max(chunk.stop - chunk.start, _LEAST_BLOCK))
+    with chunk.file.open(packed) as stream:
         offset = max(0, chunk.start - 1)
         if offset:
             stream.seek(offset)
         # The line that begins before the chunk belongs to the chunk before.
         is_skipping = chunk.start > 0
         carried = b""
-        while block := stream.read(_BLOCK_BYTES):
+        while block := stream.read(block_bytes):
             if is_skipping:
                 cut = block.find(b"\n") + 1
                 offset += cut or len(block)
@@ -219,3 +227,31 @@ def _read_lines(chunk: Chunk) -> Iterator[bytes]:
                 )
         if carried:
             yield carried + b"\n"
+
+
+def read_data_lines(chunk: Chunk) -> Iterator[bytes]:
+    """The blocks of `read_lines`, without the blank lines at the end of the file."""
+    blank = b""
+    for block in read_lines(chunk):
+        end = len(block)
+        if block.endswith((b"\n\n", b"\n\r\n")) or block in (b"\n", b"\r\n"):
+            content = len(block.rstrip(b"\r\n"))
+            end = block.find(b"\n", content) + 1 if content else 0
+        if end:
+            yield blank + block[:end] if blank else block[:end]
+            blank = b""
+        blank += block[end:]
+    if blank and not _is_blank_from(chunk):
+        yield blank
+
+
+def _is_blank_from(chunk: Chunk) -> bool:
+    """Whether nothing but blank lines follows the chunk in its file."""
+    if chunk.stop is None:
+        return True
+    with chunk.file.open() as stream:
+        stream.seek(chunk.stop)
+        while block := stream.read(_LEAST_BLOCK):
+            if block.strip(b"\r\n"):
+                return False
+    return True

@@ -62,6 +62,11 @@ class TextLines:
         """(n,) the lines that nothing is wrong with so far."""
         return self._reasons == _GOOD
 
+    @property
+    def bad(self) -> dict[int, Reason]:
+        """The lines that something is wrong with, and what it is."""
+        return {int(line): _CODES[self._reasons[line]] for line in np.flatnonzero(~self.good)}
+
     def bytes_of(self, mask: NDArray[np.bool_]) -> bytes:
         """The lines of a mask, each ended by a newline."""
         return self.data if mask.all() else self.raw[np.repeat(mask, self.ends - self.starts + 1)].tobytes()
@@ -83,20 +88,38 @@ class TextLines:
 
 
 def split_fields(
-    data: bytes, names: Sequence[str], separator: str, null_values: Sequence[str] = ("",)
+    data: bytes,
+    names: Sequence[str],
+    separator: str,
+    null_values: Sequence[str] = ("",),
+    *,
+    wanted: Sequence[str] | None = None,
+    has_quotes: bool = False,
 ) -> pa.RecordBatch:
-    """Every field as a string, `null_values` null. All lines have the right number of fields; quotes mean nothing."""
-    strings = pa.schema([(name, pa.string()) for name in names])
+    """The fields of all columns, or of the `wanted` ones, as strings; `null_values` are null.
+
+    All lines have the right number of fields. `has_quotes`: double quotes may enclose a field, two in it stand for one;
+    otherwise they mean nothing.
+    """
+    wanted = list(names if wanted is None else wanted)
+    strings = pa.schema([(name, pa.string()) for name in wanted])
     if not data:
         return pa.RecordBatch.from_pylist([], schema=strings)
     table = csv.read_csv(
         pa.BufferReader(data),
         read_options=csv.ReadOptions(column_names=list(names), use_threads=False, block_size=len(data) + 1),
         parse_options=csv.ParseOptions(
-            delimiter=separator, quote_char=False, double_quote=False, ignore_empty_lines=False
+            delimiter=separator,
+            quote_char='"' if has_quotes else False,
+            double_quote=has_quotes,
+            ignore_empty_lines=False,
         ),
         convert_options=csv.ConvertOptions(
-            column_types=strings, null_values=list(null_values), strings_can_be_null=True, check_utf8=False
+            column_types=strings,
+            include_columns=wanted,
+            null_values=list(null_values),
+            strings_can_be_null=True,
+            check_utf8=False,
         ),
     )
     (batch,) = table.combine_chunks().to_batches()

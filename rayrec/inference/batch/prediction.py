@@ -29,16 +29,16 @@ SCORES_FOLDER = "scores"
 _CHUNK_BYTES = 2**26
 
 # Columns that travel beside the features; no feature's name begins with \0.
-_LABEL, _SCORE, _CHUNK, _LINE, _REASON, _TEXT = "\0label", "\0score", "\0chunk", "\0line", "\0reason", "\0text"
+_LABEL, _SCORE, _CHUNK, _LINE, _REASON = "\0label", "\0score", "\0chunk", "\0line", "\0reason"
 _LABEL_AND_SCORE = [pa.field("label", pa.float32()), pa.field("score", pa.float32(), nullable=False)]
 _RAW_SCORES = pa.schema(
     [pa.field("file", pa.string(), nullable=False), pa.field("line", pa.int64(), nullable=False), *_LABEL_AND_SCORE]
 )
+_REJECTED_COLUMNS = {name: f"\0{name}" for name in REJECTED_SCHEMA.names if name != "file"}
 # The columns of every raw block, whether its rows are good or bad, with or without labels.
 _EMPTY_RAW = pa.schema(
-    [(_LABEL, pa.float32()), (_LINE, pa.int64()), (_REASON, pa.string()), (_TEXT, pa.string())]
+    [(_LABEL, pa.float32()), *((inner, REJECTED_SCHEMA.field(name).type) for name, inner in _REJECTED_COLUMNS.items())]
 ).empty_table()
-_REJECTED_COLUMNS = {"line": _LINE, "reason": _REASON, "text": _TEXT}
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def predict_raw(
     `open_reader` opens the files with the reader of the model's source.
 
     `scores/` has columns file, line (int64, from 1), label (float32, null if the file has none), score (float32), in
-    the order of the input; `rejected/` has the rows that cannot be used with file, line, reason and text. Raises
+    the order of the input; `rejected/` has the rows that cannot be used, with the columns of `REJECTED_SCHEMA`. Raises
     UserError if a path gives no file, or no row can be used.
     """
     files = list_inputs(paths)
@@ -118,7 +118,8 @@ def predict_raw(
             is_good = pc.is_null(block[_REASON])
             good, bad = placed.filter(is_good), placed.filter(pc.invert(is_good))
             write_scores(pa.table([good[n] for n in ("file", "line", _LABEL, _SCORE)], schema=_RAW_SCORES))
-            write_rejected(pa.table([bad[n] for n in ("file", "line", _REASON, _TEXT)], schema=REJECTED_SCHEMA))
+            shown = [bad[n] if n in ("file", "line") else bad[_REJECTED_COLUMNS[n]] for n in REJECTED_SCHEMA.names]
+            write_rejected(pa.table(shown, schema=REJECTED_SCHEMA))
             scored += len(good)
             rejected.update(bad[_REASON].to_pylist())
             progress.advance(len(block))

@@ -1,0 +1,165 @@
+"""Tables: files of rows with named columns, of which raw columns are read.
+
+table = open_table(list_inputs(paths), FileFormat())
+reader = table.reader(columns, "click")
+"""
+
+import difflib
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+import numpy as np
+import pyarrow as pa
+
+from rayrec.common.errors import UserError
+from rayrec.config.table import FileFormat, LabelCondition
+from rayrec.features.schema import RawColumn
+from rayrec.raw.blocks import RawBlock, blocks_of
+from rayrec.raw.files import Chunk, InputFile
+from rayrec.raw.tables import delimited, json_lines, parquet
+from rayrec.raw.tables.cells import Cells, RowTypes
+
+Layout = delimited.DelimitedLayout | json_lines.JsonLinesLayout | parquet.ParquetLayout
+"""The columns of a file, and how its chunks are read."""
+
+_PACKED_SUFFIXES = {".gz", ".gzip", ".zip", ".zst", ".zstd"}
+_FORMATS = {".parquet": "parquet", ".jsonl": "json_lines", ".ndjson": "json_lines", ".json": "json_lines"}
+_THREADS = 16
+
+
+@dataclass(frozen=True)
+class TableReader:
+    """Reads the chunks of a table's files into rows of raw columns."""
+
+    layouts: tuple[Layout, ...]
+    """The layout of each file."""
+    types: RowTypes
+
+    @property
+    def label(self) -> str:
+        """The name of the label's column; only of a reader that has one."""
+        assert self.types.label_column is not None
+        return self.types.label_column
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The label (float32) if there is one, then the columns with the types `RawColumn.arrow`."""
+        return self.types.schema
+
+    @property
+    def dictionaries(self) -> tuple[str, ...]:
+        """The columns of text."""
+        return tuple(raw.name for raw in self.types.columns if raw.type == "text")
+
+    def read(self, chunk: Chunk) -> Iterator[RawBlock]:
+        """The blocks of a chunk; line numbers count from the chunk's first line, in Parquet files from its first row.
+
+        The rows of a file without the label's column have no label.
+        """
+        layout = self.layouts[chunk.file_index]
+        has_label = self.types.label_column in layout.columns.names
+        types = self.types if has_label else replace(self.types, label=None)
+        parsed = ((text, types.parse(cells)) for text, cells in layout.read(chunk, types.wanted))
+        return blocks_of(chunk, parsed, layout.header_lines if chunk.start == 0 else 0)
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """The files of a table, whose columns are known."""
+
+    files: tuple[InputFile, ...]
+    layouts: tuple[Layout, ...]
+    """The layout of each file."""
+    columns: pa.Schema
+    """All columns in the order of the first file; text if the format has no types."""
+
+    def reader(
+        self,
+        columns: Sequence[RawColumn],
+        label: str | LabelCondition | None = None,
+        *,
+        weight: str | None = None,
+        required: Collection[str] = (),
+    ) -> TableReader:
+        """A reader of raw columns, and of the label if there is one.
+
+        A row is bad if a value cannot be read, if the label is missing or neither 0 nor 1 (nor false nor true), if one
+        of the columns `required` has no value, or if the column `weight` (a number) has none from 0 on. The label's
+        column is not one of `columns`. Raises UserError if a column is not there, or holds what it cannot be read from.
+        """
+        types = RowTypes(tuple(columns), label, weight, frozenset(required))
+        for name in types.wanted:
+            if name not in self.columns.names:
+                nearest = difflib.get_close_matches(name, self.columns.names, n=1)
+                hint = f"did you mean '{nearest[0]}'?" if nearest else f"it has {', '.join(self.columns.names)}"
+                raise UserError(f"{self.files[0].name}: no column '{name}'; {hint}")
+        for layout in dict.fromkeys(self.layouts):
+            file = self.files[self.layouts.index(layout)]
+            empty = {field.name: pa.nulls(0, field.type) for field in layout.columns}
+            try:
+                types.parse(Cells(empty, np.zeros(0, np.int64), 0, {}, lambda _: b""))
+            except UserError as error:
+                raise UserError(f"{file.name}: {error}") from None
+        return TableReader(self.layouts, types)
+
+
+def open_table(files: Sequence[InputFile], table_format: FileFormat, optional: Collection[str] = ()) -> TableFiles:
+    """Look at the beginning of every file. All have the same columns, in any order; JSON lines may lack some.
+
+    `optional`: columns that a file may lack all the same, as the label in files that are to be scored. Empty files are
+    files without rows. Raises UserError if the columns of a file are unclear or differ, or if all files are empty.
+    """
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = list(pool.map(lambda file: _read_layout(file, table_format, optional), files))
+    filled = {file.name: layout for file, layout in zip(files, found, strict=True) if layout is not None}
+    if not filled:
+        raise UserError(f"{files[0].name}: empty; there are no rows to read")
+    # Layouts travel with every task, so equal ones are one object.
+    same = {layout: layout for layout in reversed(filled.values())}
+    first = next(iter(filled.values()))
+    layouts = tuple(first if layout is None else same[layout] for layout in found)
+    _check_names(filled, frozenset(optional))
+    return TableFiles(tuple(files), layouts, _merge([layout.columns for layout in dict.fromkeys(filled.values())]))
+
+
+def _read_layout(file: InputFile, table_format: FileFormat, optional: Collection[str]) -> Layout | None:
+    if file.bytes == 0:
+        return None
+    match table_format.format if table_format.format != "auto" else _format_of(file):
+        case "parquet":
+            return parquet.read_layout(file)
+        case "json_lines":
+            return json_lines.read_layout(file)
+    return delimited.read_layout(file, table_format, optional)
+
+
+def _format_of(file: InputFile) -> str:
+    path = PurePosixPath(file.base_name.lower())
+    suffix = PurePosixPath(path.stem).suffix if path.suffix in _PACKED_SUFFIXES else path.suffix
+    return _FORMATS.get(suffix, "delimited")
+
+
+def _check_names(layouts: dict[str, Layout], optional: frozenset[str]) -> None:
+    first_file, first = next(iter(layouts.items()))
+    for file, layout in layouts.items():
+        if isinstance(layout, json_lines.JsonLinesLayout) or layout is first:
+            continue
+        differing = set(layout.columns.names) ^ set(first.columns.names)
+        for name in sorted(differing - optional):
+            lacks, has = (file, first_file) if name in first.columns.names else (first_file, file)
+            raise UserError(f"{lacks}: no column '{name}', which {has} has; give files of the same columns")
+
+
+def _merge(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """The columns of all schemas; text where types differ other than in width."""
+    types: dict[str, pa.DataType] = {}
+    for schema in schemas:
+        for field in schema:
+            pair = [pa.schema([("", types.get(field.name, field.type))]), pa.schema([("", field.type)])]
+            try:
+                types[field.name] = pa.unify_schemas(pair, promote_options="permissive").field(0).type
+            except pa.ArrowTypeError:
+                types[field.name] = pa.string()
+    return pa.schema(types)

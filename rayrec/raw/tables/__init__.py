@@ -1,0 +1,1 @@
+"""The formats of files of tables: delimited text, JSON lines and Parquet."""

@@ -1,0 +1,177 @@
+"""Delimited text: a row in each line, fields between separators."""
+
+import csv
+import io
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.common.errors import UserError
+from rayrec.config.table import FileFormat
+from rayrec.raw.blocks import Reason
+from rayrec.raw.files import Chunk, InputFile, read_data_lines, read_lines
+from rayrec.raw.tables.cells import Cells
+from rayrec.raw.text_lines import NEWLINE, TextLines, split_fields, unquoted_fields
+
+_QUOTE = ord('"')
+_OTHER_SEPARATORS = ";|"
+
+
+@dataclass(frozen=True)
+class DelimitedLayout:
+    """The columns of a file of delimited text, and how its lines are split.
+
+    A line is a row: a newline inside double quotes breaks the row in two bad ones. With `has_quotes`, double quotes may
+    enclose a field, and two of them inside stand for one; quotes inside a field that does not begin with one are
+    characters, if their number is even.
+    """
+
+    names: tuple[str, ...]
+    separator: str
+    has_quotes: bool
+    null_values: tuple[str, ...]
+    has_header: bool
+
+    @property
+    def columns(self) -> pa.Schema:
+        return pa.schema([(name, pa.string()) for name in self.names])
+
+    @property
+    def header_lines(self) -> int:
+        return int(self.has_header)
+
+    def read(self, chunk: Chunk, wanted: Collection[str]) -> Iterator[tuple[bytes, Cells]]:
+        """The text of each block with its rows, without the header; every column is text."""
+        is_headed = self.has_header and chunk.start == 0
+        for text in read_data_lines(chunk):
+            yield text, self.split(text.partition(b"\n")[2] if is_headed else text, wanted)
+            is_headed = False
+
+    def split(self, data: bytes, wanted: Collection[str]) -> Cells:
+        """Split whole lines, each ended by a newline (LF or CRLF)."""
+        original = TextLines(data)
+        has_quotes = self.has_quotes and b'"' in data
+        lines, unclosed = _with_regular_quotes(original, self.separator) if has_quotes else (original, None)
+        count = _count_outside_quotes(lines, self.separator) if has_quotes else lines.count(ord(self.separator))
+        lines.reject_undecodable()
+        lines.reject(count + 1 != len(self.names), Reason.COLUMNS)
+        if unclosed is not None:
+            lines.reject(unclosed, Reason.QUOTE)
+        names = [name for name in self.names if name in wanted]
+        fields = split_fields(
+            lines.bytes_of(lines.good),
+            self.names,
+            self.separator,
+            self.null_values,
+            wanted=names,
+            has_quotes=has_quotes,
+        )
+        return Cells(
+            columns={name: fields.column(name) for name in names},
+            positions=np.flatnonzero(lines.good),
+            num_lines=len(lines),
+            bad_lines=lines.bad,
+            text=original.line,
+        )
+
+
+def _quotes_before(lines: TextLines, quotes: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The number of quotes of the same line before each place."""
+    line = np.searchsorted(lines.ends, places)
+    return np.searchsorted(quotes, places) - np.searchsorted(quotes, lines.starts[line])
+
+
+def _count_outside_quotes(lines: TextLines, separator: str) -> NDArray[np.int64]:
+    """(n,) how many separators of each line are outside of regular quotes."""
+    places = np.flatnonzero(lines.raw == ord(separator))
+    quotes = np.flatnonzero(lines.raw == _QUOTE)
+    places = places[_quotes_before(lines, quotes, places) % 2 == 0]
+    return np.diff(np.searchsorted(places, lines.ends), prepend=0)
+
+
+def _with_regular_quotes(lines: TextLines, separator: str) -> tuple[TextLines, NDArray[np.bool_]]:
+    """The lines, all quotes of which enclose whole fields or stand for one; and (n,) the lines with unclosed quotes.
+
+    Lines of other quotes are few; they are read one by one and written anew.
+    """
+    quotes = np.flatnonzero(lines.raw == _QUOTE)
+    line = np.searchsorted(lines.ends, quotes)
+    before = np.where(quotes == 0, NEWLINE, lines.raw[np.maximum(quotes - 1, 0)])
+    after = lines.raw[quotes + 1]  # each line ends with a newline
+    is_opening = _quotes_before(lines, quotes, quotes) % 2 == 0
+    neighbour = np.where(is_opening, before, after)
+    is_regular = (neighbour == ord(separator)) | (neighbour == NEWLINE) | (neighbour == _QUOTE)
+    unclosed = np.bincount(line, minlength=len(lines)) % 2 == 1
+    irregular = np.zeros(len(lines), bool)
+    irregular[line[~is_regular]] = True
+    parts, done = [], 0
+    for number in np.flatnonzero(irregular & ~unclosed).tolist():
+        # Latin-1 keeps every byte, whether it is UTF-8 or not.
+        fields = unquoted_fields(lines.line(number).decode("latin-1"), separator)
+        if fields is None:
+            unclosed[number] = True
+            continue
+        parts += [lines.data[done : lines.starts[number]], _quoted(fields, separator)]
+        done = int(lines.ends[number]) + 1
+    return TextLines(b"".join([*parts, lines.data[done:]])) if parts else lines, unclosed
+
+
+def _quoted(fields: list[str], separator: str) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, delimiter=separator, quoting=csv.QUOTE_ALL, lineterminator="\n").writerow(fields)
+    return text.getvalue().encode("latin-1")
+
+
+def read_layout(file: InputFile, text_format: FileFormat, optional: Collection[str]) -> DelimitedLayout | None:
+    """Read the header of a file, or check its first line against the names given; None if the file is empty.
+
+    A file without a header may lack the columns `optional`, if it lacks all of them. Raises UserError.
+    """
+    line = _first_line(file)
+    if line is None:
+        return None
+    separator = text_format.separator or ("\t" if "\t" in line else ",")
+    fields = unquoted_fields(line, separator) if text_format.quote else line.split(separator)
+    given = text_format.header
+    if given is None:
+        names = _names(file, fields, text_format)
+        return DelimitedLayout(names, separator, text_format.quote, text_format.null_values, has_header=True)
+    repeated = next((name for name in given if given.count(name) > 1), None)
+    if repeated is not None:
+        raise UserError(f"header: '{repeated}' twice; name every column once")
+    shorter = tuple(name for name in given if name not in optional)
+    fields = fields or []
+    is_headed = set(shorter) <= set(fields) <= set(given) and len(set(fields)) == len(fields)
+    names = tuple(fields) if is_headed else shorter if len(fields) == len(shorter) else given
+    return DelimitedLayout(names, separator, text_format.quote, text_format.null_values, is_headed)
+
+
+def _first_line(file: InputFile) -> str | None:
+    """The first line of a file, without what ends it."""
+    block = next(read_lines(Chunk(file, 0, 0, None if file.packing else min(file.bytes, 1))), b"")
+    line = block.partition(b"\n")[0].removesuffix(b"\r")
+    try:
+        return line.decode() if block else None
+    except UnicodeDecodeError:
+        raise UserError(f"{file.name}: its first line is not UTF-8 text; set 'format', or convert the file") from None
+
+
+def _names(file: InputFile, fields: list[str] | None, text_format: FileFormat) -> tuple[str, ...]:
+    if not fields:
+        wrong = "is empty" if fields is not None else "has double quotes that are not closed"
+        raise UserError(f"{file.name}: its first line {wrong}; it must name the columns, or give 'header'")
+    names = tuple(field.strip() or f"column_{number}" for number, field in enumerate(fields, 1))
+    if len(names) == 1 and text_format.separator is None:
+        other = next((mark for mark in _OTHER_SEPARATORS if mark in names[0]), None)
+        if other is not None:
+            raise UserError(f"{file.name}: no tab and no comma in its first line; add separator: '{other}'")
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise UserError(
+            f"{file.name}: two columns '{repeated}' in its first line; rename one, or give all names as 'header' if "
+            "the file has none"
+        )
+    return names

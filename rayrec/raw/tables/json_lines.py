@@ -1,0 +1,149 @@
+"""JSON lines: a row in each line, an object of columns and values."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pa_json
+
+from rayrec.common.errors import UserError
+from rayrec.features.schema import RawColumn
+from rayrec.raw.blocks import Reason
+from rayrec.raw.files import Chunk, InputFile, read_data_lines, read_lines
+from rayrec.raw.tables.cells import Cells, Values
+from rayrec.raw.text_lines import TextLines
+
+_HEAD_BYTES, _HEAD_LINES = 2**20, 1_000
+"""The part of a file that its columns and their types are told from."""
+_OPEN, _CLOSE = b"{}"
+_TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), dict: pa.struct([])}
+
+
+@dataclass(frozen=True)
+class JsonLinesLayout:
+    """The columns of a file of JSON lines."""
+
+    columns: pa.Schema
+    """Names in order of appearance in the first lines, with the types that their values have there.
+
+    Values of several types are text, apart from integers among floats. A row may lack a column.
+    """
+
+    @property
+    def header_lines(self) -> int:
+        return 0
+
+    def read(self, chunk: Chunk, wanted: Mapping[str, RawColumn | None]) -> Iterator[tuple[bytes, Cells]]:
+        """The text of each block with its rows. A name that an object has twice counts with its last value."""
+        for text in read_data_lines(chunk):
+            yield text, self.parse(text, wanted)
+
+    def parse(self, data: bytes, wanted: Mapping[str, RawColumn | None]) -> Cells:
+        """Parse whole lines, each ended by a newline."""
+        lines = TextLines(data)
+        lines.reject_undecodable()
+        columns = self._parse_at_once(lines, wanted)
+        if columns is None:
+            columns = _parse_by_line(lines, wanted)
+        return Cells(columns, np.flatnonzero(lines.good), len(lines), lines.bad, lines.line)
+
+    def _parse_at_once(self, lines: TextLines, wanted: Mapping[str, RawColumn | None]) -> dict[str, Values] | None:
+        """The columns; None if a line is no object, or if a value is not of its column's type."""
+        kinds = {name: _read_as(self._type_of(name), raw.type if raw else None) for name, raw in wanted.items()}
+        is_object = (lines.raw[lines.starts] == _OPEN) & (lines.raw[lines.ends - 1] == _CLOSE)
+        if None in kinds.values() or not len(lines) or not (is_object & lines.good).all():
+            return None
+        try:
+            table = pa_json.read_json(
+                pa.BufferReader(lines.data),
+                read_options=pa_json.ReadOptions(use_threads=False, block_size=len(lines.data) + 1),
+                parse_options=pa_json.ParseOptions(
+                    explicit_schema=pa.schema(kinds), newlines_in_values=False, unexpected_field_behavior="ignore"
+                ),
+            )
+        except pa.ArrowInvalid:
+            return None
+        # Arrow also reads several objects of one line.
+        return dict(zip(kinds, table.combine_chunks().columns, strict=True)) if len(table) == len(lines) else None
+
+    def _type_of(self, name: str) -> pa.DataType:
+        return self.columns.field(name).type if name in self.columns.names else pa.null()
+
+
+def _read_as(found: pa.DataType, wanted: str | None) -> pa.DataType | None:
+    """The type with which Arrow reads all values exactly; None if there is none."""
+    if pa.types.is_list(found) or (pa.types.is_null(found) and wanted in ("numbers", "integers", "texts")):
+        inner = found.value_type if pa.types.is_list(found) else pa.null()
+        element = _read_as(inner, wanted and wanted.removesuffix("s"))
+        return element and pa.list_(element)
+    if pa.types.is_null(found):
+        return {"number": pa.float64(), "integer": pa.int64()}.get(wanted or "", pa.string())
+    if pa.types.is_integer(found) and wanted == "number":
+        return pa.float64()
+    # Integers among floats would lose digits.
+    is_exact = not pa.types.is_floating(found) or wanted in ("number", "time", None)
+    return None if pa.types.is_struct(found) or not is_exact else found
+
+
+def _parse_by_line(lines: TextLines, wanted: Mapping[str, RawColumn | None]) -> dict[str, Values]:
+    """The columns, as Python's values; lines that are no objects are rejected."""
+    rows = []
+    for number in np.flatnonzero(lines.good).tolist():
+        row = _parse_line(lines.line(number))
+        if isinstance(row, Reason):
+            lines.reject([number], row)
+        else:
+            rows.append(row)
+    return {name: [row.get(name) for row in rows] for name in wanted}
+
+
+def _parse_line(line: bytes) -> dict[str, Any] | Reason:
+    try:
+        row = json.loads(line.decode(), parse_int=_integer)
+        if b"\\u" in line:  # halves of surrogate pairs are no text
+            json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeError:
+        return Reason.UTF8
+    except (ValueError, RecursionError):
+        return Reason.JSON
+    return row if isinstance(row, dict) else Reason.JSON
+
+
+def _integer(digits: str) -> int | str:
+    """An integer; beyond 64 bits its digits, so that none is lost."""
+    number = int(digits) if len(digits) <= 20 else None
+    return number if number is not None and -(2**63) <= number < 2**63 else digits
+
+
+def read_layout(file: InputFile) -> JsonLinesLayout | None:
+    """Look at the first lines of a file; None if the file is empty. Raises UserError."""
+    chunk = Chunk(file, 0, 0, None if file.packing else min(file.bytes, _HEAD_BYTES))
+    head = next(read_lines(chunk), b"")
+    if not head.strip():
+        return None
+    rows = [_parse_line(line) for line in islice(head.splitlines(), _HEAD_LINES)]
+    objects = [row for row in rows if isinstance(row, dict)]
+    if not objects:
+        hint = "one array" if head.lstrip().startswith(b"[") else "no JSON object in its first lines"
+        raise UserError(f"{file.name}: {hint}; write one object a line, or set 'format'")
+    values: dict[str, list[Any]] = {}
+    for row in objects:
+        for name, value in row.items():
+            values.setdefault(name, []).append(value)
+    return JsonLinesLayout(pa.schema([(name, _common_type(found)) for name, found in values.items()]))
+
+
+def _common_type(values: list[Any]) -> pa.DataType:
+    lists = [value for value in values if isinstance(value, list)]
+    kinds = {type(value) for value in values} - {type(None)}
+    if kinds == {list}:
+        return pa.list_(_common_type([item for value in lists for item in value]))
+    if kinds == {int, float}:
+        return pa.float64()
+    if len(kinds) > 1 or kinds == {list}:
+        return pa.string()
+    return _TYPES[kinds.pop()] if kinds else pa.null()

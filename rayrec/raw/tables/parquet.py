@@ -1,0 +1,75 @@
+"""Parquet files: row groups, read with the columns that are wanted."""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rayrec.common.errors import UserError
+from rayrec.raw.files import Chunk, InputFile
+from rayrec.raw.tables.cells import Cells
+
+_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class ParquetLayout:
+    """The columns of a Parquet file."""
+
+    columns: pa.Schema
+
+    @property
+    def header_lines(self) -> int:
+        return 0
+
+    def read(self, chunk: Chunk, wanted: Collection[str]) -> Iterator[tuple[bytes, Cells]]:
+        """The rows of the row groups that begin in the chunk, with no text; rows count as lines."""
+        for batch in read_row_groups(chunk, [name for name in self.columns.names if name in wanted]):
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            yield b"", Cells(columns, np.arange(len(batch)), len(batch), {}, partial(_text_of_row, batch))
+
+
+def _text_of_row(batch: pa.RecordBatch, row: int) -> bytes:
+    return str(batch.slice(row, 1).to_pylist()[0]).encode()
+
+
+@contextmanager
+def open_parquet(file: InputFile) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file. Raises UserError if it is damaged, or if it turns out to be while it is read."""
+    try:
+        with file.filesystem.open_input_file(file.path) as stream, pq.ParquetFile(stream) as opened:
+            yield opened
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{file.name}: damaged Parquet file ({reason}); fetch it again") from None
+
+
+def read_row_groups(chunk: Chunk, columns: Sequence[str], batch_rows: int = _BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+    """The rows of the row groups whose first byte lies in the chunk. Raises UserError on a damaged file."""
+    with open_parquet(chunk.file) as file:
+        stop = chunk.file.bytes if chunk.stop is None else chunk.stop
+        groups = [n for n, start in enumerate(_first_bytes(file.metadata)) if chunk.start <= start < stop]
+        if groups:
+            yield from file.iter_batches(batch_rows, row_groups=groups, columns=list(columns), use_threads=False)
+
+
+def _first_bytes(metadata: pq.FileMetaData) -> list[int]:
+    columns = [metadata.row_group(group).column(0) for group in range(metadata.num_row_groups)]
+    offsets = [(column.dictionary_page_offset, column.data_page_offset) for column in columns]
+    return [min(offset for offset in found if offset is not None) for found in offsets]
+
+
+def read_layout(file: InputFile) -> ParquetLayout:
+    """Read the schema of a file. Raises UserError."""
+    if file.packing is not None:
+        raise UserError(f"{file.name}: a Parquet file inside a {file.packing} file; unpack it")
+    with open_parquet(file) as opened:
+        schema = opened.schema_arrow.remove_metadata()
+    repeated = next((name for name in schema.names if schema.names.count(name) > 1), None)
+    if repeated is not None:
+        raise UserError(f"{file.name}: two columns '{repeated}'; rename one")
+    return ParquetLayout(schema)
