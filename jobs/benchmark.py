@@ -143,7 +143,7 @@ def _random_batch(schema: Any, rows: int, generator: Any) -> Any:
     lengths = torch.tensor(hotness, dtype=torch.int32).repeat_interleave(rows)
     keys = [feature.name for feature in schema.categorical]
     return Batch(
-        dense=torch.randn(rows, len(schema.numeric), generator=generator),
+        dense=torch.randn(rows, schema.dense_width, generator=generator),
         sparse=KeyedJaggedTensor(keys=keys, values=torch.cat(ids), lengths=lengths),
         label=torch.zeros(rows),
         weight=torch.ones(rows),

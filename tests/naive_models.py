@@ -30,7 +30,7 @@ def random_batch(schema: Schema, rows: int, seed: int = 0) -> Batch:
         values=torch.from_numpy(np.concatenate(values).astype(np.int32)),
         lengths=torch.from_numpy(np.concatenate(lengths).astype(np.int32)),
     )
-    dense = torch.from_numpy(rng.standard_normal((rows, len(schema.numeric))).astype(np.float32))
+    dense = torch.from_numpy(rng.standard_normal((rows, schema.dense_width)).astype(np.float32))
     return Batch(dense, sparse, torch.zeros(rows), torch.ones(rows))
 
 

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, mode
 
 from rayrec.config.base import Config
 from rayrec.config.preprocess import Names, PreprocessConfig, RowsPreprocessConfig, SourceConfig
+from rayrec.config.times import TimeFormat, Zone
 from rayrec.config.transforms import Clip, Log, Log2
 
 
@@ -119,9 +120,9 @@ class TimestampRule(_Rule):
         "weekday",
     )
     """`age`: days from this time to that of `source.time`."""
-    format: str = "iso"
+    format: TimeFormat = "iso"
     """`iso`, `s`, `ms` or `us` since 1970, or a format of strptime, such as `%y%m%d%H`."""
-    zone: str = "UTC"
+    zone: Zone = "UTC"
     """The IANA time zone of times that do not name one, and of the parts."""
 
 
@@ -187,8 +188,8 @@ class TimeColumn(Config):
     """The column of a row's time."""
 
     column: str
-    format: str = "iso"
-    zone: str = "UTC"
+    format: TimeFormat = "iso"
+    zone: Zone = "UTC"
 
 
 class FileFormat(Config):

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from rayrec.config.base import Config
+from rayrec.config.times import Zone
 
 
 class Log(Config):
@@ -64,6 +65,12 @@ class Quantile(Config):
     op: Literal["quantile"] = "quantile"
     boundaries: tuple[float, ...] = Field(min_length=1)
     """Ascending values at equal shares: the first at 0, the last at 1."""
+
+    @model_validator(mode="after")
+    def _ascend(self) -> "Quantile":
+        if sorted(self.boundaries) != list(self.boundaries):
+            raise ValueError("quantile: boundaries must ascend")
+        return self
 
 
 class Fill(Config):
@@ -126,6 +133,12 @@ class Buckets(Config):
     boundaries: tuple[float, ...]
     """Ascending, each once; ids run to len(boundaries) + 1."""
 
+    @model_validator(mode="after")
+    def _ascend(self) -> "Buckets":
+        if sorted(set(self.boundaries)) != list(self.boundaries):
+            raise ValueError("buckets: boundaries must ascend, each once")
+        return self
+
 
 class TimePart(Config):
     """Time -> 1 + its local hour (0 to 23), weekday (Monday is 0), day of the month (from 0) or month (from 0).
@@ -135,8 +148,7 @@ class TimePart(Config):
 
     op: Literal["time_part"] = "time_part"
     part: Literal["hour", "weekday", "day", "month"]
-    zone: str = "UTC"
-    """An IANA time zone, such as Europe/Vienna."""
+    zone: Zone = "UTC"
 
     @property
     def cardinality(self) -> int:

@@ -1,12 +1,16 @@
 """Categorical transforms over Arrow and NumPy: the one implementation that Spark, prediction and serving run."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.config.transforms import Hash, HashIds
+from rayrec.config.transforms import Buckets, Cross, Hash, HashIds, HashUnlisted, TimePart, Vocabulary
+from rayrec.features.keyed_table import hash_key
+from rayrec.features.numeric import as_float64, as_times
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature
 from rayrec.features.string_hash import by_distinct_text, hash_strings
 from rayrec.features.vocabulary import VocabularyLookup
@@ -23,20 +27,48 @@ def encode_categorical(
 ) -> NDArray[np.signedinteger]:
     """One id per row, in 0 ... cardinality - 1; 0 for what is missing (null, the empty string) or unlisted.
 
-    With a `lookup` the column holds strings; with a `Hash`, values of its type. Otherwise it holds integer ids: of the
-    feature's vocabulary (looked up elsewhere), or of a feature without one. An id that is null or outside of the table
-    becomes 0. Raises UserError naming the feature if the column has another type.
+    With a `lookup` the column holds strings; with `Hash`, `Buckets` or `TimePart`, what these take. Otherwise it holds
+    integer ids: of the feature's vocabulary (looked up elsewhere, with unlisted values hashed), or of a feature without
+    one. An id that is null or outside of the table becomes 0. Raises UserError naming the feature if the column has
+    another type.
     """
     match feature.transforms[:1]:
         case (Hash() as hashing,):
             ids = _hashed(feature.name, column, hashing)
+        case (Buckets(boundaries=boundaries),):
+            values = as_float64(feature.name, column)
+            ids = np.where(np.isnan(values), 0, 1 + np.searchsorted(np.array(boundaries), values, side="right"))
+        case (TimePart() as part,):
+            ids = _time_parts(feature.name, column, part)
         case _:
             ids = _integers(feature.name, column) if lookup is None else lookup.ids(_strings(feature.name, column))
+    unlisted = next((t for t in feature.transforms if isinstance(t, HashUnlisted)), None)
+    if unlisted is not None and lookup is not None:
+        ids = hash_unlisted(ids, _strings(feature.name, column), len(lookup), unlisted)
     for transform in feature.transforms:
         if isinstance(transform, HashIds):
             ids = np.where(ids > 0, fold_ids(ids, transform.buckets), 0)
     inside: NDArray[np.int64] = np.where((ids >= 0) & (ids < feature.cardinality), ids, 0)
     return inside.astype(id_dtype(feature))
+
+
+def hash_unlisted(ids: NDArray[np.int64], texts: pa.Array, size: int, transform: HashUnlisted) -> NDArray[np.int64]:
+    """The (n,) ids of n texts in a vocabulary of `size` values, with those that are present and unlisted hashed."""
+    rows = np.flatnonzero(ids == 0)
+    if len(rows):
+        ids = ids.copy()
+        ids[rows] = _text_ids(texts.take(pa.array(rows)), size + 1, transform.buckets)
+    return ids
+
+
+def encode_cross(feature: CategoricalFeature, inputs: Sequence[NDArray[np.signedinteger]]) -> NDArray[np.signedinteger]:
+    """One id per row, from the encoded ids (n,) of the features that are crossed."""
+    (cross,) = feature.transforms
+    assert isinstance(cross, Cross)
+    together = [ids.astype(np.int64) for ids in inputs]
+    hashes = hash_key(*together).view(np.uint64)
+    ids = 1 + (hashes % np.uint64(cross.buckets - 1)).astype(np.int64)
+    return np.where(np.logical_or.reduce(together), ids, 0).astype(id_dtype(feature))
 
 
 def encode_multi_hot(feature: MultiHotFeature, column: pa.Array, lookup: VocabularyLookup | None) -> pa.Array:
@@ -67,20 +99,39 @@ def encode_multi_hot(feature: MultiHotFeature, column: pa.Array, lookup: Vocabul
 
 def takes_strings(feature: CategoricalFeature, has_lookup: bool) -> bool:
     """Whether raw values are strings: if a vocabulary is looked up here, or if the feature hashes strings."""
-    return has_lookup or any(isinstance(t, Hash) and t.of == "strings" for t in feature.transforms)
+    by_vocabulary = bool(feature.transforms) and isinstance(feature.transforms[0], Vocabulary)
+    return has_lookup if by_vocabulary else feature.reads in {"text", "texts"}
 
 
 def _hashed(name: str, column: pa.Array, transform: Hash) -> NDArray[np.int64]:
-    buckets = np.uint64(transform.buckets - 1)
-    if transform.of == "integers":
-        ids = 1 + (hash_integers(_integers(name, column)) % buckets).astype(np.int64)
-        return np.where(column.is_valid().to_numpy(zero_copy_only=False), ids, 0)
+    if transform.of == "strings":
+        return _text_ids(_strings(name, column), 1, transform.buckets - 1)
+    ids = 1 + (hash_integers(_integers(name, column)) % np.uint64(transform.buckets - 1)).astype(np.int64)
+    return np.where(column.is_valid().to_numpy(zero_copy_only=False), ids, 0)
+
+
+def _text_ids(texts: pa.Array, first: int, buckets: int) -> NDArray[np.int64]:
+    """`first` + h mod `buckets`; 0 for missing texts."""
 
     def ids_of(values: pa.Array) -> NDArray[np.int64]:
         is_filled = pc.fill_null(pc.not_equal(values, ""), False).to_numpy(zero_copy_only=False)
-        return np.where(is_filled, 1 + (hash_strings(values) % buckets).astype(np.int64), 0)
+        return np.where(is_filled, first + (hash_strings(values) % np.uint64(buckets)).astype(np.int64), 0)
 
-    return by_distinct_text(_strings(name, column), ids_of, 0)
+    return by_distinct_text(texts, ids_of, 0)
+
+
+def _time_parts(name: str, column: pa.Array, transform: TimePart) -> NDArray[np.int64]:
+    local = as_times(name, column).cast(pa.timestamp("us", transform.zone))
+    match transform.part:
+        case "hour":
+            parts = pc.hour(local)
+        case "weekday":
+            parts = pc.day_of_week(local)  # Monday is 0
+        case "day":
+            parts = pc.subtract(pc.day(local), 1)
+        case "month":
+            parts = pc.subtract(pc.month(local), 1)
+    return pc.fill_null(pc.add(parts, 1), 0).to_numpy(zero_copy_only=False)
 
 
 def fold_ids(ids: NDArray[np.int64], buckets: int) -> NDArray[np.int64]:

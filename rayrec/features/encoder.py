@@ -9,13 +9,29 @@ import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import NumericTransform, Vocabulary
-from rayrec.features.categorical import encode_categorical, encode_multi_hot, id_dtype, takes_strings
+from rayrec.features.categorical import encode_categorical, encode_cross, encode_multi_hot, id_dtype
+from rayrec.features.lookups import Lookups
 from rayrec.features.numeric import encode_numeric
-from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, Schema
+from rayrec.features.raw_values import read_column
+from rayrec.features.schema import (
+    CategoricalFeature,
+    Feature,
+    MultiHotFeature,
+    NumericFeature,
+    RawColumn,
+    Schema,
+    VectorFeature,
+)
+from rayrec.features.vector import encode_vector
 from rayrec.features.vocabulary import VocabularyLookup
 
 _FEW_ROWS = 1024
 """Most rows of a request; for larger batches the overhead of a call does not matter."""
+
+
+def id_column(feature: str) -> str:
+    """The name of the raw column of a feature's ids, if they were looked up elsewhere."""
+    return f"{feature} (id)"
 
 
 class FeatureEncoder:
@@ -24,24 +40,45 @@ class FeatureEncoder:
     def __init__(self, schema: Schema, folder: Path, looked_up: Collection[str] = ()) -> None:
         """Read the vocabularies of `schema` from `folder` (the one that holds schema.json) into memory.
 
-        Features named in `looked_up` are raw columns of vocabulary ids (int64, null = missing or unlisted) instead of
-        strings: their vocabulary was joined elsewhere and is not read. Raises UserError on an unreadable vocabulary or
-        one that does not have the size that the schema states.
+        Features named in `looked_up` read the column `id_column` of ids (int64, or lists of them; null or 0 = missing
+        or unlisted, those of unlisted values hashed if the feature hashes them) instead of their own: their vocabulary
+        was joined elsewhere and is not read. Raises UserError on an unreadable vocabulary or one that does not have the
+        size that the schema states.
         """
         self.schema = schema
-        self._lookups = {
-            f.name: _load(folder, transform)
+        self._tables = Lookups(schema, folder) if schema.lookups else None
+        vocabularies: dict[Vocabulary, VocabularyLookup] = {}
+        self._lookups: dict[str, VocabularyLookup] = {}
+        for feature in schema.categorical:
+            match feature.transforms[:1]:
+                case (Vocabulary() as vocabulary,) if feature.name not in looked_up:
+                    if vocabulary not in vocabularies:
+                        vocabularies[vocabulary] = _load(folder, vocabulary)
+                    self._lookups[feature.name] = vocabularies[vocabulary]
+        ids = [
+            (id_column(f.name), pa.list_(pa.int64()) if isinstance(f, MultiHotFeature) else pa.int64())
             for f in schema.categorical
-            if f.name not in looked_up
-            for transform in f.transforms
-            if isinstance(transform, Vocabulary)
+            if f.name in looked_up
+        ]
+        self.raw_schema = pa.schema([*((column.name, column.arrow) for column in schema.raw_columns), *ids])
+        """The raw columns that `encode` takes, with the widest types."""
+        self._inputs = [
+            (id_column(f.name),) if f.name in looked_up else () if f.reads is None else f.columns
+            for f in schema.features
+        ]
+        self._from_digits = {
+            feature.name: RawColumn(name=feature.name, type=feature.reads)
+            for feature in schema.categorical
+            if (feature.reads == "text" or feature.reads == "texts") and feature.name not in looked_up
+            for column in schema.columns
+            if column.name == feature.columns[0] and column.type != feature.reads
         }
+        """What features of texts read from columns of integers."""
         self._alike: dict[tuple[NumericTransform, ...], list[int]] = {}
         for index, feature in enumerate(schema.features):
-            if isinstance(feature, NumericFeature):
+            inputs = self._inputs[index]
+            if isinstance(feature, NumericFeature) and self.raw_schema.field(inputs[0]).type == pa.float64():
                 self._alike.setdefault(feature.transforms, []).append(index)
-        self.raw_schema = pa.schema([(f.name, self._raw_type(f)) for f in schema.features])
-        """The raw columns that `encode` takes, with the widest types."""
         self.encoded_schema = pa.schema([pa.field(f.name, _encoded_type(f), nullable=False) for f in schema.features])
         """The columns that `encode` returns."""
         self.string_columns = [
@@ -56,59 +93,72 @@ class FeatureEncoder:
         return cls(schema, folder, looked_up)
 
     def encode(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """Look up what n raw rows lack, and encode them as `encode_completed` does."""
+        return self.encode_completed(raw if self._tables is None else self._tables.complete(raw))
+
+    def encode_completed(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """Encode n raw rows. Columns are found by name; an absent one is missing in every row; others are ignored.
 
-        Raw columns: numeric ones of any integer or float type, categorical ones of strings, multi-hot ones of lists of
-        strings (features without vocabulary, or that hash integers: of integers). Result: the features alone, in the
-        schema's order, no nulls: numeric float32 (finite), categorical int32 and multi-hot list<int32> (int64 for
-        tables beyond 2^31 rows).
-        Raises UserError naming the feature whose column has another type.
+        Raw columns: those of `raw_schema`; numbers of any integer or float type, texts as strings of any type,
+        dictionary encoded or not. Result: the features alone, in the schema's order, no nulls: numeric float32 and
+        vector fixed_size_list<float32> (finite), categorical int32 and multi-hot list<int32> (int64 for tables beyond
+        2^31 rows). Raises UserError naming the feature whose column has another type.
         """
         # Requests come with exactly `raw_schema`; finding each of their columns by name would double the time.
         as_expected = raw.schema.equals(self.raw_schema)
-        given = raw.columns if as_expected else [_column(raw, name) for name in self.raw_schema.names]
-        encoded = self._encode_numbers_together(given) if as_expected and raw.num_rows <= _FEW_ROWS else {}
-        columns = [
-            encoded[index] if index in encoded else self._encode(feature, column)
-            for index, (feature, column) in enumerate(zip(self.schema.features, given, strict=True))
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=self.encoded_schema)
+        names = self.raw_schema.names
+        given = raw.columns if as_expected else [_column(raw, name) for name in names]
+        columns = dict(zip(names, given, strict=True))
+        together = self._encode_numbers_together(columns) if as_expected and raw.num_rows <= _FEW_ROWS else {}
+        encoded: dict[str, pa.Array] = {}
+        for index, feature in enumerate(self.schema.features):
+            done = together.get(index)
+            if done is None:
+                done = self._encode(feature, [columns[name] for name in self._inputs[index]], encoded)
+            encoded[feature.name] = done
+        return pa.RecordBatch.from_arrays(list(encoded.values()), schema=self.encoded_schema)
 
-    def _encode_numbers_together(self, columns: Sequence[pa.Array]) -> dict[int, pa.Array]:
+    def _encode_numbers_together(self, columns: dict[str, pa.Array]) -> dict[int, pa.Array]:
         """The encoded numeric columns by position; columns with the same transforms are encoded in one call."""
         encoded: dict[int, pa.Array] = {}
         for transforms, places in self._alike.items():
-            together = pa.concat_arrays([columns[place] for place in places])
+            together = pa.concat_arrays([columns[self._inputs[place][0]] for place in places])
             values = encode_numeric(self.schema.features[places[0]].name, together, transforms)
             encoded |= zip(places, map(pa.array, np.split(values, len(places))), strict=True)
         return encoded
 
-    def _encode(self, feature: Feature, column: pa.Array) -> pa.Array:
+    def _encode(self, feature: Feature, given: Sequence[pa.Array], encoded: dict[str, pa.Array]) -> pa.Array:
+        """Encode a feature from its raw columns, or from the features that it crosses."""
         match feature:
             case NumericFeature():
-                return pa.array(encode_numeric(feature.name, column, feature.transforms))
+                return pa.array(encode_numeric(feature.name, given[0], feature.transforms, *given[1:]))
+            case VectorFeature():
+                return encode_vector(feature, given[0])
+            case CategoricalFeature(reads=None):
+                return pa.array(encode_cross(feature, [encoded[name].to_numpy() for name in feature.inputs]))
             case MultiHotFeature():
-                return encode_multi_hot(feature, column, self._lookups.get(feature.name))
+                return encode_multi_hot(feature, self._as_read(feature, given[0]), self._lookups.get(feature.name))
             case CategoricalFeature():
-                return pa.array(encode_categorical(feature, column, self._lookups.get(feature.name)))
+                ids = encode_categorical(feature, self._as_read(feature, given[0]), self._lookups.get(feature.name))
+                return pa.array(ids)
 
-    def _raw_type(self, feature: Feature) -> pa.DataType:
-        if isinstance(feature, NumericFeature):
-            return pa.float64()
-        value = pa.string() if takes_strings(feature, feature.name in self._lookups) else pa.int64()
-        return pa.list_(value) if isinstance(feature, MultiHotFeature) else value
+    def _as_read(self, feature: CategoricalFeature, column: pa.Array) -> pa.Array:
+        wanted = self._from_digits.get(feature.name)
+        return column if wanted is None else read_column(column, wanted)[0]
 
 
 def _column(raw: pa.RecordBatch, name: str) -> pa.Array:
     found = raw.schema.get_all_field_indices(name)
     if len(found) > 1:
-        raise UserError(f"feature '{name}': {len(found)} columns of that name; give one")
+        raise UserError(f"column '{name}': {len(found)} columns of that name; give one")
     return raw.column(found[0]) if found else pa.nulls(raw.num_rows)
 
 
 def _encoded_type(feature: Feature) -> pa.DataType:
     if isinstance(feature, NumericFeature):
         return pa.float32()
+    if isinstance(feature, VectorFeature):
+        return pa.list_(pa.float32(), feature.size)
     value = pa.from_numpy_dtype(id_dtype(feature))
     return pa.list_(value) if isinstance(feature, MultiHotFeature) else value
 

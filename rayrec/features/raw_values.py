@@ -129,7 +129,8 @@ def _iso_times(texts: pa.Array, zone: str) -> tuple[pa.Array, Unreadable]:
 def _epochs(column: pa.Array, unit: int) -> tuple[pa.Array, Unreadable]:
     """Times from numbers since 1970 in `unit` microseconds."""
     values, unreadable = _numbers(column, RawColumn(name="", type="number"))
-    micros = np.rint(values.fill_null(np.nan).to_numpy(zero_copy_only=False) * unit)
+    with np.errstate(over="ignore"):
+        micros = np.rint(values.fill_null(np.nan).to_numpy(zero_copy_only=False) * unit)
     inside = (micros >= _FIRST) & (micros <= _LAST)
     times = pa.array(np.where(inside, micros, 0.0).astype(np.int64), mask=~inside).cast(pa.timestamp("us", "UTC"))
     return times, unreadable | (~np.isnan(micros) & ~inside)

@@ -1,5 +1,7 @@
 """The feature schema: travels with the data and with the model, so that nothing downstream guesses a column."""
 
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,7 +11,19 @@ from pydantic import Field, PositiveInt, ValidationError, model_validator
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.config import Config
-from rayrec.config.transforms import CategoricalTransform, Hash, HashIds, NumericTransform, Vocabulary
+from rayrec.config.times import TimeFormat, Zone
+from rayrec.config.transforms import (
+    Buckets,
+    CategoricalTransform,
+    Cross,
+    Elapsed,
+    Hash,
+    HashIds,
+    HashUnlisted,
+    NumericTransform,
+    TimePart,
+    Vocabulary,
+)
 from rayrec.config.validation import describe_validation_error
 
 SCHEMA_FILE = "schema.json"
@@ -17,17 +31,19 @@ STATISTICS_FOLDER = "statistics"
 """Tables in which columns or features of rows are looked up; export copies them into the model folder."""
 
 
+RawType = Literal["number", "integer", "text", "time", "numbers", "integers", "texts"]
+
+
 class RawColumn(Config):
     """A column of raw rows, and how its values are read; the same in files and in requests."""
 
     name: str
-    type: Literal["number", "integer", "text", "time", "numbers", "integers", "texts"]
+    type: RawType
     """The last three are lists of the first three. An integer that stands for a text is its decimal digits."""
     separator: str | None = None
     """What separates the values of a list that a file or a request gives as one text; None takes lists alone."""
-    time_format: str = "iso"
-    """`iso` (ISO 8601), `s`, `ms` or `us` (numbers since 1970, UTC), or a format of strptime such as `%y%m%d%H`."""
-    zone: str = "UTC"
+    time_format: TimeFormat = "iso"
+    zone: Zone = "UTC"
     """The IANA time zone of times that do not name one."""
 
     @property
@@ -47,12 +63,27 @@ class _Feature(Config):
         """The names of what it is computed from."""
         return self.inputs or (self.name,)
 
+    @property
+    def reads(self) -> RawType | None:
+        """The type of its raw columns; None if it is computed from features."""
+        raise NotImplementedError
+
 
 class NumericFeature(_Feature):
     """One float32 per row."""
 
     kind: Literal["numeric"] = "numeric"
     transforms: tuple[NumericTransform, ...] = ()
+
+    @model_validator(mode="after")
+    def _elapsed_comes_first(self) -> "NumericFeature":
+        if any(isinstance(transform, Elapsed) for transform in self.transforms[1:]):
+            raise ValueError(f"feature '{self.name}': 'elapsed' comes first among its transforms")
+        return self
+
+    @property
+    def reads(self) -> RawType:
+        return "time" if self.transforms and isinstance(self.transforms[0], Elapsed) else "number"
 
 
 class VectorFeature(_Feature):
@@ -62,6 +93,10 @@ class VectorFeature(_Feature):
     size: PositiveInt
     normalize: bool = False
     """Divide a row's numbers by their Euclidean length, unless it is 0."""
+
+    @property
+    def reads(self) -> RawType:
+        return "numbers"
 
 
 class CategoricalFeature(_Feature):
@@ -77,22 +112,50 @@ class CategoricalFeature(_Feature):
     """The feature whose table it reads, with the same transforms and cardinality; None has a table of its own."""
 
     @model_validator(mode="after")
+    def _transforms_in_order(self) -> "CategoricalFeature":
+        following = {Vocabulary: (HashUnlisted, HashIds), HashUnlisted: (HashIds,)}
+        for transform, after in pairwise([None, *self.transforms]):
+            if transform is None and isinstance(after, HashUnlisted):
+                raise ValueError(f"feature '{self.name}': 'hash_unlisted' follows 'vocabulary'")
+            if transform is not None and not isinstance(after, following.get(type(transform), ())):
+                raise ValueError(f"feature '{self.name}': '{after.op}' cannot follow '{transform.op}'")
+        return self
+
+    @model_validator(mode="after")
     def _cardinality_fits_transforms(self) -> "CategoricalFeature":
-        largest = None
+        rows = None
         for transform in self.transforms:
-            if isinstance(transform, Hash) and len(self.transforms) > 1:
-                raise ValueError(f"feature '{self.name}': 'hash' stands alone among its transforms")
-            if isinstance(transform, Hash):
-                largest = transform.buckets
-            elif isinstance(transform, Vocabulary):
-                largest = transform.size + 1
-            elif isinstance(transform, HashIds) and largest is not None:
-                largest = min(largest, transform.buckets)
-        if largest is not None and largest > self.cardinality:
+            match transform:
+                case Hash(buckets=buckets) | Cross(buckets=buckets):
+                    rows = buckets
+                case Vocabulary(size=size):
+                    rows = size + 1
+                case HashUnlisted(buckets=buckets):
+                    rows = (rows or 1) + buckets
+                case HashIds(buckets=buckets) if rows is not None:
+                    rows = min(rows, buckets)
+                case Buckets(boundaries=boundaries):
+                    rows = len(boundaries) + 2
+                case TimePart(cardinality=parts):
+                    rows = parts
+        if rows is not None and rows > self.cardinality:
             raise ValueError(
-                f"feature '{self.name}': its transforms give ids up to {largest - 1}, cardinality is {self.cardinality}"
+                f"feature '{self.name}': its transforms give ids up to {rows - 1}, cardinality is {self.cardinality}"
             )
         return self
+
+    @property
+    def reads(self) -> RawType | None:
+        match self.transforms[:1]:
+            case (Cross(),):
+                return None
+            case (Buckets(),):
+                return "number"
+            case (TimePart(),):
+                return "time"
+            case (Vocabulary() | Hash(of="strings"),):
+                return "text"
+        return "integer"
 
 
 class MultiHotFeature(CategoricalFeature):
@@ -102,6 +165,17 @@ class MultiHotFeature(CategoricalFeature):
     pooling: Literal["sum", "mean"] = "sum"
     hotness: PositiveInt = 1
     """Most ids of a row; longer raw lists are cut."""
+
+    @model_validator(mode="after")
+    def _transforms_of_lists(self) -> "MultiHotFeature":
+        for transform in self.transforms:
+            if isinstance(transform, Buckets | TimePart | Cross):
+                raise ValueError(f"feature '{self.name}': '{transform.op}' is for one value a row, not for lists")
+        return self
+
+    @property
+    def reads(self) -> RawType:
+        return "texts" if super().reads == "text" else "integers"
 
 
 Feature = Annotated[NumericFeature | VectorFeature | CategoricalFeature | MultiHotFeature, Field(discriminator="kind")]
@@ -157,6 +231,34 @@ class InteractionColumns(Config):
     """A categorical feature; its ids from 1 are the catalogue that negatives are drawn from."""
 
 
+_MADE_OF: dict[RawType, tuple[RawType, ...]] = {
+    "number": ("number", "integer"),
+    "integer": ("integer",),
+    "text": ("text", "integer"),
+    "time": ("time",),
+    "numbers": ("numbers", "integers"),
+    "integers": ("integers",),
+    "texts": ("texts", "integers"),
+}
+"""What a feature reads, and the types of raw columns that it can be made of."""
+
+
+def _require_columns(feature: _Feature, raw: Mapping[str, RawType]) -> None:
+    """Raise ValueError unless the raw columns of a feature, given by name with their types, are what it reads."""
+    assert feature.reads is not None
+    where = f"feature '{feature.name}'"
+    if not raw and feature.inputs:
+        raise ValueError(f"{where}: its inputs need `columns`")
+    count = 2 if isinstance(feature, NumericFeature) and feature.reads == "time" else 1
+    if len(feature.columns) != count:
+        raise ValueError(f"{where}: has {len(feature.columns)} inputs, needs {count}")
+    for name in feature.columns if raw else ():
+        if name not in raw:
+            raise ValueError(f"{where}: no column '{name}'")
+        if raw[name] not in _MADE_OF[feature.reads]:
+            raise ValueError(f"{where}: needs {feature.reads}, column '{name}' is {raw[name]}")
+
+
 class Schema(Config):
     """Every feature, in the order in which a model concatenates them; the label; optional columns beside them."""
 
@@ -186,6 +288,43 @@ class Schema(Config):
         return self
 
     @model_validator(mode="after")
+    def _inputs_are_there(self) -> "Schema":
+        raw = {column.name: column.type for column in self.columns}
+        if len(raw) < len(self.columns):
+            raise ValueError("columns: a name is used twice")
+        ids: set[str] = set()
+        for feature in self.features:
+            where = f"feature '{feature.name}'"
+            if feature.reads is None:
+                missing = next((name for name in feature.inputs if name not in ids), None)
+                if missing is not None or len(feature.inputs) < 2:
+                    raise ValueError(f"{where}: its inputs must be two or more categorical features before it")
+            else:
+                _require_columns(feature, raw)
+            if type(feature) is CategoricalFeature:
+                ids.add(feature.name)
+        for lookup in self.lookups:
+            names = (lookup.key, *lookup.columns) if isinstance(lookup, SideTable) else (*lookup.keys, lookup.name)
+            for name in names:
+                if name not in raw:
+                    raise ValueError(f"lookup '{lookup.name}': no column '{name}'")
+        return self
+
+    @model_validator(mode="after")
+    def _shared_tables_fit(self) -> "Schema":
+        owners = {f.name: f for f in self.categorical}
+        for feature in self.categorical:
+            if feature.table is None:
+                continue
+            where, owner = f"feature '{feature.name}'", owners.get(feature.table)
+            if owner is None or owner.table is not None:
+                raise ValueError(f"{where}: table '{feature.table}' is no categorical feature with a table of its own")
+            for name in ("cardinality", "embedding_dim", "transforms"):
+                if getattr(feature, name) != getattr(owner, name):
+                    raise ValueError(f"{where}: its {name} must be that of '{owner.name}', whose table it reads")
+        return self
+
+    @model_validator(mode="after")
     def _interactions_are_features(self) -> "Schema":
         if self.interactions is None:
             return self
@@ -205,8 +344,23 @@ class Schema(Config):
         return (self.label, *(name for name in optional if name is not None))
 
     @property
+    def raw_columns(self) -> tuple[RawColumn, ...]:
+        """`columns`, or else the one column of each feature."""
+        return self.columns or tuple(RawColumn(name=f.name, type=f.reads) for f in self.features if f.reads is not None)
+
+    @property
     def numeric(self) -> tuple[NumericFeature, ...]:
         return tuple(f for f in self.features if isinstance(f, NumericFeature))
+
+    @property
+    def dense(self) -> tuple[NumericFeature | VectorFeature, ...]:
+        """The features of the matrix `dense`, one column or several each."""
+        return tuple(f for f in self.features if isinstance(f, NumericFeature | VectorFeature))
+
+    @property
+    def dense_width(self) -> int:
+        """The columns of the matrix `dense`."""
+        return sum(f.size if isinstance(f, VectorFeature) else 1 for f in self.dense)
 
     @property
     def categorical(self) -> tuple[CategoricalFeature, ...]:
@@ -219,8 +373,13 @@ class Schema(Config):
         return {f.name: f.hotness for f in self.features if isinstance(f, MultiHotFeature)}
 
     def with_embedding_dims(self, default: int, by_feature: dict[str, int]) -> "Schema":
-        """A copy with every table's width set. Raises UserError on a name that is not a categorical feature."""
-        known = {f.name for f in self.categorical}
+        """A copy with every table's width set. Raises UserError on a name that has no table of its own."""
+        known = {f.name for f in self.categorical if f.table is None}
+        for feature in self.categorical:
+            if feature.table is not None and feature.name in by_feature:
+                raise UserError(
+                    f"model.embedding_dims: '{feature.name}' reads the table of '{feature.table}'; name that"
+                )
         unknown = sorted(set(by_feature) - known)
         if unknown:
             raise UserError(
@@ -228,7 +387,7 @@ class Schema(Config):
                 f"the dataset has {', '.join(sorted(known))}"
             )
         features = tuple(
-            f.model_copy(update={"embedding_dim": by_feature.get(f.name, default)})
+            f.model_copy(update={"embedding_dim": by_feature.get(f.table or f.name, default)})
             if isinstance(f, CategoricalFeature)
             else f
             for f in self.features

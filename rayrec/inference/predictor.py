@@ -106,7 +106,7 @@ class Predictor:
         return self.raw_rows.from_batch(batch)
 
     def _score(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
-        dense = np.empty((rows.num_rows, len(self.schema.numeric)), np.float32)
+        dense = np.empty((rows.num_rows, self.schema.dense_width), np.float32)
         for index, feature in enumerate(self.schema.numeric):
             dense[:, index] = rows.column(feature.name).to_numpy()
         pooled = np.empty((rows.num_rows, self._pooled_width), np.float32)

@@ -120,7 +120,7 @@ def _merge(schema: Schema, pieces: list[_Piece], size: int, pin_memory: bool) ->
         return torch.empty(shape, dtype=dtype, pin_memory=pin_memory)
 
     filled = sum(rows.stop - rows.start for _, rows in pieces)
-    dense, label, weight = empty(size, len(schema.numeric)), empty(size), empty(size)
+    dense, label, weight = empty(size, schema.dense_width), empty(size), empty(size)
     _join(dense, [read.dense[rows] for read, rows in pieces])
     _join(label, [read.label[rows] for read, rows in pieces])
     if schema.weight:

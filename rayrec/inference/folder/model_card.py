@@ -82,7 +82,7 @@ def model_card(
         splits=splits,
         rejected=sum(dataset.manifest.rejected.values()),
         sources=shown or "not recorded",
-        numeric=len(schema.numeric),
+        numeric=schema.dense_width,
         categorical=len(schema.categorical),
         rows=sum(table.rows for table in tables),
         parameters=sum(table.rows * table.dim for table in tables),

@@ -23,7 +23,7 @@ def build(config: DCNv2Config, schema: Schema, device: torch.device) -> RankingM
     """DCN-V2 for the features of `schema`."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
     tables = feature_tables(schema, UniformByRows())
-    return RankingModel(schema, tables, DCNv2DenseNetwork(config, len(schema.numeric), tables, device), device)
+    return RankingModel(schema, tables, DCNv2DenseNetwork(config, schema.dense_width, tables, device), device)
 
 
 class DCNv2DenseNetwork(nn.Module):

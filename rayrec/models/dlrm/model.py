@@ -21,7 +21,7 @@ def build(config: DLRMConfig, schema: Schema, device: torch.device) -> RankingMo
     """DLRM for the features of `schema`. Raises UserError where the features do not suffice for the interaction."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
     tables = feature_tables(schema, UniformByRows())
-    return RankingModel(schema, tables, DLRMDenseNetwork(config, len(schema.numeric), tables, device), device)
+    return RankingModel(schema, tables, DLRMDenseNetwork(config, schema.dense_width, tables, device), device)
 
 
 class DLRMDenseNetwork(nn.Module):

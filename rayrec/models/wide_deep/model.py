@@ -32,7 +32,7 @@ def build(config: WideDeepConfig, schema: Schema, device: torch.device) -> Ranki
     tables = _deep_tables(config, schema) if config.part != "wide" else []
     if config.part != "deep":
         tables += _wide_tables(schema)
-    network = WideDeepDenseNetwork(config, len(schema.numeric), tables, device)
+    network = WideDeepDenseNetwork(config, schema.dense_width, tables, device)
     return RankingModel(schema, tables, network, device, parts={WIDE: ("wide",)})
 
 

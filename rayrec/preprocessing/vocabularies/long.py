@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.config.transforms import Vocabulary
+from rayrec.features.encoder import id_column
 from rayrec.features.schema import Schema
 from rayrec.features.vocabulary import VocabularyLookup, vocabulary_files
 from rayrec.preprocessing.segments import Segment, count_rows, new_parquet, read_piece
@@ -48,17 +49,16 @@ class LongVocabularies:
     def replace_values(
         self, batch: pa.RecordBatch, rest: Mapping[str, tuple[pa.Array, NDArray[np.int64]]]
     ) -> pa.RecordBatch:
-        """`batch`, of the segment of `rest`, with ids (int64, 0 = missing or unlisted) in place of the values."""
+        """`batch`, of the segment of `rest`, with the ids (int64, 0 = missing or unlisted) in further columns."""
         for name, path in self.paths.items():
-            column = batch.schema.get_field_index(name)
-            values = batch.column(column).cast(pa.string())
+            values = batch.column(name).cast(pa.string())
             ids = _head(path, self.limit).ids(values)
             pending = np.flatnonzero(ids == 0)
             rest_values, rest_ids = rest[name]
             found = pc.index_in(values.take(pa.array(pending)), value_set=rest_values, skip_nulls=True)
             is_listed = found.is_valid().to_numpy(zero_copy_only=False)
             ids[pending[is_listed]] = rest_ids[found.drop_null().to_numpy()]
-            batch = batch.set_column(column, name, pa.array(ids))
+            batch = batch.append_column(id_column(name), pa.array(ids))
         return batch
 
 

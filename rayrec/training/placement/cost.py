@@ -110,7 +110,7 @@ def estimate_step(
 ) -> StepEstimate:
     """The estimate for a step of a global `batch` of `model` (on the meta device, say), sharded by `plan`."""
     schema = model.schema
-    dense = dense_cost(model.dense_network, len(schema.numeric), sum(table.dim for table in model.tables))
+    dense = dense_cost(model.dense_network, schema.dense_width, sum(table.dim for table in model.tables))
     # As if every list were full.
     ids = {table.name: float(schema.hotness.get(table.feature, 1)) for table in model.tables}
     time = step_time(
