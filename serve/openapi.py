@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.schema import Feature, MultiHotFeature, NumericFeature
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema, VectorFeature
 from rayrec.inference.predictor import Predictor
 from rayrec.inference.ranker import FeatureLookup
 from serve.models.served_models import ServedModels
@@ -48,8 +48,7 @@ def document(models: ServedModels, max_rows: int) -> dict[str, Any]:
         paths[f"/v2/models/{name}/infer"] = _infer(name, version.predictor, max_rows)
         if version.recommender is not None:
             paths[f"/v1/models/{name}:recommend"] = _recommend(name, max_rows)
-        if version.ranker is not None:
-            paths[f"/v1/models/{name}:rank"] = _rank(name, version.ranker.lookup, max_rows)
+        paths[f"/v1/models/{name}:rank"] = _rank(name, version.ranker.lookup, max_rows)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -78,13 +77,17 @@ def _recommend(name: str, max_rows: int) -> dict[str, Any]:
     return _post(f"Items for a user by '{name}'.", body, answer, missing="no such user")
 
 
-def _rank(name: str, lookup: FeatureLookup, max_rows: int) -> dict[str, Any]:
-    candidate = _value(lookup.candidate.type)
-    fields = {field.name: {"anyOf": [_value(field.type), {"type": "null"}]} for field in lookup.context}
-    limit = f"Ids; more than {max_rows} are answered 413."
+def _rank(name: str, lookup: FeatureLookup | None, max_rows: int) -> dict[str, Any]:
+    row = {"$ref": f"#/components/schemas/{name}.Row"}
+    candidate, context = row, {**row, "description": "The features that all candidates share."}
+    limit = f"Rows; more than {max_rows} are answered 413."
+    if lookup is not None:
+        fields = {field.name: {"anyOf": [_value(field.type), {"type": "null"}]} for field in lookup.context}
+        candidate, context = _value(lookup.candidate.type), {**_object([], **fields), "additionalProperties": False}
+        limit = f"Ids; more than {max_rows} are answered 413."
     body = _object(
         ["candidates"],
-        context={**_object([], **fields), "additionalProperties": False},
+        context=context,
         candidates=_list(candidate, minItems=1, description=limit),
         k={"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]},
     )
@@ -115,25 +118,42 @@ def _infer(name: str, predictor: Predictor, max_rows: int) -> dict[str, Any]:
 
 
 def _row(version: ServedVersion) -> JsonSchema:
-    examples = version.examples.instances[:_EXAMPLES]
-    properties = {feature.name: _property(feature, examples) for feature in version.predictor.schema.features}
+    examples, predictor = version.examples.instances[:_EXAMPLES], version.predictor
+    properties = {field.name: _property(field, predictor.schema, examples) for field in predictor.raw_rows.columns}
     return {**_object([], **properties), "additionalProperties": False, "examples": examples}
 
 
-def _property(feature: Feature, rows: list[dict[str, Any]]) -> JsonSchema:
-    examples = [row[feature.name] for row in rows if feature.name in row]
-    if isinstance(feature, NumericFeature):
-        return {"type": ["number", "null"], "minimum": -_MAX, "maximum": _MAX, "examples": examples}
+def _property(field: pa.Field, schema: Schema, rows: list[dict[str, Any]]) -> JsonSchema:
+    """A raw column, with what the features that read it say of its values."""
+    value, texts = _value(field.type), []
+    if pa.types.is_list(field.type):
+        value = {"type": "array", "items": {"anyOf": [value["items"], {"type": "null"}]}}
+    for feature in schema.features:
+        if field.name in feature.columns and isinstance(feature, CategoricalFeature):
+            texts += _described(feature)
+        elif field.name in feature.columns and isinstance(feature, VectorFeature):
+            texts.append(f"{feature.size} numbers.")
+    texts += [
+        f"By default what is known of {' and '.join(lookup.keys)}."
+        for lookup in schema.lookups
+        if field.name in lookup.columns
+    ]
+    described = {"description": " ".join(texts)} if texts else {}
+    examples = [row[field.name] for row in rows if field.name in row]
+    types = value["type"] if isinstance(value["type"], list) else [value["type"]]
+    return {**value, "type": [*types, "null"], **described, "examples": examples}
+
+
+def _described(feature: CategoricalFeature) -> list[str]:
     known = next((t.size for t in feature.transforms if isinstance(t, Vocabulary)), None)
-    if known is None:
-        value, description = _ID, f"An id from 1 to {feature.cardinality - 1}; others count as unknown."
-    else:
-        value, description = _TEXT, f"{known:,} values are known; others share one embedding."
+    texts = []
+    if known is not None:
+        texts.append(f"{known:,} values are known; others share one embedding.")
+    elif not feature.transforms:
+        texts.append(f"An id from 1 to {feature.cardinality - 1}; others count as unknown.")
     if isinstance(feature, MultiHotFeature):
-        items = {"anyOf": [value, {"type": "null"}]}
-        description += f" The first {feature.hotness} of a list are read."
-        return {"type": ["array", "null"], "items": items, "description": description, "examples": examples}
-    return {**value, "type": [value["type"], "null"], "description": description, "examples": examples}
+        texts.append(f"The first {feature.hotness} of a list are read.")
+    return texts
 
 
 def _get(summary: str, **answer: JsonSchema) -> dict[str, Any]:
@@ -159,6 +179,13 @@ def _content(schema: JsonSchema) -> dict[str, Any]:
 
 
 def _value(dtype: pa.DataType) -> JsonSchema:
+    """The JSON that a value of a raw column is read from."""
+    if pa.types.is_list(dtype):
+        return _list(_value(dtype.value_type))
+    if pa.types.is_floating(dtype):
+        return {"type": "number", "minimum": -_MAX, "maximum": _MAX}
+    if pa.types.is_timestamp(dtype):
+        return {"type": ["string", "number"], "description": "A time, as the raw data writes it."}
     return _TEXT if pa.types.is_string(dtype) else _ID
 
 

@@ -51,13 +51,15 @@ class Ranker:
     """Ranks candidates for a context. It does not change after construction, so threads may share one."""
 
     predictor: Predictor
-    lookup: FeatureLookup
+    lookup: FeatureLookup | None
+    """None if nothing is known of candidates by their ids, so that they are objects of raw features."""
 
     def rank(self, context: Mapping[str, Any], candidates: Sequence[Any], k: int | None = None) -> Ranking:
         """The best `k` of `candidates`, all of them by default.
 
-        `context`: values of the fields of `lookup.context`. A field that is left out, null or empty is missing, as in
-        training. Raises UserError naming the field that is unknown or of a wrong type.
+        Candidates are ids, and `context` has values of the fields of `lookup.context`; or candidates are objects of raw
+        features, and `context` has the features that all of them share. A field that is left out or null is missing, as
+        in training. Raises UserError naming the field that is unknown or of a wrong type.
         """
         return Ranking.of(candidates, self.scores(context, candidates), k)
 
@@ -67,6 +69,8 @@ class Ranker:
 
     def rows(self, context: Mapping[str, Any], candidates: Sequence[Any]) -> pa.RecordBatch:
         """The raw features of the candidates, a row each: what `Predictor.predict` takes."""
+        if self.lookup is None or any(isinstance(candidate, Mapping) for candidate in candidates):
+            return self._rows_of_objects(context, candidates)
         fields, candidate = self.lookup.context, self.lookup.candidate
         if not isinstance(context, Mapping):
             raise UserError(f"context: give an object with {', '.join(fields.names)}")
@@ -83,3 +87,14 @@ class Ranker:
             columns.append(pa.repeat(pa.scalar(None if value == "" else value, field.type), len(candidates)))
         rows = pa.RecordBatch.from_arrays(columns, schema=pa.schema([candidate, *fields]))
         return self.predictor.raw_rows.from_batch(self.lookup.features(rows))
+
+    def _rows_of_objects(self, context: Mapping[str, Any], candidates: Sequence[Any]) -> pa.RecordBatch:
+        if not isinstance(context, Mapping):
+            raise UserError("context: give an object of the features that all candidates share")
+        for index, candidate in enumerate(candidates):
+            if not isinstance(candidate, Mapping):
+                raise UserError(
+                    f"candidates[{index}]: give an object of raw features, as for all other candidates; the model "
+                    "looks nothing up by an id alone"
+                )
+        return self.predictor.raw_rows.from_rows([{**context, **candidate} for candidate in candidates])

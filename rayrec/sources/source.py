@@ -17,6 +17,7 @@ from rayrec.raw.files import InputFile
 from rayrec.recipes import Recipe
 
 if TYPE_CHECKING:
+    from rayrec.inference.predictor import Predictor
     from rayrec.inference.ranker import FeatureLookup
 
 InputPaths = Mapping[str | None, Sequence[str]]
@@ -74,8 +75,8 @@ class Source(ABC):
         """The body of a `:rank` request made from generated data in `raw`; None if the source looks up no features."""
         return None
 
-    def lookup(self, statistics: Path) -> "FeatureLookup | None":
-        """The look-up of features in a model's folder of statistics; None if requests bring all features."""
+    def lookup(self, model: "Predictor") -> "FeatureLookup | None":
+        """What is looked up of candidates by their ids alone; None if requests bring their raw features."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""One version of a model in a replica's memory: its predictor, its batches, its recommender or ranker."""
+"""One version of a model in a replica's memory: its predictor, its batches, its recommender and ranker."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,9 +16,8 @@ from rayrec.inference.folder.examples import Examples
 from rayrec.inference.folder.reference_traffic import ReferenceTraffic
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import Predictor, load_model
-from rayrec.inference.ranker import Ranker
 from rayrec.inference.recommender import Recommender, can_recommend
-from rayrec.sources.registry import lookup_of
+from rayrec.sources.registry import ranker_of
 from serve.engine.batching import Batcher
 from serve.errors import RequestError
 from serve.operations.metrics import ServingMetrics, VersionStatistics
@@ -61,9 +60,7 @@ class ServedVersion:
         schema = self.predictor.schema
         self.recommender = Recommender(self.predictor) if can_recommend(schema) else None
         """Present if the model reads a user and an item alone."""
-        lookup = lookup_of(self.predictor)
-        self.ranker = Ranker(self.predictor, lookup) if lookup is not None else None
-        """Present if the model's features are looked up from a context and its candidates."""
+        self.ranker = ranker_of(self.predictor)
         self._executor = executor
         self._score = Batcher(
             self._score_together,

@@ -6,8 +6,9 @@
                                    -> {"model": "NAME", "version": "1", "user": "42",
                                        "items": [{"item": "318", "score": 0.97}, ...]}
     POST /v1/models/NAME:rank      {"context": {"platform": 3, ...}, "candidates": [42337, 139684, ...], "k": 5}
-                                   -> {"model": "NAME", "version": "1",      for a model that looks features up
+                                   -> {"model": "NAME", "version": "1",
                                        "candidates": [{"candidate": 42337, "score": 0.31}, ...]}
+                                   candidates are ids of what the model looks up, or objects of raw features
 
 A version is named by /v1/models/NAME/versions/VERSION:predict. Every error is {"error": "one line"} with its status.
 """
@@ -56,8 +57,6 @@ async def _recommend(model: ServedModel, version: ServedVersion, body: bytes, ma
 
 
 async def _rank(model: ServedModel, version: ServedVersion, body: bytes, max_rows: int) -> bytes:
-    if version.ranker is None:
-        raise _cannot(model, "has no statistics to look features up in: it cannot rank")
     asked = parse_rank(body, max_rows)
     try:
         rows = await version.evaluate(partial(version.ranker.rows, asked.context, asked.candidates))

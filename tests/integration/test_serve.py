@@ -90,6 +90,17 @@ def test_ads_are_ranked_as_the_ranker_does(url: str, folders: dict[str, Path], k
     np.testing.assert_allclose([e["score"] for e in answer.json()["candidates"]], expected.scores, rtol=0, atol=1e-6)
 
 
+def test_objects_are_ranked_by_any_model(url: str, folders: dict[str, Path], predictors: dict[str, Predictor]) -> None:
+    candidates = make_raw_rows(predictors["dlrm"].schema, 6)
+    context = {"I1": 4}
+    expected = load_ranker(folders["dlrm"]).rank(context, candidates, 3)
+    body = {"context": context, "candidates": candidates, "k": 3}
+    answer = requests.post(f"{url}/v1/models/dlrm:rank", json=body, timeout=TIMEOUT)
+    assert answer.status_code == 200
+    assert [entry["candidate"] for entry in answer.json()["candidates"]] == expected.candidates
+    np.testing.assert_allclose([e["score"] for e in answer.json()["candidates"]], expected.scores, rtol=0, atol=1e-6)
+
+
 def test_an_answer_has_the_id_of_its_request(url: str) -> None:
     given = requests.get(f"{url}/healthz", headers={"X-Request-Id": "abc-1"}, timeout=TIMEOUT)
     assert given.headers["X-Request-Id"] == "abc-1"
@@ -262,12 +273,12 @@ BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
     "v2, not JSON": ("POST", "/v2/models/dlrm/infer", b"x", 400, "not valid JSON"),
     "v2, GET": ("GET", "/v2/models/dlrm/infer", b"", 405, "use POST"),
     "v2, unknown model": ("POST", "/v2/models/x/infer", b"{}", 404, "no model 'x'"),
-    "no ranker": (
+    "an id that says nothing": (
         "POST",
         "/v1/models/dlrm:rank",
         b'{"candidates": [1]}',
-        404,
-        "it cannot rank; use /v1/models/dlrm:predict",
+        422,
+        "candidates[0]: give an object of raw features",
     ),
     "no candidates": ("POST", "/v1/models/ads:rank", b'{"context": {}}', 422, "candidates: must be a list of at least"),
     "ad of another type": (

@@ -13,7 +13,7 @@ from rayrec.sources.outbrain.features.feature_sets import raw_features
 from rayrec.sources.outbrain.features.rows import ROW_SCHEMA
 from rayrec.sources.registry import load_ranker
 from tests.display_models import ADS, CONTEXT, make_ranker
-from tests.model_folders import make_model_folder
+from tests.model_folders import make_model_folder, make_raw_rows
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +79,24 @@ def test_wrong_requests_are_named(context: Any, ads: Any, message: str, ranker: 
         ranker.rank(context, ads)
 
 
-def test_other_models_do_not_rank(tmp_path: Path) -> None:
+def test_any_model_ranks_objects_of_raw_features(tmp_path: Path) -> None:
     make_model_folder(tmp_path / "dlrm")
-    with pytest.raises(UserError, match="has no statistics/"):
-        load_ranker(tmp_path / "dlrm")
+    ranker = load_ranker(tmp_path / "dlrm")
+    rows = make_raw_rows(ranker.predictor.schema, 5)
+    context = {"I1": 7, "C1": rows[0]["C1"]}
+    candidates = [{name: value for name, value in row.items() if name not in context} for row in rows]
+    candidates[3]["I1"] = 9  # a candidate's own value counts, not the context's
+    expected = ranker.predictor.predict([{**context, **candidate} for candidate in candidates])
+    assert np.array_equal(ranker.scores(context, candidates), expected)
+    order = np.argsort(-expected, kind="stable")
+    assert ranker.rank(context, candidates, 2).candidates == [candidates[i] for i in order[:2]]
+    for wrong, message in [
+        ([1], r"candidates\[0\]: give an object of raw features"),
+        ([{}, "x"], r"candidates\[1\]: give an object"),
+        ([{"I99": 1}], "row 0: unknown feature 'I99'"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            ranker.rank(context, wrong)
 
 
 def test_damaged_statistics_are_named(tmp_path: Path) -> None:

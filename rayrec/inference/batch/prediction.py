@@ -172,7 +172,9 @@ class _ScoreBlocks:
         keep_freed_memory()
         self._predictor = load_model(folder)
         self._predict = self._predictor.predict if is_raw else self._predictor.predict_encoded
-        self._features = frozenset(f.name for f in self._predictor.schema.features)
+        self._features = frozenset(
+            self._predictor.raw_rows.columns.names if is_raw else (f.name for f in self._predictor.schema.features)
+        )
 
     def __call__(self, block: pa.Table) -> pa.Table:
         rows = block.select([name for name in block.column_names if name in self._features])

@@ -4,6 +4,8 @@ Export writes the file; a server scores the examples before a version answers, s
 scores differ on another machine, with another library, or in a damaged copy.
 """
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.config import Config
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.schema import CategoricalFeature, Feature, Schema
+from rayrec.features.schema import CategoricalFeature, Feature, Schema, VectorFeature
 from rayrec.features.vocabulary import vocabulary_files
 from rayrec.inference.predictor import Predictor
 
@@ -78,37 +80,55 @@ def write_examples(predictor: Predictor) -> None:
 
 
 def example_row(folder: Path) -> dict[str, Any]:
-    """A raw row to try a model with: the first of its examples, cut to a few features of each kind."""
-    schema, row = Schema.load(folder), Examples.load(folder).instances[0]
-    names = [feature.name for feature in schema.numeric[:3]] + [feature.name for feature in schema.categorical[:3]]
-    return {name: row[name] for name in names}
+    """A raw row to try a model with: the first of its examples, cut to a few columns of numbers and a few others."""
+    row = Examples.load(folder).instances[0]
+    numbers = [name for name, value in row.items() if isinstance(value, float | int)][:3]
+    others = [name for name, value in row.items() if not isinstance(value, float | int)][:3]
+    return {name: row[name] for name in (*numbers, *others)}
 
 
 def example_rows(schema: Schema, columns: pa.Schema, folder: Path) -> list[dict[str, Any]]:
     """Raw rows: frequent values of the vocabularies in `folder` and common numbers; the last two unknown and missing.
 
-    `columns` are the raw columns of the schema (`RawRows.columns`).
+    `columns` are the raw columns of the schema (`RawRows.columns`); those that the model looks up are left out.
     """
     rows: list[dict[str, Any]] = [{} for _ in range(_ROWS)]
-    for feature in schema.features:
-        dtype = columns.field(feature.name).type
-        is_list = pa.types.is_list(dtype)
-        values = _values(feature, dtype.value_type if is_list else dtype, folder)
+    looked_up = {name for lookup in schema.lookups for name in lookup.columns}
+    times = {column.name: column.time_format for column in schema.columns}
+    for field in columns:
+        if field.name in looked_up:
+            continue
+        readers = [feature for feature in schema.features if field.name in feature.columns]
+        is_list = pa.types.is_list(field.type)
+        dtype = field.type.value_type if is_list else field.type
+        values = _values(dtype, readers, times.get(field.name, "iso"), folder)
+        size = next((feature.size for feature in readers if isinstance(feature, VectorFeature)), 2)
         for index, row in enumerate(rows[:-1]):
             value = values[index % len(values)]
-            if index == _ROWS - 2 and isinstance(value, str):
+            if index == _ROWS - 2 and pa.types.is_string(dtype):
                 value = _UNKNOWN
-            row[feature.name] = [value, values[0]] if is_list else value
+            row[field.name] = [value, *[values[0]] * (size - 1)] if is_list else value
     return rows
 
 
-def _values(feature: Feature, dtype: pa.DataType, folder: Path) -> list[Any]:
+def _values(dtype: pa.DataType, readers: Sequence[Feature], time_format: str, folder: Path) -> list[Any]:
     if pa.types.is_floating(dtype):
         return list(_NUMBERS)
+    if pa.types.is_timestamp(dtype):
+        return [_written(datetime(2026, 1, day, day, tzinfo=UTC), time_format) for day in range(1, 8)]
     if pa.types.is_string(dtype):
-        return _frequent_values(feature, folder) or [_UNKNOWN]
-    assert isinstance(feature, CategoricalFeature)
-    return [index % feature.cardinality for index in range(1, _ROWS)]
+        frequent = (_frequent_values(feature, folder) for feature in readers)
+        return next((values for values in frequent if values), [_UNKNOWN])
+    cardinality = min(feature.cardinality for feature in readers if isinstance(feature, CategoricalFeature))
+    return [index % cardinality for index in range(1, _ROWS)]
+
+
+def _written(time: datetime, time_format: str) -> str | int:
+    """A time as raw data of this format has it."""
+    per_second = {"s": 1, "ms": 1_000, "us": 1_000_000}.get(time_format)
+    if per_second is not None:
+        return int(time.timestamp()) * per_second
+    return time.isoformat() if time_format == "iso" else time.strftime(time_format)
 
 
 def _frequent_values(feature: Feature, folder: Path) -> list[str]:

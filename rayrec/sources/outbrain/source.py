@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
 from rayrec.common.progress import Progress
+from rayrec.features.schema import STATISTICS_FOLDER
 from rayrec.recipes import Recipe
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
 from rayrec.sources.outbrain.features.feature_sets import raw_features
@@ -18,6 +19,9 @@ from rayrec.sources.outbrain.preprocessing.job import DisplayJob
 from rayrec.sources.outbrain.statistics import Statistics
 from rayrec.sources.outbrain.synthetic.generator import generate
 from rayrec.sources.source import GeneratedData, InputPaths, Source
+
+if TYPE_CHECKING:
+    from rayrec.inference.predictor import Predictor
 
 _CODED = ("platform", "traffic_source")
 
@@ -86,8 +90,9 @@ class OutbrainSource(Source):
         (event,) = events.filter(pc.equal(events["display_id"], display)).drop_columns("display_id").to_pylist()
         return {"context": event, "candidates": ads}
 
-    def lookup(self, statistics: Path) -> AdLookup:
-        return AdLookup(statistics)
+    def lookup(self, model: "Predictor") -> AdLookup | None:
+        statistics = model.folder / STATISTICS_FOLDER
+        return AdLookup(statistics) if statistics.is_dir() else None
 
 
 SOURCE = OutbrainSource()
