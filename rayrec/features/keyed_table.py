@@ -128,11 +128,13 @@ class KeyedTable:
 
     def column(self, name: str, rows: NDArray[np.int64], dtype: pa.DataType) -> pa.Array:
         """Gather a column of any type, which is `dtype`, for rows (n,) that `find` gave; null for unknown ones."""
-        parts = [(batch.batch[name].take(pa.array(places)), asked) for batch, asked, places in self._by_batch(rows)]
-        if not parts:
+        found = list(self._by_batch(rows))
+        if not found:
             return pa.nulls(len(rows), dtype)
-        if len(parts) == 1 and len(parts[0][1]) == len(rows):
-            return parts[0][0]
+        if len(rows) == 1:  # a request; a slice takes a fifth of the time
+            ((batch, _, places),) = found
+            return batch.batch[name].slice(int(places[0]), 1)
+        parts = [(batch.batch[name].take(pa.array(places)), asked) for batch, asked, places in found]
         places = np.full(len(rows), UNKNOWN)
         places[np.concatenate([asked for _, asked in parts])] = np.arange(sum(len(asked) for _, asked in parts))
         return pa.concat_arrays([values for values, _ in parts]).take(pa.array(places, mask=places == UNKNOWN))
@@ -184,10 +186,11 @@ class KeyedTable:
 
     def _by_batch(self, rows: NDArray[np.int64]) -> Iterator[tuple[MappedBatch, NDArray[np.int64], NDArray[np.int64]]]:
         """Batches with the positions of known rows in `rows` that lie in them, and the places of these rows there."""
-        if len(self._batches) == 1:
+        if len(self._batches) == 1 or len(rows) == 1:
             asked = np.flatnonzero(rows != UNKNOWN)
             if len(asked):
-                yield self._batches[0], asked, rows[asked]
+                number = bisect_right(self._first_rows, rows[asked[0]]) - 1
+                yield self._batches[number], asked, rows[asked] - self._first_rows[number]
             return
         owner = np.searchsorted(self._first_rows, rows, side="right") - 1
         order = np.argsort(owner, kind="stable")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable
 from rayrec.features.schema import STATISTICS_FOLDER, Rate, Schema, SideTable
+from rayrec.features.vocabulary import REQUEST_VALUES
 
 KEY, ROWS, POSITIVES = "key", "rows", "positives"
 COUNTS = (ROWS, POSITIVES)
@@ -48,15 +49,17 @@ class Lookups:
         columns that are wanted; None looks up all. Raises UserError if a table is damaged.
         """
         self._types = {column.name: column.arrow for column in schema.columns}
-        wanted = set(self._types) if columns is None else set(columns)
-        self._lookups: list[tuple[SideTable | Rate, KeyedTable]] = []
+        wanted = {name for lookup in schema.lookups for name in lookup.columns} if columns is None else set(columns)
+        self._lookups: list[tuple[SideTable | Rate, tuple[str, ...], KeyedTable]] = []
         for lookup in reversed(schema.lookups):
-            if wanted.isdisjoint(lookup.columns):
+            names = tuple(name for name in lookup.columns if name in wanted)
+            if not names:
                 continue
             wanted.update(lookup.keys)
-            is_by_fold = rates_by_fold is not None and isinstance(lookup, Rate)
-            path = rates_by_fold / lookup.name if is_by_fold else lookup_folder(folder / STATISTICS_FOLDER, lookup)
-            self._lookups.insert(0, (lookup, KeyedTable(path)))
+            path = lookup_folder(folder / STATISTICS_FOLDER, lookup)
+            if rates_by_fold is not None and isinstance(lookup, Rate):
+                path = rates_by_fold / lookup.name
+            self._lookups.insert(0, (lookup, names, KeyedTable(path)))
 
     @classmethod
     @lru_cache(maxsize=16)
@@ -72,9 +75,9 @@ class Lookups:
 
     def reads(self, columns: Sequence[str]) -> list[str]:
         """The columns of raw files that `columns` are taken or looked up from."""
-        given = {name for lookup, _ in self._lookups for name in lookup.columns}
-        keys = (key for lookup, _ in self._lookups for key in lookup.keys)
-        return [name for name in dict.fromkeys((*columns, *keys)) if name not in given]
+        keys = [key for lookup, _, _ in self._lookups for key in lookup.keys]
+        looked_up = {name for _, names, _ in self._lookups for name in names}
+        return [name for name in dict.fromkeys((*columns, *keys)) if name not in looked_up]
 
     def complete(self, raw: pa.RecordBatch, folds: NDArray[np.int64] | None = None) -> pa.RecordBatch:
         """Add the columns that are looked up, with the types of the schema; what the rows give of them stays.
@@ -83,8 +86,8 @@ class Lookups:
         An absent key column is missing in every row.
         """
         columns = dict(zip(raw.schema.names, raw.columns, strict=True))
-        for lookup, table in self._lookups:
-            lacking = [name for name in lookup.columns if name not in columns or columns[name].null_count]
+        for lookup, names, table in self._lookups:
+            lacking = [name for name in names if name not in columns or columns[name].null_count]
             if not lacking:
                 continue
             found = _find(table, [columns.get(key) for key in lookup.keys], raw.num_rows)
@@ -101,8 +104,11 @@ def joined_keys(columns: Sequence[pa.Array]) -> pa.Array:
     """(n,) the text that n rows are looked up by, null if one of its key columns (text or integer) is."""
     if len(columns) == 1 and not pa.types.is_integer(columns[0].type):
         return columns[0]
+    if len(columns[0]) <= REQUEST_VALUES:  # three calls of Arrow take longer
+        rows = zip(*(column.to_pylist() for column in columns), strict=True)
+        return pa.array([None if None in row else SEPARATOR.join(map(str, row)) for row in rows], pa.large_string())
     texts = [column.cast(pa.large_string()) for column in columns]
-    return pc.binary_join_element_wise(*texts, SEPARATOR) if len(texts) > 1 else texts[0]
+    return pc.binary_join_element_wise(*texts, pa.scalar(SEPARATOR, pa.large_string())) if len(texts) > 1 else texts[0]
 
 
 def counts_of(
