@@ -198,14 +198,20 @@ class FileFormat(Config):
     format: Literal["auto", "delimited", "json_lines", "parquet"] = "auto"
     """`auto` recognises it by the name: .parquet, .jsonl, .ndjson, .json; all else is delimited text. Text may be
     packed by gzip or zstd."""
-    separator: str | None = Field(None, min_length=1, max_length=1)
-    """Of delimited text; None takes a tab if the first line has one, otherwise a comma."""
+    separator: str | None = Field(None, pattern=r"^[\x00-\x7f]$")
+    """Of delimited text, one ASCII character; None takes a tab if the first line has one, otherwise a comma."""
     quote: bool = True
     """Whether double quotes enclose fields of delimited text; otherwise they are characters as others."""
     header: tuple[str, ...] | None = None
     """The names of the columns of delimited text without a header; None reads them from the first line."""
     null_values: tuple[str, ...] = ("",)
     """Texts of delimited files that stand for a missing value."""
+
+    @model_validator(mode="after")
+    def _separator_separates(self) -> "FileFormat":
+        if self.separator in ("\n", "\r", '"'):
+            raise ValueError("separator: not a quote or the end of a line")
+        return self
 
 
 class SideTableConfig(FileFormat):

@@ -29,7 +29,7 @@ _MAGIC: dict[bytes, Packing] = {
 """The first bytes of packed files."""
 READ_ERRORS = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
 """Errors that reading a damaged packed file raises."""
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DESCRIPTIONS = {"json", "md"}
 
 
@@ -51,12 +51,15 @@ class InputFile:
     def base_name(self) -> str:
         return PurePosixPath(self.path).name
 
-    def open(self, packed: pa.NativeFile | None = None) -> pa.NativeFile:
-        """The text of the file, decompressed; a plain file can seek. `packed`: its bytes, if they are open already.
+    def open(self) -> pa.NativeFile:
+        """The text of the file, decompressed; a plain file can seek.
 
         Raises UserError if a zip file cannot be opened or does not have one member.
         """
-        file = packed or self.filesystem.open_input_file(self.path)
+        return self.unpack(self.filesystem.open_input_file(self.path))
+
+    def unpack(self, file: pa.NativeFile) -> pa.NativeFile:
+        """The text of the file's bytes. Raises UserError as `open`."""
         match self.packing:
             case None:
                 return file
@@ -170,16 +173,16 @@ def plan_chunks(files: Iterable[InputFile], chunk_bytes: int) -> list[Chunk]:
     return chunks
 
 
-def read_lines(chunk: Chunk, packed: pa.NativeFile | None = None) -> Iterator[bytes]:
+def read_lines(chunk: Chunk) -> Iterator[bytes]:
     """Blocks of whole lines, each line ended by a newline, which together are exactly the lines of the chunk.
 
-    A byte order mark at the start of the file is left out. `packed`: the file's bytes, if they are open already.
+    A byte order mark at the start of the file is left out.
 
     Raises UserError on a damaged packed file or an endless line.
     """
     packing = chunk.file.packing
     try:
-        yield from _read_lines(chunk, packed)
+        yield from _read_lines(chunk)
     except READ_ERRORS as error:
         if packing is None:
             raise
@@ -187,10 +190,10 @@ def read_lines(chunk: Chunk, packed: pa.NativeFile | None = None) -> Iterator[by
         raise UserError(f"{chunk.file.name}: damaged {packing} file ({reason}); fetch it again") from None
 
 
-def _read_lines(chunk: Chunk, packed: pa.NativeFile | None) -> Iterator[bytes]:
+def _read_lines(chunk: Chunk) -> Iterator[bytes]:
     # What is read past the end of a short chunk belongs to the next one.
     block_bytes = _BLOCK_BYTES if chunk.stop is None else min(_BLOCK_BYTES, max(chunk.stop - chunk.start, _LEAST_BLOCK))
-    with chunk.file.open(packed) as stream:
+    with chunk.file.open() as stream:
         offset = max(0, chunk.start - 1)
         if offset:
             stream.seek(offset)
@@ -206,9 +209,9 @@ def _read_lines(chunk: Chunk, packed: pa.NativeFile | None) -> Iterator[bytes]:
                 if not cut:
                     continue
                 block, is_skipping = block[cut:], False
-            elif offset == 0 and not carried and block.startswith(_BYTE_ORDER_MARK):
-                block = block[len(_BYTE_ORDER_MARK) :]
-                offset = len(_BYTE_ORDER_MARK)
+            elif offset == 0 and not carried and block.startswith(BYTE_ORDER_MARK):
+                block = block[len(BYTE_ORDER_MARK) :]
+                offset = len(BYTE_ORDER_MARK)
             data = carried + block
             if chunk.stop is not None and len(data) > (last := max(chunk.stop - 1 - offset, 0)):
                 # The newline that ends the last line that begins before `stop`.

@@ -1,12 +1,24 @@
 """A sample of the rows of a table's files, spread over all of them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from rayrec.config.table import FileFormat
-from rayrec.raw.files import InputFile
+from rayrec.raw.files import Chunk, InputFile, read_lines
+from rayrec.raw.table import TableFiles, open_table
+from rayrec.raw.tables.cells import Cells, Values
+from rayrec.raw.tables.parquet import ParquetLayout, RowGroup, open_parquet, row_groups
+
+_PLACES = 64
+"""The number of places in large files that are read."""
+_WHOLE_BYTES = 2**26
+"""Files that are smaller together are read whole."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +34,162 @@ class Sample:
     """Whether every row was read, though perhaps not kept."""
 
 
-def sample_rows(files: Sequence[InputFile], table_format: FileFormat, rows: int, seed: int) -> Sample:
-    """At most `rows` rows, drawn from the whole of small files, otherwise from places at equal distances.
+@dataclass(frozen=True)
+class _CountedFile(InputFile):
+    """A file that tells how many of its bytes were read."""
 
-    Of a large packed file, which cannot be entered midway, only the beginning is read. Lines that are no row are left
-    out. Memory grows with `rows` alone. Raises UserError as `rayrec.raw.table.open_table`.
+    opened: list[pa.NativeFile] = field(default_factory=list)
+
+    def open(self) -> pa.NativeFile:
+        self.opened.append(self.filesystem.open_input_file(self.path))
+        return self.unpack(self.opened[-1])
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where rows are read: a chunk from its beginning, up to a number of bytes of text or of rows."""
+
+    chunk: Chunk
+    max_bytes: float = np.inf
+    max_rows: float = np.inf
+    group: RowGroup | None = None
+    """The row group of a Parquet file that is the chunk."""
+
+
+@dataclass
+class _Kept:
+    """Random rows among those seen, no more than twice `rows` at a time."""
+
+    rows: int
+    random: np.random.Generator
+    columns: Sequence[str]
+    parts: list[pa.Table] = field(default_factory=list)
+    keys: list[NDArray[np.float64]] = field(default_factory=list)
+
+    def add(self, cells: Cells) -> None:
+        held = {name: _as_array(cells.columns.get(name), len(cells.positions)) for name in self.columns}
+        self.parts.append(pa.table(held))
+        self.keys.append(self.random.random(len(cells.positions)))
+        if sum(map(len, self.keys)) > 2 * self.rows:
+            self.prune()
+
+    def prune(self) -> None:
+        """Keep the rows with the smallest keys."""
+        keys = np.concatenate([*self.keys, np.zeros(0)])
+        if len(keys) > self.rows:
+            limit = np.partition(keys, self.rows)[self.rows]
+            self.parts = [part.filter(pa.array(key < limit)) for part, key in zip(self.parts, self.keys, strict=True)]
+            self.keys = [key[key < limit] for key in self.keys]
+
+
+def sample_rows(files: Sequence[InputFile], table_format: FileFormat, rows: int, seed: int) -> Sample:
+    """At most `rows` rows, drawn from all rows of small files, otherwise from places at equal distances.
+
+    Of a large packed file, which cannot be entered midway, only the beginning is read. Lines that are no rows are left
+    out. Memory grows with `rows` alone. Raises UserError as `rayrec.raw.table.open_table`, or if a file is damaged.
     """
-    raise NotImplementedError
+    table = open_table(files, table_format)
+    random = np.random.default_rng(seed)
+    total_bytes = sum(file.bytes for file in files)
+    budget = max(_WHOLE_BYTES, 2 * rows * _bytes_per_row(table))
+    is_whole = total_bytes <= budget
+    if is_whole:
+        places = [_Place(Chunk(file, index, 0, None)) for index, file in enumerate(table.files)]
+    else:
+        places = list(_places(table, budget, rows, random))
+    kept = _Kept(rows, random, table.columns.names)
+    bytes_read = rows_read = 0
+    for place in places:
+        place_bytes, place_rows = _read(place, table, kept)
+        bytes_read += place_bytes
+        rows_read += place_rows
+    kept.prune()
+    total_rows = rows_read if is_whole else round(rows_read * total_bytes / max(bytes_read, 1))
+    return Sample(_concat(kept.parts, table.columns), bytes_read, total_rows, is_whole)
+
+
+def _bytes_per_row(table: TableFiles) -> int:
+    """A rough number, from the first lines of the first text file; 0 if there is none."""
+    for file, layout in zip(table.files, table.layouts, strict=True):
+        if not isinstance(layout, ParquetLayout) and file.bytes:
+            block = next(read_lines(Chunk(file, 0, 0, None if file.packing else 1)), b"")
+            return len(block) // max(block.count(b"\n"), 1)
+    return 0
+
+
+def _places(table: TableFiles, budget: int, rows: int, random: np.random.Generator) -> Iterator[_Place]:
+    """Places at equal distances in the bytes of all files."""
+    sizes = [file.bytes for file in table.files]
+    points = (np.arange(_PLACES) + random.random()) * sum(sizes) / _PLACES
+    begins = np.cumsum(sizes) - sizes
+    for index, (file, layout) in enumerate(zip(table.files, table.layouts, strict=True)):
+        inside = points[(points >= begins[index]) & (points < begins[index] + sizes[index])] - begins[index]
+        if not len(inside):
+            continue
+        if isinstance(layout, ParquetLayout):
+            with open_parquet(file) as opened:
+                groups = row_groups(opened.metadata)
+            numbers, counts = np.unique(
+                np.searchsorted([group.first_byte for group in groups], inside, "right") - 1, return_counts=True
+            )
+            for number, count in zip(numbers.clip(0), counts, strict=True):
+                group = groups[number]
+                chunk = Chunk(file, index, group.first_byte, group.first_byte + 1)
+                yield _Place(chunk, max_rows=-(-2 * rows // _PLACES) * int(count), group=group)
+        elif file.packing:
+            yield _Place(Chunk(file, index, 0, None), max_bytes=budget * len(inside) / _PLACES)
+        else:
+            for start in inside.astype(np.int64).tolist():
+                yield _Place(Chunk(file, index, start, min(start + budget // _PLACES, file.bytes)))
+
+
+def _read(place: _Place, table: TableFiles, kept: _Kept) -> tuple[int, int]:
+    """The bytes of the file and the rows that were read; a Parquet file counts by row group."""
+    file = place.chunk.file
+    counted = _CountedFile(**{name: getattr(file, name) for name in InputFile.__dataclass_fields__})
+    chunk = replace(place.chunk, file=counted)
+    texts = rows = packed = 0
+    for text, cells in table.layouts[chunk.file_index].read(chunk, dict.fromkeys(table.columns.names)):
+        kept.add(cells)
+        texts += len(text)
+        rows += len(cells.positions)
+        packed = counted.opened[-1].tell() if file.packing else 0
+        if texts >= place.max_bytes or rows >= place.max_rows:
+            break
+    if place.group is not None:
+        return place.group.bytes, place.group.rows
+    return packed or texts or file.bytes, rows
+
+
+def _as_array(values: Values | None, rows: int) -> pa.Array:
+    """The values as one array; as text if their types differ."""
+    if values is None:
+        return pa.nulls(rows)
+    if isinstance(values, pa.Array):
+        return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError):
+        return pa.array([None if value is None else _text(value) for value in values])
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _concat(parts: Sequence[pa.Table], columns: pa.Schema) -> pa.Table:
+    """One table of parts in which the type of a column may differ; text where none suits all."""
+    if not parts:
+        return columns.empty_table()
+    return pa.table({name: _join([part.column(name) for part in parts], columns.field(name)) for name in columns.names})
+
+
+def _join(parts: Sequence[pa.ChunkedArray], column: pa.Field) -> pa.ChunkedArray:
+    schemas = [pa.schema([(column.name, kind)]) for kind in {part.type for part in parts}]
+    try:
+        kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowTypeError:
+        kind = pa.string()
+        texts = ([None if value is None else _text(value) for value in part.to_pylist()] for part in parts)
+        parts = [pa.chunked_array([text], kind) for text in texts]
+    return pa.chunked_array([chunk for part in parts for chunk in part.cast(kind).chunks], kind)

@@ -74,6 +74,8 @@ class TableFiles:
     """The layout of each file."""
     columns: pa.Schema
     """All columns in the order of the first file; text if the format has no types."""
+    optional: frozenset[str] = frozenset()
+    """Columns that files may lack."""
 
     def reader(
         self,
@@ -87,11 +89,12 @@ class TableFiles:
 
         A row is bad if a value cannot be read, if the label is missing or neither 0 nor 1 (nor false nor true), if one
         of the columns `required` has no value, or if the column `weight` (a number) has none from 0 on. The label's
-        column is not one of `columns`. Raises UserError if a column is not there, or holds what it cannot be read from.
+        column is not one of `columns`. Raises UserError if a column is not there, unless it is optional, or if it holds
+        what it cannot be read from.
         """
         types = RowTypes(tuple(columns), label, weight, frozenset(required))
         for name in types.wanted:
-            if name not in self.columns.names:
+            if name not in self.columns.names and name not in self.optional:
                 nearest = difflib.get_close_matches(name, self.columns.names, n=1)
                 hint = f"did you mean '{nearest[0]}'?" if nearest else f"it has {', '.join(self.columns.names)}"
                 raise UserError(f"{self.files[0].name}: no column '{name}'; {hint}")
@@ -121,7 +124,8 @@ def open_table(files: Sequence[InputFile], table_format: FileFormat, optional: C
     first = next(iter(filled.values()))
     layouts = tuple(first if layout is None else same[layout] for layout in found)
     _check_names(filled, frozenset(optional))
-    return TableFiles(tuple(files), layouts, _merge([layout.columns for layout in dict.fromkeys(filled.values())]))
+    columns = _merge([layout.columns for layout in dict.fromkeys(filled.values())])
+    return TableFiles(tuple(files), layouts, columns, frozenset(optional))
 
 
 def _read_layout(file: InputFile, table_format: FileFormat, optional: Collection[str]) -> Layout | None:
@@ -157,7 +161,8 @@ def _merge(schemas: Sequence[pa.Schema]) -> pa.Schema:
     types: dict[str, pa.DataType] = {}
     for schema in schemas:
         for field in schema:
-            pair = [pa.schema([("", types.get(field.name, field.type))]), pa.schema([("", field.type)])]
+            kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+            pair = [pa.schema([("", types.get(field.name, kind))]), pa.schema([("", kind)])]
             try:
                 types[field.name] = pa.unify_schemas(pair, promote_options="permissive").field(0).type
             except pa.ArrowTypeError:

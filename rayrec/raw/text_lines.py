@@ -14,6 +14,7 @@ import pyarrow.csv as csv
 from numpy.typing import NDArray
 
 from rayrec.raw.blocks import ParsedLines, Reason
+from rayrec.raw.files import BYTE_ORDER_MARK
 
 NEWLINE, RETURN = 10, 13
 _INTEGER = r"^-?[0-9]+$"
@@ -105,6 +106,9 @@ def split_fields(
     strings = pa.schema([(name, pa.string()) for name in wanted])
     if not data:
         return pa.RecordBatch.from_pylist([], schema=strings)
+    if data.startswith(BYTE_ORDER_MARK):
+        # Arrow leaves out one mark, which is a character where no file begins.
+        data = BYTE_ORDER_MARK + data
     table = csv.read_csv(
         pa.BufferReader(data),
         read_options=csv.ReadOptions(column_names=list(names), use_threads=False, block_size=len(data) + 1),

@@ -78,17 +78,18 @@ class DelimitedLayout:
         )
 
 
-def _quotes_before(lines: TextLines, quotes: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The number of quotes of the same line before each place."""
-    line = np.searchsorted(lines.ends, places)
-    return np.searchsorted(quotes, places) - np.searchsorted(quotes, lines.starts[line])
+def _inside_quotes(lines: TextLines) -> NDArray[np.bool_]:
+    """For each byte whether an odd number of quotes of its line are before it or are itself."""
+    inside = np.logical_xor.accumulate(lines.raw == _QUOTE)
+    is_begun_inside = np.concatenate(([False], inside[lines.ends[:-1]]))
+    if is_begun_inside.any():
+        inside ^= np.repeat(is_begun_inside, lines.ends - lines.starts + 1)
+    return inside
 
 
 def _count_outside_quotes(lines: TextLines, separator: str) -> NDArray[np.int64]:
     """(n,) how many separators of each line are outside of regular quotes."""
-    places = np.flatnonzero(lines.raw == ord(separator))
-    quotes = np.flatnonzero(lines.raw == _QUOTE)
-    places = places[_quotes_before(lines, quotes, places) % 2 == 0]
+    places = np.flatnonzero((lines.raw == ord(separator)) & ~_inside_quotes(lines))
     return np.diff(np.searchsorted(places, lines.ends), prepend=0)
 
 
@@ -98,15 +99,15 @@ def _with_regular_quotes(lines: TextLines, separator: str) -> tuple[TextLines, N
     Lines of other quotes are few; they are read one by one and written anew.
     """
     quotes = np.flatnonzero(lines.raw == _QUOTE)
-    line = np.searchsorted(lines.ends, quotes)
-    before = np.where(quotes == 0, NEWLINE, lines.raw[np.maximum(quotes - 1, 0)])
-    after = lines.raw[quotes + 1]  # each line ends with a newline
-    is_opening = _quotes_before(lines, quotes, quotes) % 2 == 0
-    neighbour = np.where(is_opening, before, after)
-    is_regular = (neighbour == ord(separator)) | (neighbour == NEWLINE) | (neighbour == _QUOTE)
-    unclosed = np.bincount(line, minlength=len(lines)) % 2 == 1
+    inside = _inside_quotes(lines)
+    # The byte before an opening quote, and the byte after a closing one; each line ends with a newline.
+    neighbours = lines.raw[np.where(inside[quotes], quotes - 1, quotes + 1)]
+    if quotes[0] == 0:
+        neighbours[0] = NEWLINE
+    is_regular = (neighbours == ord(separator)) | (neighbours == NEWLINE) | (neighbours == _QUOTE)
+    unclosed = inside[lines.ends]
     irregular = np.zeros(len(lines), bool)
-    irregular[line[~is_regular]] = True
+    irregular[np.searchsorted(lines.ends, quotes[~is_regular])] = True
     parts, done = [], 0
     for number in np.flatnonzero(irregular & ~unclosed).tolist():
         # Latin-1 keeps every byte, whether it is UTF-8 or not.

@@ -52,15 +52,31 @@ def read_row_groups(chunk: Chunk, columns: Sequence[str], batch_rows: int = _BAT
     """The rows of the row groups whose first byte lies in the chunk. Raises UserError on a damaged file."""
     with open_parquet(chunk.file) as file:
         stop = chunk.file.bytes if chunk.stop is None else chunk.stop
-        groups = [n for n, start in enumerate(_first_bytes(file.metadata)) if chunk.start <= start < stop]
+        found = row_groups(file.metadata)
+        groups = [number for number, group in enumerate(found) if chunk.start <= group.first_byte < stop]
         if groups:
             yield from file.iter_batches(batch_rows, row_groups=groups, columns=list(columns), use_threads=False)
 
 
-def _first_bytes(metadata: pq.FileMetaData) -> list[int]:
-    columns = [metadata.row_group(group).column(0) for group in range(metadata.num_row_groups)]
-    offsets = [(column.dictionary_page_offset, column.data_page_offset) for column in columns]
-    return [min(offset for offset in found if offset is not None) for found in offsets]
+@dataclass(frozen=True)
+class RowGroup:
+    """Where a row group lies in its file, and its size."""
+
+    first_byte: int
+    rows: int
+    bytes: int
+
+
+def row_groups(metadata: pq.FileMetaData) -> list[RowGroup]:
+    """The row groups of a file, in order."""
+    found = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        columns = [group.column(i) for i in range(group.num_columns)]
+        offsets = (columns[0].dictionary_page_offset, columns[0].data_page_offset)
+        first_byte = min(offset for offset in offsets if offset is not None)
+        found.append(RowGroup(first_byte, group.num_rows, sum(column.total_compressed_size for column in columns)))
+    return found
 
 
 def read_layout(file: InputFile) -> ParquetLayout:

@@ -1,0 +1,378 @@
+"""Delimited text -> rows: fields, quotes, headers, and what is set aside."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayrec.common.errors import UserError
+from rayrec.config.table import FileFormat
+from rayrec.raw.blocks import MAX_TEXT, ParsedLines, Reason
+from rayrec.raw.files import list_inputs
+from rayrec.raw.table import open_table
+from rayrec.raw.tables.cells import RowTypes
+from rayrec.raw.tables.delimited import DelimitedLayout
+from tests.table_files import raw_columns, read_table
+
+NUMERIC, CATEGORICAL = [f"I{i}" for i in range(1, 14)], [f"C{i}" for i in range(1, 27)]
+NAMES = ("label", *NUMERIC, *CATEGORICAL)
+COLUMNS = raw_columns(**dict.fromkeys(NUMERIC, "integer"), **dict.fromkeys(CATEGORICAL, "text"))
+TYPES = RowTypes(tuple(COLUMNS), "label")
+WITHOUT_HEADER = FileFormat(separator="\t", quote=False, header=NAMES)
+INTEGERS = [str(i) for i in range(13)]
+CATEGORIES = [f"{i:08x}" for i in range(26)]
+
+
+def row(label: str = "1", integers: dict[int, str] | None = None, categories: dict[int, str] | None = None) -> bytes:
+    """A good line, with some fields replaced (by index from 0)."""
+    numbers = [(integers or {}).get(i, value) for i, value in enumerate(INTEGERS)]
+    values = [(categories or {}).get(i, value) for i, value in enumerate(CATEGORIES)]
+    return "\t".join([label, *numbers, *values]).encode("utf-8", "surrogateescape")
+
+
+def parse(data: bytes) -> ParsedLines:
+    layout = DelimitedLayout(NAMES, "\t", has_quotes=False, null_values=("",), has_header=False)
+    return TYPES.parse(layout.split(data, TYPES.wanted))
+
+
+GOOD = {
+    "plain": row(),
+    "label 0": row("0"),
+    "label 1.0": row("1.0"),
+    "negative": row(integers={0: "-1"}),
+    "64 bits": row(integers={0: str(2**63 - 1), 1: str(-(2**63))}),
+    "leading zeros": row(integers={0: "007", 1: "0" * 30 + "5", 2: "-" + "0" * 30 + "5"}),
+    "space": row(integers={3: " 1"}),
+    "all missing": b"1" + b"\t" * 39,
+    "quotes": row(categories={0: '"a', 1: 'b"', 2: '"'}),
+    "text": row(categories={0: "h\u00e9llo w\u00f6rld", 1: " x ", 2: "NULL", 3: "a\\tb", 4: "\x00"}),
+}
+
+BAD: dict[str, tuple[bytes, Reason, str | None]] = {
+    "a column less": (row()[: row().rindex(b"\t")], Reason.COLUMNS, None),
+    "a column more": (row() + b"\t", Reason.COLUMNS, None),
+    "empty line": (b"", Reason.COLUMNS, None),
+    "one word": (b"hello", Reason.COLUMNS, None),
+    "label 2": (row("2"), Reason.LABEL, "label"),
+    "label -1": (row("-1"), Reason.LABEL, "label"),
+    "label 10": (row("10"), Reason.LABEL, "label"),
+    "label missing": (row(""), Reason.LABEL, "label"),
+    "label with byte order mark": (b"\xef\xbb\xbf" + row(), Reason.LABEL, "label"),
+    "word": (row(integers={3: "x"}), Reason.INTEGER, "I4"),
+    "decimal": (row(integers={3: "1.0"}), Reason.INTEGER, "I4"),
+    "exponent": (row(integers={3: "1e3"}), Reason.INTEGER, "I4"),
+    "hexadecimal": (row(integers={3: "0x1F"}), Reason.INTEGER, "I4"),
+    "plus": (row(integers={3: "+1"}), Reason.INTEGER, "I4"),
+    "minus alone": (row(integers={3: "-"}), Reason.INTEGER, "I4"),
+    "other digits": (row(integers={3: "\u0661"}), Reason.INTEGER, "I4"),
+    "overflow": (row(integers={12: str(2**63)}), Reason.INTEGER, "I13"),
+    "negative overflow": (row(integers={12: str(-(2**63) - 1)}), Reason.INTEGER, "I13"),
+    "large overflow": (row(integers={12: "9" * 100}), Reason.INTEGER, "I13"),
+    "the first of two wrong values": (row(integers={3: "x", 12: "y"}), Reason.INTEGER, "I4"),
+    "label before all other values": (row("x", integers={3: "x"}), Reason.LABEL, "label"),
+    "latin-1": (row(categories={0: "h\udce9llo"}), Reason.UTF8, None),
+    "latin-1 in an integer": (row(integers={0: "\udce9"}), Reason.UTF8, None),
+    "carriage return": (row(categories={0: "a\rb"}), Reason.CARRIAGE_RETURN, None),
+    "columns before all else": (b"\xff\t7\r\t", Reason.COLUMNS, None),
+}
+
+
+def expected_row(line: bytes) -> dict[str, object]:
+    """A good line read by plain Python."""
+    label, *fields = line.decode().split("\t")
+    numbers = [int(f) if f else None for f in fields[:13]]
+    values = [f or None for f in fields[13:]]
+    return dict(zip(NAMES, [float(label), *numbers, *values], strict=True))
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"], ids=["lf", "crlf"])
+@pytest.mark.parametrize("name", GOOD)
+def test_good_row(name: str, ending: bytes) -> None:
+    parsed = parse(GOOD[name] + ending)
+    assert parsed.rows.schema == TYPES.schema
+    assert parsed.rows.to_pylist() == [expected_row(GOOD[name])]
+    assert parsed.rejected_reasons == []
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_row_is_set_aside_among_good_ones(name: str) -> None:
+    line, reason, column = BAD[name]
+    first, last = row("0", {0: "10"}), row("1", {0: "30"})
+    parsed = parse(b"\n".join([first, line, last, b""]))
+    assert parsed.rejected_reasons == [reason]
+    assert parsed.rejected_positions.tolist() == [1]
+    assert parsed.rejected_texts == [line]
+    cells = {} if column is None else {1: (column, line.split(b"\t")[NAMES.index(column)].decode())}
+    assert parsed.rejected_cells == cells
+    assert parsed.rows.to_pylist() == [expected_row(first), expected_row(last)]
+    assert parsed.positions.tolist() == [0, 2]
+    assert parsed.num_lines == 3
+
+
+def test_many_rows_of_every_kind_keep_their_lines() -> None:
+    rng = np.random.default_rng(0)
+    lines = list(GOOD.values()) + [line for line, *_ in BAD.values()]
+    is_good = np.repeat([True, False], [len(GOOD), len(BAD)])
+    order = rng.integers(0, len(lines), 5_000)
+    parsed = parse(b"".join(lines[i] + b"\n" for i in order))
+    assert parsed.positions.tolist() == np.flatnonzero(is_good[order]).tolist()
+    assert parsed.rejected_positions.tolist() == np.flatnonzero(~is_good[order]).tolist()
+    assert parsed.rows.to_pylist() == [expected_row(lines[i]) for i in order if is_good[i]]
+
+
+@pytest.mark.parametrize("line", [line for line, *_ in BAD.values()], ids=list(BAD))
+def test_only_bad_rows(line: bytes) -> None:
+    parsed = parse(line + b"\n")
+    assert parsed.rows.num_rows == 0 and parsed.rows.schema == TYPES.schema
+    assert len(parsed.rejected_reasons) == parsed.num_lines == 1
+
+
+def test_files_with_and_without_the_label_and_a_header(tmp_path: Path) -> None:
+    expected = expected_row(row())
+    without = {name: value for name, value in expected.items() if name != "label"}
+    header = "\t".join(NAMES).encode()
+    texts = {
+        "labelled": (row(), expected),
+        "unlabelled": (row()[2:], without),
+        "labelled, header": (header + b"\n" + row(), expected),
+        "unlabelled, header": (header[len("label\t") :] + b"\n" + row()[2:], without),
+        "empty": (b"", None),
+    }
+    for name, (text, _) in texts.items():
+        (tmp_path / name).write_bytes(text)
+    for name, (_, rows) in texts.items():
+        if rows is not None:
+            found = read_table(tmp_path / name, COLUMNS, "label", optional=["label"], table_format=WITHOUT_HEADER)
+            assert found.rows == [rows], name
+    paths = [tmp_path / name for name in texts]
+    found = read_table(paths, COLUMNS, "label", optional=["label"], table_format=WITHOUT_HEADER)
+    assert found.rows == [rows for _, rows in texts.values() if rows is not None]
+    assert [line for _, line in found.places] == [1, 1, 2, 2]
+
+
+def test_blocks_of_a_chunk_count_lines_and_set_bad_rows_aside(tmp_path: Path) -> None:
+    path = tmp_path / "rows.tsv"
+    long = b"x" * (MAX_TEXT + 5)
+    path.write_bytes(b"\n".join([row(), row("9" * (MAX_TEXT + 5)), row("0"), long, row(categories={1: "\udcff"})]))
+    # The last line has no newline and comes as a block of its own.
+    found = read_table(path, COLUMNS, "label", table_format=WITHOUT_HEADER)
+    assert found.places == [(str(path), 1), (str(path), 3)]
+    assert found.reasons == [
+        (2, "label other than 0 or 1", "label", "9" * MAX_TEXT),
+        (4, "wrong column count", None, None),
+        (5, "invalid UTF-8", None, None),
+    ]
+    texts = [rejected["text"] for rejected in found.rejected]
+    assert {rejected["file"] for rejected in found.rejected} == {str(path)}
+    assert texts[0] == "9" * MAX_TEXT and texts[1] == "x" * MAX_TEXT and "\\xff" in texts[2]
+
+
+QUOTED: dict[str, tuple[bytes, list[str | None] | Reason]] = {
+    "separator": (b'a,"b,c",d', ["a", "b,c", "d"]),
+    "doubled": (b'"a ""b"" c",,""""', ['a "b" c', None, '"']),
+    "doubled at both ends": (b'"""a""","""",b', ['"a"', '"', "b"]),
+    "empty": (b'"","a",""', [None, "a", None]),
+    "all quoted": (b'"a","b","c"', ["a", "b", "c"]),
+    "inside an unquoted field": (b'a "b" c,d,e""', ['a "b" c', "d", 'e""']),
+    "separator between quotes in an unquoted field": (b'a "b,c" d,e', ['a "b', 'c" d', "e"]),
+    "not UTF-8 beside odd quotes": (b'x"\xff"x,a,b', Reason.UTF8),
+    "not closed": (b'a,"b,c', Reason.QUOTE),
+    "one alone": (b'5" wide,b,c', Reason.QUOTE),
+    "text after the closing quote": (b'"a"b,c,d', Reason.QUOTE),
+    "too few columns": (b'a,"b,c"', Reason.COLUMNS),
+    "too many columns": (b'"a",b,"c",d', Reason.COLUMNS),
+    "carriage return": (b'"a\rb",c,d', Reason.CARRIAGE_RETURN),
+}
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"], ids=["lf", "crlf"])
+@pytest.mark.parametrize("name", QUOTED)
+def test_quotes(name: str, ending: bytes, tmp_path: Path) -> None:
+    line, expected = QUOTED[name]
+    path = tmp_path / "file.csv"
+    path.write_bytes(ending.join([b'x,"y z",w', b'"1",2,3', line, b"4,5,6"]))
+    found = read_table(path, raw_columns(**{"x": "text", "y z": "text", "w": "text"}))
+    rows = [list(row.values()) for row in found.rows]
+    if isinstance(expected, Reason):
+        assert rows == [["1", "2", "3"], ["4", "5", "6"]]
+        assert found.reasons == [(3, str(expected), None, None)]
+        assert found.rejected[0]["text"] == line.decode("utf-8", "backslashreplace")
+    else:
+        assert rows == [["1", "2", "3"], expected, ["4", "5", "6"]]
+
+
+@given(st.lists(st.lists(st.text('a",\t 0é', max_size=6), min_size=2, max_size=2), min_size=1), st.booleans())
+def test_quoted_fields_as_python_writes_them(rows: list[list[str]], is_quoted: bool) -> None:
+    text = io.StringIO()
+    quoting = csv.QUOTE_ALL if is_quoted else csv.QUOTE_MINIMAL
+    csv.writer(text, quoting=quoting, lineterminator="\n").writerows(rows)
+    layout = DelimitedLayout(("x", "y"), ",", has_quotes=True, null_values=(), has_header=False)
+    cells = layout.split(text.getvalue().encode(), ["x", "y"])
+    assert cells.bad_lines == {}
+    assert [list(found) for found in zip(*(c.to_pylist() for c in cells.columns.values()), strict=True)] == rows
+
+
+@given(st.lists(st.text('a",', max_size=8), min_size=1))
+def test_lines_of_any_quotes_are_read_alone_as_among_others(lines: list[str]) -> None:
+    layout = DelimitedLayout(("x", "y"), ",", has_quotes=True, null_values=(), has_header=False)
+
+    def split(text: list[str]) -> list[Any]:
+        cells = layout.split("".join(f"{line}\n" for line in text).encode(), ["x", "y"])
+        found: dict[int, Any] = dict(cells.bad_lines)
+        values = zip(*(column.to_pylist() for column in cells.columns.values()), strict=True)
+        found |= dict(zip(cells.positions.tolist(), values, strict=True))
+        assert [cells.text(number).decode() for number in range(len(text))] == text
+        return [found[number] for number in range(len(text))]
+
+    assert split(lines) == [split([line])[0] for line in lines]
+
+
+def test_a_newline_inside_quotes_makes_bad_rows(tmp_path: Path) -> None:
+    path = tmp_path / "file.csv"
+    path.write_text('x,y\n1,"a\nb"\n2,c\n')
+    found = read_table(path, raw_columns(x="integer", y="text"))
+    assert found.rows == [{"x": 2, "y": "c"}]
+    assert found.reasons == [(2, str(Reason.QUOTE), None, None), (3, str(Reason.QUOTE), None, None)]
+
+
+HEADERS: dict[str, tuple[bytes, dict[str, Any], list[dict[str, Any]]]] = {
+    # content; format; rows
+    "commas": (b"x,y\n1,a\n", {}, [{"x": "1", "y": "a"}]),
+    "tabs": (b"x\ty,z\n1\ta,b\n", {}, [{"x": "1", "y,z": "a,b"}]),
+    "semicolons": (b"x;y\n1,5;a\n", {"separator": ";"}, [{"x": "1,5", "y": "a"}]),
+    "byte order mark, CRLF, blank lines at the end": (
+        b"\xef\xbb\xbfx,y\r\n1,a\r\n\r\n\r\n",
+        {},
+        [{"x": "1", "y": "a"}],
+    ),
+    "no newline at the end": (b"x,y\n1,a", {}, [{"x": "1", "y": "a"}]),
+    "blanks around names, and a column without one": (
+        b" x , y,\n0,a,1\n",
+        {},
+        [{"x": "0", "y": "a", "column_3": "1"}],
+    ),
+    "one column": (b"x\na\n\nb\n\n", {}, [{"x": "a"}, {"x": None}, {"x": "b"}]),
+    "missing values": (
+        b'x,y\nNA,"\\N"\n,N\n',
+        {"null_values": ("NA", "\\N", "")},
+        [{"x": None, "y": None}, {"x": None, "y": "N"}],
+    ),
+    "names given": (b"1,a\n", {"header": ("x", "y")}, [{"x": "1", "y": "a"}]),
+    "names given, and in the file in another order": (b"y,x\na,1\n", {"header": ("x", "y")}, [{"x": "1", "y": "a"}]),
+    "only a header": (b"x,y\n", {}, []),
+    "quotes are characters": (b'x,"y"\n"1,a\n', {"quote": False}, [{"x": '"1', '"y"': "a"}]),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_headers_and_formats(name: str, tmp_path: Path) -> None:
+    text, settings, expected = HEADERS[name]
+    path = tmp_path / "file"
+    path.write_bytes(text)
+    table_format = FileFormat(**settings)
+    names = open_table(list_inputs([str(path)]), table_format).columns.names
+    for chunk_bytes in range(1, len(text) + 2):
+        found = read_table(
+            path, raw_columns(**dict.fromkeys(names, "text")), table_format=table_format, chunk_bytes=chunk_bytes
+        )
+        assert found.reasons == []
+        assert found.rows == expected
+
+
+ERRORS: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
+    # files; format; message
+    "another column": ({"a": b"x,y\n", "b": b"y,z,x\n"}, {}, "/a: no column 'z', which .*/b has"),
+    "a column less": ({"a": b"x,y\n", "b": b"y\n"}, {}, "/b: no column 'x', which .*/a has"),
+    "repeated": ({"a": b"x,y,x\n"}, {}, "two columns 'x' in its first line"),
+    "repeated by blanks": ({"a": b"x,y, x\n"}, {}, "two columns 'x' in its first line"),
+    "repeated names given": ({"a": b"1,2\n"}, {"header": ("x", "x")}, "header: 'x' twice"),
+    "another separator": ({"a": b"x;y\n"}, {}, "add separator: ';'"),
+    "empty": ({"a": b"", "b": b""}, {}, "/a: empty"),
+    "blank lines": ({"a": b"\nx,y\n"}, {}, "first line is empty"),
+    "unclosed": ({"a": b'x,"y\nz"\n'}, {}, "first line has double quotes that are not closed"),
+    "not text": ({"a": b"PAR1\xff\xfe\n"}, {}, "first line is not UTF-8 text"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_unclear_columns(name: str, tmp_path: Path) -> None:
+    files, settings, message = ERRORS[name]
+    for file, text in files.items():
+        (tmp_path / file).write_bytes(text)
+    with pytest.raises(UserError, match=message) as error:
+        open_table(list_inputs([str(tmp_path)]), FileFormat(**settings))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("separator", ["\n", '"', "é", ",,"])
+def test_separators_that_cannot_be(separator: str) -> None:
+    with pytest.raises(ValueError, match="separator"):
+        FileFormat(separator=separator)
+
+
+REAL: dict[str, tuple[str, dict[str, Any], str | None, int]] = {
+    # file; format; label; rows
+    "avazu": ("avazu-9k/train.csv.gz", {}, "click", 8_087),
+    "criteo": ("criteo-kaggle-8k/train.tsv.gz", {"quote": False, "header": NAMES}, "label", 7_200),
+    "criteo dev": ("criteo-kaggle-8k/dev.tsv", {"quote": False, "header": NAMES}, "label", 409),
+    "criteo with a header": ("criteo-kaggle-200/criteo_sample.txt", {}, "label", 200),
+    "users": ("ml-100k/ml-100k.user", {}, None, 943),
+    "movies": ("ml-100k/ml-100k.item", {}, None, 1_682),
+    "ratings without a header": (
+        "ml-100k/u.data.gz",
+        {"header": ("user_id", "item_id", "rating", "timestamp")},
+        None,
+        100_000,
+    ),
+    "ratings": ("ml-latest-small/ratings.csv.gz", {}, None, 100_836),
+    "displays": ("outbrain-10k/sample_train_dat.csv", {}, "clicked", 9_999),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_files_as_pandas_reads_them(name: str, shared_data: Path) -> None:
+    path, settings, label, rows = REAL[name]
+    table_format = FileFormat(**settings)
+    table = open_table(list_inputs([str(shared_data / path)]), table_format)
+    names = [column for column in table.columns.names if column != label]
+    found = read_table(
+        shared_data / path,
+        raw_columns(**dict.fromkeys(names, "text")),
+        label,
+        table_format=table_format,
+        chunk_bytes=100_000,
+    )
+    assert found.rejected == [] and len(found.rows) == rows
+    given = settings.get("header")
+    expected = pd.read_csv(
+        shared_data / path,
+        sep=table.layouts[0].separator,  # type: ignore[union-attr]
+        names=given,
+        header=None if given else 0,
+        dtype=str,
+        keep_default_na=False,
+        na_values=[""],
+    )
+    if label is not None:
+        expected[label] = expected[label].astype("float32")
+    in_order = ([] if label is None else [label]) + names
+    expected = expected[in_order].astype(object)
+    assert found.rows == expected.where(expected.notna(), None).to_dict("records")
+
+
+def test_real_files_with_and_without_a_header(shared_data: Path) -> None:
+    train, dev = shared_data / "avazu-9k" / "train.csv.gz", shared_data / "avazu-9k" / "dev.csv"
+    names = tuple(open_table(list_inputs([str(train)]), FileFormat()).columns.names)
+    columns = raw_columns(C14="integer", id="text", device_model="text")
+    found = read_table([train, dev], columns, "click", table_format=FileFormat(header=names), chunk_bytes=10_000)
+    assert len(found.rows) == 8_087 + 480 and found.rejected == []
+    assert found.places[0] == (str(train), 2) and found.places[8_087] == (str(dev), 1)
+    values = dict(zip(names, dev.read_text().partition("\n")[0].split(","), strict=True))
+    expected = {"C14": int(values["C14"]), "id": values["id"], "device_model": values["device_model"]}
+    assert found.rows[8_087] == {"click": float(values["click"]), **expected}

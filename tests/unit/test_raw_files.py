@@ -1,0 +1,147 @@
+"""Raw files: found, unpacked, and cut into chunks of whole lines."""
+
+import gzip
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import fs
+
+from rayrec.common.errors import UserError
+from rayrec.raw.files import Chunk, InputFile, list_inputs, plan_chunks, read_data_lines, read_lines
+
+TEXTS = {
+    "newline at the end": b"a\nbb\nccc\n",
+    "no newline at the end": b"a\nbb\nccc",
+    "empty lines": b"\n\na\n\n\nb\n\n",
+    "one long line": b"x" * 40,
+    "crlf": b"a\r\nb\r\nc",
+    "empty": b"",
+    "byte order mark": b"\xef\xbb\xbfa\nb\n",
+}
+
+
+def zipped(text: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("member", text)
+    return file.getvalue()
+
+
+def zstd(text: bytes) -> bytes:
+    return pa.compress(text, "zstd", asbytes=True)
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {"plain": bytes, "gzip": gzip.compress, "zip": zipped, "zstd": zstd}
+
+
+@pytest.mark.parametrize("packing", PACK)
+@pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
+def test_chunks_of_every_size_give_every_line_once(
+    tmp_path: Path, text: bytes, packing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayrec.raw.files._BLOCK_BYTES", 4)
+    path = tmp_path / "file"
+    path.write_bytes(PACK[packing](text))
+    (file,) = list_inputs([str(path)])
+    expected = text.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    if expected[-1] == b"":
+        expected.pop()
+    for chunk_bytes in range(1, len(text) + 2):
+        blocks = [block for chunk in plan_chunks([file], chunk_bytes) for block in read_lines(chunk)]
+        assert all(block.endswith(b"\n") for block in blocks)
+        assert b"".join(blocks).split(b"\n")[:-1] == expected
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstd], ids=["gzip", "zstd"])
+def test_several_packed_files_after_each_other(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(compress(b"a\nb") + compress(b"c\n"))
+    (file,) = list_inputs([str(path)])
+    assert b"".join(read_lines(plan_chunks([file], 10)[0])) == b"a\nbc\n"
+
+
+@pytest.mark.parametrize("packing", ["gzip", "zstd"])
+@pytest.mark.parametrize("damage", [lambda d: d[:-40], lambda d: d[:8] + b"\xff" * 40 + d[48:]], ids=["cut", "broken"])
+def test_damaged_file(tmp_path: Path, packing: str, damage: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "file.gz"
+    text = bytes(np.random.default_rng(0).integers(32, 64, 50_000, np.uint8))
+    path.write_bytes(damage(PACK[packing](text)))
+    (file,) = list_inputs([str(path)])
+    with pytest.raises(UserError, match=rf"file\.gz: damaged {packing} file"):
+        list(read_lines(plan_chunks([file], 10)[0]))
+
+
+def test_endless_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rayrec.raw.files.MAX_LINE_BYTES", 2**20)
+    path = tmp_path / "file"
+    path.write_bytes(b"\x01" * 2**24)
+    (file,) = list_inputs([str(path)])
+    with pytest.raises(UserError, match="line longer"):
+        list(read_lines(Chunk(file, 0, 0, None)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ["day_10", "day_2.gz", "day_1", ".hidden", "_SUCCESS", "truth.json"]:
+        (tmp_path / name).write_bytes(gzip.compress(b"x") if name.endswith(".gz") else b"x\n")
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+LISTINGS = {
+    "folder": ([""], ["day_1", "day_2.gz", "day_10"]),
+    "glob": (["/day_1*"], ["day_1", "day_10"]),
+    "file": (["/day_10"], ["day_10"]),
+    "files in the order given": (["/day_10", "/day_1"], ["day_10", "day_1"]),
+}
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize(("paths", "expected"), LISTINGS.values(), ids=list(LISTINGS))
+def test_listing(folder: Path, paths: list[str], expected: list[str], scheme: str) -> None:
+    files = list_inputs([f"{scheme}{folder}{path}" for path in paths])
+    assert [f.base_name for f in files] == expected
+    assert [f.packing == "gzip" for f in files] == [name.endswith(".gz") for name in expected]
+    assert all(f.modified > 0 and f.bytes > 0 for f in files)
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (["/absent"], "no such file"),
+        (["/absent*"], "no such file"),
+        (["/folder"], "no files in it"),
+        (["", "/day_1"], "given twice"),
+    ],
+)
+def test_listing_errors(folder: Path, paths: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        list_inputs([f"{folder}{path}" for path in paths])
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_scheme() -> None:
+    with pytest.raises(UserError, match="cannot be opened: Unrecognized filesystem type"):
+        list_inputs(["nosuch://bucket/key"])
+
+
+@given(st.lists(st.sampled_from([b"a", b"bc", b""]), max_size=12).map(b"\n".join), st.integers(1, 20), st.booleans())
+def test_blank_lines_at_the_end_of_a_file_are_no_lines(text: bytes, chunk_bytes: int, is_crlf: bool) -> None:
+    text = text.replace(b"\n", b"\r\n") if is_crlf else text
+    filesystem, _ = fs.FileSystem.from_uri("mock:///")
+    with filesystem.open_output_stream("file") as stream:
+        stream.write(text)
+    file = InputFile("file", filesystem, "file", len(text), 0.0, None)
+    blocks = [block for chunk in plan_chunks([file], chunk_bytes) for block in read_data_lines(chunk)]
+    assert all(block.endswith(b"\n") for block in blocks)
+    expected = text.rstrip(b"\r\n").split(b"\n") if text.strip(b"\r\n") else []
+    assert [line.rstrip(b"\r") for block in blocks for line in block.split(b"\n")[:-1]] == [
+        line.rstrip(b"\r") for line in expected
+    ]
