@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.schema import MultiHotFeature, Schema
+from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
 from rayrec.inference.folder.model_folder import Metrics, ModelFolder
 from rayrec.inference.folder.table_files import MappedTable, TableMemory
 from rayrec.inference.raw_rows import RawRows
@@ -52,19 +52,20 @@ class Predictor:
         """The Arrow columns that `encode` gives."""
         self._dense_network = _load_dense_network(model_folder)
         multi_hot = {feature.name for feature in self.schema.features if isinstance(feature, MultiHotFeature)}
+        tables = {table: model_folder.mapped_table(table) for table in model_folder.tables}
         self._lookups = [
             _Lookup(
-                feature=table.feature,
-                dim=table.dim,
-                rows=model_folder.mapped_table(table),
-                pooling=table.pooling if table.feature in multi_hot else None,
+                feature=output.feature,
+                dim=output.table.dim,
+                rows=tables[output.table],
+                pooling=output.pooling if output.feature in multi_hot else None,
             )
-            for table in model_folder.tables
+            for output in model_folder.pooled
         ]
         self._memory = memory
         if memory is not None:
-            for lookup in self._lookups:
-                memory.add(lookup.rows)
+            for table in tables.values():
+                memory.add(table)
         self._pooled_width = sum(lookup.dim for lookup in self._lookups)
 
     def predict(self, rows: "Sequence[Mapping[str, Any]] | pa.RecordBatch | pd.DataFrame") -> NDArray[np.float32]:
@@ -107,8 +108,15 @@ class Predictor:
 
     def _score(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
         dense = np.empty((rows.num_rows, self.schema.dense_width), np.float32)
-        for index, feature in enumerate(self.schema.numeric):
-            dense[:, index] = rows.column(feature.name).to_numpy()
+        column = 0
+        for feature in self.schema.dense:
+            if isinstance(feature, VectorFeature):
+                numbers = rows.column(feature.name).flatten().to_numpy()
+                dense[:, column : column + feature.size] = numbers.reshape(-1, feature.size)
+                column += feature.size
+            else:
+                dense[:, column] = rows.column(feature.name).to_numpy()
+                column += 1
         pooled = np.empty((rows.num_rows, self._pooled_width), np.float32)
         start = 0
         for lookup in self._lookups:
@@ -123,7 +131,7 @@ class Predictor:
 
 @dataclass(frozen=True)
 class _Lookup:
-    """One table's look-up and pooling, as the model does them.
+    """The look-up and pooling of one feature, as the model does them.
 
     A one-hot feature is a plain gather, several times faster than a bag of one id for the few rows of a request.
     """

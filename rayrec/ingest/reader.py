@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.features.schema import MultiHotFeature, Schema
+from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
 from rayrec.ingest.dataset import Dataset, SplitInfo
 
 Rows = NDArray[np.int64] | slice
@@ -50,7 +50,7 @@ class PackedRows:
     label: NDArray[np.float32]
     """(n,)"""
     dense: NDArray[np.float32]
-    """(n, numeric features)"""
+    """(n, dense_width)"""
     one_hot: NDArray[np.integer[Any]]
     """(categorical features with one id a row, n): each feature's ids lie together, as in a KeyedJaggedTensor."""
     multi_hot: tuple[Ragged, ...]
@@ -141,10 +141,18 @@ class RowPacker:
         one_hot = [f for f in schema.categorical if not isinstance(f, MultiHotFeature)]
         multi_hot = [f for f in schema.categorical if isinstance(f, MultiHotFeature)]
         label = np.ascontiguousarray(values(schema.label, np.float32))
-        numbers = _stack([values(f.name, np.float32) for f in schema.numeric], np.float32, len(label))
+        dense = np.empty((len(label), schema.dense_width), np.float32)
+        column = 0
+        for feature in schema.dense:
+            if isinstance(feature, VectorFeature):
+                dense[:, column : column + feature.size] = _vector_column(table, feature, origin)[rows]
+                column += feature.size
+            else:
+                dense[:, column] = values(feature.name, np.float32)
+                column += 1
         return PackedRows(
             label=label,
-            dense=np.ascontiguousarray(numbers.T),
+            dense=dense,
             one_hot=_stack([ids(f.name, f.cardinality) for f in one_hot], ids_are, len(label)),
             multi_hot=tuple(_ragged_column(table, f, ids_are, origin).take(rows) for f in multi_hot),
             weight=None if schema.weight is None else np.ascontiguousarray(values(schema.weight, np.float32)),
@@ -205,6 +213,15 @@ def _dense_column(table: pa.Table, name: str, dtype: np.dtype[Any], origin: str)
     if not right(column.type):
         raise UserError(f"{origin}, column '{name}': {column.type}, the schema says {dtype}; {_AGAIN}")
     return column.to_numpy().astype(dtype, copy=False)
+
+
+def _vector_column(table: pa.Table, feature: VectorFeature, origin: str) -> NDArray[np.float32]:
+    """(n, size)"""
+    column = _column(table, feature.name, origin)
+    wanted = pa.list_(pa.float32(), feature.size)
+    if column.type != wanted:
+        raise UserError(f"{origin}, column '{feature.name}': {column.type}, the schema says {wanted}; {_AGAIN}")
+    return column.combine_chunks().flatten().to_numpy().reshape(-1, feature.size)
 
 
 def _ragged_column(table: pa.Table, feature: MultiHotFeature, dtype: np.dtype[Any], origin: str) -> Ragged:

@@ -35,7 +35,7 @@ PLAN = ShardingPlan(
 
 
 def test_bytes_are_counted_from_the_plan() -> None:
-    sent = step_traffic(PLAN, BATCH, {"whole": 3.0}, DENSE.parameters)
+    sent = step_traffic(PLAN, BATCH, {"whole": [3.0]}, DENSE.parameters)
     # A rank has 50 rows, and half of what it sends stays with it. Ids are 4 bytes, and so is each list's length.
     assert sent.ids == 25 * ((3 * 4 + 4) + (0.6 * 4 + 4) + (0.4 * 4 + 4))
     # Rank 0 holds both tables: 8 and 4 columns of all rows, half of them the other rank's.

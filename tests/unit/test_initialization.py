@@ -17,7 +17,7 @@ GOLDEN = [-0.04105050, 0.11627809, -0.50280714, -0.38778737, 0.20050910, -0.2205
 ROWS, DIM = 2 * ROWS_PER_BLOCK + 777, 6
 
 
-TABLE = EmbeddingTable("C1", "C1", ROWS, DIM, UniformByRows())
+TABLE = EmbeddingTable("C1", ("C1",), ROWS, DIM, UniformByRows())
 
 
 def whole_table(name: str = "C1", seed: int = 7) -> torch.Tensor:

@@ -24,7 +24,7 @@ from tests.model_folders import make_model_folder, make_raw_rows
 
 def make_table(folder: Path, values: np.ndarray, dim: int | None = None) -> EmbeddingTable:
     """A float32 table in a folder of tables."""
-    table = EmbeddingTable("t", "t", len(values), dim or values.shape[1], Zeros())
+    table = EmbeddingTable("t", ("t",), len(values), dim or values.shape[1], Zeros())
     path = folder / table_file("t")
     path.parent.mkdir(parents=True)
     with new_table(path, table, "fp32") as tensors:

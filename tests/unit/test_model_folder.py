@@ -198,7 +198,7 @@ def test_rows_begin_on_a_page(whole: Path) -> None:
 
 
 def _table(name: str, *, rows: int, dim: int) -> EmbeddingTable:
-    return EmbeddingTable(name=name, feature=name, rows=rows, dim=dim, values=UniformByRows())
+    return EmbeddingTable(name=name, features=(name,), rows=rows, dim=dim, values=UniformByRows())
 
 
 def _write(output: Path, table: EmbeddingTable, fill: Callable[[EmbeddingTable, torch.Tensor], object]) -> None:
@@ -207,7 +207,7 @@ def _write(output: Path, table: EmbeddingTable, fill: Callable[[EmbeddingTable, 
     def fill_table(table: EmbeddingTable, weights: torch.Tensor) -> None:
         fill(table, weights)
 
-    feature = CategoricalFeature(name=table.feature, cardinality=table.rows, embedding_dim=table.dim)
+    feature = CategoricalFeature(name=table.name, cardinality=table.rows, embedding_dim=table.dim)
     with new_model_folder(
         output,
         schema=Schema(label="label", features=(feature,)),

@@ -22,7 +22,7 @@ SMALL = [1000, 50, 7, 20000]
 def _plan(
     rows: list[int], dim: int, workers: int, memory: str, optimizer: str = "sgd", wide: bool = False, **sharding: Any
 ) -> ShardingPlan:
-    tables = [EmbeddingTable(f"C{i}", f"C{i}", n, dim, UniformByRows()) for i, n in enumerate(rows)]
+    tables = [EmbeddingTable(f"C{i}", (f"C{i}",), n, dim, UniformByRows()) for i, n in enumerate(rows)]
     if wide:
         tables += [replace(table, name=f"{table.name}_wide", dim=1, part="wide") for table in tables]
     return plan_sharding(

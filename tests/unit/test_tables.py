@@ -1,6 +1,7 @@
 """Embedding tables: several of one feature, widths that the kernels do not take, pooling, unusable names."""
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -8,7 +9,16 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from rayrec.common.errors import UserError
 from rayrec.models.common.initialization import initialize_shard
-from rayrec.models.common.tables import EmbeddingTable, Normal, PooledOutputs, UniformByRows, build_embeddings
+from rayrec.models.common.tables import (
+    EmbeddingTable,
+    Normal,
+    PooledFeature,
+    PooledOutputs,
+    UniformByRows,
+    build_embeddings,
+    distinct_tables,
+    pooled_features,
+)
 
 CPU = torch.device("cpu")
 IDS = KeyedJaggedTensor.from_lengths_sync(
@@ -17,17 +27,24 @@ IDS = KeyedJaggedTensor.from_lengths_sync(
 """Rows: a 0, 1, 2; b [2, 0, 1], [], [1]."""
 
 
-def table(name: str, feature: str | None = None, *, rows: int = 3, dim: int = 4, **more: object) -> EmbeddingTable:
-    return EmbeddingTable(name, feature or name, rows, dim, UniformByRows(), **more)
+def table(name: str, *features: str, rows: int = 3, dim: int = 4) -> EmbeddingTable:
+    return EmbeddingTable(name, features or (name,), rows, dim, UniformByRows())
 
 
-def pooled(*tables: EmbeddingTable) -> torch.Tensor:
+def output(
+    stated: EmbeddingTable, feature: str | None = None, pooling: Literal["sum", "mean"] = "sum"
+) -> PooledFeature:
+    return PooledFeature(feature or stated.features[0], stated, pooling)
+
+
+def pooled(*outputs: PooledFeature) -> torch.Tensor:
     """With 1, 2, 3 in the rows of the first table, 10, 20, 30 in those of the second, ... and NaN where none reads."""
+    tables = distinct_tables(outputs)
     embeddings = build_embeddings(tables, CPU)
     for number, stated in enumerate(tables):
         weight = embeddings.embedding_bags[stated.name].weight.data
         weight.fill_(math.nan)[:, : stated.dim] = 10.0**number * torch.arange(1.0, stated.rows + 1).unsqueeze(1)
-    return PooledOutputs(tables)(embeddings(IDS), IDS)
+    return PooledOutputs(outputs)(embeddings(IDS), IDS)
 
 
 @pytest.mark.parametrize(("dim", "columns"), [(1, 4), (4, 4), (19, 20), (128, 128)])
@@ -36,20 +53,25 @@ def test_columns_come_in_fours(dim: int, columns: int) -> None:
 
 
 def test_a_feature_with_several_tables() -> None:
-    found = pooled(table("b", dim=2), table("a"), table("b_wide", "b", dim=1))
+    found = pooled(output(table("b", dim=2)), output(table("a")), output(table("b_wide", "b", dim=1)))
     expected = [[6, 6, 10, 10, 10, 10, 600], [0, 0, 20, 20, 20, 20, 0], [2, 2, 30, 30, 30, 30, 200]]
     assert found.tolist() == expected
 
 
 def test_means_leave_other_tables_alone() -> None:
-    found = pooled(table("b", dim=1, pooling="mean"), table("b_wide", "b", dim=1), table("a", dim=1, pooling="mean"))
+    found = pooled(
+        output(table("b", dim=1), pooling="mean"),
+        output(table("b_wide", "b", dim=1)),
+        output(table("a", dim=1), pooling="mean"),
+    )
     assert found.tolist() == [[2, 60, 100], [0, 0, 200], [2, 20, 300]]
 
 
 def test_outputs_go_by_key_whatever_their_order() -> None:
     sums = KeyedTensor(keys=["b", "a"], length_per_key=[4, 4], values=torch.arange(8.0).view(1, 8))
-    assert PooledOutputs([table("a"), table("b")])(sums, IDS).tolist() == [[4.0, 5.0, 6.0, 7.0, 0.0, 1.0, 2.0, 3.0]]
-    assert PooledOutputs([table("b"), table("a")])(sums, IDS).tolist() == [list(range(8))]
+    a, b = output(table("a")), output(table("b"))
+    assert PooledOutputs([a, b])(sums, IDS).tolist() == [[4.0, 5.0, 6.0, 7.0, 0.0, 1.0, 2.0, 3.0]]
+    assert PooledOutputs([b, a])(sums, IDS).tolist() == [list(range(8))]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +91,7 @@ def test_unusable_names(tables: list[EmbeddingTable], message: str) -> None:
 @pytest.mark.parametrize(("column", "columns"), [(0, 8), (0, 4), (4, 4), (6, 2)])
 def test_a_shard_has_zeros_where_the_model_does_not_read(column: int, columns: int) -> None:
     whole = torch.empty(50, 6)
-    stated = EmbeddingTable("a", "a", 50, 6, Normal(1.0))
+    stated = EmbeddingTable("a", ("a",), 50, 6, Normal(1.0))
     initialize_shard(whole, stated, 3)
     shard = torch.full((10, columns), math.nan)
     initialize_shard(shard, stated, 3, row=20, column=column)

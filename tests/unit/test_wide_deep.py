@@ -68,14 +68,15 @@ def test_both_parts_add_up() -> None:
 
 
 def test_every_feature_feeds_both_parts() -> None:
-    tables = build_model(SMALL, SCHEMA, "meta").tables
+    model = build_model(SMALL, SCHEMA, "meta")
+    tables = model.tables
     names = [feature.name for feature in SCHEMA.categorical]
-    assert [(t.name, t.feature, t.part) for t in tables] == [
-        *((name, name, "main") for name in names),
-        *((f"{name}_wide", name, "wide") for name in names),
+    assert [(t.name, t.features, t.part) for t in tables] == [
+        *((name, (name,), "main") for name in names),
+        *((f"{name}_wide", (name,), "wide") for name in names),
     ]
     assert [t.dim for t in tables] == [6, 3, 6, 6, 6, 1, 1, 1, 1, 1]
-    assert [t.pooling for t in tables] == ["sum"] * 4 + ["mean"] + ["sum"] * 5
+    assert [o.pooling for o in model.pooled] == ["sum"] * 4 + ["mean"] + ["sum"] * 5
     assert [t.rows for t in tables[:5]] == [t.rows for t in tables[5:]] == [f.cardinality for f in SCHEMA.categorical]
 
 

@@ -36,7 +36,7 @@ from rayrec.inference.folder.table_files import (
     open_tensors,
     table_file,
 )
-from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.common.tables import EmbeddingTable, PooledFeature, distinct_tables
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe, dump_recipe, load_recipe
 
@@ -97,7 +97,8 @@ class ModelFolder:
     schema: Schema
     recipe: Recipe
     metrics: Metrics
-    tables: tuple[EmbeddingTable, ...]
+    pooled: tuple[PooledFeature, ...]
+    """The model's (`RankingModel.pooled`)."""
 
     @classmethod
     def open(cls, folder: str | Path) -> "ModelFolder":
@@ -110,13 +111,18 @@ class ModelFolder:
         model = build_model(recipe.model, schema, device="meta")
         if model.schema != schema:
             raise UserError(f"{folder}: config.yaml and schema.json disagree on embedding dimensions; export again")
-        opened = cls(folder, schema, recipe, _read_metrics(folder / METRICS_FILE), model.tables)
+        opened = cls(folder, schema, recipe, _read_metrics(folder / METRICS_FILE), model.pooled)
         for table in model.tables:
             opened._check_table(table)
         for file in _vocabulary_files(schema):
             if not (folder / file).exists():
                 raise UserError(f"{folder / file}: missing; export the model again")
         return opened
+
+    @property
+    def tables(self) -> tuple[EmbeddingTable, ...]:
+        """The embedding tables of the model."""
+        return distinct_tables(self.pooled)
 
     def table(self, table: EmbeddingTable) -> Tensor:
         """The (rows, columns) float32 weights of a table: mapped from its file, or in memory if it is quantised."""

@@ -17,7 +17,7 @@ class Batch:
     """
 
     dense: Tensor
-    """(B, numeric features) float32, in the schema's order."""
+    """(B, dense_width) float32: numeric and vector features in the schema's order."""
     sparse: KeyedJaggedTensor
     """Keys: the categorical features in the schema's order; values int32 or int64 ids; stride B."""
     label: Tensor

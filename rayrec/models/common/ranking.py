@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rayrec.config.train import MAIN_PART
 from rayrec.features.schema import Schema
 from rayrec.models.common.batch import Batch
-from rayrec.models.common.tables import EmbeddingTable, PooledOutputs, build_embeddings
+from rayrec.models.common.tables import EmbeddingTable, PooledFeature, PooledOutputs, build_embeddings, distinct_tables
 from rayrec.recipes import Recipe
 
 
@@ -22,7 +22,7 @@ class RankingModel(nn.Module):
     def __init__(
         self,
         schema: Schema,
-        tables: Sequence[EmbeddingTable],
+        pooled: Sequence[PooledFeature],
         dense_network: nn.Module,
         device: torch.device,
         *,
@@ -32,16 +32,18 @@ class RankingModel(nn.Module):
         self.parts = dict(parts or {})
         """Parts that a recipe can train otherwise than the rest, by name: children of `dense_network` that belong to
         each. Tables say themselves which part they belong to."""
-        assert {table.part for table in tables} <= {MAIN_PART, *self.parts}, "a table of a part that is not stated"
+        self.pooled = tuple(pooled)
+        """What the columns of `pooled` are, in order."""
+        self.tables = distinct_tables(pooled)
+        """The embedding tables."""
+        assert {table.part for table in self.tables} <= {MAIN_PART, *self.parts}, "a table of a part that is not stated"
         self.schema = schema
         """Every embedding_dim is resolved."""
-        self.tables = tuple(tables)
-        """The tables in the order of their outputs in `pooled`."""
-        self.embeddings = build_embeddings(tables, device)
+        self.embeddings = build_embeddings(self.tables, device)
         """The tables, by name; sums, of which `outputs` makes `pooled`."""
-        self.outputs = PooledOutputs(tables)
+        self.outputs = PooledOutputs(pooled)
         self.dense_network = dense_network
-        """forward(dense (B, numeric features) float32, pooled (B, sum of dims) float32) -> logits (B,) float32.
+        """forward(dense (B, `schema.dense_width`) float32, pooled (B, sum of dims) float32) -> logits (B,) float32.
 
         Initial values are its modules' (`initialize_dense`).
         """

@@ -72,14 +72,12 @@ class EmbeddingTable:
 
     name: str
     """The name of its parameter and of its file, also in `train.sharding.tables` and in a sharding plan."""
-    feature: str
-    """The categorical feature whose ids select rows of the table; a feature may have several tables."""
+    features: tuple[str, ...]
+    """The categorical features whose ids select rows of the table; a feature may have several tables."""
     rows: int
     dim: int
     values: TableValues
     """Initial values."""
-    pooling: Literal["sum", "mean"] = "sum"
-    """How the embeddings of a row's ids become one; without ids the result is 0."""
     part: str = MAIN_PART
     """The part of the model that the table belongs to (`RankingModel.parts`)."""
 
@@ -94,21 +92,41 @@ class EmbeddingTable:
         return self.rows, self.columns
 
 
-def feature_tables(schema: Schema, values: TableValues) -> tuple[EmbeddingTable, ...]:
-    """One table for each categorical feature, named as the feature, of (cardinality, embedding_dim), in their order.
+@dataclass(frozen=True)
+class PooledFeature:
+    """A feature whose ids are looked up in a table: `table.dim` columns of a model's pooled embeddings."""
 
-    Every embedding_dim must be resolved. Raises UserError where the schema has no categorical feature.
+    feature: str
+    table: EmbeddingTable
+    pooling: Literal["sum", "mean"] = "sum"
+    """How the embeddings of a row's ids become one; without ids the result is 0."""
+
+
+def pooled_features(schema: Schema, values: TableValues) -> tuple[PooledFeature, ...]:
+    """Every categorical feature in the schema's order, with its table or the one that it shares.
+
+    A table is named as the feature that it belongs to, of (cardinality, embedding_dim). Every embedding_dim must be
+    resolved. Raises UserError where the schema has no categorical feature.
     """
     if not schema.categorical:
         raise UserError("schema.features: no categorical feature; this model needs at least one embedding table")
-    tables = []
+    readers: dict[str, list[str]] = {}
+    for feature in schema.categorical:
+        readers.setdefault(feature.table or feature.name, []).append(feature.name)
+    pooled = []
     for feature in schema.categorical:
         assert feature.embedding_dim is not None, f"embedding_dim of '{feature.name}' is not resolved"
+        name = feature.table or feature.name
+        table = EmbeddingTable(name, tuple(readers[name]), feature.cardinality, feature.embedding_dim, values)
         # A one-hot feature is a bag of one id, so that pooling changes nothing.
         pooling = feature.pooling if isinstance(feature, MultiHotFeature) else "sum"
-        table = EmbeddingTable(feature.name, feature.name, feature.cardinality, feature.embedding_dim, values, pooling)
-        tables.append(table)
-    return tuple(tables)
+        pooled.append(PooledFeature(feature.name, table, pooling))
+    return tuple(pooled)
+
+
+def distinct_tables(pooled: Sequence[PooledFeature]) -> tuple[EmbeddingTable, ...]:
+    """The tables of features, each once, in the order of the first that reads it."""
+    return tuple(dict.fromkeys(output.table for output in pooled))
 
 
 def build_embeddings(tables: Sequence[EmbeddingTable], device: torch.device) -> EmbeddingBagCollection:
@@ -130,7 +148,7 @@ def build_embeddings(tables: Sequence[EmbeddingTable], device: torch.device) -> 
             name=table.name,
             num_embeddings=table.rows,
             embedding_dim=table.columns,
-            feature_names=[table.feature],
+            feature_names=list(table.features),
             pooling=PoolingType.SUM,
         )
         for table in tables
@@ -139,17 +157,17 @@ def build_embeddings(tables: Sequence[EmbeddingTable], device: torch.device) -> 
 
 
 class PooledOutputs:
-    """Pooled embeddings of every table side by side, in the order of the tables.
+    """Pooled embeddings of features side by side, in the order given.
 
     A sharded collection returns its outputs in an order that depends on the sharding plan, so they are taken by key.
     """
 
-    def __init__(self, tables: Sequence[EmbeddingTable]) -> None:
-        self._tables = tuple(tables)
-        shared = Counter(table.feature for table in tables)
+    def __init__(self, pooled: Sequence[PooledFeature]) -> None:
+        self._pooled = tuple(pooled)
+        tables = Counter(output.feature for output in pooled)
         # TorchRec's keys: a feature that has several tables is named with each of them.
-        self._keys = [f"{t.feature}@{t.name}" if shared[t.feature] > 1 else t.feature for t in tables]
-        self._are_whole = all(table.pooling == "sum" and table.dim == table.columns for table in tables)
+        self._keys = [f"{o.feature}@{o.table.name}" if tables[o.feature] > 1 else o.feature for o in pooled]
+        self._are_whole = all(o.pooling == "sum" and o.table.dim == o.table.columns for o in pooled)
 
     def __call__(self, sums: KeyedTensor, sparse: KeyedJaggedTensor) -> Tensor:
         """(B, sum of dims) float32 from a collection's outputs for the ids `sparse`."""
@@ -157,9 +175,9 @@ class PooledOutputs:
             return sums.values()
         by_key = sums.to_dict()
         outputs = []
-        for key, table in zip(self._keys, self._tables, strict=True):
-            output = by_key[key][:, : table.dim]
-            if table.pooling == "mean":
-                output = output / sparse[table.feature].lengths().clamp(min=1).unsqueeze(1)
+        for key, stated in zip(self._keys, self._pooled, strict=True):
+            output = by_key[key][:, : stated.table.dim]
+            if stated.pooling == "mean":
+                output = output / sparse[stated.feature].lengths().clamp(min=1).unsqueeze(1)
             outputs.append(output)
         return torch.cat(outputs, dim=1)

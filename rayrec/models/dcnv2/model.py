@@ -12,7 +12,7 @@ from rayrec.features.schema import Schema
 from rayrec.models.common.initialization import copy_normal
 from rayrec.models.common.layers import hidden_layers, scoring_layers, to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.tables import EmbeddingTable, UniformByRows, feature_tables
+from rayrec.models.common.tables import PooledFeature, UniformByRows, pooled_features
 from rayrec.models.dcnv2.config import DCNv2Config
 
 KERNEL_STD = 0.05
@@ -22,8 +22,8 @@ KERNEL_STD = 0.05
 def build(config: DCNv2Config, schema: Schema, device: torch.device) -> RankingModel:
     """DCN-V2 for the features of `schema`."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
-    tables = feature_tables(schema, UniformByRows())
-    return RankingModel(schema, tables, DCNv2DenseNetwork(config, schema.dense_width, tables, device), device)
+    pooled = pooled_features(schema, UniformByRows())
+    return RankingModel(schema, pooled, DCNv2DenseNetwork(config, schema.dense_width, pooled, device), device)
 
 
 class DCNv2DenseNetwork(nn.Module):
@@ -33,11 +33,11 @@ class DCNv2DenseNetwork(nn.Module):
     """
 
     def __init__(
-        self, config: DCNv2Config, numeric: int, tables: Sequence[EmbeddingTable], device: torch.device
+        self, config: DCNv2Config, numeric: int, pooled: Sequence[PooledFeature], device: torch.device
     ) -> None:
         super().__init__()
         self.bottom_mlp = hidden_layers(numeric, config.bottom_mlp, device) if numeric else None
-        width = sum(table.dim for table in tables) + (config.bottom_mlp[-1] if numeric else 0)
+        width = sum(output.table.dim for output in pooled) + (config.bottom_mlp[-1] if numeric else 0)
         self.cross_layers = nn.ModuleList(
             LowRankCrossLayer(width, config.cross_rank, device) for _ in range(config.cross_layers)
         )

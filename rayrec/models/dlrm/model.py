@@ -13,15 +13,15 @@ from rayrec.common.errors import UserError
 from rayrec.features.schema import Schema
 from rayrec.models.common.layers import hidden_layers, scoring_layers
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.tables import EmbeddingTable, UniformByRows, feature_tables
+from rayrec.models.common.tables import PooledFeature, UniformByRows, pooled_features
 from rayrec.models.dlrm.config import DLRMConfig
 
 
 def build(config: DLRMConfig, schema: Schema, device: torch.device) -> RankingModel:
     """DLRM for the features of `schema`. Raises UserError where the features do not suffice for the interaction."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
-    tables = feature_tables(schema, UniformByRows())
-    return RankingModel(schema, tables, DLRMDenseNetwork(config, schema.dense_width, tables, device), device)
+    pooled = pooled_features(schema, UniformByRows())
+    return RankingModel(schema, pooled, DLRMDenseNetwork(config, schema.dense_width, pooled, device), device)
 
 
 class DLRMDenseNetwork(nn.Module):
@@ -30,15 +30,13 @@ class DLRMDenseNetwork(nn.Module):
     Without numeric features there is no bottom MLP, and the embeddings interact among themselves.
     """
 
-    def __init__(
-        self, config: DLRMConfig, numeric: int, tables: Sequence[EmbeddingTable], device: torch.device
-    ) -> None:
+    def __init__(self, config: DLRMConfig, numeric: int, pooled: Sequence[PooledFeature], device: torch.device) -> None:
         super().__init__()
         self.bottom_mlp = hidden_layers(numeric, config.bottom_mlp, device) if numeric else None
         self._dot_width = config.embedding_dim if config.interaction == "dot" else None
-        width = sum(table.dim for table in tables) + (config.bottom_mlp[-1] if numeric else 0)
+        width = sum(output.table.dim for output in pooled) + (config.bottom_mlp[-1] if numeric else 0)
         if self._dot_width is not None:
-            vectors = len(tables) + (numeric > 0)
+            vectors = len(pooled) + (numeric > 0)
             if vectors < 2:
                 raise UserError(
                     "model.interaction: 'dot' needs two vectors or more, and the data has no numeric and one "

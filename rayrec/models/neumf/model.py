@@ -13,7 +13,7 @@ from rayrec.features.schema import Schema
 from rayrec.models.common.initialization import copy_uniform
 from rayrec.models.common.layers import hidden_layers
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.tables import Normal, feature_tables
+from rayrec.models.common.tables import Normal, pooled_features
 from rayrec.models.neumf.config import NeuMFConfig
 
 TABLE_VALUES = Normal(std=0.01)
@@ -27,7 +27,7 @@ def build(config: NeuMFConfig, schema: Schema, device: torch.device) -> RankingM
     _require_user_and_item_alone(schema)
     schema = schema.with_embedding_dims(config.gmf_width + config.mlp_width, {})
     network = NeuMFDenseNetwork(config, schema, device)
-    return RankingModel(schema, feature_tables(schema, TABLE_VALUES), network, device)
+    return RankingModel(schema, pooled_features(schema, TABLE_VALUES), network, device)
 
 
 class NeuMFDenseNetwork(nn.Module):

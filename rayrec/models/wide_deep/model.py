@@ -1,6 +1,6 @@
 """Wide & Deep (Cheng et al. 2016, arXiv:1606.07792), and with the same code its wide and its deep part alone.
 
-Shapes: B rows, N numeric features, D sum of the deep tables' widths, T wide tables, one column each.
+Shapes: B rows, N numeric features, D sum of the deep tables' widths, T pooled columns of wide tables, one a feature.
 """
 
 import math
@@ -15,13 +15,13 @@ from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.models.common.initialization import copy_uniform
 from rayrec.models.common.layers import scoring_layers, to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
-from rayrec.models.common.tables import EmbeddingTable, TableValues, TruncatedNormal, Zeros, feature_tables
+from rayrec.models.common.tables import PooledFeature, TableValues, TruncatedNormal, Zeros, pooled_features
 from rayrec.models.wide_deep.config import WideDeepConfig
 
 WIDE = "wide"
 """The part that recipes train by an optimizer of its own."""
 WIDE_SUFFIX = "_wide"
-"""The name of a feature's wide table is the feature's with this suffix."""
+"""The name of a wide table is that of the deep one with this suffix."""
 _TRUNCATED_STD = 0.87962566103423978
 """Standard deviation of a standard normal variable that is cut at two: Keras makes up for it in glorot_normal."""
 
@@ -29,21 +29,21 @@ _TRUNCATED_STD = 0.87962566103423978
 def build(config: WideDeepConfig, schema: Schema, device: torch.device) -> RankingModel:
     """Wide & Deep for the features of `schema`; the deep tables come first, then the wide ones."""
     schema = schema.with_embedding_dims(config.embedding_dim, config.embedding_dims)
-    tables = _deep_tables(config, schema) if config.part != "wide" else []
+    pooled = _deep(config, schema) if config.part != "wide" else []
     if config.part != "deep":
-        tables += _wide_tables(schema)
-    network = WideDeepDenseNetwork(config, schema.dense_width, tables, device)
-    return RankingModel(schema, tables, network, device, parts={WIDE: ("wide",)})
+        pooled += _wide(schema)
+    network = WideDeepDenseNetwork(config, schema.dense_width, pooled, device)
+    return RankingModel(schema, pooled, network, device, parts={WIDE: ("wide",)})
 
 
 class WideDeepDenseNetwork(nn.Module):
     """The sum of both parts' logits; a part that the config leaves out is None."""
 
     def __init__(
-        self, config: WideDeepConfig, numeric: int, tables: Sequence[EmbeddingTable], device: torch.device
+        self, config: WideDeepConfig, numeric: int, pooled: Sequence[PooledFeature], device: torch.device
     ) -> None:
         super().__init__()
-        self._widths = [sum(table.dim for table in tables if table.part == part) for part in (MAIN_PART, WIDE)]
+        self._widths = [sum(o.table.dim for o in pooled if o.table.part == part) for part in (MAIN_PART, WIDE)]
         self.wide = WidePart(numeric, device) if config.part != "deep" else None
         self.deep = None
         if config.part != "wide":
@@ -91,22 +91,27 @@ class GlorotLinear(nn.Linear):
         self.bias.zero_()
 
 
-def _deep_tables(config: WideDeepConfig, schema: Schema) -> list[EmbeddingTable]:
+def _deep(config: WideDeepConfig, schema: Schema) -> list[PooledFeature]:
     multi_hot = {feature.name for feature in schema.categorical if isinstance(feature, MultiHotFeature)}
-    tables = []
-    for table in feature_tables(schema, Zeros()):
+    pooled = []
+    for output in pooled_features(schema, Zeros()):
+        table = output.table
         values: TableValues = TruncatedNormal(1 / math.sqrt(table.dim))
         if config.embedding_init == "glorot_normal":
             values = TruncatedNormal(math.sqrt(2 / (table.rows + table.dim)) / _TRUNCATED_STD)
-        pooling = table.pooling
-        if config.combiner is not None and table.feature in multi_hot:
+        pooling = output.pooling
+        if config.combiner is not None and output.feature in multi_hot:
             pooling = config.combiner
-        tables.append(replace(table, values=values, pooling=pooling))
-    return tables
+        pooled.append(replace(output, table=replace(table, values=values), pooling=pooling))
+    return pooled
 
 
-def _wide_tables(schema: Schema) -> list[EmbeddingTable]:
+def _wide(schema: Schema) -> list[PooledFeature]:
     return [
-        replace(table, name=f"{table.feature}{WIDE_SUFFIX}", dim=1, pooling="sum", part=WIDE)
-        for table in feature_tables(schema, Zeros())
+        replace(
+            output,
+            table=replace(output.table, name=f"{output.table.name}{WIDE_SUFFIX}", dim=1, part=WIDE),
+            pooling="sum",
+        )
+        for output in pooled_features(schema, Zeros())
     ]

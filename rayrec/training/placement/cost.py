@@ -6,7 +6,7 @@ Estimated: seconds = fixed + operations / (share of the peak) + memory traffic /
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -18,6 +18,7 @@ from rayrec.training.placement.hardware import Accelerator, ArithmeticName
 from rayrec.training.placement.sharding import ShardingPlan
 
 _ID_BYTES, _LENGTH_BYTES, _FLOAT_BYTES = 4, 4, 4
+_ONE_ID = (1.0,)
 _TABLE_PASSES = 4
 """How often a looked-up row crosses memory in a step: read; its gradient written and read; the new row written."""
 _ACTIVATION_PASSES = 4
@@ -110,9 +111,9 @@ def estimate_step(
 ) -> StepEstimate:
     """The estimate for a step of a global `batch` of `model` (on the meta device, say), sharded by `plan`."""
     schema = model.schema
-    dense = dense_cost(model.dense_network, schema.dense_width, sum(table.dim for table in model.tables))
+    dense = dense_cost(model.dense_network, schema.dense_width, sum(output.table.dim for output in model.pooled))
     # As if every list were full.
-    ids = {table.name: float(schema.hotness.get(table.feature, 1)) for table in model.tables}
+    ids = {table.name: [float(schema.hotness.get(name, 1)) for name in table.features] for table in model.tables}
     time = step_time(
         accelerator, precision, plan=plan, batch=batch, ids_per_row=ids, dense=dense, workers_per_node=workers_per_node
     )
@@ -123,7 +124,7 @@ def estimate_step(
 def dense_cost(network: nn.Module, numeric: int, width: int) -> DenseCost:
     """Count what a dense network does with a few samples of zeros; it may be on the meta device.
 
-    `numeric` features and pooled embeddings of `width` columns in all go in.
+    A matrix of `numeric` columns and pooled embeddings of `width` columns in all go in.
     """
     samples = 8
     network = copy.deepcopy(network).to_empty(device="cpu")
@@ -148,16 +149,22 @@ def dense_cost(network: nn.Module, numeric: int, width: int) -> DenseCost:
     )
 
 
-def step_traffic(plan: ShardingPlan, batch: int, ids_per_row: Mapping[str, float], dense_parameters: int) -> Traffic:
-    """Bytes that the busiest rank sends for a global `batch` of rows; `ids_per_row` by table, 1 where it has none."""
+def step_traffic(
+    plan: ShardingPlan, batch: int, ids_per_row: Mapping[str, Sequence[float]], dense_parameters: int
+) -> Traffic:
+    """Bytes that the busiest rank sends for a global `batch` of rows.
+
+    `ids_per_row`: for each table the ids that each of its features has in a row; one feature of 1 where it has none.
+    """
     ranks = plan.world_size
     away = (ranks - 1) / ranks
     rows = _rows_by_table(plan)
     # A rank sends the ids of its rows to all shards; of a table split by rows each id goes to one shard.
     sent_ids = sum(
-        (ids_per_row.get(s.table, 1.0) * _ID_BYTES * s.rows / rows[s.table] + _LENGTH_BYTES) * batch / ranks * away
+        (ids * _ID_BYTES * s.rows / rows[s.table] + _LENGTH_BYTES) * batch / ranks * away
         for s in plan.shards
         if s.sharding != "data_parallel"
+        for ids in ids_per_row.get(s.table, _ONE_ID)
     )
     sent_pooled = [0.0] * ranks
     replicated = 0
@@ -166,7 +173,8 @@ def step_traffic(plan: ShardingPlan, batch: int, ids_per_row: Mapping[str, float
             replicated += shard.rows * shard.columns if shard.rank == 0 else 0
         else:
             # Of a table split by rows every shard sends what it has of every sum.
-            sent_pooled[shard.rank] += batch * shard.columns * _FLOAT_BYTES * away
+            features = len(ids_per_row.get(shard.table, _ONE_ID))
+            sent_pooled[shard.rank] += features * batch * shard.columns * _FLOAT_BYTES * away
     return Traffic(
         ids=round(sent_ids),
         pooled=round(max(sent_pooled)),
@@ -182,7 +190,7 @@ def step_time(
     *,
     plan: ShardingPlan,
     batch: int,
-    ids_per_row: Mapping[str, float],
+    ids_per_row: Mapping[str, Sequence[float]],
     dense: DenseCost,
     workers_per_node: int,
 ) -> StepTime:
@@ -195,7 +203,7 @@ def step_time(
     table_bytes = [0.0] * ranks
     for shard in plan.shards:
         looked_up = local_rows if shard.sharding == "data_parallel" else batch * shard.rows / rows[shard.table]
-        looked_up *= ids_per_row.get(shard.table, 1.0)
+        looked_up *= sum(ids_per_row.get(shard.table, _ONE_ID))
         table_bytes[shard.rank] += looked_up * shard.columns * _FLOAT_BYTES * _TABLE_PASSES
     # Of what a rank sends to all others, the part for other machines takes the network.
     outside = (ranks - min(ranks, workers_per_node)) / max(1, ranks - 1)

@@ -120,8 +120,9 @@ class ParallelModel:
         self.penalties: list[tuple[slice, float]] = []
         """Columns of `pooled` whose L2 penalty (`PartConfig.embedding_l2`) is not 0, and the penalty."""
         start = 0
-        penalties = (train.by_part[train.trained_part(table.part)].embedding_l2 for table in whole.tables)
-        for penalty, tables in groupby(zip(penalties, whole.tables, strict=True), key=itemgetter(0)):
+        read = [output.table for output in whole.pooled]
+        penalties = (train.by_part[train.trained_part(table.part)].embedding_l2 for table in read)
+        for penalty, tables in groupby(zip(penalties, read, strict=True), key=itemgetter(0)):
             end = start + sum(table.dim for _, table in tables)
             if penalty:
                 self.penalties.append((slice(start, end), penalty))
@@ -137,7 +138,7 @@ class ParallelModel:
         """The dense network as it is called in training: compiled and replicated as asked for."""
 
     def pooled(self, batch: Batch) -> Tensor:
-        """Pooled embeddings (B, sum of dims) in the order of the model's tables; a collective."""
+        """Pooled embeddings (B, sum of dims) in the order of `RankingModel.pooled`; a collective."""
         return self._outputs(self.tables(batch.sparse), batch.sparse)
 
     @torch.no_grad()
