@@ -47,7 +47,7 @@ class Predictor:
         self.metrics: Metrics = model_folder.metrics
         """Metrics of the exported checkpoint, by split."""
         self._encoder = FeatureEncoder(self.schema, self.folder)
-        self.raw_rows = RawRows(self.schema, self._encoder.raw_schema)
+        self.raw_rows = RawRows(self.schema)
         self.encoded_columns = self._encoder.encoded_schema
         """The Arrow columns that `encode` gives."""
         self._dense_network = _load_dense_network(model_folder)

@@ -77,13 +77,15 @@ class Ranker:
         unknown = next((name for name in context if name not in fields.names), None)
         if unknown is not None:
             raise UserError(f"context: unknown field '{str(unknown)[:100]}'; fields: {', '.join(fields.names)}")
-        for index, value in enumerate(candidates):
-            checked_category(f"candidates[{index}]", value, pa.types.is_string(candidate.type), or_null="")
-        columns = [pa.array(candidates, candidate.type)]
+        is_text = pa.types.is_string(candidate.type)
+        checked = [
+            checked_category(f"candidates[{n}]", value, is_text, or_null="") for n, value in enumerate(candidates)
+        ]
+        columns = [pa.array(checked, candidate.type)]
         for field in fields:
             value = context.get(field.name)
             if value is not None:
-                checked_category(f"context.{field.name}", value, pa.types.is_string(field.type))
+                value = checked_category(f"context.{field.name}", value, pa.types.is_string(field.type))
             columns.append(pa.repeat(pa.scalar(None if value == "" else value, field.type), len(candidates)))
         rows = pa.RecordBatch.from_arrays(columns, schema=pa.schema([candidate, *fields]))
         return self.predictor.raw_rows.from_batch(self.lookup.features(rows))

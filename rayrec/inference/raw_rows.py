@@ -8,64 +8,79 @@ import contextlib
 import difflib
 import math
 from collections.abc import Mapping, Sequence
+from datetime import date
+from itertools import chain
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rayrec.common.errors import UserError
-from rayrec.features.schema import Schema
+from rayrec.features.raw_values import needs, read_column
+from rayrec.features.schema import RawColumn, Schema, VectorFeature
+from rayrec.features.vector import wrong_lengths
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-_NUMBERS, _STRINGS, _INTEGERS = (frozenset({*types, type(None)}) for types in ((int, float), (str,), (int,)))
+_OR_NULL = ", or null if it is missing"
+_PLAIN = {
+    kind: frozenset({*types, type(None)})
+    for kind, types in {"number": (int, float), "text": (str,), "integer": (int,)}.items()
+}
+"""Python types that Arrow converts without guessing (it would make 1.0 of True, and a list of "ab")."""
 
 
 class RawRows:
-    """Checks raw rows against one schema.
+    """Checks raw rows against one schema."""
 
-    `columns` are the Arrow columns that it makes, `FeatureEncoder.raw_schema`: float64 for numbers, string for
-    categories (int64 for those that come as ids, having no vocabulary or hashing them), a list of these for multi-hot
-    features.
-    """
-
-    def __init__(self, schema: Schema, columns: pa.Schema) -> None:
+    def __init__(self, schema: Schema) -> None:
         self._not_features = frozenset(schema.other_columns)
-        self.columns = columns
-        self._known = frozenset(columns.names)
+        self._raw = {column.name: column for column in schema.raw_columns}
+        self._sizes = {f.columns[0]: f.size for f in schema.features if isinstance(f, VectorFeature)}
+        self.columns = pa.schema([(column.name, column.arrow) for column in schema.raw_columns])
+        """The Arrow columns that it makes: those of `FeatureEncoder.raw_schema`."""
+        self._known = frozenset(self._raw)
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-        """Rows as mappings of feature names to values. Raises UserError naming row and field."""
+        """Rows as mappings of feature names to values. Raises UserError naming row and field.
+
+        Values are those of JSON. Texts may be given as integers, times as texts or numbers in the column's format (or
+        as `datetime`), lists as texts where the column has a separator.
+        """
         for index, row in enumerate(rows):
             if not isinstance(row, Mapping):
                 raise UserError(f"row {index}: {_shown(row)}; a row is an object of feature names and values")
             if not row.keys() <= self._known:
                 unknown = next(name for name in row if name not in self._known)
                 raise UserError(f"row {index}: {self.unknown(unknown)}")
-        columns = [_column(field, [row.get(field.name) for row in rows]) for field in self.columns]
+        columns = [self.from_values(name, [row.get(name) for row in rows]) for name in self._raw]
         return pa.RecordBatch.from_arrays(columns, schema=self.columns)
 
     def from_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Arrow columns named as the features; absent columns are missing in every row. Raises UserError."""
+        """Arrow columns named as the features; absent columns are missing in every row. Raises UserError.
+
+        Columns are read as those of files are (`read_column`), so that texts may hold numbers, for one.
+        """
         for name in batch.schema.names:
             if name not in self._known:
                 raise UserError(self.unknown(name))
         columns = []
-        for field in self.columns:
-            if field.name not in batch.schema.names:
-                columns.append(pa.nulls(batch.num_rows, field.type))
+        for name, raw in self._raw.items():
+            if name not in batch.schema.names:
+                columns.append(pa.nulls(batch.num_rows, raw.arrow))
                 continue
-            column = batch.column(field.name)
-            if not _castable(column.type, field.type):
-                raise UserError(f"column '{field.name}': holds {column.type}, needs {field.type}; convert it first")
-            # Integers beyond 2^53 have no exact float64; the encoder rounds them, a cast refuses them.
-            is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-            columns.append(column if is_number else column.cast(field.type))
-        return pa.RecordBatch.from_arrays(columns, names=self.columns.names)
+            given = batch.column(name)
+            column, unreadable = read_column(given, raw)
+            if unreadable.any():
+                row = int(unreadable.argmax())
+                raise UserError(f"row {row}, '{name}': {_shown(given[row].as_py())}; needs {needs(raw)}{_OR_NULL}")
+            columns.append(self._of_size(name, column))
+        return pa.RecordBatch.from_arrays(columns, schema=self.columns)
 
     def from_values(self, name: str, values: list[Any]) -> pa.Array:
         """The column of one known feature, from a value a row, as `from_rows` reads them. Raises UserError."""
-        return _column(self.columns.field(name), values)
+        return self._of_size(name, _column(self._raw[name], values))
 
     def unknown(self, name: Any) -> str:
         """The error message for a name that is not a feature."""
@@ -75,80 +90,110 @@ class RawRows:
         hint = f"did you mean '{nearest[0]}'?" if nearest else f"features: {', '.join(self.columns.names)}"
         return f"unknown feature '{str(name)[:100]}'; {hint}"
 
-
-def _castable(found: pa.DataType, wanted: pa.DataType) -> bool:
-    if pa.types.is_null(found):
-        return True
-    if pa.types.is_dictionary(found):
-        return _castable(found.value_type, wanted)
-    if pa.types.is_floating(wanted):
-        return pa.types.is_integer(found) or pa.types.is_floating(found)
-    if pa.types.is_integer(wanted):
-        return pa.types.is_integer(found)
-    if pa.types.is_string(wanted):
-        return pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)
-    is_list = pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found)
-    return is_list and _castable(found.value_type, wanted.value_type)
+    def _of_size(self, name: str, column: pa.Array) -> pa.Array:
+        """The column, if its lists are of the length that a vector needs. Raises UserError."""
+        size = self._sizes.get(name)
+        if size is not None and (wrong := wrong_lengths(column, size)).any():
+            row = int(wrong.argmax())
+            length = pc.list_value_length(column)[row].as_py()
+            raise UserError(f"row {row}, '{name}': a list of {length} numbers; needs {size}{_OR_NULL}")
+        return column
 
 
-def _column(field: pa.Field, values: list[Any]) -> pa.Array:
-    """The values of one feature as Arrow; they are checked one by one only if some may be wrong."""
-    if set(map(type, values)) <= _plain_types(field.type):
+def _column(raw: RawColumn, values: list[Any]) -> pa.Array:
+    """The values of one column as Arrow; they are checked one by one only if some may be wrong."""
+    if _are_plain(raw, values):
         with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
-            column = pa.array(values, field.type)
-            if not pa.types.is_floating(field.type) or _in_range(column):
+            column = pa.array(values, raw.arrow)
+            if raw.type not in {"number", "numbers"} or _in_range(column):
                 return column
-    return pa.array([_checked(field, index, value) for index, value in enumerate(values)], field.type)
+    if raw.type == "time":
+        return _times(raw, values)
+    checked = [_checked(raw, f"row {index}, '{raw.name}'", value) for index, value in enumerate(values)]
+    return pa.array(checked, raw.arrow)
 
 
-def _plain_types(dtype: pa.DataType) -> frozenset[type]:
-    """Python types that Arrow converts to `dtype` without guessing (it would make 1.0 of True, and a list of "ab")."""
-    if pa.types.is_floating(dtype):
-        return _NUMBERS
-    return _STRINGS if pa.types.is_string(dtype) else _INTEGERS if pa.types.is_integer(dtype) else frozenset()
+def _are_plain(raw: RawColumn, values: list[Any]) -> bool:
+    types = set(map(type, values))
+    if raw.type in _PLAIN:
+        return types <= _PLAIN[raw.type]
+    of = _PLAIN.get(raw.type.removesuffix("s"))
+    return of is not None and types <= {list, type(None)} and set(map(type, chain(*filter(None, values)))) <= of
 
 
 def _in_range(column: pa.Array) -> bool:
-    numbers = column.drop_null().to_numpy()
+    numbers = (column.flatten() if pa.types.is_list(column.type) else column).drop_null().to_numpy()
     return bool((np.abs(numbers) <= _FLOAT32_MAX).all())
 
 
-def _checked(field: pa.Field, index: int, value: Any) -> Any:
-    """`value` as the column takes it. Raises UserError naming the row and the feature."""
-    where = f"row {index}, '{field.name}'"
+def _times(raw: RawColumn, values: list[Any]) -> pa.Array:
+    types = set(map(type, values)) - {type(None)}
+    if types <= {str} or types <= {int}:
+        with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
+            column, unreadable = read_column(pa.array(values), raw)
+            if not unreadable.any():
+                return column
+    times = [_time(raw, f"row {index}, '{raw.name}'", value) for index, value in enumerate(values)]
+    return pa.concat_arrays(times) if times else pa.nulls(0, raw.arrow)
+
+
+def _time(raw: RawColumn, where: str, value: Any) -> pa.Array:
+    """The array of one time. Raises UserError that begins with `where`."""
+    if value is None or (isinstance(value, str | Real | date) and not isinstance(value, bool)):
+        with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeEncodeError, UserError):
+            column, unreadable = read_column(pa.array([value]), raw)
+            if not unreadable[0] and (column[0].is_valid or value in {None, ""}):
+                return column
+    raise UserError(f"{where}: {_shown(value)}; needs {needs(raw)}{_OR_NULL}")
+
+
+def _checked(raw: RawColumn, where: str, value: Any) -> Any:
+    """`value` as the column takes it. Raises UserError that begins with `where`."""
     if value is None:
         return None
-    if pa.types.is_floating(field.type):
+    if raw.type == "number":
         return _checked_number(where, value)
-    if not pa.types.is_list(field.type):
-        return checked_category(where, value, pa.types.is_string(field.type))
+    if raw.type in {"text", "integer"}:
+        return checked_category(where, value, raw.type == "text")
+    if isinstance(value, str) and raw.separator is not None:
+        return _split(raw, where, value)
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise UserError(f"{where}: {_shown(value)}; needs a list of values, or null if it is missing")
-    takes_strings = pa.types.is_string(field.type.value_type)
-    return [item if item is None else checked_category(where, item, takes_strings) for item in value]
+        raise UserError(f"{where}: {_shown(value)}; needs a list of values{_OR_NULL}")
+    of = raw.model_copy(update={"type": raw.type.removesuffix("s")})
+    return [_checked(of, where, item) for item in value]
+
+
+def _split(raw: RawColumn, where: str, value: str) -> list[Any] | None:
+    with contextlib.suppress(UnicodeEncodeError):
+        column, unreadable = read_column(pa.array([value], pa.string()), raw)
+        if not unreadable[0] and (raw.type != "numbers" or _in_range(column)):
+            values: list[Any] | None = column[0].as_py()
+            return values
+    raise UserError(f"{where}: {_shown(value)}; needs {needs(raw)}{_OR_NULL}")
 
 
 def _checked_number(where: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise UserError(f"{where}: {_shown(value)}; needs a number, or null if it is missing")
+        raise UserError(f"{where}: {_shown(value)}; needs a number{_OR_NULL}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if math.isnan(number):
-        raise UserError(f"{where}: NaN; needs a number, or null if it is missing")
+        raise UserError(f"{where}: NaN; needs a number{_OR_NULL}")
     if abs(number) > _FLOAT32_MAX:
         raise UserError(f"{where}: {_shown(value)} is out of range; numbers go up to {_FLOAT32_MAX:.3g}")
     return number
 
 
-def checked_category(
-    where: str, value: Any, takes_strings: bool, or_null: str = ", or null if it is missing"
-) -> str | int:
+def checked_category(where: str, value: Any, takes_strings: bool, or_null: str = _OR_NULL) -> str | int:
     """`value` as a column of strings or of int64 takes it. Raises UserError that begins with `where`."""
     if takes_strings:
+        if isinstance(value, Integral) and not isinstance(value, bool) and -(2**63) <= int(value) < 2**64:
+            return str(int(value))
         if not isinstance(value, str):
-            quoted = f' (write "{value}")' if isinstance(value, Real) and not isinstance(value, bool) else ""
+            written = str(value).lower() if isinstance(value, bool) else value
+            quoted = f' (write "{written}")' if isinstance(value, Real) and _is_short(value) else ""
             raise UserError(f"{where}: {_shown(value)}; needs a string{quoted}{or_null}")
         try:
             value.encode()
@@ -158,6 +203,11 @@ def checked_category(
     if isinstance(value, bool) or not isinstance(value, Integral) or not -(2**63) <= int(value) < 2**63:
         raise UserError(f"{where}: {_shown(value)}; needs an integer id{or_null}")
     return int(value)
+
+
+def _is_short(value: Real) -> bool:
+    """Whether a number can be shown; an integer of thousands of digits cannot even be printed."""
+    return not isinstance(value, int) or value.bit_length() <= 128
 
 
 def _shown(value: Any) -> str:
@@ -174,7 +224,5 @@ def _shown(value: Any) -> str:
         case Sequence():
             return "a list"
         case Real():
-            # An integer of thousands of digits cannot even be printed.
-            huge = isinstance(value, int) and value.bit_length() > 128
-            return "an integer of more than 38 digits" if huge else f"the number {value}"
+            return f"the number {value}" if _is_short(value) else "an integer of more than 38 digits"
     return f"a value of type {type(value).__name__}"

@@ -1,6 +1,7 @@
 """The predictor gives the scores of the model's own forward pass, whatever the form and the number of rows."""
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 
 import numpy as np
 import pandas as pd
@@ -129,10 +130,11 @@ WRONG = {
     "a string": ("I1", "give a list of rows"),
     "unknown column": (pd.DataFrame({"I11": [1]}), "unknown feature 'I11'; did you mean 'I1'"),
     "the label": (pd.DataFrame({"label": [1]}), "'label' is not a feature"),
-    "strings for numbers": (pd.DataFrame({"I1": ["1"]}), "column 'I1': holds .*string, needs double"),
-    "numbers for strings": (pd.DataFrame({"C1": [5]}), "column 'C1': holds int64, needs string"),
+    "texts for numbers": (pd.DataFrame({"I1": ["1", "1,5"]}), "row 1, 'I1': the string '1,5'; needs a number, or null"),
+    "fractions for texts": (pd.DataFrame({"C1": [5, 5.5]}), "row 1, 'C1': the number 5.5; needs a text, or null"),
+    "lists for texts": (pa.record_batch({"C1": [["a"]]}), "column 'C1': holds list<item: string>, needs a text"),
     "mixed column": (pd.DataFrame({"C1": pd.Series(["a", 5], dtype=object)}), "C1.*give columns of one type"),
-    "booleans": (pa.record_batch({"I1": [True]}), "column 'I1': holds bool, needs double"),
+    "dates for numbers": (pa.record_batch({"I1": [date(2026, 1, 1)]}), "column 'I1': holds date32.*, needs a number"),
 }
 
 

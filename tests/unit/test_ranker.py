@@ -63,7 +63,7 @@ def test_unknown_values_are_as_missing_ones(ranker: Ranker) -> None:
     ("context", "ads", "message"),
     [
         ({"user": "ann"}, [1], "context: unknown field 'user'; fields: uuid, document_id, timestamp"),
-        ({"uuid": 5}, [1], "context.uuid: the number 5; needs a string"),
+        ({"uuid": 5.5}, [1], "context.uuid: the number 5.5; needs a string"),
         ({"uuid": "\ud800"}, [1], "context.uuid: the string .* is not valid Unicode"),
         ({"document_id": "5"}, [1], "context.document_id: the string '5'; needs an integer"),
         ({"timestamp": 1.5}, [1], "context.timestamp: the number 1.5; needs an integer"),

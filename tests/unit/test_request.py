@@ -2,6 +2,7 @@
 
 import json
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,15 @@ import pytest
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config import ServeConfig
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
+from rayrec.config.transforms import Cross, Hash, TimePart
+from rayrec.features.schema import (
+    CategoricalFeature,
+    MultiHotFeature,
+    NumericFeature,
+    RawColumn,
+    Schema,
+    VectorFeature,
+)
 from rayrec.inference.folder.examples import example_row
 from rayrec.inference.predictor import load_model
 from rayrec.inference.raw_rows import RawRows
@@ -22,15 +31,28 @@ from serve.models.served_models import ServedModel, ServedModels
 from serve.protocols.v1 import parse_instances, predictions
 from tests.model_folders import make_model_folder
 
+OF_TEXT = Hash(buckets=10, of="strings")
 SCHEMA = Schema(
     label="label",
     group="user",
     features=(
         NumericFeature(name="I1"),
         NumericFeature(name="price"),
-        CategoricalFeature(name="C1", cardinality=10),
+        CategoricalFeature(name="C1", cardinality=10, transforms=(OF_TEXT,)),
         CategoricalFeature(name="id", cardinality=10),
-        MultiHotFeature(name="tags", cardinality=10),
+        MultiHotFeature(name="tags", cardinality=10, transforms=(OF_TEXT,)),
+        CategoricalFeature(name="hour", inputs=("time",), cardinality=25, transforms=(TimePart(part="hour"),)),
+        VectorFeature(name="vector", size=2),
+        CategoricalFeature(name="C1_x_id", inputs=("C1", "id"), cardinality=9, transforms=(Cross(buckets=9),)),
+    ),
+    columns=(
+        RawColumn(name="I1", type="number"),
+        RawColumn(name="price", type="number"),
+        RawColumn(name="C1", type="text"),
+        RawColumn(name="id", type="integer"),
+        RawColumn(name="tags", type="texts", separator="|"),
+        RawColumn(name="time", type="time", time_format="s"),
+        RawColumn(name="vector", type="numbers", separator=" "),
     ),
 )
 COLUMNS = pa.schema(
@@ -40,19 +62,32 @@ COLUMNS = pa.schema(
         ("C1", pa.string()),
         ("id", pa.int64()),
         ("tags", pa.list_(pa.string())),
+        ("time", pa.timestamp("us", "UTC")),
+        ("vector", pa.list_(pa.float64())),
     ]
 )
-RAW_ROWS = RawRows(SCHEMA, COLUMNS)
+RAW_ROWS = RawRows(SCHEMA)
+NOTHING = dict.fromkeys(COLUMNS.names)
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 GOOD_ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "whole": (
-        {"I1": 3, "price": 2.5, "C1": "68fd1e64", "id": 7, "tags": ["a", None]},
-        {"I1": 3.0, "price": 2.5, "C1": "68fd1e64", "id": 7, "tags": ["a", None]},
+        {"I1": 3, "price": 2.5, "C1": "68fd1e64", "id": 7, "tags": ["a", None], "time": 0, "vector": [1, 2.5]},
+        {"I1": 3.0, "price": 2.5, "C1": "68fd1e64", "id": 7, "tags": ["a", None]}
+        | {"time": datetime(1970, 1, 1, tzinfo=UTC), "vector": [1.0, 2.5]},
     ),
-    "left out": ({}, dict.fromkeys(COLUMNS.names)),
-    "null": (dict.fromkeys(COLUMNS.names), dict.fromkeys(COLUMNS.names)),
-    "beyond float64's integers": ({"I1": 2**60 + 1}, {**dict.fromkeys(COLUMNS.names), "I1": 2.0**60}),
-    "not ASCII": ({"C1": "é\u2028"}, {**dict.fromkeys(COLUMNS.names), "C1": "é\u2028"}),
+    "left out": ({}, NOTHING),
+    "null": (NOTHING, NOTHING),
+    "beyond float64's integers": ({"I1": 2**60 + 1}, {**NOTHING, "I1": 2.0**60}),
+    "not ASCII": ({"C1": "é\u2028"}, {**NOTHING, "C1": "é\u2028"}),
+    "integers as texts": ({"C1": -7, "tags": [2**64 - 1, "a"]}, {**NOTHING, "C1": "-7", "tags": [str(2**64 - 1), "a"]}),
+    "time as text": ({"time": str(NOON.timestamp())}, {**NOTHING, "time": NOON}),
+    "time as float": ({"time": NOON.timestamp()}, {**NOTHING, "time": NOON}),
+    "time of Python": ({"time": NOON}, {**NOTHING, "time": NOON}),
+    "time as nothing": ({"time": ""}, NOTHING),
+    "delimited lists": ({"tags": "a||b", "vector": "1 -2e3"}, {**NOTHING, "tags": ["a", "", "b"], "vector": [1, -2e3]}),
+    "empty lists": ({"tags": [], "vector": ""}, {**NOTHING, "tags": []}),
+    "a vector with gaps": ({"vector": [None, 1]}, {**NOTHING, "vector": [None, 1.0]}),
 }
 
 
@@ -66,7 +101,10 @@ def test_good_rows(case: str) -> None:
 
 BAD_ROWS: dict[str, tuple[Any, str]] = {
     "unknown": ({"prise": 1}, "row 1: unknown feature 'prise'; did you mean 'price'?"),
-    "unknown, nothing near": ({"zzz": 1}, "row 1: unknown feature 'zzz'; features: I1, price, C1, id, tags"),
+    "unknown, nothing near": (
+        {"zzz": 1},
+        "row 1: unknown feature 'zzz'; features: I1, price, C1, id, tags, time, vector",
+    ),
     "label": ({"label": 1}, "row 1: 'label' is not a feature (the model does not read it); leave it out"),
     "group": ({"user": 1}, "row 1: 'user' is not a feature (the model does not read it); leave it out"),
     "row is a string": ("a", "row 1: the string 'a'; a row is an object of feature names and values"),
@@ -82,11 +120,18 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
         {"I1": 10**400},
         "row 1, 'I1': an integer of more than 38 digits is out of range; numbers go up to 3.4e+38",
     ),
-    "category as number": (
-        {"C1": 5},
-        "row 1, 'C1': the number 5; needs a string (write \"5\"), or null if it is missing",
+    "category as fraction": (
+        {"C1": 5.0},
+        "row 1, 'C1': the number 5.0; needs a string (write \"5.0\"), or null if it is missing",
     ),
-    "category as boolean": ({"C1": True}, "row 1, 'C1': true (a boolean); needs a string, or null if it is missing"),
+    "category as boolean": (
+        {"C1": True},
+        "row 1, 'C1': true (a boolean); needs a string (write \"true\"), or null if it is missing",
+    ),
+    "category of many digits": (
+        {"C1": 10**5000},
+        "row 1, 'C1': an integer of more than 38 digits; needs a string, or null if it is missing",
+    ),
     "category as list": ({"C1": ["a"]}, "row 1, 'C1': a list; needs a string, or null if it is missing"),
     "category no Unicode": (
         {"C1": "\ud800"},
@@ -95,14 +140,43 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
     "id as string": ({"id": "7"}, "row 1, 'id': the string '7'; needs an integer id, or null if it is missing"),
     "id as fraction": ({"id": 1.5}, "row 1, 'id': the number 1.5; needs an integer id, or null if it is missing"),
     "id as boolean": ({"id": True}, "row 1, 'id': true (a boolean); needs an integer id, or null if it is missing"),
-    "list as string": (
-        {"tags": "abc"},
-        "row 1, 'tags': the string 'abc'; needs a list of values, or null if it is missing",
+    "list as number": ({"tags": 3}, "row 1, 'tags': the number 3; needs a list of values, or null if it is missing"),
+    "list of fractions": (
+        {"tags": [1.5]},
+        "row 1, 'tags': the number 1.5; needs a string (write \"1.5\"), or null if it is missing",
     ),
-    "list of numbers": (
-        {"tags": [1]},
-        "row 1, 'tags': the number 1; needs a string (write \"1\"), or null if it is missing",
+    "list no Unicode": (
+        {"tags": "\ud800"},
+        "row 1, 'tags': the string '\\ud800'; needs a list of texts (or a text of them with '|' between), "
+        "or null if it is missing",
     ),
+    "short vector": ({"vector": [1]}, "row 1, 'vector': a list of 1 numbers; needs 2, or null if it is missing"),
+    "vector of text": (
+        {"vector": "1 x"},
+        "row 1, 'vector': the string '1 x'; needs a list of numbers (or a text of them with ' ' between), "
+        "or null if it is missing",
+    ),
+    "vector beyond float32": (
+        {"vector": [1, 1e300]},
+        "row 1, 'vector': the number 1e+300 is out of range; numbers go up to 3.4e+38",
+    ),
+    "time in milliseconds": (
+        {"time": 1_767_355_200_000},
+        "row 1, 'time': the number 1767355200000; needs a time in s since 1970, or null if it is missing",
+    ),
+    "time as boolean": (
+        {"time": True},
+        "row 1, 'time': true (a boolean); needs a time in s since 1970, or null if it is missing",
+    ),
+    "time NaN": (
+        {"time": math.nan},
+        "row 1, 'time': the number nan; needs a time in s since 1970, or null if it is missing",
+    ),
+    "time of many digits": (
+        {"time": 10**5000},
+        "row 1, 'time': an integer of more than 38 digits; needs a time in s since 1970, or null if it is missing",
+    ),
+    "cross": ({"C1_x_id": 3}, "row 1: unknown feature 'C1_x_id'; features: I1, price, C1, id, tags, time, vector"),
 }
 
 
@@ -110,7 +184,7 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
 def test_bad_rows(case: str) -> None:
     row, message = BAD_ROWS[case]
     with pytest.raises(UserError) as raised:
-        RAW_ROWS.from_rows([{"I1": 1, "C1": "a", "id": 3, "tags": ["x"]}, row])
+        RAW_ROWS.from_rows([{"I1": 1, "C1": "a", "id": 3, "tags": ["x"], "time": 5, "vector": [1, 2]}, row])
     assert str(raised.value) == message
 
 
@@ -149,7 +223,7 @@ BAD_BODIES: dict[str, tuple[bytes, int, str]] = {
     "another key": (b'{"instances": [{}], "x": 1}', 422, "unknown key 'x' beside 'instances'"),
     "too many": (json.dumps({"instances": [{}] * 9}).encode(), 413, "instances: 9 rows, at most 8 a request"),
     "a row is a number": (b'{"instances": [3]}', 422, "row 0: the number 3"),
-    "one bad row": (b'{"instances": [{}, {"C1": 5}]}', 422, "row 1, 'C1': the number 5"),
+    "one bad row": (b'{"instances": [{}, {"C1": 5.5}]}', 422, "row 1, 'C1': the number 5.5"),
 }
 
 

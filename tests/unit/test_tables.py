@@ -17,7 +17,6 @@ from rayrec.models.common.tables import (
     UniformByRows,
     build_embeddings,
     distinct_tables,
-    pooled_features,
 )
 
 CPU = torch.device("cpu")
