@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rayrec.recipes import Recipe
 
 AnyPath = str | PathLike[str]
-COMMANDS = ("generate", "preprocess", "train", "run", "evaluate", "predict", "export", "tune", "plan")
+COMMANDS = ("inspect", "generate", "preprocess", "train", "run", "evaluate", "predict", "export", "tune", "plan")
 """The commands that are functions of this module."""
 
 

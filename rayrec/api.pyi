@@ -12,6 +12,25 @@ from rayrec.recipes import Recipe
 AnyPath = str | PathLike[str]
 COMMANDS: tuple[str, ...]
 
+def inspect(
+    path: AnyPath | Sequence[AnyPath],
+    *,
+    label: str | None = None,
+    model: str = "wide_deep",
+    rows: int = 100000,
+    output: AnyPath | None = None,
+    progress: bool = True,
+) -> Result:
+    """Look at a sample of raw files, and write a recipe for them.
+
+    path: Raw file, folder, glob or URI; several are one table.
+    label: Column of the label, or a condition such as 'rating>=4'; by default the one column that has the name of one.
+    model: Kind of the model in the recipe.
+    rows: Rows of the sample, spread over all files.
+    output: Recipe to write, which must not exist; without it the recipe is printed.
+    progress: Show progress on stderr.
+    """
+
 def generate(
     source: str,
     rows: int,

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,12 @@ Layout = delimited.DelimitedLayout | json_lines.JsonLinesLayout | parquet.Parque
 """The columns of a file, and how its chunks are read."""
 
 _PACKED_SUFFIXES = {".gz", ".gzip", ".zip", ".zst", ".zstd"}
-_FORMATS = {".parquet": "parquet", ".jsonl": "json_lines", ".ndjson": "json_lines", ".json": "json_lines"}
+_FORMATS: dict[str, Literal["parquet", "json_lines"]] = {
+    ".parquet": "parquet",
+    ".jsonl": "json_lines",
+    ".ndjson": "json_lines",
+    ".json": "json_lines",
+}
 _THREADS = 16
 
 
@@ -131,7 +137,7 @@ def open_table(files: Sequence[InputFile], table_format: FileFormat, optional: C
 def _read_layout(file: InputFile, table_format: FileFormat, optional: Collection[str]) -> Layout | None:
     if file.bytes == 0:
         return None
-    match table_format.format if table_format.format != "auto" else _format_of(file):
+    match table_format.format if table_format.format != "auto" else format_of(file):
         case "parquet":
             return parquet.read_layout(file)
         case "json_lines":
@@ -139,7 +145,8 @@ def _read_layout(file: InputFile, table_format: FileFormat, optional: Collection
     return delimited.read_layout(file, table_format, optional)
 
 
-def _format_of(file: InputFile) -> str:
+def format_of(file: InputFile) -> Literal["parquet", "json_lines", "delimited"]:
+    """The format of a file by its name."""
     path = PurePosixPath(file.base_name.lower())
     suffix = PurePosixPath(path.stem).suffix if path.suffix in _PACKED_SUFFIXES else path.suffix
     return _FORMATS.get(suffix, "delimited")

@@ -22,6 +22,11 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
     ("demo", ["dcnv2", "--output", "d"], {"model": "dcnv2", "output": Path("d")}),
     ("doctor", [], {}),
     ("recipes", ["dlrm-criteo"], {"name": "dlrm-criteo"}),
+    (
+        "inspect",
+        ["a", "b", "--label", "rating>=4", "--rows", "9", "--output", "r.yaml"],
+        {"path": ("a", "b"), "label": "rating>=4", "rows": 9, "output": Path("r.yaml"), "model": "wide_deep"},
+    ),
     ("generate", ["criteo", "--rows", "5", "--output", "o"], {"source": "criteo", "rows": 5, "output": Path("o")}),
     (
         "preprocess",

@@ -116,6 +116,11 @@ def rate_column(keys: Iterable[str]) -> str:
     return f"rate_{'_'.join(keys)}"
 
 
+def can_name_a_table(name: str) -> bool:
+    """Whether an embedding table, a module of torch, can have this name."""
+    return bool(name) and "." not in name and name not in _MODULE_ATTRIBUTES
+
+
 def plan_columns(
     config: TableSourceConfig, split: SplitConfig, columns: Sequence[str], tables: Mapping[str, Sequence[str]]
 ) -> ColumnPlan:
@@ -432,7 +437,7 @@ class _Planner:
                     "another `name`",
                 )
             taken[name] = feature.where
-            if feature.steps is None and (not name or "." in name or name in _MODULE_ATTRIBUTES):
+            if feature.steps is None and not can_name_a_table(name):
                 _fail(
                     feature.where,
                     f"'{name}' cannot name an embedding table; list the column in source.ignore and give the feature "

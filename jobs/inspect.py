@@ -1,0 +1,124 @@
+"""`rayrec inspect`: what the columns of raw files are, and a recipe for them."""
+
+import io
+import shlex
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, PositiveInt
+
+from jobs.command import Command, Metavar, PathTexts, Positional, Request, Result, absolute_path, main
+from rayrec.common.errors import ConfigError
+from rayrec.common.files import require_absent, write_atomically
+from rayrec.common.plugins import MODELS
+from rayrec.common.progress import Progress
+from rayrec.config.validation import is_yaml_file
+from rayrec.storage.location import LocalPath
+
+_TABLE_WIDTH = 150
+
+
+class InspectRequest(Request):
+    """Look at a sample of raw files, and write a recipe for them."""
+
+    path: Annotated[PathTexts, Positional("PATH"), Field(min_length=1)]
+    """Raw file, folder, glob or URI; several are one table."""
+    label: Annotated[str, Metavar("COLUMN")] | None = None
+    """Column of the label, or a condition such as 'rating>=4'; by default the one column that has the name of one."""
+    model: Annotated[str, AfterValidator(MODELS.known), Metavar("KIND")] = "wide_deep"
+    """Kind of the model in the recipe."""
+    rows: PositiveInt = 100_000
+    """Rows of the sample, spread over all files."""
+    output: Annotated[LocalPath, Metavar("RECIPE.yaml")] | None = None
+    """Recipe to write, which must not exist; without it the recipe is printed."""
+
+    def check(self) -> None:
+        if self.output is not None and not is_yaml_file(self.output):
+            raise ConfigError(f"--output {self.output}: a recipe file's name ends in .yaml")
+
+    def with_absolute_paths(self) -> "InspectRequest":
+        """The same request for a process in another folder."""
+        paths = tuple(map(absolute_path, self.path))
+        return super().with_absolute_paths().model_copy(update={"path": paths})
+
+
+def run(request: InspectRequest, progress: Progress) -> Result:
+    """Inspect; `rows` are those of the sample.
+
+    `details.columns` has the facts and the decision of each column, `details.warnings` what to look at, and
+    `details.recipe` the text of the recipe.
+    """
+    from rayrec.inspection.table import inspect_table
+
+    if request.output is not None:
+        require_absent(request.output)
+    progress.stage("read a sample")
+    found = inspect_table(request.path, request.label, request.model, request.rows, _command_line(request))
+    progress.finish()
+    details: dict[str, Any] = {
+        "total_rows": found.sample.total_rows,
+        "columns": found.columns_as_json(),
+        "warnings": found.warnings,
+        "recipe": found.recipe,
+        "next": _next_command(request),
+    }
+    if request.output is not None:
+        write_atomically(request.output, found.recipe)
+    else:
+        progress.message(_overview(details))
+    return Result(command="inspect", output=request.output, rows=found.sample.rows.num_rows, details=details)
+
+
+def _command_line(request: InspectRequest) -> str:
+    words = ["rayrec", "inspect", *request.path]
+    words += ["--label", request.label] if request.label is not None else []
+    words += ["--model", request.model] if request.model != InspectRequest.model_fields["model"].default else []
+    return shlex.join(words)
+
+
+def _next_command(request: InspectRequest) -> str:
+    recipe = str(request.output or "RECIPE.yaml")
+    inputs = [word for path in request.path for word in ("--input", path)]
+    return shlex.join(["rayrec", "run", recipe, *inputs, "--output", "out"])
+
+
+def describe(result: Result) -> str:
+    """The recipe, or if it was written to a file, a table of the columns, the warnings and the next command."""
+    if result.output is None:
+        return str(result.details["recipe"]).rstrip()
+    return f"{_overview(result.details)}\n\n{result.output} is written; next:\n\n    {result.details['next']}"
+
+
+def _overview(details: Mapping[str, Any]) -> str:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE, pad_edge=False)
+    for name in ("column", "becomes", "missing", "values", "AUC alone", "examples", "why"):
+        table.add_column(name, justify="right" if name in ("missing", "values", "AUC alone") else "left")
+    for column in details["columns"]:
+        missing, best = column["missing_share"], max(column["auc"].values(), default=None)
+        estimate = column["distinct_estimate"]
+        values = f"{column['distinct']:,}" + (f" (about {estimate:,})" if estimate > column["distinct"] else "")
+        table.add_row(
+            column["name"],
+            column["kind"],
+            f"{missing:.1%}" if missing else "",
+            values,
+            f"{best:.3f}" if best is not None else "",
+            ", ".join(text[:24] for text in column["examples"]),
+            column["reason"],
+        )
+    text = io.StringIO()
+    console = Console(file=text, width=_TABLE_WIDTH)
+    console.print(table)
+    lines = [text.getvalue().rstrip()]
+    lines += ["", *(f"warning: {warning}" for warning in details["warnings"])] if details["warnings"] else []
+    return "\n".join(lines)
+
+
+COMMAND = Command("inspect", InspectRequest, run, describe)
+
+if __name__ == "__main__":
+    raise SystemExit(main(COMMAND))

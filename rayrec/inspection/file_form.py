@@ -1,0 +1,101 @@
+"""Recognises the form of raw files: what a recipe must say about them."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rayrec.common.errors import UserError
+from rayrec.config.table import FileFormat
+from rayrec.raw.files import Chunk, InputFile, read_lines
+from rayrec.raw.table import format_of
+
+_SEPARATORS = "\t,;|"
+_LINES = 200
+
+
+@dataclass(frozen=True)
+class FileForm:
+    """How files hold rows."""
+
+    settings: FileFormat
+    """What a recipe must say; defaults where rayrec finds out by itself."""
+    is_delimited: bool
+    reasons: Mapping[str, str]
+    """Why, by field of `settings`."""
+
+    @property
+    def has_names(self) -> bool:
+        """Whether the files name their columns; otherwise they are numbered here."""
+        return self.settings.header is None
+
+    def with_null_values(self, words: Sequence[str]) -> "FileForm":
+        """The same form of files in which `words` stand for missing values."""
+        if not words or not self.is_delimited:
+            return self
+        reasons = {**self.reasons, "null_values": "they stand among numbers or times"}
+        return replace(self, settings=self.settings.model_copy(update={"null_values": ("", *words)}), reasons=reasons)
+
+
+def recognize(file: InputFile) -> FileForm:
+    """The form of a file, by its name and its first lines. Raises UserError if it has none."""
+    if format_of(file) != "delimited":
+        return FileForm(FileFormat(), False, {})
+    lines = _first_lines(file)
+    settings: dict[str, object] = {}
+    reasons: dict[str, str] = {}
+    separator = _separator(lines)
+    if separator != ("\t" if "\t" in lines[0] else ","):
+        settings["separator"], reasons["separator"] = separator, "as often in every line"
+    if _has_loose_quotes(lines, separator):
+        settings["quote"], reasons["quote"] = False, "double quotes enclose no fields here, they are characters"
+    rows = [_fields(line, separator, quote="quote" not in settings) for line in lines]
+    if not _is_header(rows[0], rows[1:]):
+        settings["header"] = tuple(f"c{number}" for number in range(1, len(rows[0]) + 1))
+        reasons["header"] = "the first line looks like data, so columns are numbered; rename them as you like"
+    return FileForm(FileFormat.model_validate(settings), True, reasons)
+
+
+def _first_lines(file: InputFile) -> list[str]:
+    block = next(read_lines(Chunk(file, 0, 0, None if file.packing else min(file.bytes, 2**20))), b"")
+    try:
+        lines = [line.decode().removesuffix("\r") for line in block.split(b"\n")[:_LINES]]
+    except UnicodeDecodeError:
+        raise UserError(f"{file.name}: not UTF-8 text; convert it") from None
+    lines = [line for line in lines if line]
+    if not lines:
+        raise UserError(f"{file.name}: empty; give files with rows")
+    return lines
+
+
+def _separator(lines: Sequence[str]) -> str:
+    """The separator that stands most often, and about equally often in each line."""
+    counts = {mark: np.array([len(_fields(line, mark)) for line in lines]) - 1 for mark in _SEPARATORS}
+    steady = [mark for mark, found in counts.items() if found[0] and (found == found[0]).mean() > 0.9]
+    return max(steady, key=lambda mark: counts[mark][0], default=",")
+
+
+def _fields(line: str, separator: str, quote: bool = True) -> list[str]:
+    return next(csv.reader([line], delimiter=separator), []) if quote else line.split(separator)
+
+
+def _has_loose_quotes(lines: Sequence[str], separator: str) -> bool:
+    """Whether double quotes are not paired in a line, though all lines have as many separators."""
+    return any(line.count('"') % 2 for line in lines) and len({line.count(separator) for line in lines}) == 1
+
+
+def _is_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
+    """Whether a line names columns: texts that differ, none of which is a value of its column below."""
+    names = [field.strip() for field in first]
+    if any(map(_is_number, names)) or len(set(names)) < len(names) or names.count("") > 1:
+        return False
+    return not any(row[i] == name for row in others for i, name in enumerate(first[: len(row)]))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,196 @@
+"""Writes the recipe for a table, with the reason of every line beside it."""
+
+import json
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rayrec.common.errors import ConfigError
+from rayrec.common.plugins import MODELS
+from rayrec.config.table import LabelCondition
+from rayrec.inspection.decisions import Decision, Roles
+from rayrec.inspection.file_form import FileForm
+from rayrec.inspection.label import Label
+from rayrec.raw.sample import Sample
+
+STARTING_POINTS = "starting_points"
+"""The folder of a model's package with its sections `model` and `train` for tables of up to so many rows."""
+_COMMENT_COLUMN = 50
+_WIDTH = 150
+_SAFE = re.compile(r"[A-Za-z_][A-Za-z0-9_./%-]*")
+_YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+_SMALL, _MEDIUM = 30_000, 1_000_000
+_LEAST_TIMES = 20
+
+
+def write_recipe(
+    command: str,
+    sample: Sample,
+    form: FileForm,
+    label: Label,
+    roles: Roles,
+    decisions: Sequence[Decision],
+    model: str,
+) -> str:
+    """The YAML of a recipe that trains unedited. Raises ConfigError if the model has no starting point for tables."""
+    rows, total = sample.rows.num_rows, sample.total_rows
+    of = f"{total:,} rows" if sample.is_whole else f"about {total:,} rows"
+    read = f"all {rows:,} rows" if rows == total else f"{rows:,} of {of}"
+    lines = [
+        f"# Written by `{command}`, which read {read}.",
+        "# Each line says why. AUC: how well the column alone ranks rows by their label, out of fold; 0.5 is chance.",
+        "# Edit what you know better; docs/own-data.md has every kind and setting.",
+        "",
+        "source:",
+        "  kind: table",
+        *_format_lines(form),
+        *_role_lines(label, roles),
+        *_ignored_lines(decisions),
+        "  features:",
+        *_feature_lines(decisions),
+        "",
+        "preprocess:",
+        *_preprocess_lines(total, roles, decisions),
+        "",
+        _starting_point(model, total).rstrip(),
+        "",
+        "evaluate:",
+        *_evaluate_lines(total, roles, decisions),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(text: str, reason: str = "") -> str:
+    """A line of YAML with a comment, which begins below if both are long."""
+    reason = " ".join(reason.split())
+    if not reason:
+        return text
+    line = f"{text:<{_COMMENT_COLUMN}}  # {reason}"
+    if len(line) <= _WIDTH:
+        return line
+    indent = " " * (len(text) - len(text.lstrip()))
+    return "\n".join(
+        [*textwrap.wrap(reason, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "), text]
+    )
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str) and _SAFE.fullmatch(value) and value.lower() not in _YAML_WORDS:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    return _scalar(value)
+
+
+def _format_lines(form: FileForm) -> list[str]:
+    settings = form.settings.model_dump(exclude_defaults=True)
+    lines = []
+    for key, value in settings.items():
+        reason = form.reasons.get(key, "")
+        if isinstance(value, tuple):
+            items = textwrap.wrap(", ".join(map(_scalar, value)), _WIDTH - 6, break_long_words=False)
+            lines += [_line(f"  {key}:", reason), *(f"    {'[' if i == 0 else ' '}{t}" for i, t in enumerate(items))]
+            lines[-1] += "]"
+        else:
+            lines.append(_line(f"  {key}: {_scalar(value)}", reason))
+    return lines
+
+
+def _role_lines(label: Label, roles: Roles) -> list[str]:
+    rate = f"{label.rate:.1%} of the rows are 1"
+    value: Any = label.column
+    if isinstance(label.condition, LabelCondition):
+        value = label.condition.model_dump(exclude_none=True)
+    lines = [_line(f"  label: {_flow(value)}", f"{label.reason}; {rate}")]
+    for key, column in (("weight", roles.weight), ("group", roles.group), ("candidate", roles.candidate)):
+        if column is not None:
+            default = "what a list offers: `:rank` takes these alone"
+            lines.append(_line(f"  {key}: {_scalar(column)}", roles.reasons.get(column, default)))
+    if roles.time is not None:
+        form = {"column": roles.time, **roles.time_settings}
+        lines.append(
+            _line(f"  time: {_flow(form) if len(form) > 1 else _scalar(roles.time)}", roles.reasons[roles.time])
+        )
+    return lines
+
+
+def _ignored_lines(decisions: Sequence[Decision]) -> list[str]:
+    ignored = {d.column.name: d.reason for d in decisions if d.role == "ignored"}
+    ignored |= {d.column.name: "its feature has another name, below" for d in decisions if d.is_renamed}
+    return ["  ignore:", *(_line(f"    - {_scalar(n)}", why) for n, why in ignored.items())] if ignored else []
+
+
+def _feature_lines(decisions: Sequence[Decision]) -> list[str]:
+    lines = []
+    for decision in decisions:
+        for number, rule in enumerate(decision.rules):
+            content = {"columns": decision.column.name, **rule}
+            lines.append(_line(f"    - {_flow(content)}", _further(decision) if number else decision.reason))
+    return lines
+
+
+def _further(decision: Decision) -> str:
+    missing = decision.column.missing_share
+    why = f"{missing:.0%} of the rows have no value, which a range tells apart" if missing > 0.01 else (
+        "a curve that rises and falls foretells better than a line"
+    )  # fmt: skip
+    return f"also as ranges: {why}"
+
+
+def _preprocess_lines(total: int, roles: Roles, decisions: Sequence[Decision]) -> list[str]:
+    share = 0.15 if total < _SMALL / 3 else 0.1
+    split: dict[str, Any] = {"validation": share, "test": share}
+    times = next((d.column for d in decisions if d.column.name == roles.time), None)
+    if times is not None and times.distinct >= _LEAST_TIMES and times.counts.max() < 0.1 * times.present:
+        split, why = {"kind": "time", **split}, "the latest rows measure the model, as it will be used"
+    elif roles.group is not None:
+        split, why = {"kind": "hash", "column": roles.group, **split}, "by the group, so that lists stay whole"
+    else:
+        split, why = {"kind": "hash", **split}, "at random: no column has times that differ enough"
+    limit = 2 if total < _SMALL else 5 if total < _MEDIUM else 10
+    lines = [
+        _line(f"  split: {_flow(split)}", why),
+        _line(f"  frequency_limit: {limit}", f"a category seen fewer times in {total:,} rows says too little"),
+    ]
+    if total < _MEDIUM:
+        lines.append(
+            _line(
+                "  layout: {rows_per_row_group: 1024}", "few rows still fill several row groups, the unit of shuffling"
+            )
+        )
+    return lines
+
+
+def _starting_point(model: str, total: int) -> str:
+    """The sections of a model for about so many rows, as its package has them."""
+    points = MODELS.texts(model, ".yaml", STARTING_POINTS)
+    digits = {name: re.sub(r"\D", "", name) for name in points}
+    most_rows = {name: int(number) if number else np.inf for name, number in digits.items()}
+    for name in sorted(points, key=most_rows.__getitem__):
+        if total <= most_rows[name]:
+            return points[name]
+    able = [kind for kind in MODELS.packages if MODELS.texts(kind, ".yaml", STARTING_POINTS)]
+    raise ConfigError(f"--model {model}: has no starting point for tables; use {', '.join(able)}")
+
+
+def _evaluate_lines(total: int, roles: Roles, decisions: Sequence[Decision]) -> list[str]:
+    batch = 4_096 if total < _MEDIUM else 65_536
+    lines = [_line(f"  global_batch_size: {batch}", "rows at a time; metrics do not depend on it")]
+    group = next((d.column for d in decisions if d.column.name == roles.group), None)
+    if group is not None:
+        longest = int(np.quantile(group.counts, 0.95))
+        ranks = [k for k in (1, 3, 5, 10, 20, 50) if k < longest][-2:] or [1]
+        lines.append(_line(
+            f"  ranking: {_flow({'k': ranks, 'metrics': ['map', 'ndcg']})}",
+            f"metrics of ranked lists; most have up to {longest} rows",
+        ))  # fmt: skip
+    return lines

@@ -1,0 +1,75 @@
+"""Inspects a table: a sample of its files, what each column is, and a recipe for it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayrec.common.errors import UserError
+from rayrec.inspection.columns import describe_column
+from rayrec.inspection.decisions import Decision, decide, find_roles, table_warnings
+from rayrec.inspection.file_form import recognize
+from rayrec.inspection.label import find_label
+from rayrec.inspection.recipe_text import write_recipe
+from rayrec.raw.files import list_inputs
+from rayrec.raw.sample import Sample, sample_rows
+
+
+@dataclass(frozen=True)
+class InspectedTable:
+    """What was found out about a table."""
+
+    sample: Sample
+    decisions: Sequence[Decision]
+    warnings: list[str]
+    recipe: str
+    """The YAML of a recipe for it."""
+
+    def columns_as_json(self) -> list[dict[str, Any]]:
+        """The facts about each column, and what it becomes."""
+        return [_as_json(decision, self.sample.total_rows) for decision in self.decisions]
+
+
+def inspect_table(
+    paths: Sequence[str], label: str | None, model: str, rows: int, command: str, seed: int = 0
+) -> InspectedTable:
+    """Inspect `rows` rows of the files at `paths`.
+
+    `label` is a column or a condition, None to look for one; `model` the kind of the recipe's model, `command` what the
+    recipe says it was written by. Raises UserError.
+    """
+    files = list_inputs(paths)
+    form = recognize(files[0])
+    sample = sample_rows(files, form.settings, rows, seed)
+    if not sample.rows.num_rows:
+        raise UserError(f"{files[0].name}: no rows; give files with rows")
+    columns = {
+        name: describe_column(name, sample.rows[name], delimited=form.is_delimited, named=form.has_names)
+        for name in sample.rows.column_names
+    }
+    found = find_label(columns, label)
+    roles = find_roles(columns, found)
+    decisions = decide(columns, found, roles, total_rows=sample.total_rows, seed=seed)
+    if not any(decision.rules for decision in decisions):
+        why = "; ".join(f"{d.column.name} {d.reason}" for d in decisions if d.role == "ignored")
+        raise UserError(f"{paths[0]}: no column can be a feature ({why or 'there is none besides the label'})")
+    form = form.with_null_values(sorted({word for d in decisions if d.rules for word in d.column.null_words}))
+    recipe = write_recipe(command, sample, form, found, roles, decisions, model)
+    return InspectedTable(sample, decisions, table_warnings(decisions, found), recipe)
+
+
+def _as_json(decision: Decision, total_rows: int) -> dict[str, Any]:
+    column = decision.column
+    return {
+        "name": column.name,
+        "type": column.type,
+        "role": decision.role,
+        "kind": decision.kind,
+        "reason": decision.reason,
+        "distinct": column.distinct,
+        "distinct_estimate": column.distinct_estimate(total_rows),
+        "missing_share": column.missing_share,
+        "examples": column.examples(),
+        "range": column.range,
+        "auc": {name: reading.auc for name, reading in decision.auc.items()},
+        "rules": [{"columns": column.name, **rule} for rule in decision.rules],
+    }

@@ -1,0 +1,481 @@
+"""What `rayrec inspect` makes of columns, on generated tables whose truth is known."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.inspection.columns import Column, describe_column
+from rayrec.inspection.decisions import Decision
+from rayrec.inspection.evidence import Evidence, auc
+from rayrec.inspection.file_form import recognize
+from rayrec.inspection.table import InspectedTable, inspect_table
+from rayrec.preprocessing.rows.columns import plan_columns
+from rayrec.raw.files import list_inputs
+from rayrec.recipes import load_recipe
+
+ROWS = 4_000
+Inspect = Callable[..., InspectedTable]
+
+
+@pytest.fixture
+def inspect(tmp_path: Path) -> Inspect:
+    """Inspects columns written to a CSV file, besides a label that follows the column `signal` if there is one."""
+
+    def inspect(columns: dict[str, Any], label: str | None = "click", parquet: bool = False) -> InspectedTable:
+        rows = len(next(iter(columns.values())))
+        if "click" not in columns and (label is None or label == "click"):
+            rng = np.random.default_rng(1)
+            columns = {**columns, "click": (rng.random(rows) < 0.3).astype(int)}
+        if parquet:
+            path = tmp_path / "table.parquet"
+            pq.write_table(pa.table(columns), path)
+        else:
+            path = tmp_path / "table.csv"
+            rows_of_text = (
+                ["" if value is None else str(value) for value in row] for row in zip(*columns.values(), strict=True)
+            )
+            path.write_text("".join(",".join(row) + "\n" for row in (columns, *rows_of_text)))
+        found = inspect_table([str(path)], label, "wide_deep", 100_000, "rayrec inspect table.csv")
+        (tmp_path / "recipe.yaml").write_text(found.recipe)
+        recipe = load_recipe(tmp_path / "recipe.yaml")
+        # Raises if a column is matched twice, or by no rule.
+        plan_columns(recipe.source, recipe.preprocess.split, found.sample.rows.column_names, {})
+        return found
+
+    return inspect
+
+
+def decision(found: InspectedTable, name: str) -> Decision:
+    return next(d for d in found.decisions if d.column.name == name)
+
+
+def describe(values: list[Any], name: str = "x", named: bool = True) -> Column:
+    return describe_column(name, pa.chunked_array([pa.array(values, pa.string())]), delimited=True, named=named)
+
+
+# --- how values are written
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "form", "time_format"),
+    [
+        ("n", ["1", "-5", "300"], "integer", None),
+        ("n", ["1.5", "-5", "1e3"], "number", None),
+        ("zip", ["007", "123", "999"], "text", None),
+        ("id", ["10000169349117863715", "20000169349117863715"], "text", None),
+        ("h", ["05db9164", "68fd1e64", "9b98e9fc"], "text", None),
+        ("t", ["2016-06-14 04:06:19.061", "2016-06-14 04:06:20"], "time", "iso"),
+        ("t", ["2016-06-14T04:06:19Z", "2016-06-14T04:06:20+02:00"], "time", "iso"),
+        ("day", ["2016-06-14", "2016-06-15"], "time", "iso"),
+        ("hour", ["14102100", "14102123"], "time", "%y%m%d%H"),
+        ("date", ["20141021", "20141123"], "time", "%Y%m%d"),
+        ("C14", ["14102100", "14102123"], "integer", None),
+        ("hour", ["14102100", "14103200"], "integer", None),  # no 32nd of October
+        ("hour", ["14", "15"], "integer", None),
+        ("timestamp", ["964982703", "1537799250"], "time", "s"),
+        ("user_id", ["964982703", "1537799250"], "integer", None),
+        ("when_ms", ["1537799250123", "1537799250999"], "time", "ms"),
+        ("at", ["14/10/2021", "15/10/2021"], "time", "%d/%m/%Y"),
+        ("at", ["10/14/2021 10:00", "12/31/2021 23:59"], "time", "%m/%d/%Y %H:%M"),
+        ("ratio", ["1/2", "3/4"], "text", None),
+        ("version", ["1.2.3", "1.2.4"], "text", None),
+    ],
+)
+def test_form_of_texts(name: str, values: list[str], form: str, time_format: str | None) -> None:
+    column = describe(values, name)
+    assert (column.form, column.time_format) == (form, time_format)
+
+
+def test_words_for_missing_values_among_numbers_count_as_missing() -> None:
+    column = describe(["1", "NA", "2", None, "null"])
+    assert (column.form, column.missing_share, column.null_words) == ("integer", 0.6, ("NA", "null"))
+    assert describe(["NA", "US", "DE"], "country").null_words == ()
+
+
+def test_a_few_misfits_leave_a_column_one_of_numbers() -> None:
+    column = describe([*map(str, range(1_000)), "oops"])
+    assert (column.form, column.misfits) == ("integer", ("oops",))
+    assert describe([*map(str, range(10)), "oops"]).form == "text"
+
+
+def test_seconds_without_a_name_are_times_only_if_most_differ() -> None:
+    assert describe([str(964982703 + i) for i in range(50)], "c4", named=False).time_format == "s"
+    assert describe([str(964982703 + i % 5) for i in range(50)], "c4", named=False).form == "integer"
+
+
+def lists_of(items: list[str], separator: str, rows: int = 500) -> list[str]:
+    rng = np.random.default_rng(0)
+    return [separator.join(rng.choice(items, rng.integers(1, 5), replace=False)) for _ in range(rows)]
+
+
+@pytest.mark.parametrize("separator", ["|", ";", " "])
+def test_delimited_lists(separator: str) -> None:
+    items = ["Action", "Comedy", "Drama", "Children's", "Sci-Fi", "War"]
+    column = describe(lists_of(items, separator), "genres")
+    assert (column.form, column.separator, column.items) == ("list", separator, 6)
+    assert column.lengths is not None and (column.lengths.min(), column.lengths.max()) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["New York", "Los Angeles", "San Francisco"] * 50,
+        [f"US>CA>{i % 40}" for i in range(400)],
+        [f"{c}|{i % 30}" for i in range(400) for c in "ab"],  # always two parts
+        [f"Toy Story {i}" for i in range(400)],
+    ],
+)
+def test_texts_that_are_no_lists(values: list[str]) -> None:
+    assert describe(values).form == "text"
+
+
+def test_vectors_in_texts() -> None:
+    column = describe([f"{i}.5|0.25|-1" for i in range(30)])
+    assert (column.form, column.separator) == ("vector", "|")
+
+
+@pytest.mark.parametrize(
+    ("values", "form"),
+    [
+        (pa.array([1, None, 3]), "integer"),
+        (pa.array([1.5, float("nan"), None]), "number"),
+        (pa.array([True, False, None]), "text"),
+        (pa.array(["a", "b", None]).dictionary_encode(), "text"),
+        (pa.array([["a", "b"], [], None]), "list"),
+        (pa.array([[1, 2], [3], None]), "list"),
+        (pa.array([[0.5, 1.5], [2.5, 3.5]]), "vector"),
+        (pa.array([[0.5, 1.5], [2.5]]), "nested"),
+        (pa.array([{"a": 1}, None]), "nested"),
+        (pa.array([0, 1]).cast(pa.timestamp("s")), "time"),
+        (pa.nulls(3), "text"),
+    ],
+)
+def test_form_of_typed_columns(values: pa.Array, form: str) -> None:
+    column = describe_column("x", pa.chunked_array([values]), delimited=False)
+    assert column.form == form
+    assert column.rows == len(values)
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.none(), st.text(max_size=12), st.integers().map(str), st.floats().map(str)), max_size=40))
+def test_every_column_of_text_is_described(values: list[str | None]) -> None:
+    column = describe(values)
+    assert column.rows == len(values)
+    assert 0 <= column.distinct <= len(set(values))
+    assert column.present <= sum(bool(v) for v in values)
+
+
+def test_distinct_values_of_all_rows_are_estimated_from_a_sample() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.integers(10_000, size=1_000_000)
+    column = describe([str(v) for v in values[:8_000]])
+    assert column.distinct < 6_000
+    assert 8_000 < column.distinct_estimate(1_000_000) < 12_000
+    assert column.distinct_estimate(8_000) == column.distinct
+
+
+# --- evidence
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=2, max_size=50))
+def test_auc_is_the_share_of_pairs_in_order(rows: list[tuple[int, bool]]) -> None:
+    scores, label = (np.array(part, float) for part in zip(*rows, strict=True))
+    if len(set(label)) < 2:
+        return
+    pairs = [(a > b) + (a == b) / 2 for a in scores[label == 1] for b in scores[label == 0]]
+    assert auc(scores, label) == pytest.approx(np.mean(pairs))
+
+
+def test_evidence_of_noise_is_one_half() -> None:
+    rng = np.random.default_rng(0)
+    evidence = Evidence((rng.random(ROWS) < 0.3).astype(float))
+    for reading in (evidence.as_category(rng.integers(500, size=ROWS)), evidence.as_number(rng.random(ROWS))):
+        assert abs(reading.auc - 0.5) < 0.05
+
+
+def test_lists_with_one_positive_tell_nothing_of_themselves() -> None:
+    groups = np.arange(ROWS) // 4
+    label = (np.arange(ROWS) % 4 == 0).astype(float)
+    assert Evidence(label).as_category(groups).auc < 0.2
+    assert Evidence(label, groups).as_category(groups).auc == 0.5
+
+
+def test_missing_numbers_are_evidence_too() -> None:
+    rng = np.random.default_rng(0)
+    label = (rng.random(ROWS) < 0.3).astype(float)
+    numbers = np.where(rng.random(ROWS) < np.where(label == 1, 0.8, 0.2), np.nan, rng.random(ROWS))
+    evidence = Evidence(label)
+    assert evidence.as_number(numbers).auc > 0.75
+    assert evidence.as_bins(numbers).auc > 0.75
+
+
+# --- what columns become
+
+
+def clicks_by(scores: np.ndarray) -> list[int]:
+    rng = np.random.default_rng(2)
+    return (rng.random(len(scores)) < 1 / (1 + np.exp(-scores))).astype(int).tolist()
+
+
+def test_integers_are_ids_or_numbers_by_what_foretells_the_label(inspect: Inspect) -> None:
+    rng = np.random.default_rng(0)
+    ids, amounts = rng.integers(50, size=ROWS), rng.integers(1_000, size=ROWS)
+    effect = rng.normal(0, 1.5, 50)
+    found = inspect({"a": ids, "b": amounts, "click": clicks_by(effect[ids] + amounts / 300 - 2)})
+    assert decision(found, "a").kind == "categorical"
+    assert "better as category" in decision(found, "a").reason
+    assert decision(found, "b").kind == "numeric"
+    assert "better as number" in decision(found, "b").reason
+
+
+def test_without_evidence_the_name_decides_then_the_values(inspect: Inspect) -> None:
+    rng = np.random.default_rng(0)
+    found = inspect({
+        "shop_id": rng.integers(30, size=ROWS),
+        "price": rng.integers(30, size=ROWS),
+        "x": rng.geometric(0.05, ROWS) - 1,
+        "y": rng.integers(100, 130, size=ROWS),
+        "z": rng.integers(2, size=ROWS),
+    })  # fmt: skip
+    kinds = {name: decision(found, name).kind for name in ("shop_id", "price", "x", "y", "z")}
+    assert kinds == {"shop_id": "categorical", "price": "numeric", "x": "numeric", "y": "categorical",
+                     "z": "categorical"}  # fmt: skip
+    assert "'id' in its name" in decision(found, "shop_id").reason
+    assert "counts" in decision(found, "x").reason
+
+
+def test_integers_with_gaps_stay_integers(inspect: Inspect) -> None:
+    rng = np.random.default_rng(0)
+    values = [None if rng.random() < 0.2 else int(v) for v in rng.integers(20, size=ROWS)]
+    found = inspect({"kind_id": values}, parquet=True)
+    assert decision(found, "kind_id").kind == "categorical"
+    assert decision(found, "kind_id").column.examples()[0].isdigit()
+    number = inspect({"price": [None if v is None else v * v for v in values]})
+    assert [rule["kind"] for rule in decision(number, "price").rules] == ["numeric", "buckets"]
+    assert decision(number, "price").rules[1]["name"] == "price_range"
+
+
+def test_a_curve_is_found_that_no_line_follows(inspect: Inspect) -> None:
+    numbers = np.random.default_rng(0).normal(size=ROWS)
+    found = inspect({"x": numbers, "click": clicks_by(4 * numbers**2 - 3)})
+    assert [rule["kind"] for rule in decision(found, "x").rules] == ["numeric", "buckets"]
+    assert "rises and falls" in found.recipe
+
+
+def test_row_ids_constants_and_empty_columns_are_ignored(inspect: Inspect) -> None:
+    rng = np.random.default_rng(0)
+    found = inspect({
+        "row": np.arange(ROWS),
+        "request": [f"r{v:x}" for v in rng.permutation(10**6)[:ROWS]],
+        "price": rng.permutation(10**6)[:ROWS],
+        "constant": ["7"] * ROWS,
+        "empty": [None] * ROWS,
+        "flag": [None, "1"] * (ROWS // 2),
+        "shop": rng.integers(9, size=ROWS),
+    })  # fmt: skip
+    ignored = {d.column.name: d.reason for d in found.decisions if d.role == "ignored"}
+    assert set(ignored) == {"row", "request", "constant", "empty"}
+    assert "row id" in ignored["row"] and "row id" in ignored["request"]
+    assert "every row has '7'" in ignored["constant"]
+    assert decision(found, "price").kind == "numeric"  # many different amounts are no ids
+    assert decision(found, "flag").kind == "categorical"  # whether there is a value may matter
+
+
+def test_free_text_is_ignored(inspect: Inspect) -> None:
+    rng = np.random.default_rng(0)
+    words = np.array(["lorem", "ipsum", "dolor", "sit", "amet", "consectetur"])
+    texts = [" ".join(rng.choice(words, 12)) + f" {i}" for i in range(ROWS)]
+    found = inspect({"review": [*texts[:-1], texts[0]], "shop": rng.integers(9, size=ROWS)})
+    assert "free text" in decision(found, "review").reason
+
+
+def test_times_become_hours_and_weekdays_and_order_the_split(inspect: Inspect) -> None:
+    rng = np.random.default_rng(0)
+    start = np.datetime64("2024-03-01T00:00:00")
+    times = start + np.sort(rng.integers(40 * 86_400, size=ROWS)).astype("timedelta64[s]")
+    born = start - rng.integers(900, size=ROWS).astype("timedelta64[D]")
+    found = inspect({"timestamp": times, "signup": born.astype("datetime64[D]"), "shop": rng.integers(9, size=ROWS)})
+    assert decision(found, "timestamp").rules[0]["derive"] == ["hour", "weekday"]
+    assert decision(found, "signup").rules[0]["derive"] == ["weekday", "age"]
+    recipe = yaml.safe_load(found.recipe)
+    assert recipe["source"]["time"] == "timestamp"
+    assert recipe["preprocess"]["split"]["kind"] == "time"
+
+
+def test_lists_and_vectors_get_their_rules(inspect: Inspect) -> None:
+    rng = np.random.default_rng(0)
+    found = inspect({
+        "genres": lists_of(["a", "b", "c", "d", "e"], "|", ROWS),
+        "embedding": [f"{a:.3f};{b:.3f};0.5" for a, b in rng.random((ROWS, 2))],
+    })  # fmt: skip
+    assert decision(found, "genres").rules == ({"kind": "list", "separator": "|", "max_length": 4, "pooling": "mean"},)
+    assert decision(found, "embedding").rules == ({"kind": "vector", "size": 3, "separator": ";"},)
+
+
+def test_lists_of_parquet_need_no_separator(inspect: Inspect) -> None:
+    values = [["a", "b"], ["c"], []] * 1_000
+    found = inspect({"tags": values, "vector": [[0.5, 1.0]] * 3_000}, parquet=True)
+    assert decision(found, "tags").rules[0] == {"kind": "list", "max_length": 2, "pooling": "mean"}
+    assert decision(found, "vector").rules[0] == {"kind": "vector", "size": 2}
+
+
+@pytest.mark.parametrize("name", ["type", "values", "site.id"])
+def test_names_that_no_table_can_have(inspect: Inspect, name: str) -> None:
+    found = inspect({name: [f"v{i % 7}" for i in range(ROWS)], "shop": np.arange(ROWS) % 9})
+    rule = decision(found, name).rules[0]
+    assert rule["name"] == f"{name.replace('.', '_')}_"
+    assert name in yaml.safe_load(found.recipe)["source"]["ignore"]
+
+
+# --- groups, weights
+
+
+def test_groups_weights_and_candidates(inspect: Inspect) -> None:
+    rng = np.random.default_rng(0)
+    displays = np.arange(ROWS) // 5
+    ads = np.concatenate([rng.choice(60, 5, replace=False) for _ in range(ROWS // 5)])
+    clicks = (np.arange(ROWS) % 5 == rng.integers(5, size=ROWS // 5)[displays]).astype(int)
+    found = inspect({"display_id": displays, "ad_id": ads, "weight": rng.random(ROWS), "click": clicks})
+    recipe = yaml.safe_load(found.recipe)
+    assert {k: recipe["source"][k] for k in ("group", "candidate", "weight")} == {
+        "group": "display_id", "candidate": "ad_id", "weight": "weight"
+    }  # fmt: skip
+    assert recipe["preprocess"]["split"]["column"] == "display_id"
+    assert recipe["evaluate"]["ranking"]["metrics"] == ["map", "ndcg"]
+    assert [d.column.name for d in found.decisions if d.role == "feature"] == ["ad_id"]
+
+
+def test_a_session_with_many_positives_is_no_group(inspect: Inspect) -> None:
+    found = inspect({"session_id": np.arange(ROWS) // 5, "shop": np.arange(ROWS) % 9, "click": [1, 1, 1, 1, 0] * 800})
+    assert "group" not in yaml.safe_load(found.recipe)["source"]
+
+
+# --- leaks
+
+
+def test_leaks_are_ignored_and_named(inspect: Inspect) -> None:
+    rng = np.random.default_rng(0)
+    clicks = (rng.random(ROWS) < 0.3).astype(int)
+    start = np.datetime64("2024-03-01T00:00:00") + np.arange(ROWS).astype("timedelta64[m]")
+    found = inspect({
+        "time": start,
+        "left": start + rng.integers(1, 99, size=ROWS).astype("timedelta64[s]"),
+        "dwell": [round(rng.random(), 3) if c else None for c in clicks],
+        "position": np.where(rng.random(ROWS) < 0.99, clicks, 1 - clicks) * 10 + rng.integers(5, size=ROWS),
+        "purchase": clicks * (rng.random(ROWS) < 0.2),
+        "shop": rng.integers(9, size=ROWS),
+        "click": clicks,
+    })  # fmt: skip
+    warned = {warning.partition(":")[0]: warning for warning in found.warnings}
+    assert set(warned) == {"left", "dwell", "position", "purchase"}
+    assert "exactly where the label is 1" in warned["dwell"]
+    assert "AUC of 0.9" in warned["position"]
+    assert "name of a label" in warned["purchase"]
+    assert "later than the row's time" in warned["left"]
+    assert set(warned) <= set(yaml.safe_load(found.recipe)["source"]["ignore"])
+
+
+# --- the label
+
+
+def test_the_label_is_found_by_name_and_values(inspect: Inspect) -> None:
+    found = inspect({"shop": np.arange(ROWS) % 9, "gender": np.arange(ROWS) % 2}, label=None)
+    assert yaml.safe_load(found.recipe)["source"]["label"] == "click"
+
+
+@pytest.mark.parametrize(
+    ("label", "content", "condition"),
+    [
+        ("rating>=4", {"rating": ["1", "4", "5"]}, {"column": "rating", "at_least": 4.0}),
+        ("rating = 5", {"rating": ["1", "4.0", "5.0"]}, {"column": "rating", "equals": ["5", "5.0"]}),
+        ("answer", {"answer": ["yes", "no", "no"]}, {"column": "answer", "equals": ["yes"]}),
+        ("answer", {"answer": ["1", "-1", "-1"]}, {"column": "answer", "equals": ["1"]}),
+        ("answer", {"answer": ["True", "False", "False"]}, "answer"),
+        ("kind=a,b", {"kind": ["a", "b", "c"]}, {"column": "kind", "equals": ["a", "b"]}),
+    ],
+)
+def test_conditions(inspect: Inspect, label: str, content: dict[str, list[str]], condition: Any) -> None:
+    found = inspect({name: values * 100 for name, values in content.items()} | {"shop": [1, 2] * 150}, label=label)
+    assert yaml.safe_load(found.recipe)["source"]["label"] == condition
+    name = next(iter(content))
+    assert [d.column.name for d in found.decisions if d.rules] == ["shop"] and decision(found, name).role == "label"
+
+
+@pytest.mark.parametrize(
+    ("label", "message", "kind"),
+    [
+        (None, "--label: name the column of the label; columns of two values: answer, flag", ConfigError),
+        ("raiting>=4", "--label raiting>=4: no column 'raiting'; did you mean 'rating'?", ConfigError),
+        ("rating", "--label rating: has 3 values ('1', '4', '5'); a label has two", UserError),
+        ("rating>4", "no condition with '>'; write 'rating>=VALUE' or 'rating=VALUE'", ConfigError),
+        ("rating>=x", "'x' is not a number", ConfigError),
+        ("rating>=9", "no row of the sample meets it", UserError),
+        ("rating>=0", "every row of the sample meets it", UserError),
+        ("one", "--label one: all rows of the sample have '1'; a label needs two values", UserError),
+        ("answer", "its values are a and b; say which one is 1, such as --label 'answer=b'", UserError),
+        ("answer>=2", "column 'answer' holds 'a', 'b', no numbers", UserError),
+    ],
+)
+def test_wrong_labels(inspect: Inspect, label: str | None, message: str, kind: type[Exception]) -> None:
+    columns = {"rating": [1, 4, 5], "one": [1, 1, 1], "answer": ["a", "b", "a"], "flag": [0, 1, 0], "click": [1, 2, 3]}
+    with pytest.raises(kind) as raised:
+        inspect({name: values * 50 for name, values in columns.items()}, label=label)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_rows_without_a_label_are_warned_of(inspect: Inspect) -> None:
+    found = inspect({"shop": [1, 2, 3] * 100, "click": [0, 1, 1, None] * 75})
+    assert found.warnings == ["click: 25.00% of the rows have no label; preprocessing sets them aside"]
+
+
+def test_no_feature_is_an_error(inspect: Inspect) -> None:
+    with pytest.raises(UserError, match=r"no column can be a feature \(one constant: every row has '1'\)"):
+        inspect({"one": [1] * 100})
+
+
+# --- files
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a,b\n1,2\n", {}),
+        ("a\tb\n1\t2\n", {}),
+        ("a;b\n1,5;2\n2,5;3\n", {"separator": ";"}),
+        ("1,2\n3,4\n", {"header": ("c1", "c2")}),
+        ("x,y\nx,z\n", {"header": ("c1", "c2")}),
+        ('a,b\n"1,5",2\n', {}),
+        ('a,b\n5" disk,2\n3" disk,2\n', {"quote": False}),
+        (",b\n1,2\n", {}),
+    ],
+)
+def test_form_of_delimited_files(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
+    (tmp_path / "table.csv").write_text(text)
+    form = recognize(list_inputs([str(tmp_path / "table.csv")])[0])
+    assert form.settings.model_dump(exclude_defaults=True) == expected
+    assert form.has_names == ("header" not in expected)
+
+
+def test_null_words_stand_in_the_recipe(inspect: Inspect) -> None:
+    found = inspect({"price": [1.5, 2.5, "NA", 4] * 100})
+    assert yaml.safe_load(found.recipe)["source"]["null_values"] == ["", "NA"]
+
+
+def test_figures_are_json(inspect: Inspect) -> None:
+    found = inspect({"shop": np.arange(ROWS) % 9, "price": np.random.default_rng(0).random(ROWS)})
+    columns = json.loads(json.dumps(found.columns_as_json()))
+    assert [column["name"] for column in columns] == ["shop", "price", "click"]
+    assert columns[0]["distinct"] == 9
+    assert set(columns[0]["auc"]) == {"number", "ranges", "category"}
