@@ -22,15 +22,19 @@ COUNTS = (ROWS, POSITIVES)
 TABLES_FOLDER, RATES_FOLDER = "tables", "rates"
 SEPARATOR = "\x1f"
 """The unit separator of ASCII joins several keys to one text; keys that contain it themselves may share a rate."""
-RATE_SCHEMA = pa.schema(
-    [pa.field(HASH, pa.int64(), False), pa.field(KEY, pa.string(), False)]
-    + [pa.field(name, pa.int64(), False) for name in COUNTS]
-)
+KEY_FIELDS = (pa.field(HASH, pa.int64(), False), pa.field(KEY, pa.string(), False))
+"""The first columns of every table."""
+RATE_SCHEMA = pa.schema([*KEY_FIELDS, *(pa.field(name, pa.int64(), False) for name in COUNTS)])
+
+
+def folder_name(name: str) -> str:
+    """The name of a folder for a look-up of any name."""
+    return name.replace("%", "%25").replace("/", "%2F")
 
 
 def lookup_folder(statistics: Path, lookup: SideTable | Rate) -> Path:
     """The folder of the table of a look-up."""
-    return statistics / (TABLES_FOLDER if isinstance(lookup, SideTable) else RATES_FOLDER) / lookup.name
+    return statistics / (TABLES_FOLDER if isinstance(lookup, SideTable) else RATES_FOLDER) / folder_name(lookup.name)
 
 
 class Lookups:
@@ -58,7 +62,7 @@ class Lookups:
             wanted.update(lookup.keys)
             path = lookup_folder(folder / STATISTICS_FOLDER, lookup)
             if rates_by_fold is not None and isinstance(lookup, Rate):
-                path = rates_by_fold / lookup.name
+                path = rates_by_fold / folder_name(lookup.name)
             self._lookups.insert(0, (lookup, names, KeyedTable(path)))
 
     @classmethod
@@ -96,7 +100,9 @@ class Lookups:
                     values = _rates(lookup, table, found, folds)
                 else:
                     values = table.column(name, found, self._types[name])
-                columns[name] = values if name not in columns else _filled(columns[name].cast(values.type), values)
+                if name in columns and columns[name].null_count < raw.num_rows:
+                    values = pc.if_else(columns[name].is_valid(), columns[name].cast(values.type), values)
+                columns[name] = values
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
@@ -137,7 +143,3 @@ def _rates(lookup: Rate, table: KeyedTable, found: NDArray[np.int64], folds: NDA
     rows = np.where(is_seen, counts[ROWS], 1)
     rates = (counts[POSITIVES] + lookup.smoothing * lookup.mean) / (rows + lookup.smoothing)
     return pa.array(np.where(is_seen, rates, lookup.mean))
-
-
-def _filled(given: pa.Array, found: pa.Array) -> pa.Array:
-    return pc.if_else(given.is_valid(), given, found)

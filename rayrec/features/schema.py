@@ -304,8 +304,7 @@ class Schema(Config):
             if type(feature) is CategoricalFeature:
                 ids.add(feature.name)
         for lookup in self.lookups:
-            names = (lookup.key, *lookup.columns) if isinstance(lookup, SideTable) else (*lookup.keys, lookup.name)
-            for name in names:
+            for name in (*lookup.keys, *lookup.columns):
                 if name not in raw:
                     raise ValueError(f"lookup '{lookup.name}': no column '{name}'")
         return self

@@ -5,8 +5,10 @@ A job of rows calls, after its rows are parsed and split (`side_tables`, `rates`
     # tables: a SideTable for each side table
     schema = Schema(label=label, features=(), columns=columns, lookups=tables)
     for table in tables:
-        # reader: the columns of its files by their names there, the key among them as text; no label
-        rejected += write_side_table(workspace, table, source.tables[table.name], reader, files, max_rejected)
+        # opened = open_table(files, config) and the reader come before Spark, as they raise what the user must fix
+        config = source.tables[table.name]
+        reader = table_reader(opened, table, columns, config)
+        rejected += write_side_table(workspace, table, config, reader, files, max_rejected)
 
     # rates: a Rate for each rate, whose mean is not known yet
     folds = Folds(source.rate_folds, config.seed, workspace.scratch / "rates")

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.features.keyed_table import HASH, hash_texts
-from rayrec.features.lookups import COUNTS, KEY, POSITIVES, RATE_SCHEMA, RATES_FOLDER, ROWS, joined_keys
+from rayrec.features.lookups import COUNTS, KEY, POSITIVES, RATE_SCHEMA, RATES_FOLDER, ROWS, folder_name, joined_keys
 from rayrec.features.schema import STATISTICS_FOLDER, Rate
 from rayrec.preprocessing.lookups.counts import added_counts, count_columns, write_totals
 from rayrec.preprocessing.lookups.rows import CompletedRows, Folds
@@ -45,7 +45,7 @@ def write_rates(
             if number == _ALL:
                 yield from (batch.select(list(COUNTS)) for batch in run)
             else:
-                write_sorted(run, folds.tables / rates[number].name, schema)
+                write_sorted(run, folds.tables / folder_name(rates[number].name), schema)
 
     with frame_of_rows(workspace, "rates of the label", [(train, read)], _COUNTED) as counted:
         by_key = counted.groupBy("rate", HASH, KEY).agg(*added_counts(COUNTS, _FOLD, folds.count))
@@ -54,7 +54,7 @@ def write_rates(
         ((total, positives),) = collect_rows(ordered.mapInArrow(write, f"{ROWS} long, {POSITIVES} long"))
     folder = workspace.folder / STATISTICS_FOLDER / RATES_FOLDER
     folder.mkdir(parents=True)
-    write_totals(workspace, folds.tables, folder, {rate.name: RATE_SCHEMA for rate in rates})
+    write_totals(workspace, folds.tables, folder, {folder_name(rate.name): RATE_SCHEMA for rate in rates})
     return tuple(rate.model_copy(update={"mean": positives / total}) for rate in rates)
 
 

@@ -28,7 +28,7 @@ class Folds:
 
         They follow from position and seed alone, so that they are the same however the rows come in files.
         """
-        return StatelessRandom(self.seed).choice("rate folds", np.arange(first, first + rows), self.count)
+        return StatelessRandom(self.seed % 2**64).choice("rate folds", np.arange(first, first + rows), self.count)
 
 
 @dataclass(frozen=True)

@@ -1,69 +1,88 @@
 """Side tables: files of rows with a unique key -> tables that are looked up by it."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import SideTableConfig
-from rayrec.features.keyed_table import HASH, hash_texts
-from rayrec.features.lookups import KEY, lookup_folder
-from rayrec.features.schema import STATISTICS_FOLDER, SideTable
+from rayrec.features.keyed_table import hash_texts
+from rayrec.features.lookups import KEY, KEY_FIELDS, folder_name, lookup_folder
+from rayrec.features.schema import STATISTICS_FOLDER, RawColumn, SideTable
 from rayrec.preprocessing.extract import extract_tables, pieces_of
 from rayrec.preprocessing.row_files import frame_of_rows
 from rayrec.preprocessing.segments import Segment, count_rows, make_segments, read_piece
 from rayrec.preprocessing.vocabularies.hash_ranges import write_table
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.raw.blocks import RowReader
 from rayrec.raw.files import InputFile
+from rayrec.raw.table import TableFiles, TableReader
+
+
+def table_reader(
+    files: TableFiles, table: SideTable, columns: Sequence[RawColumn], config: SideTableConfig
+) -> TableReader:
+    """The reader of a side table's key and columns; a row without a key is bad.
+
+    `columns`: those of the schema, of which the table's are read. Raises UserError as `TableFiles.reader`.
+    """
+    given = {column.name: column for column in columns}
+    read = [given[name].model_copy(update={"name": _raw_name(table, name)}) for name in table.columns]
+    return files.reader([RawColumn(name=config.key, type="text"), *read], required=(config.key,))
+
+
+def _raw_name(table: SideTable, column: str) -> str:
+    return column.removeprefix(f"{table.name}_")
 
 
 def write_side_table(
     workspace: Workspace,
     table: SideTable,
     config: SideTableConfig,
-    reader: RowReader,
+    reader: TableReader,
     files: Sequence[InputFile],
     max_rejected: float,
 ) -> dict[str, int]:
     """Write a side table into the dataset's statistics, and its bad rows into `rejected/`.
 
-    `reader` reads its key as text, and its other columns, by the names in the files. Returns the number of bad rows by
-    reason. Raises UserError if a key is there twice, or if more than the share `max_rejected` of the rows is bad.
+    `reader`: that of `table_reader`. Returns the number of bad rows by reason. Raises UserError if a key is there
+    twice, or if more than the share `max_rejected` of the rows is bad.
     """
-    scratch = workspace.scratch / "tables" / table.name
+    name = folder_name(table.name)
+    scratch = workspace.scratch / "tables" / name
     scratch.mkdir(parents=True)
-    chunks, rejected = extract_tables(workspace, {table.name: (reader, files)}, scratch, max_rejected)
-    segments = make_segments(pieces_of(chunks[table.name]))
-    raw_names = [name.removeprefix(f"{table.name}_") for name in table.columns]
-    schema = pa.schema(
-        [pa.field(HASH, pa.int64(), False), pa.field(KEY, pa.string(), False)]
-        + [pa.field(name, reader.schema.field(raw).type) for name, raw in zip(table.columns, raw_names, strict=True)]
-    )
+    chunks, rejected = extract_tables(workspace, {name: (reader, files)}, scratch, max_rejected)
+    segments = make_segments(pieces_of(chunks[name]))
+    raw_names = [config.key, *(_raw_name(table, column) for column in table.columns)]
+    types = dict(zip(reader.schema.names, reader.schema.types, strict=True))
+    schema = pa.schema([*KEY_FIELDS, *((c, types[raw]) for c, raw in zip(table.columns, raw_names[1:], strict=True))])
+    # Spark would take a dot or a space in a name for syntax.
+    numbered = pa.schema([*KEY_FIELDS, *((f"column_{n}", schema.types[n]) for n in range(2, len(schema)))])
 
     def read(segment: Segment) -> Iterator[pa.RecordBatch]:
-        for batch in read_piece(segment.piece, list(dict.fromkeys((config.key, *raw_names))), ()):
-            keys = batch[config.key]
-            columns = [pa.array(hash_texts(keys)), keys, *(batch[name] for name in raw_names)]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        for batch in read_piece(segment.piece, raw_names, ()):
+            columns = [batch[raw] for raw in raw_names]
+            yield pa.RecordBatch.from_arrays([pa.array(hash_texts(columns[0])), *columns], schema=numbered)
+
+    def finish(rows: pa.RecordBatch) -> pa.RecordBatch:
+        _check_keys(rows[KEY], table.name, config)
+        return rows.rename_columns(schema.names)
 
     folder = lookup_folder(workspace.folder / STATISTICS_FOLDER, table)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    check = partial(_keys_are_unique, table=table.name, path=config.path, key=config.key)
-    with frame_of_rows(workspace, f"side table {table.name}", [(segments, read)], schema) as rows:
-        write_table(rows, count_rows(segments), (KEY,), folder, schema, check)
+    with frame_of_rows(workspace, f"side table {table.name}", [(segments, read)], numbered) as rows:
+        write_table(rows, count_rows(segments), (KEY,), folder, schema, finish)
     return rejected
 
 
-def _keys_are_unique(rows: pa.RecordBatch, table: str, path: str, key: str) -> pa.RecordBatch:
-    """`rows`, which are sorted by key. Raises UserError on a key that is there twice."""
-    keys = rows[KEY].dictionary_encode()
-    counts = np.bincount(keys.indices.to_numpy())
+def _check_keys(keys: pa.StringArray, table: str, config: SideTableConfig) -> None:
+    """Raise UserError if a key is there twice."""
+    encoded = keys.dictionary_encode()
+    counts = np.bincount(encoded.indices.to_numpy())
     if counts.max() > 1:
+        key = encoded.dictionary[counts.argmax()].as_py()
+        shown = key[:100] if key.isprintable() else ascii(key[:100])
         raise UserError(
-            f"side table '{table}' ({path}): key {key} has the value {keys.dictionary[counts.argmax()]} "
+            f"side table '{table}' ({config.path}): key {config.key} has the value {shown} "
             f"{'twice' if counts.max() == 2 else f'{counts.max():,} times'}; keep one row for each key"
         )
-    return rows

@@ -77,7 +77,7 @@ def write_table(
     schema: pa.Schema,
     finish: Finish | None = None,
 ) -> None:
-    """Write the rows of a frame, whose columns are those of `schema`, as the table in `folder`, looked up by `keys`.
+    """Write the rows of a frame as the table of `schema` in `folder`, which is looked up by the columns `keys`.
 
     `rows`: about how many there are; `finish`: see `write_sorted`. See `rayrec.features.keyed_table`.
     """
@@ -85,7 +85,7 @@ def write_table(
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield row_count(write_sorted(batches, folder, schema, finish))
 
-    dealt = in_hash_ranges(frame.select(schema.names), range_count(frame.sparkSession, rows))
+    dealt = in_hash_ranges(frame, range_count(frame.sparkSession, rows))
     collect_rows(dealt.sortWithinPartitions(HASH, *keys).mapInArrow(write, ROW_COUNT))
 
 
