@@ -8,7 +8,7 @@ COMMANDS = {
     "demo": "Generate data, preprocess, train on two workers, evaluate, export, serve one request.",
     "doctor": "Check this machine and environment, and print the fix for each thing wrong.",
     "recipes": "List the shipped recipes, or print one with every default filled in.",
-    "inspect": "Look at a sample of raw files, and write a recipe for them.",
+    "inspect": "Look at a sample of raw files, and write a recipe for them; or compare new files with a dataset.",
     "generate": "Write data with the real layout, drawn from a known truth.",
     "preprocess": "Turn raw logs into a dataset folder, with Spark on Ray.",
     "train": "Train a recipe's model on a dataset folder, with Ray Train and TorchRec.",

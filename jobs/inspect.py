@@ -1,25 +1,26 @@
-"""`rayrec inspect`: what the columns of raw files are, and a recipe for them."""
+"""`rayrec inspect`: what raw files hold and a recipe for them, or how new files differ from a dataset."""
 
 import io
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PositiveInt
 
-from jobs.command import Command, Metavar, PathTexts, Positional, Request, Result, absolute_path, main
+from jobs.command import Command, Metavar, PathTexts, Positional, Request, Result, absolute_path, main, text_table
 from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent, write_atomically
 from rayrec.common.plugins import MODELS
 from rayrec.common.progress import Progress
 from rayrec.config.validation import is_yaml_file
-from rayrec.storage.location import LocalPath
+from rayrec.storage.location import Folder, LocalPath
 
 _TABLE_WIDTH = 150
 
 
 class InspectRequest(Request):
-    """Look at a sample of raw files, and write a recipe for them."""
+    """Look at a sample of raw files, and write a recipe for them; or compare new files with a dataset."""
 
     path: Annotated[PathTexts, Positional("PATH"), Field(min_length=1)]
     """Raw file, folder, glob or URI; several are one table."""
@@ -31,10 +32,17 @@ class InspectRequest(Request):
     """Rows of the sample, spread over all files."""
     output: Annotated[LocalPath, Metavar("RECIPE.yaml")] | None = None
     """Recipe to write, which must not exist; without it the recipe is printed."""
+    against: Folder | None = None
+    """Dataset to compare the files with, instead of writing a recipe; the exit code is 1 if they have drifted."""
 
     def check(self) -> None:
         if self.output is not None and not is_yaml_file(self.output):
             raise ConfigError(f"--output {self.output}: a recipe file's name ends in .yaml")
+
+        if self.output is not None and self.against is not None:
+            raise ConfigError("--output: no recipe is written with --against; leave it out")
+        if self.label is not None and self.against is not None:
+            raise ConfigError("--label: the dataset says what the label is; leave it out with --against")
 
     def with_absolute_paths(self) -> "InspectRequest":
         """The same request for a process in another folder."""
@@ -46,8 +54,11 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     """Inspect; `rows` are those of the sample.
 
     `details.columns` has the facts and the decision of each column, `details.warnings` what to look at, and
-    `details.recipe` the text of the recipe.
+    `details.recipe` the text of the recipe. With `against`, `details.drift` has the figures of each feature, and the
+    status is `failed` if something has drifted.
     """
+    if request.against is not None:
+        return _compare(request, request.against, progress)
     from rayrec.inspection.table import inspect_table
 
     if request.output is not None:
@@ -69,6 +80,22 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     return Result(command="inspect", output=request.output, rows=found.sample.rows.num_rows, details=details)
 
 
+def _compare(request: InspectRequest, against: Path, progress: Progress) -> Result:
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.inspection.drift import compare
+
+    dataset = Dataset.open(against)
+    progress.stage("compare")
+    drift = compare(request.path, dataset, request.rows)
+    return Result(
+        command="inspect",
+        status="failed" if drift.verdict else "done",
+        rows=drift.rows,
+        details={"drift": drift.as_json()},
+        error=f"drifted: {drift.verdict}" if drift.verdict else None,
+    )
+
+
 def _command_line(request: InspectRequest) -> str:
     words = ["rayrec", "inspect", *request.path]
     words += ["--label", request.label] if request.label is not None else []
@@ -84,6 +111,8 @@ def _next_command(request: InspectRequest) -> str:
 
 def describe(result: Result) -> str:
     """The recipe, or if it was written to a file, a table of the columns, the warnings and the next command."""
+    if "drift" in result.details:
+        return _drift_table(result)
     if result.output is None:
         return str(result.details["recipe"]).rstrip()
     return f"{_overview(result.details)}\n\n{result.output} is written; next:\n\n    {result.details['next']}"
@@ -116,6 +145,32 @@ def _overview(details: Mapping[str, Any]) -> str:
     lines = [text.getvalue().rstrip()]
     lines += ["", *(f"warning: {warning}" for warning in details["warnings"])] if details["warnings"] else []
     return "\n".join(lines)
+
+
+def _drift_table(result: Result) -> str:
+    """The figures of each feature, those that differ most first, and the verdict."""
+    drift = result.details["drift"]
+    rows = [
+        {
+            "column": feature["name"],
+            "kind": feature["kind"],
+            "stability index": feature["index"],
+            "drifted from": feature["limit"],
+            "unknown": _percent(feature["unknown_share"]),
+            "unknown before": _percent(feature["unknown_share_before"]),
+            "verdict": "drifted" if feature["has_drifted"] else "",
+        }
+        for feature in sorted(drift["features"], key=lambda feature: -feature["index"])
+    ]
+    lines = [text_table(rows), ""] if rows else []
+    lines += [f"new column, which the dataset does not know: {name}" for name in drift["new_columns"]]
+    limit = f"a stability index above {drift['limit']:g} and what samples differ by chance"
+    lines.append(f"{result.error or 'nothing has drifted'} ({result.rows:,} rows; drifted: {limit})")
+    return "\n".join(lines)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
 
 
 COMMAND = Command("inspect", InspectRequest, run, describe)

@@ -19,15 +19,17 @@ def inspect(
     model: str = "wide_deep",
     rows: int = 100000,
     output: AnyPath | None = None,
+    against: AnyPath | None = None,
     progress: bool = True,
 ) -> Result:
-    """Look at a sample of raw files, and write a recipe for them.
+    """Look at a sample of raw files, and write a recipe for them; or compare new files with a dataset.
 
     path: Raw file, folder, glob or URI; several are one table.
     label: Column of the label, or a condition such as 'rating>=4'; by default the one column that has the name of one.
     model: Kind of the model in the recipe.
     rows: Rows of the sample, spread over all files.
     output: Recipe to write, which must not exist; without it the recipe is printed.
+    against: Dataset to compare the files with, instead of writing a recipe; the exit code is 1 if they have drifted.
     progress: Show progress on stderr.
     """
 

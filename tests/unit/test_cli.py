@@ -27,6 +27,7 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
         ["a", "b", "--label", "rating>=4", "--rows", "9", "--output", "r.yaml"],
         {"path": ("a", "b"), "label": "rating>=4", "rows": 9, "output": Path("r.yaml"), "model": "wide_deep"},
     ),
+    ("inspect", ["a", "--against", "s3://b/d"], {"path": ("a",), "against": local_path("s3://b/d"), "output": None}),
     ("generate", ["criteo", "--rows", "5", "--output", "o"], {"source": "criteo", "rows": 5, "output": Path("o")}),
     (
         "preprocess",

@@ -10,6 +10,7 @@ from pydantic import PositiveInt, ValidationError
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.config import Config
+from rayrec.evaluation.stability import stability_index
 from rayrec.features.schema import Schema
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
@@ -17,7 +18,6 @@ from rayrec.ingest.reader import first_rows
 
 REFERENCE_FILE = "reference_traffic.json"
 _ROWS = 20_000
-_SMALLEST_SHARE = 1e-4
 
 
 class ReferenceTraffic(Config):
@@ -66,13 +66,8 @@ class ReferenceTraffic(Config):
             raise UserError(f"{path}: damaged; export the model again") from None
 
     def drift(self, counts: NDArray[np.float64]) -> float:
-        """Population stability index of the scores counted in each bin: sum of (a - e) ln(a / e) over their shares.
-
-        Values below 0.1 are usually read as no change, values above 0.25 as a large one.
-        """
-        expected = np.maximum(np.array(self.score_shares), _SMALLEST_SHARE)
-        actual = np.maximum(counts / counts.sum(), _SMALLEST_SHARE)
-        return float(((actual - expected) * np.log(actual / expected)).sum())
+        """How far the scores counted in each bin are from the reference (`rayrec.evaluation.stability`)."""
+        return stability_index(np.array(self.score_shares), counts)
 
 
 def score_counts(scores: NDArray[np.float32], edges: NDArray[np.float64]) -> NDArray[np.int64]:

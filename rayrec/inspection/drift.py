@@ -1,0 +1,206 @@
+"""Compares new files with a dataset: how the features of their rows are distributed, and what is missing or new."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.common.errors import UserError
+from rayrec.config.table import LabelCondition, TableSourceConfig, TimeColumn
+from rayrec.config.transforms import Vocabulary
+from rayrec.evaluation.stability import stability_index
+from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.raw_values import needs
+from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, RawColumn
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.reader import first_rows
+from rayrec.raw.blocks import ParsedLines
+from rayrec.raw.files import list_inputs
+from rayrec.raw.sample import sample_rows
+from rayrec.raw.tables.cells import Cells, RowTypes
+
+LIMIT = 0.25
+"""The stability index beyond what chance explains from which a feature has drifted."""
+UNREADABLE_LIMIT = 0.01
+"""The share of values of another form from which a column has drifted."""
+_REFERENCE_ROWS = 20_000
+_FREQUENT = 20
+"""Ids that are compared one by one; all others are one cell."""
+_BINS = 10
+
+
+@dataclass(frozen=True)
+class FeatureDrift:
+    """How one feature, or the label, differs."""
+
+    name: str
+    kind: str
+    index: float
+    """The stability index."""
+    limit: float
+    """The index from which it has drifted: 0.25, and what samples of this size differ by chance."""
+    unknown_share: float | None = None
+    """Share of the ids in the files that are missing or not listed, of features with a vocabulary."""
+    unknown_share_before: float | None = None
+    """The same in the dataset."""
+
+    @property
+    def has_drifted(self) -> bool:
+        return self.index > self.limit
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How files differ from a dataset."""
+
+    rows: int
+    """Rows of the sample."""
+    features: tuple[FeatureDrift, ...]
+    problems: tuple[str, ...]
+    """Columns that are missing, or hold other values."""
+    new_columns: tuple[str, ...]
+    """Columns that the dataset does not know of."""
+
+    @property
+    def verdict(self) -> str | None:
+        """What has drifted, in a line; None if nothing has."""
+        drifted = sorted((f for f in self.features if f.has_drifted), key=lambda f: -f.index)
+        found = [*self.problems, *(f"{f.name} (stability index {f.index:.2f})" for f in drifted)]
+        return "; ".join(found) if found else None
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures, as JSON values."""
+        return {
+            "limit": LIMIT,
+            "features": [{**vars(f), "has_drifted": f.has_drifted} for f in self.features],
+            "problems": list(self.problems),
+            "new_columns": list(self.new_columns),
+        }
+
+
+def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) -> Drift:
+    """Compare `rows` rows of the files at `paths` with the rows of `train`.
+
+    Raises UserError if the dataset is not one of tables, or the files cannot be read.
+    """
+    config = dataset.recipe.source
+    if not isinstance(config, TableSourceConfig):
+        raise UserError(f"{dataset.folder}: made from source.kind '{config.kind}'; only tables can be compared")
+    sample = sample_rows(list_inputs(paths), config, rows, seed).rows
+    if not sample.num_rows:
+        raise UserError(f"{paths[0]}: no rows; give files with rows")
+    label = config.label if _label_column(config) in sample.column_names else None
+    schema = dataset.schema
+    looked_up = {name for lookup in schema.lookups for name in lookup.columns}
+    columns = tuple(column for column in schema.raw_columns if column.name not in looked_up)
+    missing = [column.name for column in columns if column.name not in sample.column_names]
+    cells = Cells(
+        {name: column.combine_chunks() for name, column in zip(sample.column_names, sample.columns, strict=True)},
+        np.arange(sample.num_rows), sample.num_rows, {}, lambda _: b"",
+    )  # fmt: skip
+    parsed = RowTypes(columns, label).parse(cells)
+    if not parsed.rows.num_rows:
+        raise UserError(f"{paths[0]}: no row can be read as the dataset's were; give files of the same columns")
+    problems = [f"no column '{name}'" for name in missing]
+    problems += _unreadable(parsed, {column.name: column for column in columns}, sample.num_rows)
+    raw = parsed.rows.select([column.name for column in columns])
+    encoded = FeatureEncoder(schema, dataset.folder).encode(raw)
+    names = [feature.name for feature in schema.features]
+    reference = pa.concat_batches(list(first_rows(dataset, "train", names, _REFERENCE_ROWS)))
+    features = [
+        _feature_drift(feature, reference.column(feature.name), encoded.column(feature.name))
+        for feature in schema.features
+        if not set(missing).intersection(feature.columns)
+    ]
+    if label is not None:
+        features.insert(0, _label_drift(_label_column(config), parsed.rows.column(0), dataset))
+    known = {*raw.schema.names, *_roles(config)}
+    unknown = (name for name in sample.column_names if name not in known)
+    new = tuple(name for name in unknown if not any(fnmatchcase(name, pattern) for pattern in config.ignore))
+    return Drift(sample.num_rows, tuple(features), tuple(problems), new)
+
+
+def _label_column(config: TableSourceConfig) -> str:
+    return config.label.column if isinstance(config.label, LabelCondition) else config.label
+
+
+def _roles(config: TableSourceConfig) -> set[str | None]:
+    """The columns that say something of a row beside its features."""
+    time = config.time.column if isinstance(config.time, TimeColumn) else config.time
+    return {config.weight, config.group, config.candidate, time, _label_column(config)}
+
+
+def _unreadable(parsed: ParsedLines, columns: Mapping[str, RawColumn], rows: int) -> list[str]:
+    """The columns with too many values of another form."""
+    counts = Counter(name for name, _ in parsed.rejected_cells.values())
+    examples = dict(parsed.rejected_cells.values())
+    return [
+        f"'{name}' has {count / rows:.1%} values that are not {needs(columns[name])} (such as '{examples[name]}')"
+        if name in columns
+        else f"'{name}' has {count / rows:.1%} values that are no label (such as '{examples[name]}')"
+        for name, count in counts.items()
+        if count > UNREADABLE_LIMIT * rows
+    ]
+
+
+def _label_drift(name: str, values: pa.Array, dataset: Dataset) -> FeatureDrift:
+    split = dataset.split("train")
+    labels = values.drop_null().to_numpy()
+    before = np.array([split.rows - split.positives, split.positives])
+    now = np.array([len(labels) - labels.sum(), labels.sum()])
+    return _drift(name, "label", before, now)
+
+
+def _feature_drift(feature: Feature, before: pa.Array, now: pa.Array) -> FeatureDrift:
+    if isinstance(feature, CategoricalFeature):
+        return _category_drift(feature, _flat(before), _flat(now))
+    if isinstance(feature, NumericFeature):
+        numbers = before.to_numpy(), now.to_numpy()
+    else:
+        # A vector is compared by its length.
+        numbers = tuple(np.linalg.norm(_flat(part).reshape(len(part), -1), axis=1) for part in (before, now))
+    edges = np.unique(np.quantile(numbers[0].astype(np.float64), np.arange(1, _BINS) / _BINS))
+    counts = [np.bincount(np.searchsorted(edges, n, side="right"), minlength=len(edges) + 1) for n in numbers]
+    return _drift(feature.name, feature.kind, *counts)
+
+
+def _category_drift(feature: CategoricalFeature, before: NDArray[np.int64], now: NDArray[np.int64]) -> FeatureDrift:
+    """Compare the shares of unknown values, of each frequent id and of all others."""
+    listed = next((t.size for t in feature.transforms if isinstance(t, Vocabulary)), None)
+    if listed is not None:
+        # Unlisted values may have ids by hashing, beyond those of the vocabulary.
+        before, now = (np.where(ids > listed, 0, ids) for ids in (before, now))
+    counts = np.bincount(before)
+    frequent = np.argsort(-counts[1:], kind="stable")[:_FREQUENT] + 1
+    cells = np.full(int(max(before.max(initial=0), now.max(initial=0))) + 1, len(frequent) + 1)
+    cells[0] = 0
+    cells[frequent] = np.arange(1, len(frequent) + 1)
+    drift = _drift(
+        feature.name, feature.kind, *(np.bincount(cells[ids], minlength=len(frequent) + 2) for ids in (before, now))
+    )
+    if listed is None:
+        return drift
+    shares = [float((ids == 0).mean()) if len(ids) else 0.0 for ids in (now, before)]
+    return replace(drift, unknown_share=shares[0], unknown_share_before=shares[1])
+
+
+def _flat(column: pa.Array) -> NDArray[Any]:
+    """The values of a column, of lists one after the other."""
+    return (column.flatten() if pa.types.is_nested(column.type) else column).to_numpy(zero_copy_only=False)
+
+
+def _drift(name: str, kind: str, before: NDArray[Any], now: NDArray[Any]) -> FeatureDrift:
+    if not before.sum() or not now.sum():
+        # Lists that are all empty have no ids.
+        filled = [np.array([not counts.sum(), counts.sum() > 0], np.float64) for counts in (before, now)]
+        return FeatureDrift(name, kind, stability_index(*filled), LIMIT)
+    used = (before > 0) | (now > 0)
+    # The index of two samples of one distribution is about chi-squared by the harmonic mean of their sizes.
+    chance = (int(used.sum()) - 1) * (1 / before.sum() + 1 / now.sum())
+    index = stability_index(before[used].astype(np.float64), now[used].astype(np.float64))
+    return FeatureDrift(name, kind, index, LIMIT + float(chance))
