@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.config.preprocess import ShardLayoutConfig
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema, VectorFeature
 from rayrec.ingest.dataset import Dataset, Manifest, PartInfo, SplitInfo
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.preprocessing.write import shards
@@ -39,25 +39,46 @@ def make_schema(
     cardinalities: Sequence[int] = (11, 101, 1_009, 23),
     group: bool = False,
     weight: bool = False,
+    vector: int = 0,
+    shared: Mapping[str, str] | None = None,
 ) -> Schema:
     """Features I1.., C1.., M1.. in this order; label `label`, optional `group` and `weight` columns.
 
     Table i, multi-hot ones counted after the categorical ones, has `cardinalities[i % len(cardinalities)]` rows.
+    `vector`: the size of a feature V1 that stands before all others. `shared`: the feature whose table another reads.
     """
+    shared = shared or {}
     sizes = [cardinalities[i % len(cardinalities)] for i in range(categorical + multi_hot)]
     return Schema(
         label="label",
         group="group" if group else None,
         weight="weight" if weight else None,
         features=(
+            *((VectorFeature(name="V1", size=vector),) if vector else ()),
             *(NumericFeature(name=f"I{i + 1}") for i in range(numeric)),
-            *(CategoricalFeature(name=f"C{i + 1}", cardinality=n) for i, n in enumerate(sizes[:categorical])),
             *(
-                MultiHotFeature(name=f"M{i + 1}", cardinality=n, hotness=4, pooling=("sum", "mean")[i % 2])
-                for i, n in enumerate(sizes[categorical:])
+                CategoricalFeature(name=f"C{i}", cardinality=n, table=shared.get(f"C{i}"))
+                for i, n in enumerate(sizes[:categorical], 1)
+            ),
+            *(
+                MultiHotFeature(
+                    name=f"M{i}", cardinality=n, hotness=4, pooling=("mean", "sum")[i % 2], table=shared.get(f"M{i}")
+                )
+                for i, n in enumerate(sizes[categorical:], 1)
             ),
         ),
     )
+
+
+WITH_SHARED_TABLES = make_schema(
+    numeric=2,
+    categorical=3,
+    multi_hot=2,
+    cardinalities=(11, 101),
+    vector=3,
+    shared={"C3": "C1", "M1": "C2", "M2": "C1"},
+)
+"""A vector, and tables that one-hot and multi-hot features read besides the feature that they belong to."""
 
 
 def make_recipe(**sections: Any) -> Recipe:
@@ -78,6 +99,10 @@ def make_rows(schema: Schema, rows: int, seed: int) -> pa.Table:
         columns[number.name] = pa.array(values)
         if index == 0:
             score += values
+    for feature in schema.dense:
+        if isinstance(feature, VectorFeature):
+            numbers = rng.standard_normal(rows * feature.size).astype(np.float32)
+            columns[feature.name] = pa.FixedSizeListArray.from_arrays(pa.array(numbers), feature.size)
     one_hot_seen = False
     for feature in schema.categorical:
         if isinstance(feature, MultiHotFeature):
@@ -113,6 +138,8 @@ def make_dataset(
     cardinalities: Sequence[int] = (11, 101, 1_009, 23),
     group: bool = False,
     weight: bool = False,
+    vector: int = 0,
+    shared: Mapping[str, str] | None = None,
     recipe: Recipe | None = None,
     group_sizes: Sequence[int] = (),
 ) -> Dataset:
@@ -122,8 +149,16 @@ def make_dataset(
     `make_rows`; features have no transforms, so the folder has no vocabulary. `recipe` goes into the manifest.
     `group_sizes`: rows of the groups, in turn, which are then whole in row groups.
     """
-    columns = {"group": group or bool(group_sizes), "weight": weight}
-    schema = make_schema(numeric, categorical, multi_hot, cardinalities=cardinalities, **columns)
+    schema = make_schema(
+        numeric,
+        categorical,
+        multi_hot,
+        cardinalities=cardinalities,
+        group=group or bool(group_sizes),
+        weight=weight,
+        vector=vector,
+        shared=shared,
+    )
     splits = {"train": rows} if isinstance(rows, int) else rows
     tables = {name: make_rows(schema, count, seed + i) for i, (name, count) in enumerate(splits.items())}
     if group_sizes:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from rayrec.features.schema import VectorFeature
 from rayrec.ingest.batch_order import BatchOrder
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.common.batch import Batch
@@ -32,7 +33,10 @@ def expected_rows(dataset: Dataset, plan: BatchOrder) -> Iterator[pa.Table]:
 def rows_of(dataset: Dataset, batch: Batch) -> list[dict[str, Any]]:
     """A batch, its padding included, as one dict a row with the names and Python values of the dataset's columns."""
     schema = dataset.schema
-    columns: dict[str, list[Any]] = {f.name: batch.dense[:, i].tolist() for i, f in enumerate(schema.numeric)}
+    columns: dict[str, list[Any]] = {}
+    sizes = [f.size if isinstance(f, VectorFeature) else 1 for f in schema.dense]
+    for feature, numbers in zip(schema.dense, batch.dense.split(sizes, dim=1), strict=True):
+        columns[feature.name] = (numbers if isinstance(feature, VectorFeature) else numbers[:, 0]).tolist()
     for feature, jagged in batch.sparse.to_dict().items():
         lists = [values.tolist() for values in torch.split(jagged.values(), jagged.lengths().tolist())]
         columns[feature] = lists if feature.startswith("M") else [ids for (ids,) in lists]
@@ -47,7 +51,8 @@ def padded(dataset: Dataset, table: pa.Table, size: int) -> list[dict[str, Any]]
     """The rows of `table` as `rows_of` gives them, padded as documented in Batch."""
     schema = dataset.schema
     rows = [{**row, schema.weight or "weight": row.get(schema.weight, 1.0)} for row in table.to_pylist()]
-    blank = {f.name: 0 for f in schema.features} | {schema.label: 0.0}
+    blank: dict[str, Any] = {f.name: 0 for f in schema.features} | {schema.label: 0.0}
+    blank |= {f.name: [0.0] * f.size for f in schema.dense if isinstance(f, VectorFeature)}
     blank |= {schema.group: 0} if schema.group else {}
     padding = dict(rows[0] if rows else blank) | {schema.weight or "weight": 0.0}
     padding |= {f.name: [] for f in schema.categorical if f.kind == "multi_hot"}

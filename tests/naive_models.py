@@ -46,14 +46,15 @@ def _row_logit(config: ModelConfig, schema: Schema, state: State, batch: Batch, 
     if isinstance(config, WideDeepConfig):
         return _wide_deep_logit(config, schema, state, batch, row)
     vectors = []
-    if schema.numeric:
+    if schema.dense:
         layers = range(len(config.bottom_mlp))
         vectors.append(_mlp(state, "dense_network.bottom_mlp", batch.dense[row].double().numpy(), layers, relu=layers))
     for feature in schema.categorical:
         bag = batch.sparse[feature.name].to_dense()[row].long().numpy()
         # Tables are stored in fours of columns.
-        width = config.embedding_dims.get(feature.name, config.embedding_dim)
-        rows = state[f"embeddings.embedding_bags.{feature.name}.weight"][bag, :width]
+        table = feature.table or feature.name
+        width = config.embedding_dims.get(table, config.embedding_dim)
+        rows = state[f"embeddings.embedding_bags.{table}.weight"][bag, :width]
         mean = isinstance(feature, MultiHotFeature) and feature.pooling == "mean"
         vectors.append(rows.sum(axis=0) / (max(len(bag), 1) if mean else 1))
     if isinstance(config, DCNv2Config):
@@ -64,7 +65,7 @@ def _row_logit(config: ModelConfig, schema: Schema, state: State, batch: Batch, 
             hidden = x0 * product + hidden
     elif config.interaction == "dot":
         pairs = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)]
-        hidden = np.concatenate([vectors[0] if schema.numeric else [], pairs])
+        hidden = np.concatenate([vectors[0] if schema.dense else [], pairs])
     else:
         hidden = np.concatenate(vectors)
     layers = range(len(config.top_mlp) + 1)
@@ -100,17 +101,19 @@ def _neumf_logit(config: NeuMFConfig, schema: Schema, state: State, batch: Batch
 def _wide_deep_logit(config: WideDeepConfig, schema: Schema, state: State, batch: Batch, row: int) -> float:
     numbers = batch.dense[row].double().numpy()
     bags = {f.name: batch.sparse[f.name].to_dense()[row].long().numpy() for f in schema.categorical}
+    tables = {f.name: f.table or f.name for f in schema.categorical}
     logit = 0.0
     if config.part != "deep":
         logit += float(state["dense_network.wide.weight"] @ numbers + state["dense_network.wide.bias"])
         for name, bag in bags.items():
-            logit += state[f"embeddings.embedding_bags.{name}_wide.weight"][bag, 0].sum()
+            logit += state[f"embeddings.embedding_bags.{tables[name]}_wide.weight"][bag, 0].sum()
     if config.part != "wide":
         vectors = []
         for feature in schema.categorical:
-            width = config.embedding_dims.get(feature.name, config.embedding_dim)
+            table = tables[feature.name]
+            width = config.embedding_dims.get(table, config.embedding_dim)
             bag = bags[feature.name]
-            total = state[f"embeddings.embedding_bags.{feature.name}.weight"][bag, :width].sum(axis=0)
+            total = state[f"embeddings.embedding_bags.{table}.weight"][bag, :width].sum(axis=0)
             is_mean = isinstance(feature, MultiHotFeature) and (config.combiner or feature.pooling) == "mean"
             vectors.append(total / (max(len(bag), 1) if is_mean else 1))
         x = np.concatenate([*vectors, numbers])

@@ -48,7 +48,7 @@ FUSED_PARTS = {
 SCHEDULE = {"warmup_epochs": 0.4, "pieces": [{"from_epoch": 1, "factor": 0.25}]}
 MIXED = {
     "C1": "row_wise", "C1_wide": "data_parallel", "C2": "data_parallel", "C2_wide": "row_wise", "C3": "row_wise",
-    "C4_wide": "row_wise", "M1_wide": "row_wise", "M2": "row_wise", "M2_wide": "data_parallel",
+    "C4_wide": "row_wise", "M1": "row_wise", "M1_wide": "row_wise",
 }  # fmt: skip
 PLANS = {
     "tables": ("table_wise", {}),
@@ -80,8 +80,8 @@ def _recipe(optimizer: dict[str, Any] = ADAGRAD, plan: str = "tables", size: int
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clicks") / "data"
-    columns = {"numeric": 3, "categorical": 4, "multi_hot": 2}
-    make_dataset(folder, ROWS, **columns, seed=1, group_sizes=DISPLAYS)
+    columns = {"numeric": 1, "vector": 2, "categorical": 4, "multi_hot": 2}
+    make_dataset(folder, ROWS, **columns, shared={"M2": "C2"}, seed=1, group_sizes=DISPLAYS)
     return folder
 
 
@@ -244,7 +244,7 @@ def test_the_model_folder_scores_as_the_trained_model(
     export(ExportRequest(run=runs / "adagrad-mixed", output=tmp_path / "model"), SilentProgress())
     folder = ModelFolder.open(tmp_path / "model")
     files = {path.stem for path in (tmp_path / "model/weights/tables").iterdir()}
-    assert files == {f"{f.name}{suffix}" for f in folder.schema.categorical for suffix in ("", "_wide")}
+    assert files == {f"{name}{suffix}" for name in ("C1", "C2", "C3", "C4", "M1") for suffix in ("", "_wide")}
     for table in folder.tables:
         assert torch.equal(folder.table(table), _weight(runs / "adagrad-mixed", table.name))
     (rows,) = pq.read_table(dataset / "test").combine_chunks().to_batches()

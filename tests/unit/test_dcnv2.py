@@ -6,7 +6,7 @@ from rayrec.common.errors import UserError
 from rayrec.features.schema import Schema
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.registry import build_model
-from tests.builders import CRITEO, make_schema
+from tests.builders import CRITEO, WITH_SHARED_TABLES, make_schema
 from tests.naive_models import naive_logits, random_batch
 
 CONFIG = DCNv2Config(embedding_dim=6, bottom_mlp=(9, 4), cross_layers=2, cross_rank=5, top_mlp=(7, 5))
@@ -18,6 +18,7 @@ CONFIG = DCNv2Config(embedding_dim=6, bottom_mlp=(9, 4), cross_layers=2, cross_r
         (CONFIG, make_schema(numeric=3, categorical=4)),
         (CONFIG, make_schema(numeric=2, categorical=2, multi_hot=2)),
         (CONFIG, make_schema(numeric=0, categorical=3)),
+        (CONFIG, WITH_SHARED_TABLES),
         (CONFIG.model_copy(update={"embedding_dims": {"C1": 3, "M2": 11}}), make_schema(numeric=2, multi_hot=2)),
     ],
 )

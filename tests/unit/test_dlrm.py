@@ -8,7 +8,7 @@ from rayrec.common.errors import UserError
 from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
-from tests.builders import CRITEO, make_schema
+from tests.builders import CRITEO, WITH_SHARED_TABLES, make_schema
 from tests.naive_models import naive_logits, random_batch
 
 DOT = DLRMConfig(embedding_dim=6, bottom_mlp=(9, 6), top_mlp=(7, 5))
@@ -21,6 +21,7 @@ CAT = DLRMConfig(embedding_dim=6, bottom_mlp=(9, 4), top_mlp=(7, 5), interaction
         (DOT, make_schema(numeric=3, categorical=4)),
         (DOT, make_schema(numeric=2, categorical=2, multi_hot=2)),
         (DOT, make_schema(numeric=0, categorical=3)),
+        (DOT, WITH_SHARED_TABLES),
         (DOT, make_schema(numeric=1, categorical=1)),
         (CAT, make_schema(numeric=3, categorical=2, multi_hot=2)),
         (CAT, make_schema(numeric=0, categorical=1)),

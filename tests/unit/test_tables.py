@@ -17,7 +17,9 @@ from rayrec.models.common.tables import (
     UniformByRows,
     build_embeddings,
     distinct_tables,
+    pooled_features,
 )
+from tests.builders import WITH_SHARED_TABLES
 
 CPU = torch.device("cpu")
 IDS = KeyedJaggedTensor.from_lengths_sync(
@@ -55,6 +57,25 @@ def test_a_feature_with_several_tables() -> None:
     found = pooled(output(table("b", dim=2)), output(table("a")), output(table("b_wide", "b", dim=1)))
     expected = [[6, 6, 10, 10, 10, 10, 600], [0, 0, 20, 20, 20, 20, 0], [2, 2, 30, 30, 30, 30, 200]]
     assert found.tolist() == expected
+
+
+def test_a_table_of_several_features() -> None:
+    """Their outputs stand where the features do, each pooled in its own way, also if a feature has another table."""
+    both, wide = table("t", "b", "a", dim=2), table("a_wide", "a", dim=1)
+    found = pooled(output(both, "a"), output(wide), output(both, "b", "mean"))
+    assert found.tolist() == [[1, 1, 10, 2, 2], [2, 2, 20, 0, 0], [3, 3, 30, 2, 2]]
+
+
+def test_features_with_a_table_in_common() -> None:
+    found = pooled_features(WITH_SHARED_TABLES.with_embedding_dims(4, {"C1": 8}), UniformByRows())
+    assert [(o.feature, o.table.name, o.table.features, o.table.dim, o.pooling) for o in found] == [
+        ("C1", "C1", ("C1", "C3", "M2"), 8, "sum"),
+        ("C2", "C2", ("C2", "M1"), 4, "sum"),
+        ("C3", "C1", ("C1", "C3", "M2"), 8, "sum"),
+        ("M1", "C2", ("C2", "M1"), 4, "sum"),
+        ("M2", "C1", ("C1", "C3", "M2"), 8, "mean"),
+    ]
+    assert [table.name for table in distinct_tables(found)] == ["C1", "C2"]
 
 
 def test_means_leave_other_tables_alone() -> None:

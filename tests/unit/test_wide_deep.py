@@ -15,7 +15,7 @@ from rayrec.models.registry import build_model
 from rayrec.models.wide_deep.config import WideDeepConfig
 from rayrec.recipes import load_recipe
 from rayrec.training.run.preflight import require_parts
-from tests.builders import make_schema
+from tests.builders import WITH_SHARED_TABLES, make_schema
 from tests.naive_models import naive_logits, random_batch
 
 SMALL = WideDeepConfig(embedding_dim=6, embedding_dims={"C2": 3}, mlp=(9, 5))
@@ -41,6 +41,8 @@ def lively(model: RankingModel) -> RankingModel:
         ({"combiner": "mean"}, SCHEMA),
         ({"combiner": "sum"}, SCHEMA),
         ({"dropout": 0.5}, SCHEMA),
+        ({}, WITH_SHARED_TABLES),
+        ({"combiner": "mean"}, WITH_SHARED_TABLES),
         ({}, make_schema(numeric=0, categorical=3)),
         ({"part": "wide", "embedding_dims": {}}, make_schema(numeric=0, categorical=1)),
     ],
