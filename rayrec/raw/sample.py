@@ -1,9 +1,7 @@
 """A sample of the rows of a table's files, spread over all of them."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +10,7 @@ from numpy.typing import NDArray
 from rayrec.config.table import FileFormat
 from rayrec.raw.files import Chunk, InputFile, read_lines
 from rayrec.raw.table import TableFiles, open_table
-from rayrec.raw.tables.cells import Cells, Values
+from rayrec.raw.tables.cells import Cells, Values, as_text
 from rayrec.raw.tables.parquet import ParquetLayout, RowGroup, open_parquet, row_groups
 
 _PLACES = 64
@@ -170,11 +168,7 @@ def _as_array(values: Values | None, rows: int) -> pa.Array:
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError):
-        return pa.array([None if value is None else _text(value) for value in values])
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+        return pa.array([None if value is None else as_text(value) for value in values])
 
 
 def _concat(parts: Sequence[pa.Table], columns: pa.Schema) -> pa.Table:
@@ -190,6 +184,6 @@ def _join(parts: Sequence[pa.ChunkedArray], column: pa.Field) -> pa.ChunkedArray
         kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     except pa.ArrowTypeError:
         kind = pa.string()
-        texts = ([None if value is None else _text(value) for value in part.to_pylist()] for part in parts)
+        texts = ([None if value is None else as_text(value) for value in part.to_pylist()] for part in parts)
         parts = [pa.chunked_array([text], kind) for text in texts]
     return pa.chunked_array([chunk for part in parts for chunk in part.cast(kind).chunks], kind)

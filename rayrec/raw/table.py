@@ -106,7 +106,9 @@ class TableFiles:
                 raise UserError(f"{self.files[0].name}: no column '{name}'; {hint}")
         for layout in dict.fromkeys(self.layouts):
             file = self.files[self.layouts.index(layout)]
-            empty = {field.name: pa.nulls(0, field.type) for field in layout.columns}
+            # Of columns whose values have several types, each row is judged.
+            mixed = layout.mixed if isinstance(layout, json_lines.JsonLinesLayout) else ()
+            empty = {f.name: pa.nulls(0, f.type) for f in layout.columns if f.name not in mixed}
             try:
                 types.parse(Cells(empty, np.zeros(0, np.int64), 0, {}, lambda _: b""))
             except UserError as error:

@@ -1,5 +1,6 @@
 """Rows as a file holds them, and their values read as the types of raw columns."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -90,8 +91,8 @@ class RowTypes:
             columns.append(values)
             if wrong.any():
                 reject(raw.name, wrong, _REASONS.get(raw.type, Reason.VALUES))
-            if raw.name in self.required and values.null_count:
-                reject(raw.name, values.is_null().to_numpy(zero_copy_only=False), Reason.KEY)
+            if raw.name in self.required:
+                reject(raw.name, values.is_null(nan_is_null=True).to_numpy(zero_copy_only=False), Reason.KEY)
             if raw.name == self.weight:
                 weights = values.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
                 reject(raw.name, ~((weights >= 0) & np.isfinite(weights)), Reason.WEIGHT)
@@ -124,7 +125,7 @@ class RowTypes:
             holds = pc.is_in(found, value_set=pa.array(self.label.equals, pa.string()))
             holds, wrong = pc.if_else(pc.or_(found.is_valid(), pa.array(wrong)), holds, None), np.zeros_like(wrong)
         else:
-            holds = pc.greater_equal(found, self.label.at_least)
+            holds = pc.if_else(pc.is_nan(found), None, pc.greater_equal(found, self.label.at_least))
         return holds.cast(pa.float32()), wrong, _REASONS[kind]
 
 
@@ -181,4 +182,11 @@ def _labels(column: pa.Array) -> tuple[pa.FloatArray, Unreadable]:
 def _shown(values: Values, row: int) -> str:
     value = values[row]
     value = value.as_py() if isinstance(value, pa.Scalar) else value
-    return "" if value is None else str(value)
+    return "" if value is None else as_text(value)
+
+
+def as_text(value: Any) -> str:
+    """A value as a person reads it; lists, objects and booleans as JSON."""
+    if isinstance(value, (bool, list, dict)):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)

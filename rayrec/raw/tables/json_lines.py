@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.json as pa_json
 
 from rayrec.common.errors import UserError
+from rayrec.features.raw_values import read_column
 from rayrec.features.schema import RawColumn
 from rayrec.raw.blocks import Reason
 from rayrec.raw.files import Chunk, InputFile, read_data_lines, read_lines
@@ -28,10 +29,9 @@ class JsonLinesLayout:
     """The columns of a file of JSON lines."""
 
     columns: pa.Schema
-    """Names in order of appearance in the first lines, with the types that their values have there.
-
-    Values of several types are text, apart from integers among floats. A row may lack a column.
-    """
+    """Names in order of appearance in the first lines, with the types that their values have there."""
+    mixed: frozenset[str] = frozenset()
+    """Columns whose values have several types there; they count as text."""
 
     @property
     def header_lines(self) -> int:
@@ -53,7 +53,7 @@ class JsonLinesLayout:
 
     def _parse_at_once(self, lines: TextLines, wanted: Mapping[str, RawColumn | None]) -> dict[str, Values] | None:
         """The columns; None if a line is no object, or if a value is not of its column's type."""
-        kinds = {name: _read_as(self._type_of(name), raw.type if raw else None) for name, raw in wanted.items()}
+        kinds = {name: self._read_as(name, raw) for name, raw in wanted.items()}
         is_object = (lines.raw[lines.starts] == _OPEN) & (lines.raw[lines.ends - 1] == _CLOSE)
         if None in kinds.values() or not len(lines) or not (is_object & lines.good).all():
             return None
@@ -67,19 +67,29 @@ class JsonLinesLayout:
             )
         except pa.ArrowInvalid:
             return None
-        # Arrow also reads several objects of one line.
-        return dict(zip(kinds, table.combine_chunks().columns, strict=True)) if len(table) == len(lines) else None
+        if len(table) != len(lines):  # Arrow also reads several objects of one line
+            return None
+        (batch,) = table.combine_chunks().to_batches()
+        return dict(zip(kinds, batch.columns, strict=True))
 
-    def _type_of(self, name: str) -> pa.DataType:
-        return self.columns.field(name).type if name in self.columns.names else pa.null()
+    def _read_as(self, name: str, raw: RawColumn | None) -> pa.DataType | None:
+        """The type with which Arrow reads a column; None if values may need one each."""
+        found = self.columns.field(name).type if name in self.columns.names else pa.null()
+        kind = None if name in self.mixed else _exact_type(found, raw and raw.type)
+        try:
+            if kind is not None and raw is not None:
+                read_column(pa.nulls(0, kind), raw)
+        except UserError:
+            return None
+        return kind
 
 
-def _read_as(found: pa.DataType, wanted: str | None) -> pa.DataType | None:
+def _exact_type(found: pa.DataType, wanted: str | None) -> pa.DataType | None:
     """The type with which Arrow reads all values exactly; None if there is none."""
     if pa.types.is_list(found) or (pa.types.is_null(found) and wanted in ("numbers", "integers", "texts")):
         inner = found.value_type if pa.types.is_list(found) else pa.null()
-        element = _read_as(inner, wanted and wanted.removesuffix("s"))
-        return element and pa.list_(element)
+        element = _exact_type(inner, wanted and wanted.removesuffix("s"))
+        return None if element is None else pa.list_(element)
     if pa.types.is_null(found):
         return {"number": pa.float64(), "integer": pa.int64()}.get(wanted or "", pa.string())
     if pa.types.is_integer(found) and wanted == "number":
@@ -134,16 +144,19 @@ def read_layout(file: InputFile) -> JsonLinesLayout | None:
     for row in objects:
         for name, value in row.items():
             values.setdefault(name, []).append(value)
-    return JsonLinesLayout(pa.schema([(name, _common_type(found)) for name, found in values.items()]))
+    types = {name: _common_type(found) for name, found in values.items()}
+    columns = pa.schema([(name, pa.string() if kind is None else kind) for name, kind in types.items()])
+    return JsonLinesLayout(columns, frozenset(name for name, kind in types.items() if kind is None))
 
 
-def _common_type(values: list[Any]) -> pa.DataType:
-    lists = [value for value in values if isinstance(value, list)]
-    kinds = {type(value) for value in values} - {type(None)}
+def _common_type(values: list[Any]) -> pa.DataType | None:
+    """The type of all values; None if they have several, other than integers among floats."""
+    kinds = {type(value) for value in values if value is not None}
     if kinds == {list}:
-        return pa.list_(_common_type([item for value in lists for item in value]))
+        inner = _common_type([item for value in values if value for item in value])
+        return None if inner is None else pa.list_(inner)  # an empty struct is false
     if kinds == {int, float}:
         return pa.float64()
-    if len(kinds) > 1 or kinds == {list}:
-        return pa.string()
+    if len(kinds) > 1:
+        return None
     return _TYPES[kinds.pop()] if kinds else pa.null()
