@@ -1,6 +1,7 @@
 """The encoder: values by hand, the rules one by one, and independence of a row from its batch."""
 
 import math
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,21 +13,30 @@ from hypothesis import strategies as st
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import (
+    Buckets,
+    Clip,
+    Cross,
+    Elapsed,
     Fill,
     Hash,
     HashIds,
+    HashUnlisted,
     Log,
     Log2,
     MinMax,
     NumericTransform,
+    Quantile,
     Standardize,
+    TimePart,
     Vocabulary,
 )
-from rayrec.features.categorical import encode_categorical, fold_ids
+from rayrec.features.categorical import encode_categorical, fold_ids, hash_unlisted
 from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.keyed_table import hash_key
 from rayrec.features.numeric import encode_numeric
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema, VectorFeature
 from rayrec.features.string_hash import hash_string
+from rayrec.features.vector import encode_vector
 from rayrec.features.vocabulary import write_vocabulary
 from rayrec.random.splitmix64 import hash_integers
 
@@ -319,3 +329,133 @@ def test_hashed_lists(of: Literal["integers", "strings"], folder: Path) -> None:
     expected = encode_categorical(one_hot, pa.array(kept), None).tolist()
     assert encoder.encode(raw).column("M").to_pylist() == [expected, [], []]
     assert encoder.string_columns == []
+
+
+@pytest.mark.parametrize(
+    ("transforms", "values", "expected"),
+    [
+        ((Clip(min=-1.0, max=2.0),), [-5.0, 0.5, 9.0, None, math.nan], [-1.0, 0.5, 2.0, 0.0, 0.0]),
+        ((Clip(max=2.0), Fill(value=1.0)), [-5.0, 9.0, math.inf], [-5.0, 2.0, 1.0]),
+        ((Quantile(boundaries=(0.0, 10.0, 30.0)),), [-1, 0, 5, 10, 20, 30, 31, None], [0, 0, 0.25, 0.5, 0.75, 1, 1, 0]),
+        # Half of the values are 0: none lies below it, and half of them below everything else.
+        ((Quantile(boundaries=(0.0, 0.0, 0.0, 1.0, 3.0)),), [-1, 0, 1e-9, 1, 2, 3], [0, 0, 0.5, 0.75, 0.875, 1]),
+        ((Quantile(boundaries=(2.0,)),), [1, 2, 3], [0, 0, 1]),
+    ],
+)
+def test_clipped_values_and_quantiles(
+    transforms: tuple[NumericTransform, ...], values: list[float | None], expected: list[float]
+) -> None:
+    encoded = encode_numeric("x", pa.array(values, pa.float64()), transforms)
+    np.testing.assert_allclose(encoded, np.float32(expected), rtol=1e-6, atol=1e-9)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(-1e9, 1e9, width=32), min_size=2, max_size=20, unique=True).map(sorted),
+    st.lists(st.floats(-2e9, 2e9), max_size=20),
+)
+def test_quantiles_interpolate_as_numpy_does(boundaries: list[float], values: list[float]) -> None:
+    encoded = encode_numeric("x", pa.array(values, pa.float64()), (Quantile(boundaries=tuple(boundaries)),))
+    np.testing.assert_allclose(encoded, np.interp(values, boundaries, np.linspace(0, 1, len(boundaries))), atol=1e-6)
+
+
+TIMES = pa.array(
+    [datetime(2024, 3, 31, 0, 59), datetime(2024, 3, 31, 1), datetime(2023, 12, 31, 23), None],
+    pa.timestamp("us", "UTC"),
+)
+
+
+def test_elapsed_time() -> None:
+    later = pa.array([datetime(2024, 3, 31, 6, 59), datetime(2024, 3, 30), None, None], pa.timestamp("us", "UTC"))
+    for per, expected in {
+        "second": [21600, -90000, -7, -7],
+        "hour": [6, -25, -7, -7],
+        "day": [0.25, -25 / 24, -7, -7],
+    }.items():
+        transforms = (Elapsed.model_validate({"per": per}), Fill(value=-7.0))
+        assert encode_numeric("age", later, transforms, TIMES).tolist() == np.float32(expected).tolist()
+    with pytest.raises(UserError, match=r"feature 'age': needs times, got string"):
+        encode_numeric("age", pa.array(["2024"] * 4), (Elapsed(),), TIMES)
+
+
+@pytest.mark.parametrize(
+    ("part", "zone", "expected"),
+    [
+        ("hour", "UTC", [1, 2, 24, 0]),
+        ("hour", "Europe/Vienna", [2, 4, 1, 0]),  # clocks go from 2 to 3
+        ("weekday", "UTC", [7, 7, 7, 0]),
+        ("weekday", "Europe/Vienna", [7, 7, 1, 0]),
+        ("day", "UTC", [31, 31, 31, 0]),
+        ("month", "Europe/Vienna", [3, 3, 1, 0]),
+    ],
+)
+def test_parts_of_local_times(part: str, zone: str, expected: list[int]) -> None:
+    transform = TimePart.model_validate({"part": part, "zone": zone})
+    feature = CategoricalFeature(name="t", transforms=(transform,), cardinality=transform.cardinality)
+    assert encode_categorical(feature, TIMES, None).tolist() == expected
+    with pytest.raises(UserError, match="feature 't': needs times, got int64"):
+        encode_categorical(feature, pa.array([1]), None)
+
+
+def test_buckets() -> None:
+    feature = CategoricalFeature(name="b", transforms=(Buckets(boundaries=(0.0, 1.5)),), cardinality=4)
+    column = pa.array([-9.0, -0.0, 0.0, 1.4, 1.5, 1e300, math.inf, math.nan, None])
+    assert encode_categorical(feature, column, None).tolist() == [1, 2, 2, 2, 3, 3, 0, 0, 0]
+
+
+def test_unlisted_values_are_hashed_beyond_the_vocabulary(folder: Path) -> None:
+    vocabulary = Vocabulary(file="vocabulary/C1.parquet", size=5)
+    features = (
+        CategoricalFeature(name="C", transforms=(vocabulary, HashUnlisted(buckets=7)), cardinality=13),
+        CategoricalFeature(
+            name="D", transforms=(vocabulary, HashUnlisted(buckets=7), HashIds(buckets=4)), cardinality=4
+        ),
+        MultiHotFeature(name="M", transforms=(vocabulary, HashUnlisted(buckets=7)), cardinality=13, hotness=3),
+    )
+    encoder = FeatureEncoder(Schema(label="label", features=features), folder)
+    texts = ["blue", "unseen", None, "", "another"]
+    hashed = [6 + hash_string(text) % 7 for text in ("unseen", "another")]
+    expected = [3, hashed[0], 0, 0, hashed[1]]
+    raw = {"C": texts * 300, "D": texts * 300, "M": [["unseen", "", "red"], None, [], [None], ["cyan"]] * 300}
+    encoded = encoder.encode(pa.record_batch(raw)).to_pydict()
+    assert encoded["C"] == expected * 300
+    assert encoded["D"] == [0 if i == 0 else 1 + (i - 1) % 3 for i in expected] * 300
+    assert encoded["M"] == [[hashed[0], 1], [], [], [], [4]] * 300
+    elsewhere = FeatureEncoder(Schema(label="label", features=features[:1]), folder, looked_up={"C"})
+    ids = hash_unlisted(np.array([3, 0, 0, 0, 0]), pa.array(texts), 5, HashUnlisted(buckets=7))
+    assert elsewhere.encode(pa.record_batch({"C (id)": ids})).column("C").to_pylist() == expected
+
+
+def test_crosses_of_encoded_ids() -> None:
+    cross = Cross(buckets=1000)
+    schema = Schema(
+        label="label",
+        features=(
+            CategoricalFeature(name="a", cardinality=10),
+            CategoricalFeature(name="b", cardinality=10),
+            CategoricalFeature(name="ab", inputs=("a", "b"), transforms=(cross,), cardinality=1000),
+            CategoricalFeature(name="ba", inputs=("b", "a"), transforms=(cross,), cardinality=1000),
+            CategoricalFeature(name="abab", inputs=("ab", "ba"), transforms=(cross,), cardinality=1000),
+        ),
+    )
+    encoder = FeatureEncoder(schema, Path())
+    assert encoder.raw_schema.names == ["a", "b"]
+    found = encoder.encode(pa.record_batch({"a": [1, 2, 1, 0, 0, None], "b": [2, 1, 2, 3, 0, 99]})).to_pydict()
+    by_hand = 1 + hash_key(np.array([1, 2, 1, 0]), np.array([2, 1, 2, 3])).view(np.uint64) % np.uint64(999)
+    assert found["ab"] == [*by_hand.tolist(), 0, 0]
+    assert found["ab"][0] == found["ba"][1] == found["ab"][2] != found["ab"][1]
+    assert found["abab"][3] > 0 and found["abab"][4:] == [0, 0]
+
+
+def test_vectors() -> None:
+    plain, unit = VectorFeature(name="v", size=2), VectorFeature(name="v", size=2, normalize=True)
+    lists = pa.array([[3.0, 4.0], None, [None, -2.0], [math.inf, math.nan], [1e-30, 0.0]])
+    assert encode_vector(plain, lists).to_pylist() == [[3, 4], [0, 0], [0, -2], [0, 0], [np.float32(1e-30), 0]]
+    assert encode_vector(unit, lists[:4]).to_pylist() == [[np.float32(0.6), np.float32(0.8)], [0, 0], [0, -1], [0, 0]]
+    assert encode_vector(unit, lists[4:]).to_pylist() == [[1, 0]]
+    assert encode_vector(plain, pa.array([[1, 2]], pa.large_list(pa.int64()))).to_pylist() == [[1, 2]]
+    assert encode_vector(plain, pa.nulls(1)).type == pa.list_(pa.float32(), 2)
+    with pytest.raises(UserError, match=r"^feature 'v': a list of 3 numbers; needs 2$"):
+        encode_vector(plain, pa.array([[1.0, 2.0], None, [1.0, 2.0, 3.0]]))
+    with pytest.raises(UserError, match=r"^feature 'v': needs a list of numbers in each row, got double$"):
+        encode_vector(plain, pa.array([1.0]))

@@ -7,8 +7,16 @@ import pytest
 from pydantic import ValidationError
 
 from rayrec.common.errors import UserError
-from rayrec.config.transforms import Fill, HashIds, Log, Vocabulary
-from rayrec.features.schema import SCHEMA_FILE, CategoricalFeature, MultiHotFeature, NumericFeature, Schema
+from rayrec.config.transforms import Buckets, Elapsed, Fill, Hash, HashIds, HashUnlisted, Log, TimePart, Vocabulary
+from rayrec.features.schema import (
+    SCHEMA_FILE,
+    CategoricalFeature,
+    MultiHotFeature,
+    NumericFeature,
+    RawColumn,
+    Schema,
+    VectorFeature,
+)
 
 SCHEMA = Schema(
     label="click",
@@ -158,3 +166,95 @@ def test_a_wrong_file_is_one_line_that_names_it(tmp_path: Path, content: str | N
     with pytest.raises(UserError, match=re.escape(f"{path}: ") + ".*" + re.escape(message)) as caught:
         Schema.load(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+WORDS = Vocabulary(file="v", size=9)
+TIME, NUMBER, TEXT = (
+    RawColumn.model_validate({"name": f"a_{kind}", "type": kind}) for kind in ("time", "number", "text")
+)
+
+
+def one(**settings: object) -> dict[str, object]:
+    return {"kind": "categorical", "name": "c", "cardinality": 40, **settings}
+
+
+def cross(*inputs: str, **settings: object) -> dict[str, object]:
+    return one(name="x", inputs=inputs, transforms=[{"op": "cross", "buckets": 40}], **settings)
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (
+            [one(transforms=[WORDS, HashUnlisted(buckets=31)])],
+            "'c': its transforms give ids up to 40, cardinality is 40",
+        ),
+        ([one(transforms=[Buckets(boundaries=tuple(range(39)))])], "its transforms give ids up to 40"),
+        ([one(transforms=[TimePart(part="month")], cardinality=12)], "its transforms give ids up to 12"),
+        ([one(transforms=[Hash(buckets=9, of="strings"), WORDS])], "'vocabulary' cannot follow 'hash'"),
+        ([one(transforms=[HashUnlisted(buckets=3)])], "'hash_unlisted' follows 'vocabulary'"),
+        ([one(transforms=[WORDS, HashIds(buckets=4), HashUnlisted(buckets=3)])], "cannot follow 'hash_ids'"),
+        ([one(kind="multi_hot", transforms=[Buckets(boundaries=(1.0,))])], "'buckets' is for one value a row"),
+        ([{"kind": "numeric", "name": "n", "transforms": [Log(), Elapsed()]}], "'elapsed' comes first"),
+        ([one(), cross("c")], "'x': its inputs must be two or more categorical features before it"),
+        ([one(), cross("c", "d"), one(name="d")], "'x': its inputs must be two or more categorical features before it"),
+        ([one(), one(kind="multi_hot", name="d"), cross("c", "d")], "two or more categorical features before it"),
+        ([one(), one(name="d", table="e")], "'d': table 'e' is no categorical feature with a table of its own"),
+        ([one(), one(name="d", table="c"), one(name="e", table="d")], "'e': table 'd' is no categorical feature with"),
+        ([one(), one(name="d", table="c", cardinality=41)], "'d': its cardinality must be that of 'c'"),
+        ([one(), one(name="d", table="c", transforms=[WORDS])], "'d': its transforms must be that of 'c'"),
+        ([one(), one(name="d", table="c", embedding_dim=3)], "'d': its embedding_dim must be that of 'c'"),
+        ([one(inputs=["b"])], "'c': its inputs need `columns`"),
+    ],
+)
+def test_features_that_do_not_fit(features: list[dict[str, object]], message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        Schema.model_validate({"label": "y", "features": features})
+
+
+@pytest.mark.parametrize(
+    ("feature", "message"),
+    [
+        (one(inputs=["b"]), "feature 'c': no column 'b'"),
+        (one(inputs=["a_number"]), "feature 'c': needs integer, column 'a_number' is number"),
+        (one(inputs=["a_number"], transforms=[WORDS]), "needs text, column 'a_number' is number"),
+        (one(inputs=["a_text"], transforms=[TimePart(part="hour")]), "needs time, column 'a_text' is text"),
+        (one(inputs=["a_text", "a_text"], transforms=[WORDS]), "feature 'c': has 2 inputs, needs 1"),
+        ({"kind": "numeric", "name": "n", "inputs": ["a_time"], "transforms": [Elapsed()]}, "has 1 inputs, needs 2"),
+        (
+            {"kind": "vector", "name": "v", "inputs": ["a_number"], "size": 3},
+            "needs numbers, column 'a_number' is number",
+        ),
+    ],
+)
+def test_columns_that_do_not_fit(feature: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        Schema.model_validate({"label": "y", "features": [feature], "columns": [TIME, NUMBER, TEXT]})
+
+
+def test_raw_columns() -> None:
+    features = (NumericFeature(name="n", inputs=("a_number",)), VectorFeature(name="v", size=3))
+    lacking = {"label": "y", "features": features, "columns": [NUMBER]}
+    with pytest.raises(ValidationError, match="feature 'v': no column 'v'"):
+        Schema.model_validate(lacking)
+    schema = Schema.model_validate({**lacking, "columns": [NUMBER, RawColumn(name="v", type="numbers")]})
+    assert ([f.name for f in schema.dense], schema.dense_width) == (["n", "v"], 4)
+    by_name = {column.name: column.type for column in SCHEMA.raw_columns}
+    assert by_name == {"price": "number", "ad": "text", "topics": "integers"}
+
+
+def test_zones_and_formats_of_times_are_known() -> None:
+    for settings, message in {
+        ("zone", "Europe/Wien"): "no time zone 'Europe/Wien'; give an IANA name such as Europe/Vienna",
+        ("time_format", "seconds"): "no format of times 'seconds'; give iso, s, ms, us, or a pattern",
+        ("time_format", "%H:%M:%S.%f"): "not with %f",
+    }.items():
+        with pytest.raises(ValidationError, match=re.escape(message)):
+            RawColumn.model_validate({"name": "t", "type": "time", settings[0]: settings[1]})
+
+
+def test_the_width_of_a_shared_table_is_its_owners() -> None:
+    schema = Schema.model_validate({"label": "y", "features": [one(), one(name="d", table="c")]})
+    assert [f.embedding_dim for f in schema.with_embedding_dims(8, {"c": 3}).categorical] == [3, 3]
+    with pytest.raises(UserError, match=r"model\.embedding_dims: 'd' reads the table of 'c'; name that"):
+        schema.with_embedding_dims(8, {"d": 3})
