@@ -1,17 +1,14 @@
 """Criteo's text -> columns, and what is set aside."""
 
-import gzip
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayrec.common.errors import UserError
 from rayrec.preprocessing.rows.text_reader import TextReader
 from rayrec.raw.blocks import MAX_TEXT, Reason
-from rayrec.raw.files import Chunk, list_inputs, plan_chunks, read_lines
+from rayrec.raw.files import list_inputs, plan_chunks
 from rayrec.sources.criteo.layout import FORMAT
 
 LABELLED_SCHEMA, FEATURES_SCHEMA = FORMAT.raw_schema(True), FORMAT.raw_schema(False)
@@ -122,107 +119,6 @@ def test_rows_without_label() -> None:
     expected = expected_row(row())
     del expected["label"]
     assert parsed.rows.to_pylist() == [expected]
-
-
-TEXTS = {
-    "newline at the end": b"a\nbb\nccc\n",
-    "no newline at the end": b"a\nbb\nccc",
-    "empty lines": b"\n\na\n\n\nb\n\n",
-    "one long line": b"x" * 40,
-    "crlf": b"a\r\nb\r\nc",
-    "empty": b"",
-    "byte order mark": b"\xef\xbb\xbfa\nb\n",
-}
-
-
-@pytest.mark.parametrize("is_gzip", [False, True], ids=["plain", "gzip"])
-@pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
-def test_chunks_of_every_size_give_every_line_once(
-    tmp_path: Path, text: bytes, is_gzip: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rayrec.raw.files._BLOCK_BYTES", 4)
-    path = tmp_path / "file"
-    path.write_bytes(gzip.compress(text) if is_gzip else text)
-    (file,) = list_inputs([str(path)])
-    expected = text.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    if expected[-1] == b"":
-        expected.pop()
-    for chunk_bytes in range(1, len(text) + 2):
-        blocks = [block for chunk in plan_chunks([file], chunk_bytes) for block in read_lines(chunk)]
-        assert all(block.endswith(b"\n") for block in blocks)
-        assert b"".join(blocks).split(b"\n")[:-1] == expected
-
-
-def test_gzip_of_several_members(tmp_path: Path) -> None:
-    path = tmp_path / "file.gz"
-    path.write_bytes(gzip.compress(b"a\nb") + gzip.compress(b"c\n"))
-    (file,) = list_inputs([str(path)])
-    assert b"".join(read_lines(plan_chunks([file], 10)[0])) == b"a\nbc\n"
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda d: d[:-40], lambda d: d[:100] + b"\x00" * 40 + d[140:]], ids=["cut", "broken"]
-)
-def test_damaged_gzip(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    path = tmp_path / "file.gz"
-    path.write_bytes(damage(gzip.compress(np.random.default_rng(0).bytes(10_000))))
-    (file,) = list_inputs([str(path)])
-    with pytest.raises(UserError, match=r"file\.gz: damaged gzip file"):
-        list(read_lines(plan_chunks([file], 10)[0]))
-
-
-def test_endless_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rayrec.raw.files.MAX_LINE_BYTES", 2**20)
-    path = tmp_path / "file"
-    path.write_bytes(b"\x01" * 2**24)
-    (file,) = list_inputs([str(path)])
-    with pytest.raises(UserError, match="line longer"):
-        list(read_lines(Chunk(file, 0, 0, None)))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for name in ["day_10", "day_2.gz", "day_1", ".hidden", "_SUCCESS", "truth.json"]:
-        (tmp_path / name).write_bytes(gzip.compress(b"x") if name.endswith(".gz") else b"x\n")
-    (tmp_path / "folder").mkdir()
-    return tmp_path
-
-
-LISTINGS = {
-    "folder": ([""], ["day_1", "day_2.gz", "day_10"]),
-    "glob": (["/day_1*"], ["day_1", "day_10"]),
-    "file": (["/day_10"], ["day_10"]),
-    "files in the order given": (["/day_10", "/day_1"], ["day_10", "day_1"]),
-}
-
-
-@pytest.mark.parametrize("scheme", ["", "file://"])
-@pytest.mark.parametrize(("paths", "expected"), LISTINGS.values(), ids=list(LISTINGS))
-def test_listing(folder: Path, paths: list[str], expected: list[str], scheme: str) -> None:
-    files = list_inputs([f"{scheme}{folder}{path}" for path in paths])
-    assert [f.base_name for f in files] == expected
-    assert [f.packing == "gzip" for f in files] == [name.endswith(".gz") for name in expected]
-    assert all(f.modified > 0 and f.bytes > 0 for f in files)
-
-
-@pytest.mark.parametrize(
-    ("paths", "message"),
-    [
-        (["/absent"], "no such file"),
-        (["/absent*"], "no such file"),
-        (["/folder"], "no files in it"),
-        (["", "/day_1"], "given twice"),
-    ],
-)
-def test_listing_errors(folder: Path, paths: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message) as error:
-        list_inputs([f"{folder}{path}" for path in paths])
-    assert "\n" not in str(error.value)
-
-
-def test_unknown_scheme() -> None:
-    with pytest.raises(UserError, match="cannot be opened: Unrecognized filesystem type"):
-        list_inputs(["nosuch://bucket/key"])
 
 
 def test_blocks_of_a_chunk_count_lines_and_set_bad_rows_aside(tmp_path: Path) -> None:

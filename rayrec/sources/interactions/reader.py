@@ -6,16 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from rayrec.common.errors import UserError
 from rayrec.raw.blocks import ParsedLines, RawBlock, Reason, blocks_of, text_blocks
 from rayrec.raw.files import Chunk, InputFile
+from rayrec.raw.tables.parquet import read_layout, read_row_groups
 from rayrec.sources.interactions.config import InteractionSourceConfig
 from rayrec.sources.interactions.layout import ITEM, LABEL, ROW_SCHEMA, USER, FileLayout, detect_layout
 from rayrec.sources.interactions.parse import parse_lines, parse_lists
-
-_PARQUET_BATCH_ROWS = 65_536
 
 
 @dataclass(frozen=True)
@@ -45,29 +42,10 @@ class InteractionReader:
 
 def _read_parquet(chunk: Chunk, layout: FileLayout) -> Iterator[tuple[bytes, ParsedLines]]:
     """The rows of the row groups that begin in the chunk's bytes."""
-    try:
-        with chunk.file.filesystem.open_input_file(chunk.file.path) as stream:
-            file = pq.ParquetFile(stream)
-            metadata = file.metadata
-            starts = [_first_byte(metadata.row_group(group)) for group in range(metadata.num_row_groups)]
-            stop = chunk.file.bytes if chunk.stop is None else chunk.stop
-            groups = [group for group, start in enumerate(starts) if chunk.start <= start < stop]
-            names = [None if position is None else file.schema_arrow.names[position] for position in layout.columns]
-            columns = [name for name in names if name is not None]
-            if not groups:
-                return
-            for batch in file.iter_batches(_PARQUET_BATCH_ROWS, row_groups=groups, columns=columns, use_threads=False):
-                yield b"", _parse_batch(batch, names)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(
-            f"{chunk.file.name}: damaged Parquet file ({str(error).splitlines()[0]}); fetch it again"
-        ) from None
-
-
-def _first_byte(row_group: pq.RowGroupMetaData) -> int:
-    column = row_group.column(0)
-    offsets = (column.dictionary_page_offset, column.data_page_offset)
-    return min(offset for offset in offsets if offset is not None)
+    schema = read_layout(chunk.file).columns
+    names = [None if position is None else schema.names[position] for position in layout.columns]
+    for batch in read_row_groups(chunk, [name for name in names if name is not None]):
+        yield b"", _parse_batch(batch, names)
 
 
 def _parse_batch(batch: pa.RecordBatch, names: Sequence[str | None]) -> ParsedLines:
