@@ -12,7 +12,7 @@ import pyarrow as pa
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema, VectorFeature
 from rayrec.inference.predictor import Predictor
-from rayrec.inference.ranker import FeatureLookup
+from rayrec.inference.ranker import Ranker
 from serve.models.served_models import ServedModels
 from serve.models.served_version import ServedVersion
 from serve.protocols.v2.messages import OUTPUT
@@ -48,7 +48,7 @@ def document(models: ServedModels, max_rows: int) -> dict[str, Any]:
         paths[f"/v2/models/{name}/infer"] = _infer(name, version.predictor, max_rows)
         if version.recommender is not None:
             paths[f"/v1/models/{name}:recommend"] = _recommend(name, max_rows)
-        paths[f"/v1/models/{name}:rank"] = _rank(name, version.ranker.lookup, max_rows)
+        paths[f"/v1/models/{name}:rank"] = _rank(name, version.ranker, rows[f"{name}.Row"], max_rows)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -77,10 +77,13 @@ def _recommend(name: str, max_rows: int) -> dict[str, Any]:
     return _post(f"Items for a user by '{name}'.", body, answer, missing="no such user")
 
 
-def _rank(name: str, lookup: FeatureLookup | None, max_rows: int) -> dict[str, Any]:
-    row = {"$ref": f"#/components/schemas/{name}.Row"}
+def _rank(name: str, ranker: Ranker, properties: JsonSchema, max_rows: int) -> dict[str, Any]:
+    row, lookup = {"$ref": f"#/components/schemas/{name}.Row"}, ranker.lookup
     candidate, context = row, {**row, "description": "The features that all candidates share."}
     limit = f"Rows; more than {max_rows} are answered 413."
+    if ranker.candidate is not None:
+        candidate = {"anyOf": [row, properties["properties"][ranker.candidate]]}
+        limit = f"Rows, or values of {ranker.candidate} alone; more than {max_rows} are answered 413."
     if lookup is not None:
         fields = {field.name: {"anyOf": [_value(field.type), {"type": "null"}]} for field in lookup.context}
         candidate, context = _value(lookup.candidate.type), {**_object([], **fields), "additionalProperties": False}

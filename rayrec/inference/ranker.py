@@ -52,7 +52,9 @@ class Ranker:
 
     predictor: Predictor
     lookup: FeatureLookup | None
-    """None if nothing is known of candidates by their ids, so that they are objects of raw features."""
+    """None if the source looks nothing up of candidates, so that they are objects of raw features."""
+    candidate: str | None = None
+    """The raw feature that names candidates: a value of it alone stands for an object of nothing else."""
 
     def rank(self, context: Mapping[str, Any], candidates: Sequence[Any], k: int | None = None) -> Ranking:
         """The best `k` of `candidates`, all of them by default.
@@ -94,9 +96,10 @@ class Ranker:
         if not isinstance(context, Mapping):
             raise UserError("context: give an object of the features that all candidates share")
         for index, candidate in enumerate(candidates):
-            if not isinstance(candidate, Mapping):
+            if not isinstance(candidate, Mapping) and self.candidate is None:
                 raise UserError(
                     f"candidates[{index}]: give an object of raw features, as for all other candidates; the model "
                     "looks nothing up by an id alone"
                 )
-        return self.predictor.raw_rows.from_rows([{**context, **candidate} for candidate in candidates])
+        objects = (c if isinstance(c, Mapping) else {self.candidate: c} for c in candidates)
+        return self.predictor.raw_rows.from_rows([{**context, **candidate} for candidate in objects])

@@ -32,7 +32,8 @@ def ranker_of(model: "Predictor") -> "Ranker":
     """The ranker of a model, with what its source looks up of candidates. Raises UserError if that is damaged."""
     from rayrec.inference.ranker import Ranker
 
-    return Ranker(model, source_of(model.recipe.source.kind).lookup(model))
+    source = source_of(model.recipe.source.kind)
+    return Ranker(model, source.lookup(model), source.candidate(model))
 
 
 def load_ranker(folder: str | Path) -> "Ranker":

@@ -79,6 +79,10 @@ class Source(ABC):
         """What is looked up of candidates by their ids alone; None if requests bring their raw features."""
         return None
 
+    def candidate(self, model: "Predictor") -> str | None:
+        """The raw feature that names candidates; None if none does, or `lookup` says what names them."""
+        return None
+
 
 class TextExamplesSource(Source):
     """A source of text files with an example in each line."""
