@@ -74,7 +74,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
                 counts = predict_dataset(model, dataset, request.split, request.output, progress)
         else:
             source = model.recipe.source
-            reader = partial(source_of(source.kind).reader, source)
+            reader = partial(source_of(source.kind).reader, source, model.schema)
             with ray_session():
                 counts = predict_raw(model, reader, [request.input], request.output, progress)
     details = {"rejected": counts.rejected} if request.raw else {"split": request.split}

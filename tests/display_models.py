@@ -1,11 +1,13 @@
 """Model folders that rank ads, with statistics of a few documents, ads and users."""
 
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from rayrec.features.schema import Feature, NumericFeature, Schema
 from rayrec.inference.ranker import Ranker
+from rayrec.preprocessing.numbers.summary import Fit
 from rayrec.sources.outbrain.features.definitions import Numeric
 from rayrec.sources.outbrain.features.feature_sets import features_of
 from rayrec.sources.outbrain.statistics import Constants
@@ -36,7 +38,7 @@ def make_ranker(folder: Path, **constants: Any) -> Ranker:
 def display_schema(constants: Constants) -> Schema:
     """The schema of all features of a set, with small tables."""
     features: tuple[Feature, ...] = tuple(
-        NumericFeature(name=d.name, transforms=d.scale.before)
+        NumericFeature(name=d.name, transforms=tuple(takewhile(lambda step: not isinstance(step, Fit), d.steps)))
         if isinstance(d, Numeric)
         else replace(d, cardinality=min(d.cardinality, 500)).feature
         for d in features_of(constants.feature_set)

@@ -173,7 +173,6 @@ class RowsPreprocessConfig(VocabularyPreprocessConfig):
     """A categorical value that occurs fewer times in `train` is unlisted, unless its rule has a `min_count`."""
     max_table_size: PositiveInt | None = Field(None, ge=2)
     """Most rows of one embedding table; ids beyond it share rows by hashing."""
-    numeric_log: bool = True
     order: Literal["input", "total_random", "day_random"] = "total_random"
     """Order of the rows of `train`; the other splits always keep the order of the input."""
 

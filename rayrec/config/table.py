@@ -91,7 +91,14 @@ class _CategoricalRule(_Rule):
             raise ValueError(f"{' and '.join(ways)} exclude each other; keep one")
         if ways and listing and (ways != ["values"] or listing != ["unlisted_buckets"]):
             raise ValueError(f"{listing[0]} has no meaning beside {ways[0]}; remove it")
+        if self.values is not None and len(set(self.values)) < len(self.values):
+            raise ValueError(f"values: '{max(self.values, key=self.values.count)}' is there twice; list it once")
         return self
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """Whether its values are listed for it."""
+        return self.hash_buckets is None and self.share is None and self.cardinality is None
 
 
 class CategoricalRule(_CategoricalRule):

@@ -6,8 +6,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -16,14 +17,26 @@ from rayrec.ingest.dataset import REJECTED_FOLDER
 from rayrec.preprocessing.segments import Piece, new_parquet
 from rayrec.preprocessing.spark_tasks import Counter, counted_rows, run_tasks
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.raw.blocks import REJECTED_SCHEMA, RowReader
+from rayrec.raw.blocks import REJECTED_SCHEMA, RawBlock, RowReader
 from rayrec.raw.files import Chunk, InputFile, plan_chunks
-
-if TYPE_CHECKING:
-    from rayrec.preprocessing.rows.row_splits import HashedSplits
 
 _LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES = 2**22, 2**26
 _ROWS_PER_REJECTED_PART = 1_000_000
+
+
+class Division(Protocol):
+    """Makes rows of a job's own of parsed ones, and deals them to files."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the files of each chunk."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the rows."""
+
+    def divide(self, block: RawBlock, chunk: Chunk, first_line: int) -> dict[str, pa.RecordBatch]:
+        """The rows of a block of a chunk by name; `first_line`: the block's first line, as `block.lines` counts."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +70,10 @@ def extract(
     reader: RowReader,
     files: Sequence[InputFile],
     max_rejected: float,
-    splits: "HashedSplits | None" = None,
+    division: Division | None = None,
 ) -> tuple[list[ExtractedChunk], dict[str, int]]:
-    """Parse files of one kind, as `extract_tables` does; with `splits`, into a file for each split of a chunk."""
-    extracted, rejected = extract_tables(workspace, {"": (reader, files)}, workspace.scratch, max_rejected, splits)
+    """Parse files of one kind, as `extract_tables` does; with `division`, into its files for each chunk."""
+    extracted, rejected = extract_tables(workspace, {"": (reader, files)}, workspace.scratch, max_rejected, division)
     return extracted[""], rejected
 
 
@@ -69,7 +82,7 @@ def extract_tables(
     tables: Mapping[str, tuple[RowReader, Sequence[InputFile]]],
     scratch: Path,
     max_rejected: float,
-    splits: "HashedSplits | None" = None,
+    division: Division | None = None,
 ) -> tuple[dict[str, list[ExtractedChunk]], dict[str, int]]:
     """Parse the files of each table into files under `scratch` and write bad rows to the dataset's `rejected/`.
 
@@ -85,7 +98,7 @@ def extract_tables(
 
         def run(item: tuple[int, tuple[RowReader, Chunk]]) -> ExtractedChunk:
             number, (reader, chunk) = item
-            return _extract_chunk(reader, chunk, scratch, f"{number:06d}", splits, counter)
+            return _extract_chunk(reader, chunk, scratch, f"{number:06d}", division, counter)
 
         extracted = iter(run_tasks(workspace.spark, list(enumerate(every_chunk)), run))
     by_table = {name: list(islice(extracted, len(chunks))) for name, chunks in planned.items()}
@@ -99,22 +112,24 @@ def extract_tables(
 
 
 def _extract_chunk(
-    reader: RowReader, chunk: Chunk, scratch: Path, name: str, splits: "HashedSplits | None", count: Counter
+    reader: RowReader, chunk: Chunk, scratch: Path, name: str, division: Division | None, count: Counter
 ) -> ExtractedChunk:
-    labels = splits.names if splits else ("",)
+    labels, schema = (division.names, division.schema) if division else (("",), reader.schema)
     paths = {label: scratch / "rows" / f"{name}{label and '-'}{label}.parquet" for label in labels}
     rejected_path = scratch / "rejected" / f"{name}.parquet"
     rows: Tally[str] = Tally()
     reasons: Tally[str] = Tally()
     lines = 0
-    options = {"compression": "lz4", "use_dictionary": list(reader.dictionaries), "write_statistics": False}
+    options = {
+        "compression": "lz4",
+        "use_dictionary": [name for name in reader.dictionaries if name in schema.names],
+        "write_statistics": False,
+    }
     with ExitStack() as stack:
-        writers = {
-            label: stack.enter_context(new_parquet(path, reader.schema, **options)) for label, path in paths.items()
-        }
+        writers = {label: stack.enter_context(new_parquet(path, schema, **options)) for label, path in paths.items()}
         rejected_writer: pq.ParquetWriter | None = None
         for block in reader.read(chunk):
-            parts = splits.divide(block, first_line=lines + 1) if splits else {"": block.rows}
+            parts = division.divide(block, chunk, first_line=lines + 1) if division else {"": block.rows}
             for label, part in parts.items():
                 if part.num_rows:
                     writers[label].write_batch(part)

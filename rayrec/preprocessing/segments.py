@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -106,3 +106,18 @@ def read_piece(piece: Piece, columns: Sequence[str], dictionaries: Sequence[str]
                 (batch,) = table.combine_chunks().to_batches()
                 yield batch.slice(low - offset, high - low)
             offset += rows
+
+
+class ReadRows(Protocol):
+    """Reads columns of the rows of a segment, in order; those in `dictionaries` come dictionary encoded."""
+
+    def __call__(
+        self, segment: Segment, columns: Sequence[str], dictionaries: Sequence[str] = (), /
+    ) -> Iterator[pa.RecordBatch]: ...
+
+
+def read_segment(
+    segment: Segment, columns: Sequence[str], dictionaries: Sequence[str] = ()
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a segment as its file holds them, a row group at a time."""
+    return read_piece(segment.piece, columns, dictionaries)

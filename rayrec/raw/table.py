@@ -45,9 +45,8 @@ class TableReader:
 
     @property
     def label(self) -> str:
-        """The name of the label's column; only of a reader that has one."""
-        assert self.types.label_column is not None
-        return self.types.label_column
+        """The name of the label's column; empty if the reader has none."""
+        return self.types.label_column or ""
 
     @property
     def schema(self) -> pa.Schema:

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.config import SourceConfig
+from rayrec.config.table import TableSourceConfig
+from rayrec.features.schema import Schema
 from rayrec.preprocessing.pipeline import PreprocessingJob
+from rayrec.preprocessing.rows.columns import label_column
 from rayrec.preprocessing.rows.job import RowsJob
-from rayrec.preprocessing.rows.text_reader import DelimitedText, TextReader
 from rayrec.raw.blocks import ExampleReader
 from rayrec.raw.files import InputFile
+from rayrec.raw.table import open_table
 from rayrec.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -48,8 +51,8 @@ class Source(ABC):
     def job(self, recipe: Recipe, inputs: InputPaths) -> PreprocessingJob:
         """The job that turns raw files into a dataset. Raises UserError on inputs or a config that cannot work."""
 
-    def reader(self, config: SourceConfig, files: Sequence[InputFile]) -> ExampleReader:
-        """The reader of files of examples, with or without labels, to score them.
+    def reader(self, config: SourceConfig, schema: Schema, files: Sequence[InputFile]) -> ExampleReader:
+        """The reader of files of examples, with or without labels, to score them with a model of this schema.
 
         Raises UserError if a file does not show its columns, or if the files of this source do not hold examples.
         """
@@ -84,14 +87,17 @@ class Source(ABC):
         return None
 
 
-class TextExamplesSource(Source):
-    """A source of text files with an example in each line."""
-
-    def __init__(self, text_format: DelimitedText) -> None:
-        self.format = text_format
+class TableSource(Source):
+    """A source of files of rows with named columns, an example each; its config is a `TableSourceConfig`."""
 
     def job(self, recipe: Recipe, inputs: InputPaths) -> PreprocessingJob:
-        return RowsJob(self.format, recipe.preprocess, inputs)
+        assert isinstance(recipe.source, TableSourceConfig)
+        return RowsJob(recipe.source, recipe.preprocess, inputs)
 
-    def reader(self, config: SourceConfig, files: Sequence[InputFile]) -> ExampleReader:
-        return TextReader.detect(self.format, files)
+    def reader(self, config: SourceConfig, schema: Schema, files: Sequence[InputFile]) -> ExampleReader:
+        assert isinstance(config, TableSourceConfig)
+        label = label_column(config)
+        table = open_table(files, config, optional=(label,))
+        looked_up = {name for lookup in schema.lookups for name in lookup.columns}
+        columns = [column for column in schema.raw_columns if column.name not in looked_up]
+        return table.reader(columns, config.label if label in table.columns.names else None)

@@ -10,7 +10,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.config.preprocess import SplitConfig
 from rayrec.config.table import TableSourceConfig
 from rayrec.features.schema import RawColumn
-from rayrec.preprocessing.rows.columns import _MODULE_ATTRIBUTES, ColumnPlan, plan_columns
+from rayrec.preprocessing.rows.columns import _MODULE_ATTRIBUTES, ColumnPlan, KeptColumn, plan_columns
 
 COLUMNS = ("click", "user_id", "item_id", "price", "C1", "C2", "C10", "tags", "ts", "weight", "debug_1")
 TABLES = {"users": ("user_id", "age", "zip")}
@@ -77,9 +77,11 @@ def test_the_plan_of_a_table() -> None:
     assert by_name["ts"] == RawColumn(name="ts", type="time", time_format="s")
     assert {by_name[name].type for name in ("user_id", "item_id", "C1", "debug_1")} == {"text"}
     assert {by_name[name].type for name in ("price", "weight")} == {"number"}
-    assert (found.label, found.kept) == (
-        "click",
-        {"weight": "weight", "group": "user_id_group", "candidate": "item_id_candidate"},
+    assert found.label == "click"
+    assert found.kept == (
+        KeptColumn("weight", "weight", "weight"),
+        KeptColumn("group", "user_id", "user_id_group"),
+        KeptColumn("candidate", "item_id", "item_id_candidate"),
     )
     (users,), (rate,) = found.tables, found.rates
     assert (users.keys, [column.name for column in users.columns]) == (("user_id",), ["users_age", "users_zip"])

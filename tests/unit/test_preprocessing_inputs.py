@@ -9,7 +9,6 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.config import RowsPreprocessConfig
 from rayrec.preprocessing.rows.inputs import resolve_inputs
 from rayrec.recipes import Recipe
-from rayrec.sources.criteo.layout import FORMAT
 from rayrec.sources.registry import preprocessing
 from tests.builders import make_recipe
 
@@ -36,13 +35,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str | None, list[str]], type[UserE
     # settings; inputs; error; what it says
     "missing file": ({}, {None: ["absent.tsv"]}, UserError, "absent.tsv: no such file"),
     "empty file": ({}, {None: ["empty"]}, UserError, "empty: empty; there are no rows"),
-    "unknown column": (
-        {"frequency_limit": {"C27": 3}},
-        {None: ["train.tsv"]},
-        ConfigError,
-        "preprocess.frequency_limit: no categorical column 'C27'; there are C1 to C26",
-    ),
-    "numeric column": ({"frequency_limit": {"I1": 3}}, {None: ["train.tsv"]}, ConfigError, "column 'I1'"),
     "days: other names": (
         {"split": DAY},
         {None: ["day_*", "train.tsv"]},
@@ -97,13 +89,13 @@ def test_output_that_exists_is_refused_and_stays(folder: Path, tmp_path: Path) -
 
 def test_days_are_read_in_their_order(folder: Path) -> None:
     paths = {None: [str(folder / name) for name in ("day_10", "day_0", "day_2")]}
-    inputs = resolve_inputs(RowsPreprocessConfig(), FORMAT, paths)
+    inputs = resolve_inputs(RowsPreprocessConfig(), paths)
     assert inputs.days == (0, 2, 10)
     assert [file.base_name for file in inputs.files] == ["day_0", "day_2", "day_10"]
 
 
 def test_other_files_are_read_in_the_order_given(folder: Path) -> None:
     paths: dict[str | None, list[str]] = {None: [str(folder / "train.tsv"), str(folder / "day_0")]}
-    inputs = resolve_inputs(RowsPreprocessConfig(), FORMAT, paths)
+    inputs = resolve_inputs(RowsPreprocessConfig(), paths)
     assert [file.base_name for file in inputs.files] == ["train.tsv", "day_0"]
     assert inputs.days == (None, 0)

@@ -106,7 +106,6 @@ def test_published_hyper_parameters(name: str, published: dict[str, object]) -> 
         "preprocess.split.held_out_day": 23,
         "preprocess.frequency_limit": 15,
         "preprocess.order": "total_random",
-        "preprocess.numeric_log": True,
         "model.embedding_dim": 128,
         "model.bottom_mlp": (512, 256, 128),
         "model.top_mlp": (1024, 1024, 512, 256),

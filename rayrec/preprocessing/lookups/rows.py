@@ -59,6 +59,6 @@ class CompletedRows:
             completed = lookups.complete(batch, folds)
             arrays = [completed.column(name) for name in columns]
             for place, name in enumerate(columns):
-                if name in dictionaries and name not in reads:
+                if name in dictionaries and name not in reads and pa.types.is_string(arrays[place].type):
                     arrays[place] = arrays[place].dictionary_encode()
             yield pa.RecordBatch.from_arrays(arrays, names=list(columns))

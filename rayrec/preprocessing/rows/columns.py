@@ -29,6 +29,7 @@ from rayrec.config.table import (
 from rayrec.config.transforms import Elapsed
 from rayrec.features.schema import RawColumn
 
+_FROM_INTEGERS = {"integer": ("number", "text"), "integers": ("numbers", "texts")}
 _LISTS = {"number": "numbers", "integer": "integers", "text": "texts"}
 _MODULE_ATTRIBUTES = frozenset({
     "T_destination", "add_module", "apply", "bfloat16", "buffers", "call_super_init", "children", "clear", "compile",
@@ -56,6 +57,8 @@ class PlannedFeature:
     """The rule's key in the recipe, for messages."""
     part: Literal["", "hour", "weekday", "day", "month", "age"] = ""
     """What is derived of a time."""
+    has_ids: bool = False
+    """Whether its values are ids, integers below a cardinality."""
 
     @property
     def steps(self) -> tuple[NumericStep | Elapsed, ...] | None:
@@ -63,6 +66,11 @@ class PlannedFeature:
         if isinstance(self.rule, NumericRule):
             return self.rule.transforms
         return (Elapsed(per="day"), FitStandardize()) if self.part == "age" else None
+
+    @property
+    def shares(self) -> str | None:
+        """The feature whose table it reads; None if it has one of its own."""
+        return self.rule.share if isinstance(self.rule, (CategoricalRule, ListRule)) else None
 
     @property
     def is_one_id(self) -> bool:
@@ -83,6 +91,17 @@ class PlannedLookup:
 
 
 @dataclass(frozen=True)
+class KeptColumn:
+    """A column that says something of the row, kept in the dataset."""
+
+    role: Literal["weight", "group", "candidate"]
+    column: str
+    """Its name in the files."""
+    name: str
+    """Its name in the dataset, which no raw column and no feature has."""
+
+
+@dataclass(frozen=True)
 class ColumnPlan:
     """What is read, and what becomes of it."""
 
@@ -96,8 +115,10 @@ class ColumnPlan:
     """The columns that features are computed from or looked up by, which a request has."""
     label: str
     """The column of the label."""
-    kept: Mapping[str, str]
-    """The names of the columns for `weight`, `group` and `candidate` in the dataset, of those that there are."""
+    time: str | None
+    """The column of the rows' times."""
+    kept: tuple[KeptColumn, ...]
+    """The columns that the dataset has beside label and features."""
 
     @property
     def columns(self) -> tuple[RawColumn, ...]:
@@ -160,17 +181,13 @@ class _Planner:
             self._want(RawColumn(name=key, type="text"), "source.rates or source.tables")
         self._check_shares()
         self._check_crosses()
-        kept: dict[str, str] = {}
-        for role, name in roles.items():
-            if role in {"weight", "group", "candidate"}:
-                taken_names = {*(feature.name for feature in self.features), *kept.values()}
-                kept[role] = f"{name}_{role}" if name in taken_names else name
-        self._check_names(label, kept)
         read = tuple(self.wanted[name][0] for name in self.columns if name in self.wanted)
         used_keys = {key for lookup in (*side_tables, *rates) for key in lookup.keys}
         crosses_last = sorted(self.features, key=lambda feature: isinstance(feature.rule, CrossRule))
         request = frozenset({*inputs, *used_keys} & set(self.columns))
-        return ColumnPlan(read, side_tables, rates, tuple(crosses_last), request, label, kept)
+        kept = self._kept(roles, {*request, *(feature.name for feature in self.features)})
+        self._check_names(label, kept)
+        return ColumnPlan(read, side_tables, rates, tuple(crosses_last), request, label, roles.get("time"), kept)
 
     # --- the columns that there are
 
@@ -223,6 +240,15 @@ class _Planner:
                 if name == label_column(config):
                     _fail(place, f"column '{name}' is the label; name another column")
         return [name for names in places.values() for name in names]
+
+    def _kept(self, roles: Mapping[str, str], taken: set[str]) -> tuple[KeptColumn, ...]:
+        kept: list[KeptColumn] = []
+        for role in ("weight", "group", "candidate"):
+            if role in roles:
+                name = roles[role]
+                free = name if name not in {*taken, *(other.name for other in kept)} else f"{name}_{role}"
+                kept.append(KeptColumn(role, name, free))
+        return tuple(kept)
 
     def _known(self, where: str, name: str) -> None:
         if name not in self.columns:
@@ -300,7 +326,7 @@ class _Planner:
     def _add(self, rule: Rule, column: str, where: str) -> None:
         """Make the features of a column, and say how it is read."""
         assert not isinstance(rule, CrossRule)
-        name = rule.name or column
+        name, has_ids = rule.name or column, False
         match rule:
             case TimestampRule():
                 self._want(RawColumn(name=column, type="time", time_format=rule.format, zone=rule.zone), where)
@@ -317,14 +343,15 @@ class _Planner:
             case VectorRule():
                 wanted = RawColumn(name=column, type="numbers", separator=rule.separator)
             case CategoricalRule() | ListRule():
-                value = "integer" if self._owner(rule, where).cardinality is not None else "text"
+                has_ids = self._owner(rule).cardinality is not None
+                value = "integer" if has_ids else "text"
                 separator = rule.separator if isinstance(rule, ListRule) else None
                 kind = _LISTS[value] if isinstance(rule, ListRule) else value
                 wanted = RawColumn.model_validate({"name": column, "type": kind, "separator": separator})
         self._want(wanted, where)
-        self.features.append(PlannedFeature(name, (column,), rule, where))
+        self.features.append(PlannedFeature(name, (column,), rule, where, has_ids=has_ids))
 
-    def _owner(self, rule: CategoricalRule | ListRule, where: str) -> CategoricalRule | ListRule:
+    def _owner(self, rule: CategoricalRule | ListRule) -> CategoricalRule | ListRule:
         """The rule that says how the values of a feature are listed: its own, or that of the feature it shares."""
         if rule.share is None:
             return rule
@@ -360,8 +387,15 @@ class _Planner:
                 self._want(RawColumn(name=name, type="text"), f"source.{role}")
 
     def _want(self, column: RawColumn, where: str) -> None:
-        """Read a column so. Raises ConfigError if another key wants it otherwise."""
+        """Read a column so. Raises ConfigError if another key wants it otherwise.
+
+        A column that is wanted as integers and as numbers or texts is read as integers.
+        """
         before, place = self.wanted.setdefault(column.name, (column, where))
+        for one, other, key in ((before, column, place), (column, before, where)):
+            if other.type in _FROM_INTEGERS.get(one.type, ()) and one.separator == other.separator:
+                self.wanted[column.name] = (one, key)
+                return
         if before != column:
             mine, other = _described(column, before), _described(before, column)
             _fail(
@@ -426,8 +460,8 @@ class _Planner:
                         )
             by_name[feature.name] = feature
 
-    def _check_names(self, label: str, kept: Mapping[str, str]) -> None:
-        taken = {label: "source.label", **{name: f"source.{role}" for role, name in kept.items()}}
+    def _check_names(self, label: str, kept: Sequence[KeptColumn]) -> None:
+        taken = {label: "source.label", **{column.name: f"source.{column.role}" for column in kept}}
         for feature in self.features:
             name = feature.name
             if name in taken:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.preprocess import DaySplitConfig, FileSplitConfig, RowsPreprocessConfig
 from rayrec.ingest.dataset import REJECTED_FOLDER, VOCABULARY_FOLDER
-from rayrec.preprocessing.rows.text_reader import DelimitedText
 from rayrec.raw.files import InputFile, list_inputs
 
 _SPLIT_NAME = re.compile(r"^[a-z][a-z0-9_]*$")
+_DAY_FILE = re.compile(r"^day_(\d+)(\..+)?$")
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,10 @@ class Inputs:
     splits: tuple[str | None, ...]
     """The split of each file; None if splits do not come as files."""
     days: tuple[int | None, ...]
-    """The day of each file, if its name contains one."""
+    """The day of each file that is named day_N."""
 
 
-def resolve_inputs(
-    config: RowsPreprocessConfig, text_format: DelimitedText, paths: Mapping[str | None, Sequence[str]]
-) -> Inputs:
+def resolve_inputs(config: RowsPreprocessConfig, paths: Mapping[str | None, Sequence[str]]) -> Inputs:
     """Find the raw files: `paths` by split, or all under None if splits do not come as files.
 
     Raises UserError if a path gives no file, all files are empty, or the files do not suit the config.
@@ -34,12 +32,18 @@ def resolve_inputs(
     _check_split_names(config, paths)
     found = [(file, split) for split, given in paths.items() for file in list_inputs(given)]
     check_files([file for file, _ in found])
-    entries = [(file, split, text_format.day_of(file.base_name)) for file, split in found]
+    entries = [(file, split, _day_of(file)) for file, split in found]
     if all(day is not None for _, _, day in entries):
         entries.sort(key=lambda entry: entry[2] or 0)
     _check_days(config, entries)
     files, splits, days = zip(*entries, strict=True)
     return Inputs(files, splits, days)
+
+
+def _day_of(file: InputFile) -> int | None:
+    """The day whose rows a file named day_N (day_7, day_7.gz) holds; None for other names."""
+    match = _DAY_FILE.match(file.base_name)
+    return int(match[1]) if match else None
 
 
 def check_files(files: Sequence[InputFile]) -> None:

@@ -1,24 +1,31 @@
-"""Sources whose rows are examples with a label: parse, split, fit vocabularies, encode, write."""
+"""The job of tables: parse, split, look up, fit, encode, write."""
 
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from rayrec.config.preprocess import HashSplitConfig, PreprocessConfig, RowsPreprocessConfig
-from rayrec.config.transforms import Fill, HashIds, Log, Vocabulary
-from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.config.preprocess import HashSplitConfig, PreprocessConfig, RowsPreprocessConfig, TimeSplitConfig
+from rayrec.config.table import SideTableConfig, TableSourceConfig
+from rayrec.features.schema import Lookup, Rate, RawColumn, Schema, SideTable
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.extract import ExtractedChunk, extract
+from rayrec.preprocessing.lookups.rates import write_rates
+from rayrec.preprocessing.lookups.rows import CompletedRows, Folds
+from rayrec.preprocessing.lookups.side_tables import write_side_table
+from rayrec.preprocessing.rows.columns import PlannedLookup, plan_columns
+from rayrec.preprocessing.rows.fitting import fit_features
 from rayrec.preprocessing.rows.inputs import resolve_inputs
-from rayrec.preprocessing.rows.row_splits import HashedSplits, rows_by_day, split_rows
-from rayrec.preprocessing.rows.text_reader import DelimitedText, RawColumns, TextReader
-from rayrec.preprocessing.segments import Piece, segments_by_split
-from rayrec.preprocessing.vocabularies.fit import fit_vocabularies
+from rayrec.preprocessing.rows.kept_columns import KeptColumns
+from rayrec.preprocessing.rows.row_splits import RowDivision, rows_by_day, split_rows
+from rayrec.preprocessing.segments import Piece, Segment, segments_by_split
 from rayrec.preprocessing.vocabularies.long import join_long_vocabularies
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset
 from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
-from rayrec.preprocessing.write.shuffle import NewPositions, write_shuffled
+from rayrec.preprocessing.write.shuffle import NewPositions, RandomGroups, write_shuffled
 from rayrec.random.permutation import BlockwisePermutation, HashPermutation
+from rayrec.raw.files import list_inputs
+from rayrec.raw.table import TableFiles, TableReader, open_table
 
 
 class RowsJob:
@@ -27,64 +34,113 @@ class RowsJob:
     is_resumable = False
 
     def __init__(
-        self, text_format: DelimitedText, config: PreprocessConfig, inputs: Mapping[str | None, Sequence[str]]
+        self, source: TableSourceConfig, config: PreprocessConfig, inputs: Mapping[str | None, Sequence[str]]
     ) -> None:
         """`config` is a `RowsPreprocessConfig`. Raises UserError on inputs or a config that cannot work."""
         assert isinstance(config, RowsPreprocessConfig)
-        self._config = config
-        self._format = text_format
-        self._inputs = resolve_inputs(config, text_format, inputs)
+        if source.group is not None and config.order != "total_random":
+            raise ConfigError(
+                f"preprocess.order: '{config.order}' does not suit source.group, whose lists are put together in "
+                "random order; leave it out"
+            )
+        self._source, self._config = source, config
+        self._inputs = resolve_inputs(config, inputs)
         self.files = self._inputs.files
+        log = open_table(self.files, source)
+        self._tables = {name: open_side_table(name, table) for name, table in source.tables.items()}
+        names = {name: table.columns.names for name, table in self._tables.items()}
+        self._plan = plan_columns(source, config.split, log.columns.names, names)
+        self._hashed: str | None = None
+        if isinstance(config.split, HashSplitConfig):
+            self._hashed = config.split.column or source.group
+        self._time = self._plan.time if isinstance(config.split, TimeSplitConfig) else None
+        required = [name for name in (source.group, source.candidate, self._time) if name is not None]
+        self._reader = log.reader(self._plan.read, source.label, weight=source.weight, required=required)
+        self._side_readers = {table.name: self._side_reader(table) for table in self._plan.tables}
 
     def write(self, workspace: Workspace) -> WrittenDataset:
-        """Write vocabularies, splits and bad rows. Raises UserError."""
-        config = self._config
-        reader = TextReader(self._format, (True,) * len(self.files))
-        hashed = HashedSplits(config.split, config.seed) if isinstance(config.split, HashSplitConfig) else None
-        extracted, rejected = extract(workspace, reader, self.files, config.max_rejected_fraction, hashed)
-
-        pieces = split_rows(config.split, extracted, self._inputs.splits, self._inputs.days)
+        """Write look-ups, vocabularies, splits and bad rows. Raises UserError."""
+        config, plan = self._config, self._plan
+        kept = self._kept_columns()
+        division = RowDivision(config.split, config.seed, self._hashed, kept)
+        extracted, rejected = extract(workspace, self._reader, self.files, config.max_rejected_fraction, division)
+        pieces = split_rows(workspace, config.split, extracted, self._inputs.splits, self._inputs.days, self._time)
         segments = segments_by_split(pieces)
-        columns = self._format.columns
-        limits = dict.fromkeys(columns.categorical, config.frequency_limit)
-        vocabularies = fit_vocabularies(workspace, segments["train"], limits)
-        schema = dataset_schema(columns, config, vocabularies)
-        every_segment = [segment for of_split in segments.values() for segment in of_split]
-        joined = join_long_vocabularies(workspace, every_segment, schema, config.broadcast_limit)
 
-        encoder = RowEncoder(schema, workspace.folder, joined, (pa.field(schema.label, pa.float32(), False),))
+        roles = {column.role: column.name for column in plan.kept}
+        schema = Schema(label=plan.label, features=(), columns=plan.columns, **roles)
+        train, others = self._write_lookups(workspace, schema, segments["train"], rejected)
+        features = fit_features(workspace, train.read, segments["train"], plan, config)
+        schema = Schema.model_validate({**dict(others.schema), "features": features})
+        every_segment = [segment for of_split in segments.values() for segment in of_split]
+        joined = join_long_vocabularies(workspace, others.read, every_segment, schema, config.broadcast_limit)
+
         splits: dict[str, SplitInfo] = {}
         for split, of_split in segments.items():
-            order = self._order_of_train(pieces["train"], extracted) if split == "train" else None
+            rows = train if split == "train" else others
+            encoder = RowEncoder(schema, workspace.folder, joined, kept.fields, rows.read)
+            order = self._order(split, pieces[split], extracted)
             if order is None:
                 splits[split] = write_in_order(workspace, encoder.encode, schema.label, split, of_split, config.layout)
             else:
                 splits[split] = write_shuffled(workspace, encoder, split, of_split, order, config.layout)
         return WrittenDataset(schema, splits, rejected)
 
-    def _order_of_train(self, pieces: Sequence[Piece], extracted: Sequence[ExtractedChunk]) -> NewPositions | None:
-        """The new positions of the rows of `train`; None if they keep the order of the input."""
+    def _kept_columns(self) -> KeptColumns:
+        plan = self._plan
+        raw = [column for column in plan.read if column.name in {*plan.request, self._time}]
+        return KeptColumns(plan.label, plan.kept, tuple(pa.field(column.name, column.arrow) for column in raw))
+
+    def _side_reader(self, table: PlannedLookup) -> TableReader:
+        """Reads the columns of a side table by their names in its files."""
+        config, files = self._source.tables[table.name], self._tables[table.name]
+        key = RawColumn(name=config.key, type="text")
+        columns = [c.model_copy(update={"name": c.name.removeprefix(f"{table.name}_")}) for c in table.columns]
+        return files.reader([key, *columns], required=[config.key])
+
+    def _write_lookups(
+        self, workspace: Workspace, schema: Schema, train: Sequence[Segment], rejected: dict[str, int]
+    ) -> tuple[CompletedRows, CompletedRows]:
+        """Write side tables and rates; returns the readers of rows of `train` and of others. Counts bad rows."""
+        source, config = self._source, self._config
+        tables = []
+        for planned in self._plan.tables:
+            name, given = planned.name, self._source.tables[planned.name]
+            table = SideTable(name=name, key=planned.keys[0], columns=tuple(column.name for column in planned.columns))
+            reader, files = self._side_readers[name], self._tables[name].files
+            bad = write_side_table(workspace, table, given, reader, files, config.max_rejected_fraction)
+            for reason, number in bad.items():
+                rejected[reason] = rejected.get(reason, 0) + number
+            tables.append(table)
+        with_tables = schema.model_copy(update={"lookups": tuple(tables)})
+        planned_rates = [
+            Rate(name=planned.name, keys=planned.keys, smoothing=rate.smoothing, mean=0.0)
+            for planned, rate in zip(self._plan.rates, source.rates, strict=True)
+        ]
+        folds = Folds(source.rate_folds, config.seed, workspace.scratch / "rates")
+        rates = write_rates(workspace, CompletedRows(with_tables, workspace.folder), train, planned_rates, folds)
+        lookups: tuple[Lookup, ...] = (*tables, *rates)
+        complete = schema.model_copy(update={"lookups": lookups})
+        others = CompletedRows(complete, workspace.folder)
+        return CompletedRows(complete, workspace.folder, folds) if rates else others, others
+
+    def _order(
+        self, split: str, pieces: Sequence[Piece], extracted: Sequence[ExtractedChunk]
+    ) -> NewPositions | RandomGroups | None:
+        """The order in which a split is written; None keeps the order of the input."""
         config = self._config
-        match config.order:
-            case "input":
-                return None
-            case "total_random":
-                return HashPermutation(sum(piece.rows for piece in pieces), config.seed)
-            case "day_random":
-                return BlockwisePermutation(rows_by_day(pieces, extracted, self._inputs.days), config.seed)
+        if self._source.group is not None:
+            return RandomGroups(config.seed)
+        if split != "train" or config.order == "input":
+            return None
+        if config.order == "total_random":
+            return HashPermutation(sum(piece.rows for piece in pieces), config.seed)
+        return BlockwisePermutation(rows_by_day(pieces, extracted, self._inputs.days), config.seed)
 
 
-def dataset_schema(columns: RawColumns, config: RowsPreprocessConfig, vocabularies: Mapping[str, Vocabulary]) -> Schema:
-    """The schema of the dataset: the transforms that `config` asks for, with the vocabularies of the features."""
-    numeric = (Log(), Fill()) if config.numeric_log else (Fill(),)
-    features: list[NumericFeature | CategoricalFeature] = [
-        NumericFeature(name=name, transforms=numeric) for name in columns.numeric
-    ]
-    for name in columns.categorical:
-        transforms: tuple[Vocabulary | HashIds, ...] = (vocabularies[name],)
-        cardinality = vocabularies[name].size + 1
-        if config.max_table_size is not None and cardinality > config.max_table_size:
-            transforms += (HashIds(buckets=config.max_table_size),)
-            cardinality = config.max_table_size
-        features.append(CategoricalFeature(name=name, transforms=transforms, cardinality=cardinality))
-    return Schema(label=columns.label, features=tuple(features))
+def open_side_table(name: str, config: SideTableConfig) -> TableFiles:
+    """The files of a side table. Raises UserError naming the key in the recipe."""
+    try:
+        return open_table(list_inputs([config.path]), config)
+    except UserError as error:
+        raise type(error)(f"source.tables.{name}.path: {error}") from None

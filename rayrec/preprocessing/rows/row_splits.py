@@ -2,59 +2,133 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
 from itertools import repeat
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from xxhash import xxh64_intdigest
 
 from rayrec.common.errors import UserError
-from rayrec.config.preprocess import DaySplitConfig, FileSplitConfig, FractionSplitConfig, HashSplitConfig, SplitConfig
+from rayrec.config.preprocess import (
+    ColumnSplitConfig,
+    DaySplitConfig,
+    FileSplitConfig,
+    FractionSplitConfig,
+    HashSplitConfig,
+    Span,
+    SplitConfig,
+    TimeSplitConfig,
+    seconds_of,
+)
+from rayrec.features.string_hash import by_distinct_text
 from rayrec.preprocessing.extract import ExtractedChunk, pieces_of
-from rayrec.preprocessing.segments import Piece, cut_pieces
+from rayrec.preprocessing.numbers.fit import Number, summarize
+from rayrec.preprocessing.numbers.summary import Summary
+from rayrec.preprocessing.rows.kept_columns import KeptColumns
+from rayrec.preprocessing.segments import Piece, Segment, cut_pieces, make_segments, new_parquet, read_segment
+from rayrec.preprocessing.spark_tasks import run_tasks
+from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RawBlock
+from rayrec.raw.files import Chunk
+from rayrec.raw.tables.parquet import rows_before
 
 SPLIT_ORDER = ("train", "validation", "test")
+_MICROSECONDS = 1_000_000
 
 
 @dataclass(frozen=True)
-class HashedSplits:
-    """Splits by a hash of the row's text: equal rows fall into the same split, whatever the files around them."""
+class RowDivision:
+    """Keeps what is needed of parsed rows, and deals them to splits if that follows from each row alone."""
 
-    config: HashSplitConfig
+    split: SplitConfig
     seed: int
+    hashed: str | None
+    """The column whose hash tells the split; None hashes the whole row."""
+    kept: KeptColumns
 
     @property
     def names(self) -> tuple[str, ...]:
-        return ("train", *(["validation"] if self.config.validation else []), *(["test"] if self.config.test else []))
+        match self.split:
+            case HashSplitConfig(validation=validation, test=test):
+                return ("train", *(["validation"] if validation else []), *(["test"] if test else []))
+            case ColumnSplitConfig(values=values):
+                return ("train", *(name for name in SPLIT_ORDER if name in values))
+        return ("",)
 
-    def divide(self, block: RawBlock, first_line: int) -> dict[str, pa.RecordBatch]:
-        """The rows of a block by split; `first_line` is the number of the block's first line in `block.lines`."""
-        lines = block.text.replace(b"\r\n", b"\n").split(b"\n")
-        digests = map(xxh64_intdigest, lines[:-1], repeat(self.seed & (2**64 - 1)))
-        hashes = np.fromiter(digests, np.uint64, block.num_lines)[block.lines - first_line]
-        shares = hashes / 2.0**64
-        test_from = 1.0 - self.config.test
-        bounds = [0.0, test_from - self.config.validation, test_from, 1.0 + 1e-9]
-        return {
-            name: block.rows.filter(pa.array((shares >= low) & (shares < high)))
-            for name, low, high in zip(SPLIT_ORDER, bounds[:-1], bounds[1:], strict=True)
-            if name in self.names
-        }
+    @property
+    def schema(self) -> pa.Schema:
+        return self.kept.schema
+
+    def divide(self, block: RawBlock, chunk: Chunk, first_line: int) -> dict[str, pa.RecordBatch]:
+        """The rows of a block of a chunk by split; all under the empty name if the split takes more than the row."""
+        rows = self.kept.of(block.rows)
+        match self.split:
+            case HashSplitConfig():
+                places = _places_of_hashes(self.split, self._hashes(block, chunk, first_line))
+            case ColumnSplitConfig():
+                places = _places_of_values(self.split, block.rows[self.split.column])
+            case _:
+                return {"": rows}
+        return {name: rows.filter(pa.array(places == SPLIT_ORDER.index(name))) for name in self.names}
+
+    def _hashes(self, block: RawBlock, chunk: Chunk, first_line: int) -> NDArray[np.uint64]:
+        """(n,) hashes of the rows."""
+        if self.hashed is not None:
+
+            def hash_texts(texts: pa.Array) -> NDArray[np.int64]:
+                return self._hashes_of([text.encode() for text in texts.to_pylist()]).view(np.int64)
+
+            (missing,) = self._hashes_of([b""]).view(np.int64)
+            values = block.rows[self.hashed].cast(pa.string())
+            return by_distinct_text(values, hash_texts, int(missing)).view(np.uint64)
+        numbers = block.lines - first_line
+        if block.text:
+            lines = block.text.replace(b"\r\n", b"\n").split(b"\n")
+            return self._hashes_of(lines[: block.num_lines])[numbers]
+        rows = rows_before(chunk) + block.lines
+        name = chunk.file.base_name.encode()
+        return self._hashes_of([b"%s:%d" % (name, row) for row in rows.tolist()])
+
+    def _hashes_of(self, values: Sequence[bytes]) -> NDArray[np.uint64]:
+        digests = map(xxh64_intdigest, values, repeat(self.seed & (2**64 - 1)))
+        return np.fromiter(digests, np.uint64, len(values))
+
+
+def _places_of_hashes(config: HashSplitConfig, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """(n,) the places of the rows' splits in `SPLIT_ORDER`."""
+    test_from = 1.0 - config.test
+    shares = np.minimum(hashes / 2.0**64, np.nextafter(1.0, 0.0))  # rounded, a share may be 1
+    return np.searchsorted([test_from - config.validation, test_from], shares, side="right")
+
+
+def _places_of_values(config: ColumnSplitConfig, values: pa.Array) -> NDArray[np.int64]:
+    places = np.zeros(len(values), np.int64)
+    for name, of_split in config.values.items():
+        is_in = pc.is_in(values.cast(pa.string()), pa.array(of_split, pa.string()))
+        places[is_in.to_numpy(zero_copy_only=False)] = SPLIT_ORDER.index(name)
+    return places
 
 
 def split_rows(
+    workspace: Workspace,
     config: SplitConfig,
     extracted: Sequence[ExtractedChunk],
     splits: Sequence[str | None],
     days: Sequence[int | None],
+    time: str | None = None,
 ) -> dict[str, list[Piece]]:
     """The rows of each split in the order of the input; `splits` and `days` are given by file.
 
-    Raises UserError if no rows are left for train.
+    `time`: the column of the rows' times. Raises UserError if no rows are left for a split.
     """
     match config:
-        case HashSplitConfig():
+        case HashSplitConfig() | ColumnSplitConfig():
             result = {name: pieces_of(extracted, name) for name in extracted[0].rows}
         case FileSplitConfig():
             given = sorted({s for s in splits if s is not None}, key=_split_rank)
@@ -63,10 +137,62 @@ def split_rows(
             result = _by_fraction(config, pieces_of(extracted))
         case DaySplitConfig():
             result = _by_day(config, extracted, days)
+        case TimeSplitConfig():
+            assert time is not None
+            result = _by_time(workspace, config, pieces_of(extracted), time)
+    total = sum(_count_rows(pieces) for pieces in result.values())
     if _count_rows(result["train"]) == 0:
-        total = sum(_count_rows(pieces) for pieces in result.values())
         raise UserError(f"preprocess.split: of {total:,} good rows none falls into train; give more rows or change it")
+    if isinstance(config, (ColumnSplitConfig, TimeSplitConfig)):
+        for name, pieces in result.items():
+            if _count_rows(pieces) == 0:
+                raise UserError(f"preprocess.split.{name}: of {total:,} good rows none falls into {name}; change it")
     return result
+
+
+def _by_time(workspace: Workspace, config: TimeSplitConfig, pieces: list[Piece], time: str) -> dict[str, list[Piece]]:
+    """Rows by the moments at which splits begin."""
+    segments = make_segments(pieces)
+    moment = Number(time, (time,))
+    summary = summarize(workspace, "look at times", read_segment, segments, [moment]).get(time)
+    if summary is None:
+        return {"train": []}
+    names = ["train", *(name for name in SPLIT_ORDER[1:] if getattr(config, name))]
+    starts = _starts(summary, [getattr(config, name) for name in names[1:]])
+    divide = partial(_divide, time=time, names=names, starts=starts, folder=workspace.scratch / "by-time")
+    divided = run_tasks(workspace.spark, segments, divide)
+    return {name: [of_segment[name] for of_segment in divided if of_segment[name].rows] for name in names}
+
+
+def _starts(times: Summary, spans: Sequence[Span]) -> list[float]:
+    """The first moments (microseconds since 1970) of splits that follow each other up to the end, each of a span."""
+    starts, beyond = [], 0.0
+    for span in reversed(spans):
+        if isinstance(span, str):
+            beyond += seconds_of(span) * _MICROSECONDS
+            starts.append(times.most - beyond + 1)
+        else:
+            beyond += span
+            rows = max(1, round(beyond * times.rows))
+            starts += times.quantiles([Fraction(times.rows - rows, max(times.rows - 1, 1))])
+    return starts[::-1]
+
+
+def _divide(
+    segment: Segment, time: str, names: Sequence[str], starts: Sequence[float], folder: Path
+) -> dict[str, Piece]:
+    """Write the rows of a segment to a file for each split but the empty ones; `starts`: of all but the first."""
+    columns = pq.read_schema(segment.piece.path).names
+    rows = pa.Table.from_batches(read_segment(segment, columns))
+    places = np.searchsorted(starts, rows[time].cast(pa.int64()).to_numpy(), side="right")
+    pieces = {}
+    for place, name in enumerate(names):
+        of_split = rows.filter(pa.array(places == place))
+        pieces[name] = Piece(folder / f"{segment.index:06d}-{name}.parquet", 0, len(of_split))
+        if len(of_split):
+            with new_parquet(pieces[name].path, rows.schema, compression="lz4", write_statistics=False) as writer:
+                writer.write_table(of_split)
+    return pieces
 
 
 def _count_rows(pieces: Iterable[Piece]) -> int:

@@ -10,19 +10,21 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.vocabulary import VOCABULARY_SCHEMA, fingerprint
 from rayrec.ingest.dataset import VOCABULARY_FOLDER
-from rayrec.preprocessing.segments import Segment, count_rows, new_parquet, read_piece
+from rayrec.preprocessing.segments import ReadRows, Segment, count_rows, new_parquet
 from rayrec.preprocessing.sorted_rows import rows_by_value
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number, run_tasks
 from rayrec.preprocessing.workspace import Workspace
 
 _VALUES_PER_FILE = 4_194_304
 """A longer vocabulary is a folder of parts."""
+_GIVEN = 0
+"""The partition that given values are written as."""
 _COUNTED = pa.schema([("feature", pa.int32()), ("value", pa.string()), ("count", pa.int64())])
 _RANKED = pa.schema([pa.field("value", pa.string(), False), pa.field("count", pa.int64(), False)])
 
@@ -33,27 +35,44 @@ def vocabulary_file(feature: str, size: int) -> str:
     return f"{path}.parquet" if size <= _VALUES_PER_FILE else path
 
 
-def fit_vocabularies(
-    workspace: Workspace, segments: Sequence[Segment], limits: Mapping[str, int]
-) -> dict[str, Vocabulary]:
-    """Write the vocabularies of the features in `limits` into the dataset folder, fitted on the rows of `segments`.
+@dataclass(frozen=True)
+class Listing:
+    """A vocabulary to fit."""
 
-    `limits` gives the least count at which a value is listed. Ids go from 1 by descending count, ties by ascending
-    value (the order of the UTF-8 bytes), so they depend on the rows alone.
+    columns: tuple[str, ...]
+    """The columns (text, or lists of it) whose values count together."""
+    min_count: int = 1
+    """The least count at which a value is listed."""
+    max_size: int | None = None
+    """The most values that are listed, the most frequent ones."""
+    values: tuple[str, ...] | None = None
+    """The values that are listed, in order of id, instead of those found."""
+
+
+def fit_vocabularies(
+    workspace: Workspace, read: ReadRows, segments: Sequence[Segment], listings: Mapping[str, Listing]
+) -> dict[str, Vocabulary]:
+    """Write the vocabularies of features into the dataset folder, fitted on the rows of `segments`.
+
+    Ids go from 1 by descending count, ties by ascending value (the order of the UTF-8 bytes), so they depend on the
+    rows alone. Missing values and empty ones are not listed.
     """
-    features = list(limits)
+    features = list(listings)
     spark, progress, ranked_in = workspace.spark, workspace.progress, workspace.scratch / "ranked"
     (workspace.folder / VOCABULARY_FOLDER).mkdir(exist_ok=True)
+    if not listings:
+        return {}
     with counted_rows(spark, progress, "count values", count_rows(segments)) as counter:
 
         def count(segment: Segment) -> Iterator[pa.RecordBatch]:
-            yield from _count_values(segment, features)
+            yield from _count_values(segment, read, list(listings.values()))
             counter.add(segment.piece.rows)
 
         from pyspark.sql import functions as f
 
         counted = frame_of_tasks(spark, segments, count, "feature int, value string, count long")
-        least = f.element_at(f.array(*[f.lit(limit) for limit in limits.values()]), f.col("feature") + 1)
+        limits = [1 if listing.values else listing.min_count for listing in listings.values()]
+        least = f.element_at(f.array(*[f.lit(limit) for limit in limits]), f.col("feature") + 1)
         ranked = (
             counted.groupBy("feature", "value")
             .agg(f.sum("count").alias("count"))
@@ -67,7 +86,14 @@ def fit_vocabularies(
         found = collect_rows(ranked.mapInArrow(write, "feature int, partition int, rows long"))
     parts: dict[int, list[tuple[int, int]]] = {index: [] for index in range(len(features))}
     for feature, partition, rows in sorted(found):
-        parts[feature].append((partition, rows))
+        most = listings[features[feature]].max_size
+        before = sum(kept for _, kept in parts[feature])
+        kept = rows if most is None else min(rows, most - before)
+        if kept:
+            parts[feature].append((partition, kept))
+    for feature, listing in enumerate(listings.values()):
+        if listing.values is not None:
+            parts[feature] = [_rank_given(ranked_in, feature, listing.values, parts[feature])]
     sizes = {name: sum(rows for _, rows in parts[index]) for index, name in enumerate(features)}
     progress.stage("number values", sum(sizes.values()))
     fingerprints = _number(workspace, features, parts, sizes, ranked_in)
@@ -78,24 +104,43 @@ def fit_vocabularies(
     }
 
 
-def _count_values(segment: Segment, features: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _count_values(segment: Segment, read: ReadRows, listings: Sequence[Listing]) -> Iterator[pa.RecordBatch]:
     """The distinct values of a segment by feature, with their counts."""
-    partial: dict[str, list[tuple[pa.Array, NDArray[np.int64]]]] = {name: [] for name in features}
-    for batch in read_piece(segment.piece, features, features):
-        for name in features:
-            column = batch.column(name)
-            indices = column.indices.drop_null().to_numpy()
-            counts = np.bincount(indices, minlength=len(column.dictionary))
-            partial[name].append((column.dictionary, counts))
-    for number, name in enumerate(features):
-        values = pa.chunked_array([v for v, _ in partial[name]], pa.string())
-        counts = pa.array(np.concatenate([c for _, c in partial[name]]))
+    columns = list(dict.fromkeys(name for listing in listings for name in listing.columns))
+    partial: dict[str, list[tuple[pa.Array, pa.Array]]] = {name: [] for name in columns}
+    for batch in read(segment, columns, columns):
+        for name in columns:
+            partial[name].append(distinct_values(batch.column(name)))
+    for number, listing in enumerate(listings):
+        found = [part for name in listing.columns for part in partial[name]]
+        values = pa.chunked_array([v for v, _ in found], pa.string())
+        counts = pa.chunked_array([c for _, c in found], pa.int64())
         table = pa.table({"value": values, "count": counts})
-        table = table.filter(pa.compute.greater(table["count"], 0)).group_by("value", use_threads=False).aggregate(
-            [("count", "sum")]
-        )  # fmt: skip
-        columns = [pa.array(np.full(len(table), number, np.int32)), table["value"], table["count_sum"]]
-        yield from pa.table(columns, schema=_COUNTED).combine_chunks().to_batches()
+        is_listed = pc.greater(table["count"], 0)
+        if listing.values is not None:
+            is_listed = pc.and_(is_listed, pc.is_in(values, pa.array(listing.values, pa.string())))
+        is_listed = pc.and_(is_listed, pc.not_equal(values, ""))
+        table = table.filter(is_listed).group_by("value", use_threads=False).aggregate([("count", "sum")])
+        columns_of = [pa.array(np.full(len(table), number, np.int32)), table["value"], table["count_sum"]]
+        yield from pa.table(columns_of, schema=_COUNTED).combine_chunks().to_batches()
+
+
+def distinct_values(column: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Distinct values of a column or its lists as text, null not among them, and how often (0, too) they are in it."""
+    if not pa.types.is_dictionary(column.type):
+        column = (column.flatten() if pa.types.is_list(column.type) else column).dictionary_encode()
+    counts = np.bincount(column.indices.drop_null().to_numpy(), minlength=len(column.dictionary))
+    return column.dictionary.cast(pa.string()), pa.array(counts, pa.int64())
+
+
+def _rank_given(folder: Path, feature: int, values: Sequence[str], parts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Write given values with their counts, in their order, as if they were found so; returns partition and rows."""
+    tables = [pq.read_table(_rank_path(folder, feature, partition)) for partition, _ in parts]
+    found = pa.concat_tables([_RANKED.empty_table(), *tables])
+    counts = dict(zip(found["value"].to_pylist(), found["count"].to_pylist(), strict=True))
+    with new_parquet(_rank_path(folder, feature, _GIVEN), _RANKED) as writer:
+        writer.write_table(pa.table([list(values), [counts.get(value, 0) for value in values]], schema=_RANKED))
+    return _GIVEN, len(values)
 
 
 def _write_ranks(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa.RecordBatch]:
@@ -131,13 +176,13 @@ def _number(
     files: list[_Numbering] = []
     for number, name in enumerate(features):
         path = workspace.folder / vocabulary_file(name, sizes[name])
-        sources = [_rank_path(ranked, number, partition) for partition, _ in parts[number]]
+        sources = [(_rank_path(ranked, number, partition), rows) for partition, rows in parts[number]]
         if path.suffix:
             files.append(_Numbering(name, path, sources, first_id=1))
             continue
         first_id = 1
-        for index, (source, (_, rows)) in enumerate(zip(sources, parts[number], strict=True)):
-            files.append(_Numbering(name, path / f"part-{index:05d}.parquet", [source], first_id))
+        for index, (source, rows) in enumerate(sources):
+            files.append(_Numbering(name, path / f"part-{index:05d}.parquet", [(source, rows)], first_id))
             first_id += rows
 
     words = dict.fromkeys(features, 0)
@@ -148,11 +193,12 @@ def _number(
 
 @dataclass(frozen=True)
 class _Numbering:
-    """A vocabulary file to write: the values of `sources`, in order, with ids from `first_id`."""
+    """A vocabulary file to write: values of `sources`, in order, with ids from `first_id`."""
 
     feature: str
     path: Path
-    sources: Sequence[Path]
+    sources: Sequence[tuple[Path, int]]
+    """Files, and the number of values of each, which are the first ones."""
     first_id: int
 
 
@@ -160,9 +206,11 @@ def _write_ids(file: _Numbering) -> int:
     """Write a vocabulary file; returns the fingerprint of its values."""
     next_id, word = file.first_id, 0
     with new_parquet(file.path, VOCABULARY_SCHEMA) as writer:
-        for source in file.sources:
+        for source, rows in file.sources:
+            end = next_id + rows
             with pq.ParquetFile(source) as ranked:
-                for batch in ranked.iter_batches():
+                for whole in ranked.iter_batches():
+                    batch = whole.slice(0, end - next_id)
                     ids = pa.array(np.arange(next_id, next_id + batch.num_rows))
                     columns = [batch["value"], ids, batch["count"]]
                     writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=VOCABULARY_SCHEMA))

@@ -7,7 +7,7 @@ table of its own. No key of the join has more rows than there are segments, so t
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -16,79 +16,121 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rayrec.config.transforms import Vocabulary
+from rayrec.config.transforms import HashUnlisted, Vocabulary
+from rayrec.features.categorical import hash_unlisted
 from rayrec.features.encoder import id_column
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.features.vocabulary import VocabularyLookup, vocabulary_files
-from rayrec.preprocessing.segments import Segment, count_rows, new_parquet, read_piece
+from rayrec.preprocessing.segments import ReadRows, Segment, count_rows, new_parquet
 from rayrec.preprocessing.sorted_rows import rows_by_value
 from rayrec.preprocessing.spark_tasks import counted_rows, frame_of_tasks
+from rayrec.preprocessing.vocabularies.fit import distinct_values
 from rayrec.preprocessing.workspace import Workspace
 
-_JOINED = pa.schema([("feature", pa.int32()), ("value", pa.string()), ("id", pa.int64())])
+Rest = Mapping[Path, tuple[pa.Array, NDArray[np.int64]]]
+"""Values beyond the limit (string) and their ids, by vocabulary."""
+
+_JOINED = pa.schema([("vocabulary", pa.int32()), ("value", pa.string()), ("id", pa.int64())])
 
 
 @dataclass(frozen=True)
 class LongVocabularies:
-    """The long vocabularies of a job, with the joined ids of each segment."""
+    """The features with long vocabularies, and the joined ids of each segment."""
 
-    paths: Mapping[str, Path]
-    """The vocabulary of each feature."""
+    features: tuple[CategoricalFeature, ...]
+    dataset: Path
+    """Folder that holds the vocabularies."""
     limit: int
     """Number of values of each vocabulary that are looked up in memory."""
     joined: Path
     """Folder with a file for each segment."""
 
-    def rest_of_segment(self, index: int) -> dict[str, tuple[pa.Array, NDArray[np.int64]]]:
-        """The values of a segment beyond the limit, and their ids, by feature."""
+    @cached_property
+    def paths(self) -> dict[Path, tuple[str, ...]]:
+        """The long vocabularies, with the columns whose values are looked up in each."""
+        found: dict[Path, tuple[str, ...]] = {}
+        for feature in self.features:
+            path = self._path(feature)
+            found[path] = tuple(dict.fromkeys((*found.get(path, ()), *feature.columns)))
+        return found
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the features."""
+        return frozenset(feature.name for feature in self.features)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns whose values are looked up."""
+        return list(dict.fromkeys(column for feature in self.features for column in feature.columns))
+
+    def rest_of_segment(self, index: int) -> Rest:
+        """The values of a segment beyond the limit, and their ids."""
         path = self.joined / f"{index:06d}.parquet"
         rows = pq.read_table(path) if path.exists() else _JOINED.empty_table()
-        by_feature = {name: rows.filter(pc.equal(rows["feature"], n)) for n, name in enumerate(self.paths)}
-        return {name: (found["value"].combine_chunks(), found["id"].to_numpy()) for name, found in by_feature.items()}
+        parts = {path: rows.filter(pc.equal(rows["vocabulary"], n)) for n, path in enumerate(self.paths)}
+        return {path: (found["value"].combine_chunks(), found["id"].to_numpy()) for path, found in parts.items()}
 
-    def replace_values(
-        self, batch: pa.RecordBatch, rest: Mapping[str, tuple[pa.Array, NDArray[np.int64]]]
-    ) -> pa.RecordBatch:
-        """`batch`, of the segment of `rest`, with the ids (int64, 0 = missing or unlisted) in further columns."""
-        for name, path in self.paths.items():
-            values = batch.column(name).cast(pa.string())
-            ids = _head(path, self.limit).ids(values)
-            pending = np.flatnonzero(ids == 0)
-            rest_values, rest_ids = rest[name]
-            found = pc.index_in(values.take(pa.array(pending)), value_set=rest_values, skip_nulls=True)
-            is_listed = found.is_valid().to_numpy(zero_copy_only=False)
-            ids[pending[is_listed]] = rest_ids[found.drop_null().to_numpy()]
-            batch = batch.append_column(id_column(name), pa.array(ids))
+    def with_ids(self, batch: pa.RecordBatch, rest: Rest) -> pa.RecordBatch:
+        """`batch`, of the segment of `rest`, with the column `id_column` of each feature."""
+        for feature in self.features:
+            (name,) = feature.columns
+            batch = batch.append_column(id_column(feature.name), self._ids(feature, batch.column(name), rest))
         return batch
+
+    def _ids(self, feature: CategoricalFeature, column: pa.Array, rest: Rest) -> pa.Array:
+        if pa.types.is_list(column.type):
+            lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+            offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
+            values = column.flatten()
+            is_missing = pc.fill_null(pc.equal(values, ""), True)
+            return pa.ListArray.from_arrays(offsets, pc.if_else(is_missing, None, self._ids(feature, values, rest)))
+        values = column.cast(pa.string())
+        ids = _head(self._path(feature), self.limit).ids(values)
+        pending = np.flatnonzero(ids == 0)
+        rest_values, rest_ids = rest[self._path(feature)]
+        found = pc.index_in(values.take(pa.array(pending)), value_set=rest_values, skip_nulls=True)
+        is_listed = found.is_valid().to_numpy(zero_copy_only=False)
+        ids[pending[is_listed]] = rest_ids[found.drop_null().to_numpy()]
+        for transform in feature.transforms:
+            if isinstance(transform, HashUnlisted):
+                ids = hash_unlisted(ids, values, _vocabulary(feature).size, transform)
+        return pa.array(ids)
+
+    def _path(self, feature: CategoricalFeature) -> Path:
+        return self.dataset / _vocabulary(feature).file
+
+
+def _vocabulary(feature: CategoricalFeature) -> Vocabulary:
+    return next(transform for transform in feature.transforms if isinstance(transform, Vocabulary))
 
 
 def join_long_vocabularies(
-    workspace: Workspace, segments: Sequence[Segment], schema: Schema, limit: int
+    workspace: Workspace, read: ReadRows, segments: Sequence[Segment], schema: Schema, limit: int
 ) -> LongVocabularies:
     """Look up the values of every segment beyond the `limit` most frequent ones of each vocabulary of the schema."""
-    paths = {
-        feature.name: workspace.folder / transform.file
+    features = tuple(
+        feature
         for feature in schema.categorical
-        for transform in feature.transforms
-        if isinstance(transform, Vocabulary) and transform.size > limit
-    }
-    vocabularies = LongVocabularies(paths, limit, workspace.scratch / "joined")
-    if not paths:
+        if any(isinstance(transform, Vocabulary) and transform.size > limit for transform in feature.transforms)
+    )
+    vocabularies = LongVocabularies(features, workspace.folder, limit, workspace.scratch / "joined")
+    if not features:
         return vocabularies
     spark = workspace.spark
     with counted_rows(spark, workspace.progress, "join long vocabularies", count_rows(segments)) as counter:
 
         def pending(segment: Segment) -> Iterator[pa.RecordBatch]:
-            yield from _pending_values(segment, paths, limit)
+            yield from _pending_values(segment, read, vocabularies)
             counter.add(segment.piece.rows)
 
         def rest(file: tuple[int, Path]) -> Iterator[pa.RecordBatch]:
             yield from _rest_of_vocabulary(*file, limit)
 
-        wanted = frame_of_tasks(spark, segments, pending, "segment int, feature int, value string")
-        files = [(number, file) for number, path in enumerate(paths.values()) for file in vocabulary_files(path)]
-        listed = frame_of_tasks(spark, files, rest, "feature int, value string, id long")
-        found = wanted.join(listed, ["feature", "value"]).select("segment", "feature", "value", "id")
+        wanted = frame_of_tasks(spark, segments, pending, "segment int, vocabulary int, value string")
+        files = [(number, file) for number, path in enumerate(vocabularies.paths) for file in vocabulary_files(path)]
+        listed = frame_of_tasks(spark, files, rest, "vocabulary int, value string, id long")
+        found = wanted.join(listed, ["vocabulary", "value"]).select("segment", "vocabulary", "value", "id")
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from _write_segments(batches, vocabularies.joined)
@@ -104,26 +146,26 @@ def _head(path: Path, limit: int) -> VocabularyLookup:
     return VocabularyLookup.load(path, limit)
 
 
-def _pending_values(segment: Segment, paths: Mapping[str, Path], limit: int) -> Iterator[pa.RecordBatch]:
-    """The distinct values of a segment that are not among the first `limit` of their vocabulary."""
-    names = list(paths)
-    pending: dict[str, list[pa.Array]] = {name: [] for name in names}
-    for batch in read_piece(segment.piece, names, names):
-        for name in names:
-            values = batch.column(name).dictionary
-            pending[name].append(values.filter(pa.array(_head(paths[name], limit).ids(values) == 0)))
-    for number, name in enumerate(names):
-        values = pa.chunked_array(pending[name], pa.string()).unique()
+def _pending_values(segment: Segment, read: ReadRows, vocabularies: LongVocabularies) -> Iterator[pa.RecordBatch]:
+    """The distinct values of a segment that are not among the first of their vocabulary."""
+    pending: dict[Path, list[pa.Array]] = {path: [] for path in vocabularies.paths}
+    for batch in read(segment, vocabularies.columns, vocabularies.columns):
+        for path, columns in vocabularies.paths.items():
+            for name in columns:
+                values, _ = distinct_values(batch.column(name))
+                pending[path].append(values.filter(pa.array(_head(path, vocabularies.limit).ids(values) == 0)))
+    for number, parts in enumerate(pending.values()):
+        values = pa.chunked_array(parts, pa.string()).unique()
         numbers = [pa.array(np.full(len(values), n, np.int32)) for n in (segment.index, number)]
-        yield pa.RecordBatch.from_arrays([*numbers, values], names=["segment", "feature", "value"])
+        yield pa.RecordBatch.from_arrays([*numbers, values], names=["segment", "vocabulary", "value"])
 
 
-def _rest_of_vocabulary(feature: int, file: Path, limit: int) -> Iterator[pa.RecordBatch]:
+def _rest_of_vocabulary(number: int, file: Path, limit: int) -> Iterator[pa.RecordBatch]:
     """The values of a vocabulary file beyond the first `limit` of the vocabulary, with their ids."""
     with pq.ParquetFile(file) as parquet:
         for batch in parquet.iter_batches(columns=["value", "id"]):
             rest = batch.filter(pc.greater(batch["id"], limit))
-            columns = [pa.array(np.full(len(rest), feature, np.int32)), rest["value"], rest["id"]]
+            columns = [pa.array(np.full(len(rest), number, np.int32)), rest["value"], rest["id"]]
             yield pa.RecordBatch.from_arrays(columns, schema=_JOINED)
 
 

@@ -10,7 +10,7 @@ from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
-from rayrec.preprocessing.segments import Segment, count_rows, cut_segments, read_piece
+from rayrec.preprocessing.segments import ReadRows, Segment, count_rows, cut_segments, read_segment
 from rayrec.preprocessing.spark_tasks import counted_rows, run_tasks
 from rayrec.preprocessing.vocabularies.long import LongVocabularies
 from rayrec.preprocessing.workspace import Workspace
@@ -30,6 +30,7 @@ class RowEncoder:
     long_vocabularies: LongVocabularies
     kept: tuple[pa.Field, ...]
     """The columns of parsed rows that stay as they are, such as the label."""
+    read: ReadRows = read_segment
 
     @property
     def encoded_schema(self) -> pa.Schema:
@@ -38,15 +39,17 @@ class RowEncoder:
 
     @property
     def _features(self) -> FeatureEncoder:
-        return FeatureEncoder.cached(self.schema, self.dataset, frozenset(self.long_vocabularies.paths))
+        return FeatureEncoder.cached(self.schema, self.dataset, self.long_vocabularies.names)
 
     def encode(self, segment: Segment) -> Iterator[pa.RecordBatch]:
         """The encoded rows of a segment, in order."""
         kept = [field.name for field in self.kept]
-        columns = [*kept, *(feature.name for feature in self.schema.features)]
-        rest = self.long_vocabularies.rest_of_segment(segment.index)
-        for raw in read_piece(segment.piece, columns, self._features.string_columns):
-            encoded = self._features.encode(self.long_vocabularies.replace_values(raw, rest))
+        long, features = self.long_vocabularies, self._features
+        encoded_here = [f for f in self.schema.features if f.reads is not None and f.name not in long.names]
+        read = dict.fromkeys((*kept, *(name for feature in encoded_here for name in feature.columns), *long.columns))
+        rest = long.rest_of_segment(segment.index)
+        for raw in self.read(segment, list(read), list({*features.string_columns, *long.columns})):
+            encoded = features.encode_completed(long.with_ids(raw, rest))
             yield pa.RecordBatch.from_arrays([*(raw[n] for n in kept), *encoded.columns], schema=self.encoded_schema)
 
 

@@ -79,6 +79,14 @@ def row_groups(metadata: pq.FileMetaData) -> list[RowGroup]:
     return found
 
 
+def rows_before(chunk: Chunk) -> int:
+    """The number of rows of the file before those of the chunk. Raises UserError on a damaged file."""
+    if chunk.start == 0:
+        return 0
+    with open_parquet(chunk.file) as file:
+        return sum(group.rows for group in row_groups(file.metadata) if group.first_byte < chunk.start)
+
+
 def read_layout(file: InputFile) -> ParquetLayout:
     """Read the schema of a file. Raises UserError."""
     if file.packing is not None:

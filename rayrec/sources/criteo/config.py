@@ -2,16 +2,27 @@
 
 from typing import Literal
 
-from rayrec.config.preprocess import SourceConfig
+from rayrec.config.table import CategoricalRule, FitFill, LabelCondition, NumericRule, Rule, TableSourceConfig
+from rayrec.config.transforms import Log
+from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
 
 
-class CriteoSourceConfig(SourceConfig):
+class CriteoSourceConfig(TableSourceConfig):
     """Criteo's display-ads logs: tab separated, no header: label, 13 integers, 26 hexadecimal categories.
 
-    One file (Kaggle) or `day_0` ... `day_23` (Terabyte), plain or gzip; an empty field is a missing value.
+    One file (Kaggle) or `day_0` ... `day_23` (Terabyte); an empty field is a missing value. It is a table whose columns
+    and rules have defaults.
     """
 
     kind: Literal["criteo"] = "criteo"
+    separator: str | None = SEPARATOR
+    quote: bool = False
+    header: tuple[str, ...] | None = (LABEL, *NUMERIC, *CATEGORICAL)
+    label: str | LabelCondition = LABEL
+    features: tuple[Rule, ...] = (
+        NumericRule(columns=("I*",), transforms=(Log(offset=3.0), FitFill(value=0.0))),
+        CategoricalRule(columns=("C*",)),
+    )
 
 
 CONFIG = CriteoSourceConfig

@@ -6,11 +6,10 @@ from typing import Any
 
 from rayrec.common.progress import Progress
 from rayrec.sources.criteo.generator import SINGLE_FILE, generate
-from rayrec.sources.criteo.layout import FORMAT
-from rayrec.sources.source import GeneratedData, TextExamplesSource
+from rayrec.sources.source import GeneratedData, TableSource
 
 
-class CriteoSource(TextExamplesSource):
+class CriteoSource(TableSource):
     """Lines of a label, 13 integers and 26 categories."""
 
     generated = GeneratedData(SINGLE_FILE, "hash", "test", has_days=True)
@@ -26,4 +25,4 @@ class CriteoSource(TextExamplesSource):
         return f"AUC of the test split: {metrics['auc']:.4f}; the generator's clicks allow {best:.4f} at best."
 
 
-SOURCE = CriteoSource(FORMAT)
+SOURCE = CriteoSource()

@@ -15,8 +15,8 @@ from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.extract import extract, pieces_of
-from rayrec.preprocessing.segments import Segment, make_segments, segments_by_split
-from rayrec.preprocessing.vocabularies.fit import fit_vocabularies
+from rayrec.preprocessing.segments import Segment, make_segments, read_segment, segments_by_split
+from rayrec.preprocessing.vocabularies.fit import Listing, fit_vocabularies
 from rayrec.preprocessing.vocabularies.long import join_long_vocabularies
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset
 from rayrec.preprocessing.write.encode import Encode, RowEncoder, write_in_order
@@ -66,10 +66,11 @@ class InteractionJob:
         _report(progress, counts, config)
 
         segments = segments_by_split({_HISTORIES: histories, **given})
-        vocabularies = fit_vocabularies(workspace, segments[_HISTORIES], {USER: 1, ITEM: 1})
+        listings = {name: Listing((name,)) for name in (USER, ITEM)}
+        vocabularies = fit_vocabularies(workspace, read_segment, segments[_HISTORIES], listings)
         schema = interactions_schema(vocabularies)
         every_segment = [segment for of_split in segments.values() for segment in of_split]
-        joined = join_long_vocabularies(workspace, every_segment, schema, config.broadcast_limit)
+        joined = join_long_vocabularies(workspace, read_segment, every_segment, schema, config.broadcast_limit)
         encoder = RowEncoder(schema, workspace.folder, joined, (pa.field(SPLIT, pa.int8(), False),))
         held_out = self._held_out(vocabularies[ITEM].size)
         drawn, short_lists = write_rows(workspace, segments[_HISTORIES], encoder, Rows(schema), held_out)

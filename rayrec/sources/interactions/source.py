@@ -6,6 +6,7 @@ from typing import Any
 
 from rayrec.common.progress import Progress
 from rayrec.config import SourceConfig
+from rayrec.features.schema import Schema
 from rayrec.raw.blocks import ExampleReader
 from rayrec.raw.files import InputFile
 from rayrec.recipes import Recipe
@@ -26,7 +27,7 @@ class InteractionSource(Source):
         assert isinstance(recipe.preprocess, InteractionPreprocessConfig)
         return InteractionJob(recipe.source, recipe.preprocess, inputs)
 
-    def reader(self, config: SourceConfig, files: Sequence[InputFile]) -> ExampleReader:
+    def reader(self, config: SourceConfig, schema: Schema, files: Sequence[InputFile]) -> ExampleReader:
         assert isinstance(config, InteractionSourceConfig)
         return InteractionReader.detect(config, files)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rayrec.config.table import FitFill, FitMinMax, FitStandardize, NumericStep
 from rayrec.config.transforms import CategoricalTransform, Fill, Hash, Log, Log2, NumericTransform
 from rayrec.features.mapped_columns import Numbers
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature
@@ -18,24 +19,16 @@ LIST_ROWS: dict[Aspect, int] = {"topic": 350, "entity": 10_000, "category": 100}
 """Rows of the embedding table of a list, by aspect."""
 
 
-@dataclass(frozen=True)
-class Scale:
-    """The transforms of a numeric feature, one of them fitted to the rows of `train`."""
+Steps = tuple[NumericStep | NumericTransform, ...]
+"""The transforms of a number, some of them to be fitted to the rows of `train`."""
 
-    fit: Literal["none", "range", "deviation", "median"] = "none"
-    """What is fitted: nothing, the least and largest value, the mean and standard deviation, or the median."""
-    before: tuple[NumericTransform, ...] = ()
-    """Applied before what is fitted."""
-    after: tuple[NumericTransform, ...] = ()
-
-
-SHARE = Scale("range", (Log2(scale=1000.0),))
+SHARE: Steps = (Log2(scale=1000.0), FitMinMax())
 """A share x becomes log2(1 + 1000 x), scaled to 0 ... 1."""
-COUNT = Scale("range", (Log2(scale=1.0),))
+COUNT: Steps = (Log2(scale=1.0), FitMinMax())
 """A count x becomes log2(1 + x), scaled to 0 ... 1."""
-LOG_COUNT = Scale("deviation", (Fill(value=0.0), Log(offset=1.0)))
+LOG_COUNT: Steps = (Fill(value=0.0), Log(offset=1.0), FitStandardize())
 """A count x becomes ln(1 + x), 0 if missing, minus the mean and divided by the standard deviation."""
-DAYS = Scale("median", after=(Log(offset=1.0),))
+DAYS: Steps = (FitFill(value="median"), Log(offset=1.0))
 """A number of days x becomes ln(1 + x), the median if missing."""
 
 
@@ -46,7 +39,7 @@ class Numeric:
     name: str
     compute: Callable[[Rows], NDArray[np.float64]]
     """(n,) the raw values of rows."""
-    scale: Scale = Scale()
+    steps: Steps = ()
 
     raw_type = pa.float64()
 

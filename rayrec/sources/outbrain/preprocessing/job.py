@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.features.lookups import RATES_FOLDER
-from rayrec.features.schema import STATISTICS_FOLDER, Schema
+from rayrec.features.schema import STATISTICS_FOLDER, NumericFeature, Schema
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.lookups.counts import write_totals
+from rayrec.preprocessing.numbers.fit import Number, fit_numbers
+from rayrec.preprocessing.segments import read_segment
 from rayrec.preprocessing.spark_tasks import reclaim_shuffles
 from rayrec.preprocessing.vocabularies.long import LongVocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
@@ -24,6 +26,7 @@ from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
 from rayrec.preprocessing.write.shuffle import RandomGroups, write_shuffled
 from rayrec.raw.files import InputFile
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig
+from rayrec.sources.outbrain.features.definitions import Numeric
 from rayrec.sources.outbrain.features.feature_sets import features_of, rate_keys
 from rayrec.sources.outbrain.layout import Table
 from rayrec.sources.outbrain.preprocessing.clicks import CLICKED, DISPLAY, SUBMISSION, write_click_rows
@@ -33,7 +36,6 @@ from rayrec.sources.outbrain.preprocessing.documents import (
     write_document_rows,
     write_documents,
 )
-from rayrec.sources.outbrain.preprocessing.fit import fit_features
 from rayrec.sources.outbrain.preprocessing.rates import RateJob, write_rates
 from rayrec.sources.outbrain.preprocessing.raw_features import (
     CANDIDATE,
@@ -156,13 +158,18 @@ class _Run:
         definitions, train = features_of(self._config.feature_set), features.splits["train"].segments()
 
         def fit(_: Path) -> Schema:
-            fitted = fit_features(self._workspace, definitions, train)
-            return Schema(label=CLICKED, group=DISPLAY, candidate=CANDIDATE, features=fitted)
+            numbers = [Number(d.name, (d.name,), d.steps) for d in definitions if isinstance(d, Numeric)]
+            fitted = fit_numbers(self._workspace, read_segment, train, numbers)
+            features = tuple(
+                NumericFeature(name=d.name, transforms=fitted[d.name]) if isinstance(d, Numeric) else d.feature
+                for d in definitions
+            )
+            return Schema(label=CLICKED, group=DISPLAY, candidate=CANDIDATE, features=features)
 
         return self._stages.run("fit", Schema, fit)
 
     def _write_splits(self, features: SplitRows, schema: Schema) -> dict[str, SplitInfo]:
-        no_vocabularies = LongVocabularies({}, 0, self._scratch)
+        no_vocabularies = LongVocabularies((), self._workspace.folder, 0, self._scratch)
         kept = (*LABEL_FIELDS, POSITION_FIELD) if self._config.feature_set == "full" else LABEL_FIELDS
         encoder = RowEncoder(schema, self._workspace.folder, no_vocabularies, kept)
         splits = {}

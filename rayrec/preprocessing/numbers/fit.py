@@ -1,0 +1,118 @@
+"""Fits transforms of numbers to rows, with Spark; the result does not depend on how rows are dealt to tasks."""
+
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.common.files import new_file
+from rayrec.config.transforms import NumericTransform
+from rayrec.features.numeric import transformed
+from rayrec.preprocessing.numbers.summary import Fit, Summary, fitted
+from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
+from rayrec.preprocessing.spark_tasks import Counter, counted_rows, run_tasks
+from rayrec.preprocessing.workspace import Workspace
+
+_FILES_AT_ONCE = 32
+Summaries = dict[str, Summary]
+"""By name; a number that is missing in every row has none."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of each row, and transforms of which some are to be fitted, each to what those before it give."""
+
+    name: str
+    inputs: tuple[str, ...]
+    """The raw columns that it is computed from; of lists every value counts."""
+    steps: tuple[Fit | NumericTransform, ...] = ()
+
+
+def fit_numbers(
+    workspace: Workspace, read: ReadRows, segments: Sequence[Segment], numbers: Sequence[Number]
+) -> dict[str, tuple[NumericTransform, ...]]:
+    """The transforms of numbers, by name, fitted to the rows of `segments`."""
+    done: dict[str, tuple[NumericTransform, ...]] = {number.name: () for number in numbers}
+    while True:
+        pending = []
+        for number in numbers:
+            steps = done[number.name]
+            for step in number.steps[len(steps) :]:
+                if isinstance(step, Fit):
+                    pending.append(Number(number.name, number.inputs, (*steps, step)))
+                    break
+                steps = (*steps, step)
+            done[number.name] = steps
+        if not pending:
+            return done
+        before = [Number(number.name, number.inputs, number.steps[:-1]) for number in pending]
+        summaries = summarize(workspace, "fit numbers", read, segments, before)
+        for number in pending:
+            done[number.name] = (*done[number.name], fitted(number.steps[-1], summaries.get(number.name)))
+
+
+def summarize(
+    workspace: Workspace, stage: str, read: ReadRows, segments: Sequence[Segment], numbers: Sequence[Number]
+) -> Summaries:
+    """What is known of numbers, whose steps are all fitted, in the rows of `segments`."""
+    folder = workspace.scratch / "numbers"
+    with counted_rows(workspace.spark, workspace.progress, stage, count_rows(segments)) as counter:
+        first = partial(_summarize_segment, read=read, numbers=numbers, folder=folder, counter=counter)
+        files = run_tasks(workspace.spark, segments, first)
+        while len(files) > _FILES_AT_ONCE:
+            groups = [files[start : start + _FILES_AT_ONCE] for start in range(0, len(files), _FILES_AT_ONCE)]
+            files = run_tasks(workspace.spark, groups, _merge_files)
+    return merged(map(_load, files))
+
+
+def look(batch: pa.RecordBatch, numbers: Sequence[Number]) -> Summaries:
+    """What is known of numbers in a batch."""
+    found = {number.name: Summary.of(_values(number, batch)) for number in numbers}
+    return {name: summary for name, summary in found.items() if summary is not None}
+
+
+def merged(parts: Iterable[Mapping[str, Summary]]) -> Summaries:
+    """What is known of numbers in several batches."""
+    result: Summaries = {}
+    for part in parts:
+        for name, summary in part.items():
+            result[name] = result[name] + summary if name in result else summary
+    return result
+
+
+def _values(number: Number, batch: pa.RecordBatch) -> NDArray[np.float64]:
+    column = batch[number.inputs[0]]
+    if pa.types.is_list(column.type):
+        column = column.flatten()
+    if pa.types.is_timestamp(column.type) and not number.steps:
+        column = column.cast(pa.int64())
+    return transformed(number.name, column, number.steps, *(batch[name] for name in number.inputs[1:]))
+
+
+def _summarize_segment(
+    segment: Segment, read: ReadRows, numbers: Sequence[Number], folder: Path, counter: Counter
+) -> Path:
+    columns = list(dict.fromkeys(name for number in numbers for name in number.inputs))
+    summaries = merged(look(batch, numbers) for batch in read(segment, columns))
+    counter.add(segment.piece.rows)
+    return _save(folder / f"{segment.index:06d}", summaries)
+
+
+def _merge_files(files: Sequence[Path]) -> Path:
+    return _save(files[0].with_name(f"{files[0].name}+"), merged(map(_load, files)))
+
+
+def _save(path: Path, summaries: Summaries) -> Path:
+    with new_file(path) as temporary:
+        temporary.write_bytes(pickle.dumps(summaries))
+    return path
+
+
+def _load(path: Path) -> Summaries:
+    summaries: Summaries = pickle.loads(path.read_bytes())
+    return summaries

@@ -1,0 +1,180 @@
+"""Features of a table: what is fitted to the rows of `train`, and the schema that comes of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from rayrec.common.errors import UserError
+from rayrec.config.preprocess import RowsPreprocessConfig
+from rayrec.config.table import BucketsRule, CategoricalRule, CrossRule, ListRule, TimestampRule, VectorRule
+from rayrec.config.transforms import (
+    Buckets,
+    CategoricalTransform,
+    Cross,
+    Hash,
+    HashIds,
+    HashUnlisted,
+    NumericTransform,
+    TimePart,
+    Vocabulary,
+)
+from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
+from rayrec.preprocessing.numbers.fit import Number, Summaries, fit_numbers, summarize
+from rayrec.preprocessing.numbers.summary import Summary
+from rayrec.preprocessing.rows.columns import ColumnPlan, PlannedFeature
+from rayrec.preprocessing.segments import ReadRows, Segment
+from rayrec.preprocessing.vocabularies.fit import Listing, fit_vocabularies
+from rayrec.preprocessing.workspace import Workspace
+
+_MOST_ROWS = 2**40
+
+
+@dataclass(frozen=True)
+class Fits:
+    """What was fitted, by feature."""
+
+    numbers: Mapping[str, tuple[NumericTransform, ...]]
+    vocabularies: Mapping[str, Vocabulary]
+    values: Summaries
+    """Of numbers that become categories: buckets and given ids."""
+
+
+def fit_features(
+    workspace: Workspace, read: ReadRows, train: Sequence[Segment], plan: ColumnPlan, config: RowsPreprocessConfig
+) -> tuple[Feature, ...]:
+    """The features of a schema, fitted to the rows of `train`; vocabularies are written into the dataset folder.
+
+    Raises UserError if the label is constant, a cardinality is too small, or no categorical feature has a value.
+    """
+    looked_at = [Number(plan.label, (plan.label,))]
+    looked_at += [Number(feature.name, feature.inputs) for feature in plan.features if _needs_values(feature)]
+    values = summarize(workspace, "look at numbers", read, train, looked_at)
+    label = values[plan.label]
+    if label.least == label.most:
+        raise UserError(
+            f"source.label: column '{plan.label}' is {label.least:g} in all {label.rows:,} rows of train, so there is "
+            "nothing to learn; give rows of both kinds, or change preprocess.split"
+        )
+    numbers = [Number(f.name, f.inputs, f.steps) for f in plan.features if f.steps is not None]
+    fits = Fits(
+        fit_numbers(workspace, read, train, numbers),
+        fit_vocabularies(workspace, read, train, listings(plan.features, config)),
+        values,
+    )
+    if fits.vocabularies and not any(vocabulary.size for vocabulary in fits.vocabularies.values()):
+        raise UserError(
+            f"preprocess.frequency_limit: no value of a categorical column occurs {config.frequency_limit} times in "
+            "train, so that none would be listed; lower it, or give the rules a min_count"
+        )
+    return build_features(plan.features, config, fits)
+
+
+def listings(features: Sequence[PlannedFeature], config: RowsPreprocessConfig) -> dict[str, Listing]:
+    """The vocabularies to fit, by the feature that they belong to; the columns of features that share one are added."""
+    columns: dict[str, tuple[str, ...]] = {}
+    for feature in features:
+        owner = feature.shares or feature.name
+        columns[owner] = (*columns.get(owner, ()), *feature.inputs)
+    return {
+        feature.name: Listing(
+            tuple(dict.fromkeys(columns[feature.name])),
+            config.frequency_limit if feature.rule.min_count is None else feature.rule.min_count,
+            feature.rule.max_size,
+            feature.rule.values,
+        )
+        for feature in features
+        if isinstance(feature.rule, (CategoricalRule, ListRule)) and feature.rule.has_vocabulary
+    }
+
+
+def build_features(features: Sequence[PlannedFeature], config: RowsPreprocessConfig, fits: Fits) -> tuple[Feature, ...]:
+    """The features of a schema. Raises UserError if a cardinality is too small."""
+    by_name = {feature.name: feature for feature in features}
+    ranges: dict[str, list[Summary]] = {}
+    for feature in features:
+        if feature.name in fits.values:
+            ranges.setdefault(feature.shares or feature.name, []).append(fits.values[feature.name])
+    return tuple(
+        _feature(feature, by_name[feature.shares or feature.name], config, fits, ranges) for feature in features
+    )
+
+
+def _feature(
+    feature: PlannedFeature,
+    owner: PlannedFeature,
+    config: RowsPreprocessConfig,
+    fits: Fits,
+    ranges: Mapping[str, Sequence[Summary]],
+) -> Feature:
+    """A feature of the schema; `owner`: the one whose table it reads, perhaps itself."""
+    name, rule = feature.name, feature.rule
+    inputs = () if feature.inputs == (name,) else feature.inputs
+    if feature.steps is not None:
+        return NumericFeature(name=name, inputs=inputs, transforms=fits.numbers[name])
+    if isinstance(rule, VectorRule):
+        return VectorFeature(name=name, inputs=inputs, size=rule.size, normalize=rule.normalize)
+    transforms, cardinality = _transforms(owner, config, fits, ranges.get(owner.name, ()))
+    kind = MultiHotFeature if isinstance(rule, ListRule) else CategoricalFeature
+    lists = {"hotness": rule.max_length, "pooling": rule.pooling} if isinstance(rule, ListRule) else {}
+    table = None if owner is feature else owner.name
+    return kind(name=name, inputs=inputs, transforms=transforms, cardinality=cardinality, table=table, **lists)
+
+
+def _transforms(
+    feature: PlannedFeature, config: RowsPreprocessConfig, fits: Fits, ranges: Sequence[Summary]
+) -> tuple[tuple[CategoricalTransform, ...], int]:
+    """How values become ids, and the rows of the table."""
+    match feature.rule:
+        case CrossRule(buckets=buckets):
+            return (Cross(buckets=buckets),), buckets
+        case TimestampRule(zone=zone):
+            assert feature.part not in ("", "age")
+            part = TimePart(part=feature.part, zone=zone)
+            return (part,), part.cardinality
+        case BucketsRule(boundaries=boundaries, quantiles=quantiles):
+            if boundaries is None:
+                assert quantiles is not None
+                shares = [Fraction(i, quantiles) for i in range(1, quantiles)]
+                boundaries = tuple(sorted({value for summary in ranges for value in summary.quantiles(shares)}))
+            return (Buckets(boundaries=boundaries),), len(boundaries) + 2
+        case CategoricalRule() | ListRule() as rule:
+            if rule.hash_buckets is not None:
+                return (Hash(buckets=rule.hash_buckets, of="strings"),), rule.hash_buckets
+            if rule.cardinality is not None:
+                return (), _cardinality(feature, rule.cardinality, ranges)
+            vocabulary = fits.vocabularies[feature.name]
+            transforms: tuple[CategoricalTransform, ...] = (vocabulary,)
+            cardinality = vocabulary.size + 1
+            if rule.unlisted_buckets is not None:
+                transforms += (HashUnlisted(buckets=rule.unlisted_buckets),)
+                cardinality += rule.unlisted_buckets
+            if config.max_table_size is not None and cardinality > config.max_table_size:
+                transforms += (HashIds(buckets=config.max_table_size),)
+                cardinality = config.max_table_size
+            return transforms, cardinality
+    raise AssertionError(feature.rule)
+
+
+def _cardinality(feature: PlannedFeature, given: int | Literal["auto"], ranges: Sequence[Summary]) -> int:
+    """The rows of a table of given ids. Raises UserError if ids of `train` lie outside of it."""
+    least = min((int(summary.least) for summary in ranges), default=0)
+    most = max((int(summary.most) for summary in ranges), default=0)
+    where = f"{feature.where}.cardinality: ids of '{feature.name}'"
+    if least < 0:
+        raise UserError(f"{where} are numbers from 0 on, but train has {least}; let them be texts, without cardinality")
+    if given == "auto":
+        if most >= _MOST_ROWS:
+            raise UserError(f"{where} go up to {most:,} in train, too many for a table; make them texts or hash them")
+        return most + 1
+    if most >= given:
+        raise UserError(f"{where} go up to {most:,} in train, so {given:,} is too small; give {most + 1:,} or more")
+    return given
+
+
+def _needs_values(feature: PlannedFeature) -> bool:
+    """Whether the values that there are decide on a category's ids."""
+    rule = feature.rule
+    if isinstance(rule, BucketsRule):
+        return rule.quantiles is not None
+    return feature.has_ids
