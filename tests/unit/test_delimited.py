@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.common.errors import UserError
@@ -16,7 +17,7 @@ from rayrec.config.table import FileFormat
 from rayrec.raw.blocks import MAX_TEXT, ParsedLines, Reason
 from rayrec.raw.files import list_inputs
 from rayrec.raw.table import open_table
-from rayrec.raw.tables.cells import RowTypes
+from rayrec.raw.tables.cells import Cells, RowTypes
 from rayrec.raw.tables.delimited import DelimitedLayout
 from tests.table_files import raw_columns, read_table
 
@@ -207,17 +208,26 @@ def test_quotes(name: str, ending: bytes, tmp_path: Path) -> None:
         assert rows == [["1", "2", "3"], expected, ["4", "5", "6"]]
 
 
+def texts_of(cells: Cells) -> list[tuple[str, ...]]:
+    """The rows, as they stand."""
+    return list(zip(*(pa.array(column).to_pylist() for column in cells.columns.values()), strict=True))
+
+
+@settings(deadline=None)
 @given(st.lists(st.lists(st.text('a",\t 0é', max_size=6), min_size=2, max_size=2), min_size=1), st.booleans())
 def test_quoted_fields_as_python_writes_them(rows: list[list[str]], is_quoted: bool) -> None:
     text = io.StringIO()
-    quoting = csv.QUOTE_ALL if is_quoted else csv.QUOTE_MINIMAL
-    csv.writer(text, quoting=quoting, lineterminator="\n").writerows(rows)
+    writer = csv.writer(text, lineterminator="\n")
+    if is_quoted:
+        writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerows(rows)
     layout = DelimitedLayout(("x", "y"), ",", has_quotes=True, null_values=(), has_header=False)
     cells = layout.split(text.getvalue().encode(), ["x", "y"])
     assert cells.bad_lines == {}
-    assert [list(found) for found in zip(*(c.to_pylist() for c in cells.columns.values()), strict=True)] == rows
+    assert list(map(list, texts_of(cells))) == rows
 
 
+@settings(deadline=None)
 @given(st.lists(st.text('a",', max_size=8), min_size=1))
 def test_lines_of_any_quotes_are_read_alone_as_among_others(lines: list[str]) -> None:
     layout = DelimitedLayout(("x", "y"), ",", has_quotes=True, null_values=(), has_header=False)
@@ -225,8 +235,7 @@ def test_lines_of_any_quotes_are_read_alone_as_among_others(lines: list[str]) ->
     def split(text: list[str]) -> list[Any]:
         cells = layout.split("".join(f"{line}\n" for line in text).encode(), ["x", "y"])
         found: dict[int, Any] = dict(cells.bad_lines)
-        values = zip(*(column.to_pylist() for column in cells.columns.values()), strict=True)
-        found |= dict(zip(cells.positions.tolist(), values, strict=True))
+        found |= dict(zip(cells.positions.tolist(), texts_of(cells), strict=True))
         assert [cells.text(number).decode() for number in range(len(text))] == text
         return [found[number] for number in range(len(text))]
 
@@ -272,10 +281,10 @@ HEADERS: dict[str, tuple[bytes, dict[str, Any], list[dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("name", HEADERS)
 def test_headers_and_formats(name: str, tmp_path: Path) -> None:
-    text, settings, expected = HEADERS[name]
+    text, given_format, expected = HEADERS[name]
     path = tmp_path / "file"
     path.write_bytes(text)
-    table_format = FileFormat(**settings)
+    table_format = FileFormat(**given_format)
     names = open_table(list_inputs([str(path)]), table_format).columns.names
     for chunk_bytes in range(1, len(text) + 2):
         found = read_table(
@@ -302,11 +311,11 @@ ERRORS: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_unclear_columns(name: str, tmp_path: Path) -> None:
-    files, settings, message = ERRORS[name]
+    files, given_format, message = ERRORS[name]
     for file, text in files.items():
         (tmp_path / file).write_bytes(text)
     with pytest.raises(UserError, match=message) as error:
-        open_table(list_inputs([str(tmp_path)]), FileFormat(**settings))
+        open_table(list_inputs([str(tmp_path)]), FileFormat(**given_format))
     assert "\n" not in str(error.value)
 
 
@@ -337,8 +346,8 @@ REAL: dict[str, tuple[str, dict[str, Any], str | None, int]] = {
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_files_as_pandas_reads_them(name: str, shared_data: Path) -> None:
-    path, settings, label, rows = REAL[name]
-    table_format = FileFormat(**settings)
+    path, given_format, label, rows = REAL[name]
+    table_format = FileFormat(**given_format)
     table = open_table(list_inputs([str(shared_data / path)]), table_format)
     names = [column for column in table.columns.names if column != label]
     found = read_table(
@@ -349,12 +358,12 @@ def test_real_files_as_pandas_reads_them(name: str, shared_data: Path) -> None:
         chunk_bytes=100_000,
     )
     assert found.rejected == [] and len(found.rows) == rows
-    given = settings.get("header")
+    header = given_format.get("header")
     expected = pd.read_csv(
         shared_data / path,
         sep=table.layouts[0].separator,  # type: ignore[union-attr]
-        names=given,
-        header=None if given else 0,
+        names=header,
+        header=None if header else 0,
         dtype=str,
         keep_default_na=False,
         na_values=[""],

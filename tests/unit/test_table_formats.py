@@ -73,7 +73,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
 @given(st.lists(ROW, min_size=1, max_size=12), st.integers(20, 2_000))
 def test_a_table_reads_the_same_from_every_format(tmp_path: Path, rows: Rows, chunk_bytes: int) -> None:
     columns = [raw for raw, _ in TABLE_COLUMNS]
@@ -99,7 +99,7 @@ def test_a_table_reads_the_same_from_every_format(tmp_path: Path, rows: Rows, ch
 
 
 ROWS: Rows = [
-    {"label": i % 2, "x": i - 3, "y": f"ä{i},", "z": None if i % 3 else i / 4, "w": ["a"] * (i % 3)} for i in range(8)
+    {"label": i % 2, "x": i - 3, "y": f"ä{i},", "z": None if i % 3 else i / 4, "w": ["a"] * (i % 3)} for i in range(5)
 ]
 
 
@@ -213,7 +213,8 @@ def test_a_json_value_does_not_depend_on_the_rows_around_it(rows: Rows, head: pa
     lines = [f"{json.dumps(row)}\n".encode() for row in rows]
 
     def read(of: JsonLinesLayout, data: bytes) -> list[Any]:
-        parsed = types.parse(of.parse(data, types.wanted))
+        ((_, cells),) = of.parse(data, types.wanted)
+        parsed = types.parse(cells)
         found = dict(zip(parsed.positions.tolist(), map(repr, parsed.rows.to_pylist()), strict=True))
         bad = zip(parsed.rejected_positions.tolist(), parsed.rejected_reasons, strict=True)
         found |= {line: repr((reason, parsed.rejected_cells.get(line))) for line, reason in bad}
@@ -256,9 +257,15 @@ def test_json_as_pandas_reads_it(tmp_path: Path) -> None:
         }
     )
     path = tmp_path / "file.ndjson"
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in frame.to_dict("records")))
-    found = read_table(path, raw_columns(i="integer", n="number", t="text"), chunk_bytes=50_000)
-    assert found.rows == frame.to_dict("records")
+    rows = frame.to_dict("records")
+    lines = [json.dumps(row) for row in rows]
+    # Odd lines, of which Arrow cannot read the first and must not read the second, slow down few others.
+    lines[1_000], lines[4_990] = lines[1_000].replace('"t"', '"t": 0, "t"'), "{"
+    path.write_text("\n".join(lines))
+    for chunk_bytes in (50_000, 2**20):
+        found = read_table(path, raw_columns(i="integer", n="number", t="text"), chunk_bytes=chunk_bytes)
+        assert found.rows == rows[:4_990] + rows[4_991:]
+        assert found.reasons == [(4_991, str(Reason.JSON), None, None)]
 
 
 # Parquet

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ from rayrec.features.raw_values import Unreadable, read_column
 from rayrec.features.schema import RawColumn
 from rayrec.raw.blocks import Cell, ParsedLines, Reason
 
-Values = pa.Array | list[Any]
+Values: TypeAlias = pa.Array | list[Any]
 """The values of a column; a list of Python's if their types differ."""
 
 _LABELS = ("0", "1", "0.0", "1.0", "false", "true", "False", "True", "FALSE", "TRUE")

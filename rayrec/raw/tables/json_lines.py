@@ -1,7 +1,7 @@
 """JSON lines: a row in each line, an object of columns and values."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -20,6 +20,7 @@ from rayrec.raw.text_lines import TextLines
 
 _HEAD_BYTES, _HEAD_LINES = 2**20, 1_000
 """The part of a file that its columns and their types are told from."""
+_FEW_LINES = 256
 _OPEN, _CLOSE = b"{}"
 _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), dict: pa.struct([])}
 
@@ -40,48 +41,60 @@ class JsonLinesLayout:
     def read(self, chunk: Chunk, wanted: Mapping[str, RawColumn | None]) -> Iterator[tuple[bytes, Cells]]:
         """The text of each block with its rows. A name that an object has twice counts with its last value."""
         for text in read_data_lines(chunk):
-            yield text, self.parse(text, wanted)
+            yield from self.parse(text, wanted)
 
-    def parse(self, data: bytes, wanted: Mapping[str, RawColumn | None]) -> Cells:
-        """Parse whole lines, each ended by a newline."""
-        lines = TextLines(data)
-        lines.reject_undecodable()
-        columns = self._parse_at_once(lines, wanted)
-        if columns is None:
-            columns = _parse_by_line(lines, wanted)
-        return Cells(columns, np.flatnonzero(lines.good), len(lines), lines.bad, lines.line)
-
-    def _parse_at_once(self, lines: TextLines, wanted: Mapping[str, RawColumn | None]) -> dict[str, Values] | None:
-        """The columns; None if a line is no object, or if a value is not of its column's type."""
-        kinds = {name: self._read_as(name, raw) for name, raw in wanted.items()}
-        is_object = (lines.raw[lines.starts] == _OPEN) & (lines.raw[lines.ends - 1] == _CLOSE)
-        if None in kinds.values() or not len(lines) or not (is_object & lines.good).all():
-            return None
-        try:
-            table = pa_json.read_json(
-                pa.BufferReader(lines.data),
-                read_options=pa_json.ReadOptions(use_threads=False, block_size=len(lines.data) + 1),
-                parse_options=pa_json.ParseOptions(
-                    explicit_schema=pa.schema(kinds), newlines_in_values=False, unexpected_field_behavior="ignore"
-                ),
-            )
-        except pa.ArrowInvalid:
-            return None
-        if len(table) != len(lines):  # Arrow also reads several objects of one line
-            return None
-        (batch,) = table.combine_chunks().to_batches()
-        return dict(zip(kinds, batch.columns, strict=True))
+    def parse(self, data: bytes, wanted: Mapping[str, RawColumn | None]) -> Iterator[tuple[bytes, Cells]]:
+        """Parse whole lines, each ended by a newline; in one part or several."""
+        return _parse_parts(data, {name: self._read_as(name, raw) for name, raw in wanted.items()})
 
     def _read_as(self, name: str, raw: RawColumn | None) -> pa.DataType | None:
         """The type with which Arrow reads a column; None if values may need one each."""
         found = self.columns.field(name).type if name in self.columns.names else pa.null()
-        kind = None if name in self.mixed else _exact_type(found, raw and raw.type)
+        kind = None if name in self.mixed else _exact_type(found, raw.type if raw else None)
         try:
             if kind is not None and raw is not None:
                 read_column(pa.nulls(0, kind), raw)
         except UserError:
             return None
         return kind
+
+
+def _parse_parts(data: bytes, kinds: Mapping[str, pa.DataType | None]) -> Iterator[tuple[bytes, Cells]]:
+    """Whole lines in parts, so that a line of which Arrow cannot make all `kinds` slows down few others."""
+    lines = TextLines(data)
+    lines.reject_undecodable()
+    exact = {name: kind for name, kind in kinds.items() if kind is not None}
+    columns = _parse_at_once(lines, exact) if len(exact) == len(kinds) else None
+    if columns is None and len(exact) == len(kinds) and len(lines) > _FEW_LINES:
+        middle = data.index(b"\n", len(data) // 2) + 1
+        for part in (data[:middle], data[middle:]):
+            if part:
+                yield from _parse_parts(part, kinds)
+        return
+    if columns is None:
+        columns = _parse_by_line(lines, kinds)
+    yield data, Cells(columns, np.flatnonzero(lines.good), len(lines), lines.bad, lines.line)
+
+
+def _parse_at_once(lines: TextLines, kinds: Mapping[str, pa.DataType]) -> dict[str, Values] | None:
+    """The columns; None if a line is no object, or if a value is not of its column's type."""
+    is_object = (lines.raw[lines.starts] == _OPEN) & (lines.raw[lines.ends - 1] == _CLOSE)
+    if not len(lines) or not (is_object & lines.good).all():
+        return None
+    try:
+        table = pa_json.read_json(
+            pa.BufferReader(lines.data),
+            read_options=pa_json.ReadOptions(use_threads=False, block_size=len(lines.data) + 1),
+            parse_options=pa_json.ParseOptions(
+                explicit_schema=pa.schema(kinds), newlines_in_values=False, unexpected_field_behavior="ignore"
+            ),
+        )
+    except pa.ArrowInvalid:
+        return None
+    if len(table) != len(lines):  # Arrow also reads several objects of one line
+        return None
+    (batch,) = table.combine_chunks().to_batches()
+    return dict(zip(kinds, batch.columns, strict=True))
 
 
 def _exact_type(found: pa.DataType, wanted: str | None) -> pa.DataType | None:
@@ -99,7 +112,7 @@ def _exact_type(found: pa.DataType, wanted: str | None) -> pa.DataType | None:
     return None if pa.types.is_struct(found) or not is_exact else found
 
 
-def _parse_by_line(lines: TextLines, wanted: Mapping[str, RawColumn | None]) -> dict[str, Values]:
+def _parse_by_line(lines: TextLines, wanted: Iterable[str]) -> dict[str, Values]:
     """The columns, as Python's values; lines that are no objects are rejected."""
     rows = []
     for number in np.flatnonzero(lines.good).tolist():
