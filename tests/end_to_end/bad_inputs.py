@@ -335,7 +335,8 @@ ROWS = [
         f"{PREPROCESS} bad.tsv",
         1,
         "10 of 100 rows are bad (6 label other than 0 or 1, 4 wrong column count), more than "
-        "preprocess.max_rejected_fraction (0.01); the first is bad.tsv, line 91: label other than 0 or 1",
+        "preprocess.max_rejected_fraction (0.01); the first is bad.tsv, line 91: label other than 0 or 1 "
+        "(column 'label': '2')",
     ),
     BadInput(
         "damaged gzip file",
