@@ -49,12 +49,12 @@ class FeatureEncoder:
         self._tables = Lookups(schema, folder) if schema.lookups else None
         vocabularies: dict[Vocabulary, VocabularyLookup] = {}
         self._lookups: dict[str, VocabularyLookup] = {}
-        for feature in schema.categorical:
-            match feature.transforms[:1]:
-                case (Vocabulary() as vocabulary,) if feature.name not in looked_up:
+        for categorical in schema.categorical:
+            match categorical.transforms[:1]:
+                case (Vocabulary() as vocabulary,) if categorical.name not in looked_up:
                     if vocabulary not in vocabularies:
                         vocabularies[vocabulary] = _load(folder, vocabulary)
-                    self._lookups[feature.name] = vocabularies[vocabulary]
+                    self._lookups[categorical.name] = vocabularies[vocabulary]
         ids = [
             (id_column(f.name), pa.list_(pa.int64()) if isinstance(f, MultiHotFeature) else pa.int64())
             for f in schema.categorical

@@ -114,10 +114,10 @@ class CategoricalFeature(_Feature):
     @model_validator(mode="after")
     def _transforms_in_order(self) -> "CategoricalFeature":
         following = {Vocabulary: (HashUnlisted, HashIds), HashUnlisted: (HashIds,)}
-        for transform, after in pairwise([None, *self.transforms]):
-            if transform is None and isinstance(after, HashUnlisted):
-                raise ValueError(f"feature '{self.name}': 'hash_unlisted' follows 'vocabulary'")
-            if transform is not None and not isinstance(after, following.get(type(transform), ())):
+        if self.transforms and isinstance(self.transforms[0], HashUnlisted):
+            raise ValueError(f"feature '{self.name}': 'hash_unlisted' follows 'vocabulary'")
+        for transform, after in pairwise(self.transforms):
+            if not isinstance(after, following.get(type(transform), ())):
                 raise ValueError(f"feature '{self.name}': '{after.op}' cannot follow '{transform.op}'")
         return self
 
