@@ -96,8 +96,7 @@ class TableSource(Source):
 
     def reader(self, config: SourceConfig, schema: Schema, files: Sequence[InputFile]) -> ExampleReader:
         assert isinstance(config, TableSourceConfig)
-        label = label_column(config)
-        table = open_table(files, config, optional=(label,))
+        table = open_table(files, config, optional=(label_column(config),))
         looked_up = {name for lookup in schema.lookups for name in lookup.columns}
         columns = [column for column in schema.raw_columns if column.name not in looked_up]
-        return table.reader(columns, config.label if label in table.columns.names else None)
+        return table.reader(columns, config.label)

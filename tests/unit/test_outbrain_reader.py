@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rayrec.common.errors import UserError
+from rayrec.features.schema import Schema
 from rayrec.raw.files import list_inputs, plan_chunks
 from rayrec.sources.outbrain.config import OutbrainSourceConfig
 from rayrec.sources.outbrain.layout import LEAN_TABLES, Table
@@ -218,4 +219,4 @@ def test_a_damaged_zip_file_is_named(tmp_path: Path) -> None:
 def test_examples_are_not_read_from_single_files(tmp_path: Path) -> None:
     (tmp_path / "events.csv").write_bytes(b"x\n")
     with pytest.raises(UserError, match=r"source.kind 'outbrain': its raw files hold no examples"):
-        SOURCE.reader(OutbrainSourceConfig(), list_inputs([str(tmp_path)]))
+        SOURCE.reader(OutbrainSourceConfig(), Schema(label="clicked", features=()), list_inputs([str(tmp_path)]))
