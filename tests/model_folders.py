@@ -31,6 +31,7 @@ from rayrec.models.registry import build_model
 from rayrec.models.wide_deep.config import WideDeepConfig
 from rayrec.sources.outbrain.config import OutbrainSourceConfig
 from tests.builders import make_recipe
+from tests.table_schema import SCHEMA, write_statistics
 
 MODELS: dict[str, ModelConfig] = {
     "dlrm": DLRMConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(16,)),
@@ -118,6 +119,14 @@ def write_display_model(folder: Path, schema: Schema, statistics: Path, seed: in
         statistics=statistics,
         source=OutbrainSourceConfig(),
     )
+
+
+def write_table_model(folder: Path, seed: int = 0) -> RankingModel:
+    """A model folder of `tests.table_schema`."""
+    data = folder.parent / f"{folder.name}-data"
+    write_statistics(data)
+    config = WideDeepConfig(embedding_dim=8, embedding_dims={"listed": 3}, mlp=(16, 8))
+    return _write(folder, data, SCHEMA, config, "table-test", seed, statistics=data / STATISTICS_FOLDER)
 
 
 def _write(

@@ -57,8 +57,9 @@ def transformed(
         transforms = transforms[1:]
     else:
         values = as_float64(name, column)
-    for transform in transforms:
-        values = _apply(transform, values)
+    with np.errstate(over="ignore"):
+        for transform in transforms:
+            values = _apply(transform, values)
     return values
 
 

@@ -75,12 +75,12 @@ class RawRows:
             if unreadable.any():
                 row = int(unreadable.argmax())
                 raise UserError(f"row {row}, '{name}': {_shown(given[row].as_py())}; needs {needs(raw)}{_OR_NULL}")
-            columns.append(self._of_size(name, column))
+            columns.append(self.of_size(name, column))
         return pa.RecordBatch.from_arrays(columns, schema=self.columns)
 
     def from_values(self, name: str, values: list[Any]) -> pa.Array:
         """The column of one known feature, from a value a row, as `from_rows` reads them. Raises UserError."""
-        return self._of_size(name, _column(self._raw[name], values))
+        return self.of_size(name, _column(self._raw[name], values))
 
     def unknown(self, name: Any) -> str:
         """The error message for a name that is not a feature."""
@@ -90,7 +90,7 @@ class RawRows:
         hint = f"did you mean '{nearest[0]}'?" if nearest else f"features: {', '.join(self.columns.names)}"
         return f"unknown feature '{str(name)[:100]}'; {hint}"
 
-    def _of_size(self, name: str, column: pa.Array) -> pa.Array:
+    def of_size(self, name: str, column: pa.Array) -> pa.Array:
         """The column, if its lists are of the length that a vector needs. Raises UserError."""
         size = self._sizes.get(name)
         if size is not None and (wrong := wrong_lengths(column, size)).any():

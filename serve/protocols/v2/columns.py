@@ -7,7 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.features.schema import CategoricalFeature, Feature
+from rayrec.features.schema import CategoricalFeature, Feature, VectorFeature
 from rayrec.inference.predictor import Predictor
 from serve.errors import RequestError
 from serve.models.served_version import Rows
@@ -19,9 +19,9 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 def rows_of(tensors: list[Tensor], predictor: Predictor, max_rows: int, *, encoded: bool) -> Rows:
     """The rows that the inputs of a request hold. Raises RequestError: 413 too many, 422 wrong content."""
     by_name = _by_name(tensors, max_rows)
-    features = predictor.raw_rows.columns.names
+    known = (predictor.encoded_columns if encoded else predictor.raw_rows.columns).names
     for name in by_name:
-        if name not in features:
+        if name not in known:
             raise RequestError(422, predictor.raw_rows.unknown(name))
     try:
         columns = _encoded_columns(by_name, predictor) if encoded else _raw_columns(by_name, predictor)
@@ -59,12 +59,13 @@ def _raw_columns(tensors: dict[str, Tensor], predictor: Predictor) -> pa.RecordB
         is_list = pa.types.is_list(field.type)
         dtype = field.type.value_type if is_list else field.type
         _require_fitting(tensor, dtype, is_list)
-        if isinstance(tensor.values, list):
-            columns.append(raw.from_values(field.name, _lists_without_padding(tensor) if is_list else tensor.values))
+        if isinstance(tensor.values, list) or pa.types.is_timestamp(dtype):
+            values = tensor.values if isinstance(tensor.values, list) else tensor.values.tolist()
+            columns.append(raw.from_values(field.name, _lists(tensor, dtype) if is_list else values))
             continue
         flat = _as_arrow(tensor, dtype)
         offsets = pa.array(np.arange(tensor.rows + 1) * tensor.width, pa.int32())
-        columns.append(pa.ListArray.from_arrays(offsets, flat) if is_list else flat)
+        columns.append(raw.of_size(field.name, pa.ListArray.from_arrays(offsets, flat) if is_list else flat))
     return pa.RecordBatch.from_arrays(columns, schema=raw.columns)
 
 
@@ -81,7 +82,10 @@ def _encoded_columns(tensors: dict[str, Tensor], predictor: Predictor) -> pa.Rec
 
 def _encoded_column(tensor: Tensor, feature: Feature, dtype: pa.DataType) -> pa.Array:
     is_list, is_category = pa.types.is_list(dtype), isinstance(feature, CategoricalFeature)
-    _require_fitting(tensor, pa.int64() if is_category else pa.float64(), is_list)
+    is_vector = isinstance(feature, VectorFeature)
+    _require_fitting(tensor, pa.int64() if is_category else pa.float64(), is_list or is_vector)
+    if is_vector and tensor.width != feature.size:
+        raise UserError(f"{tensor.where}: {tensor.width} values a row; the feature has {feature.size}")
     python_type = int if is_category else (int, float)
     if isinstance(tensor.values, list) and any(
         isinstance(value, bool) or not isinstance(value, python_type) for value in tensor.values
@@ -94,7 +98,8 @@ def _encoded_column(tensor: Tensor, feature: Feature, dtype: pa.DataType) -> pa.
     if not isinstance(feature, CategoricalFeature):
         if not (np.abs(values) <= _FLOAT32_MAX).all():  # NaN too
             raise UserError(f"{tensor.where}: encoded numbers are finite float32")
-        return pa.array(values.astype(np.float32))
+        numbers = pa.array(values.astype(np.float32))
+        return pa.FixedSizeListArray.from_arrays(numbers, feature.size) if is_vector else numbers
     present = values >= 0 if is_list else np.ones(len(values), bool)
     if not ((values[present] >= 0) & (values[present] < feature.cardinality)).all():
         raise UserError(f"{tensor.where}: encoded ids go from 0 to {feature.cardinality - 1}")
@@ -110,6 +115,8 @@ def _require_fitting(tensor: Tensor, dtype: pa.DataType, is_list: bool) -> None:
         raise UserError(f"{tensor.where}: {tensor.width} values a row; the feature has one, shape [rows]")
     if pa.types.is_string(dtype):
         fits, needs = tensor.datatype == "BYTES", "BYTES"
+    elif pa.types.is_timestamp(dtype):
+        fits, needs = True, "any"
     elif pa.types.is_integer(dtype):
         fits, needs = tensor.datatype in INTEGERS, "INT64 (or another integer)"
     else:
@@ -118,10 +125,12 @@ def _require_fitting(tensor: Tensor, dtype: pa.DataType, is_list: bool) -> None:
         raise UserError(f"{tensor.where}: datatype {tensor.datatype}, needs {needs}")
 
 
-def _lists_without_padding(tensor: Tensor) -> list[list[Any]]:
+def _lists(tensor: Tensor, dtype: pa.DataType) -> list[list[Any]]:
     """The rows of JSON values without their padding: -1 among ids; the encoder itself leaves out empty strings."""
     assert isinstance(tensor.values, list)
-    values = [None if isinstance(value, int) and value == -1 else value for value in tensor.values]
+    values = tensor.values
+    if pa.types.is_integer(dtype):
+        values = [None if isinstance(value, int) and value == -1 else value for value in values]
     return [values[row * tensor.width : (row + 1) * tensor.width] for row in range(tensor.rows)]
 
 

@@ -43,7 +43,7 @@ def metadata(name: str, versions: list[str], predictor: Predictor) -> dict[str, 
     for field in predictor.raw_rows.columns:
         is_list = pa.types.is_list(field.type)
         kind = field.type.value_type if is_list else field.type
-        datatype = "FP64" if pa.types.is_floating(kind) else "BYTES" if pa.types.is_string(kind) else "INT64"
+        datatype = "FP64" if pa.types.is_floating(kind) else "INT64" if pa.types.is_integer(kind) else "BYTES"
         inputs.append({"name": field.name, "datatype": datatype, "shape": [-1, -1] if is_list else [-1]})
     outputs = [{"name": OUTPUT, "datatype": "FP32", "shape": [-1]}]
     return {"name": name, "versions": versions, "platform": "rayrec", "inputs": inputs, "outputs": outputs}
