@@ -23,16 +23,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayrec.common.files import write_json
-from rayrec.config import RowsPreprocessConfig
-from rayrec.config.transforms import Vocabulary
+from rayrec.config.transforms import Fill, Log, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.schema import Schema
+from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
 from rayrec.features.vocabulary import write_vocabulary
 from rayrec.ingest.reader import RowPacker
-from rayrec.preprocessing.rows.job import dataset_schema
 from rayrec.preprocessing.vocabularies.fit import vocabulary_file
 from rayrec.sources.criteo.generator import CriteoGenerator
-from rayrec.sources.criteo.layout import FORMAT
+from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC
 
 _FREQUENCY_LIMIT = 15
 _COMPRESSIONS = ("none", "snappy", "lz4", "zstd")
@@ -68,14 +66,18 @@ def main() -> None:
 
 def _encoded_rows(folder: Path, rows: int) -> tuple[Schema, pa.Table]:
     """Generated rows as a dataset holds them."""
-    columns = FORMAT.columns
     raw = pa.Table.from_batches(chunk.rows for chunk in CriteoGenerator(seed=0).chunks(rows))
-    vocabularies = {name: _fit(folder, raw[name], name) for name in columns.categorical}
-    schema = dataset_schema(columns, RowsPreprocessConfig(frequency_limit=_FREQUENCY_LIMIT), vocabularies)
+    features: list[NumericFeature | CategoricalFeature] = [
+        NumericFeature(name=name, transforms=(Log(offset=3.0), Fill())) for name in NUMERIC
+    ]
+    for name in CATEGORICAL:
+        vocabulary = _fit(folder, raw[name], name)
+        features.append(CategoricalFeature(name=name, transforms=(vocabulary,), cardinality=vocabulary.size + 1))
+    schema = Schema(label=LABEL, features=tuple(features))
     encoder = FeatureEncoder(schema, folder)
     encoded = pa.Table.from_batches([encoder.encode(batch) for batch in raw.to_batches()])
-    label = raw[columns.label].cast(pa.float32())
-    return schema, encoded.add_column(0, pa.field(columns.label, pa.float32(), False), label).combine_chunks()
+    label = raw[LABEL].cast(pa.float32())
+    return schema, encoded.add_column(0, pa.field(LABEL, pa.float32(), False), label).combine_chunks()
 
 
 def _fit(folder: Path, values: pa.ChunkedArray, name: str) -> Vocabulary:

@@ -79,7 +79,8 @@ def _recommend(name: str, max_rows: int) -> dict[str, Any]:
 
 def _rank(name: str, ranker: Ranker, properties: JsonSchema, max_rows: int) -> dict[str, Any]:
     row, lookup = {"$ref": f"#/components/schemas/{name}.Row"}, ranker.lookup
-    candidate, context = row, {**row, "description": "The features that all candidates share."}
+    candidate: JsonSchema = row
+    context: JsonSchema = {**row, "description": "The features that all candidates share."}
     limit = f"Rows; more than {max_rows} are answered 413."
     if ranker.candidate is not None:
         candidate = {"anyOf": [row, properties["properties"][ranker.candidate]]}

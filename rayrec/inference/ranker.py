@@ -95,11 +95,15 @@ class Ranker:
     def _rows_of_objects(self, context: Mapping[str, Any], candidates: Sequence[Any]) -> pa.RecordBatch:
         if not isinstance(context, Mapping):
             raise UserError("context: give an object of the features that all candidates share")
+        rows: list[dict[str, Any]] = []
         for index, candidate in enumerate(candidates):
-            if not isinstance(candidate, Mapping) and self.candidate is None:
+            if isinstance(candidate, Mapping):
+                rows.append({**context, **candidate})
+            elif self.candidate is not None:
+                rows.append({**context, self.candidate: candidate})
+            else:
                 raise UserError(
                     f"candidates[{index}]: give an object of raw features, as for all other candidates; the model "
                     "looks nothing up by an id alone"
                 )
-        objects = (c if isinstance(c, Mapping) else {self.candidate: c} for c in candidates)
-        return self.predictor.raw_rows.from_rows([{**context, **candidate} for candidate in objects])
+        return self.predictor.raw_rows.from_rows(rows)

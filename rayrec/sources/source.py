@@ -100,3 +100,8 @@ class TableSource(Source):
         looked_up = {name for lookup in schema.lookups for name in lookup.columns}
         columns = [column for column in schema.raw_columns if column.name not in looked_up]
         return table.reader(columns, config.label)
+
+    def candidate(self, model: "Predictor") -> str | None:
+        config = model.recipe.source
+        assert isinstance(config, TableSourceConfig)
+        return config.candidate if config.candidate in model.raw_rows.columns.names else None

@@ -133,7 +133,7 @@ def _written(time: datetime, time_format: str) -> str | int:
 
 def _frequent_values(feature: Feature, folder: Path) -> list[str]:
     """The first values of a feature's vocabulary in `folder`, by descending frequency; empty without a vocabulary."""
-    for transform in feature.transforms:
+    for transform in feature.transforms if isinstance(feature, CategoricalFeature) else ():
         if isinstance(transform, Vocabulary) and transform.size:
             with pq.ParquetFile(vocabulary_files(folder / transform.file)[0]) as vocabulary:
                 head = next(vocabulary.iter_batches(batch_size=_ROWS - 2, columns=["value"]))

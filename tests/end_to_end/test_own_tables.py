@@ -1,0 +1,119 @@
+"""Real tables from the raw file to HTTP: inspected, trained as the recipe stands, one score on every way."""
+
+import gzip
+import json
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+
+from jobs.serve import ServeRequest, serving
+from rayrec.common.ports import free_port
+from rayrec.common.progress import SilentProgress
+from tests.end_to_end.conftest import Finished
+
+pytestmark = pytest.mark.minutes
+FILES = ("--set", "preprocess.split={kind: files}", "--set", "train.evaluation_split=test")
+
+
+def cut(lines: list[str], folder: Path, name: str, header: str | None = None) -> None:
+    """Write every fifth line to FOLDER/test-NAME, the others to FOLDER/train-NAME."""
+    for split, chosen in (("train", [x for i, x in enumerate(lines) if i % 5]), ("test", lines[::5])):
+        (folder / f"{split}-{name}").write_text("\n".join([*([header] if header else []), *chosen]) + "\n")
+
+
+def run(rayrec: Callable[..., Finished], *arguments: str | Path, folder: Path) -> dict[str, Any]:
+    done = rayrec(*arguments, "--json", folder=folder)
+    assert done.code == 0, f"rayrec {' '.join(map(str, arguments))}:\n{done.err}"
+    return done.result
+
+
+def scores_of(output: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    table = pq.read_table(output / "scores")
+    return table["score"].to_numpy(), table["label"].to_numpy()
+
+
+def check_every_way(rayrec: Callable[..., Finished], folder: Path, recipe: str, rows: list[dict[str, Any]]) -> float:
+    """Train on train-*, and score test-*, whose `rows` a client would send so, on every way; returns the AUC."""
+    train, test = sorted(folder.glob("train-*"))[0], sorted(folder.glob("test-*"))[0]
+    inputs = ["--input", f"train={train}", "--input", f"test={test}"]
+    trained = run(rayrec, "run", recipe, *inputs, *FILES, "--output", "out", folder=folder)
+    run(rayrec, "predict", "out/model", "--input", test, "--raw", "--output", "raw", folder=folder)
+    run(rayrec, "predict", "out/run", "--input", "out/dataset", "--output", "encoded", folder=folder)
+    raw, labels = scores_of(folder / "raw")
+    encoded, encoded_labels = scores_of(folder / "encoded")
+    assert len(raw) == len(rows) and labels.tolist() == encoded_labels.tolist()
+    np.testing.assert_allclose(encoded, raw, atol=1e-6, rtol=0)
+    with serving(ServeRequest(model=(folder / "out" / "model",), port=free_port()), SilentProgress()) as url:
+        body = json.dumps({"instances": rows[:2000]}).encode()
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/models/model:predict", body)) as answer:
+            http = np.array(json.load(answer)["predictions"])
+    np.testing.assert_allclose(http, raw[:2000], atol=1e-6, rtol=0)
+    auc = roc_auc_score(labels, raw)
+    assert trained["metrics"]["test"]["auc"] == pytest.approx(auc, abs=1e-6)
+    return float(auc)
+
+
+def test_a_table_with_a_header(
+    rayrec: Callable[..., Finished], no_spark: None, shared_data: Path, tmp_path: Path
+) -> None:
+    header, *lines = gzip.open(shared_data / "avazu-9k" / "train.csv.gz", "rt").read().splitlines()
+    cut(lines, tmp_path, "clicks.csv", header)
+    run(rayrec, "inspect", "train-clicks.csv", "--label", "click", "--output", "mine.yaml", folder=tmp_path)
+    ignored = set(yaml.safe_load((tmp_path / "mine.yaml").read_text())["source"]["ignore"])
+    assert ignored == {"id", "hour"}  # a row id, and a constant
+    names = header.split(",")
+    rows = [
+        {n: v for n, v in zip(names, line.split(","), strict=True) if n not in {*ignored, "click"}}
+        for line in lines[::5]
+    ]
+    assert check_every_way(rayrec, tmp_path, "mine.yaml", rows) > 0.66
+
+
+def test_side_tables_and_rates(
+    rayrec: Callable[..., Finished], no_spark: None, shared_data: Path, tmp_path: Path
+) -> None:
+    """A request sends ids alone; attributes of users and movies, and rates, are looked up."""
+    data = shared_data / "ml-100k"
+    lines = gzip.open(data / "u.data.gz", "rt").read().splitlines()[:20_000]
+    cut(lines, tmp_path, "ratings.tsv")
+    recipe = {
+        "source": {
+            "kind": "table",
+            "header": ["user", "item", "rating", "time"],
+            "label": {"column": "rating", "at_least": 4},
+            "ignore": ["users_zip_code:token", "items_movie_title:token_seq"],
+            "features": [
+                {"columns": ["user", "item"], "kind": "categorical", "min_count": 2},
+                {"columns": "time", "kind": "timestamp", "format": "s", "derive": ["hour", "weekday"]},
+                {"columns": "users_age:token", "name": "age", "kind": "buckets", "quantiles": 8},
+                {"columns": "users_gender:token", "name": "gender", "kind": "categorical"},
+                {"columns": "users_occupation:token", "name": "occupation", "kind": "categorical"},
+                {"columns": "items_release_year:token", "name": "year", "kind": "numeric", "transforms": ["standardize"]},
+                {"columns": "items_class:token_seq", "name": "genres", "kind": "list", "separator": " "},
+                {"kind": "cross", "of": ["gender", "occupation"], "buckets": 100},
+            ],
+            "tables": {
+                "users": {"path": str(data / "ml-100k.user"), "key": "user_id:token", "on": "user"},
+                "items": {"path": str(data / "ml-100k.item"), "key": "item_id:token", "on": "item"},
+            },
+            "rates": [{"keys": "item"}, {"keys": ["user"]}],
+        },
+        "preprocess": {"split": {"kind": "files"}, "frequency_limit": 2, "layout": {"rows_per_row_group": 1024}},
+        "model": {"kind": "wide_deep", "embedding_dim": 4, "mlp": [16]},
+        "train": {"global_batch_size": 256, "epochs": 2, "embedding_optimizer": {"kind": "adagrad", "lr": 0.05},
+                  "dense_optimizer": {"kind": "adagrad", "lr": 0.05}, "ingest": {"in_memory": True}},
+    }  # fmt: skip
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    rows = []
+    for line in lines[::5]:
+        user, item, _, time = line.split("\t")
+        rows.append({"user": user, "item": int(item), "time": int(time)})
+    assert check_every_way(rayrec, tmp_path, "mine.yaml", rows) > 0.7
