@@ -64,7 +64,7 @@ def check_every_way(rayrec: Callable[..., Finished], folder: Path, recipe: str, 
 def test_a_table_with_a_header(
     rayrec: Callable[..., Finished], no_spark: None, shared_data: Path, tmp_path: Path
 ) -> None:
-    header, *lines = gzip.open(shared_data / "avazu-9k" / "train.csv.gz", "rt").read().splitlines()
+    header, *lines = gzip.decompress((shared_data / "avazu-9k" / "train.csv.gz").read_bytes()).decode().splitlines()
     cut(lines, tmp_path, "clicks.csv", header)
     run(rayrec, "inspect", "train-clicks.csv", "--label", "click", "--output", "mine.yaml", folder=tmp_path)
     ignored = set(yaml.safe_load((tmp_path / "mine.yaml").read_text())["source"]["ignore"])
@@ -82,7 +82,7 @@ def test_side_tables_and_rates(
 ) -> None:
     """A request sends ids alone; attributes of users and movies, and rates, are looked up."""
     data = shared_data / "ml-100k"
-    lines = gzip.open(data / "u.data.gz", "rt").read().splitlines()[:20_000]
+    lines = gzip.decompress((data / "u.data.gz").read_bytes()).decode().splitlines()[:20_000]
     cut(lines, tmp_path, "ratings.tsv")
     recipe = {
         "source": {
@@ -96,7 +96,10 @@ def test_side_tables_and_rates(
                 {"columns": "users_age:token", "name": "age", "kind": "buckets", "quantiles": 8},
                 {"columns": "users_gender:token", "name": "gender", "kind": "categorical"},
                 {"columns": "users_occupation:token", "name": "occupation", "kind": "categorical"},
-                {"columns": "items_release_year:token", "name": "year", "kind": "numeric", "transforms": ["standardize"]},
+                {
+                    "columns": "items_release_year:token", "name": "year", "kind": "numeric",
+                    "transforms": ["standardize"],
+                },
                 {"columns": "items_class:token_seq", "name": "genres", "kind": "list", "separator": " "},
                 {"kind": "cross", "of": ["gender", "occupation"], "buckets": 100},
             ],
