@@ -58,7 +58,7 @@ USAGE = [
         "unknown source",
         "generate movies --rows 10 --output raw",
         2,
-        "source: no such kind; use criteo, interactions, outbrain (got 'movies')",
+        "source: no such kind; use criteo, interactions, outbrain, table (got 'movies')",
     ),
     BadInput(
         "port out of range",
@@ -202,10 +202,10 @@ CONFIG = [
         "dlrm-criteo-debug: train: global_batch_size (512) must be a multiple of workers (3)",
     ),
     BadInput(
-        "limit for a column that is not there",
-        f"{PREPROCESS} good.tsv --set preprocess.frequency_limit={{C77:\\ 3}}",
+        "column that is not there",
+        f"{PREPROCESS} good.tsv --set source.group=C77",
         2,
-        "preprocess.frequency_limit: no categorical column 'C77'; there are C1 to C26",
+        "source.group: the files have no column 'C77'; did you mean 'C7'?",
     ),
     BadInput(
         "splits come as files, input names none",

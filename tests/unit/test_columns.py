@@ -84,7 +84,7 @@ def test_the_plan_of_a_table() -> None:
         KeptColumn("candidate", "item_id", "item_id_candidate"),
     )
     (users,), (rate,) = found.tables, found.rates
-    assert (users.keys, [column.name for column in users.columns]) == (("user_id",), ["users_age", "users_zip"])
+    assert (users.key, users.columns) == ("user_id", ("users_age", "users_zip"))
     assert (rate.name, rate.keys) == ("rate_user_id_C1", ("user_id", "C1"))
     in_requests = ["user_id", "item_id", "price", "C1", "C2", "C10", "tags", "ts"]
     assert [c.name for c in found.columns] == [*in_requests, "users_age", "users_zip", "rate_user_id_C1"]
@@ -179,7 +179,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "number as key": (
         {"rates": [{"keys": "price"}]},
-        "source.rates or source.tables: column 'price' would be read as text here and as number in source.features.0;",
+        "source.rates.0.keys: column 'price' would be read as text here and as number in source.features.0;",
     ),
     "two time formats": (
         {"time": {"column": "ts"}},

@@ -73,7 +73,6 @@ def test_override_wins_over_file_and_file_over_default(recipe: Path) -> None:
         ("train.sharding.memory_per_worker=80GB", "train.sharding", "memory_per_worker", "80GB"),
         ("train.sharding.tables.C1=row_wise", "train.sharding", "tables", {"C1": "row_wise"}),
         ("train.freeze=[embeddings]", "train", "freeze", ("embeddings",)),
-        ("preprocess.frequency_limit={C1: 3, default: 10}", "preprocess", "frequency_limit", {"C1": 3, "default": 10}),
         ("preprocess.frequency_limit=7", "preprocess", "frequency_limit", 7),
         ("preprocess.spark.executor_memory=4g", "preprocess.spark", "executor_memory", "4g"),
         ("description=a=b", "", "description", "a=b"),
@@ -189,12 +188,6 @@ def test_a_wrong_file_is_one_line_that_names_it(tmp_path: Path, name: str, conte
 def test_a_name_that_is_not_shipped_gets_a_hint(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(hint)):
         load_recipe(name)
-
-
-def test_frequency_limits_by_column(recipe: Path) -> None:
-    preprocess = load_recipe(recipe, ["preprocess.frequency_limit={C1: 3, default: 10}"]).preprocess
-    assert [preprocess.frequency_limit_of(c) for c in ("C1", "C2")] == [3, 10]
-    assert load_recipe(recipe, ["preprocess.frequency_limit=4"]).preprocess.frequency_limit_of("C1") == 4
 
 
 @pytest.mark.parametrize(

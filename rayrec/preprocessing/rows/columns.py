@@ -27,7 +27,7 @@ from rayrec.config.table import (
     VectorRule,
 )
 from rayrec.config.transforms import Elapsed
-from rayrec.features.schema import RawColumn
+from rayrec.features.schema import Rate, RawColumn, SideTable
 
 _FROM_INTEGERS = {"integer": ("number", "text"), "integers": ("numbers", "texts")}
 _LISTS = {"number": "numbers", "integer": "integers", "text": "texts"}
@@ -79,18 +79,6 @@ class PlannedFeature:
 
 
 @dataclass(frozen=True)
-class PlannedLookup:
-    """A side table or a rate, and the raw columns that it gives."""
-
-    name: str
-    """The name of the side table, or the raw column of the rate."""
-    keys: tuple[str, ...]
-    """The raw columns whose values are looked up."""
-    columns: tuple[RawColumn, ...]
-    """Named as in the rows: NAME_x for column x of a side table."""
-
-
-@dataclass(frozen=True)
 class KeptColumn:
     """A column that says something of the row, kept in the dataset."""
 
@@ -107,24 +95,19 @@ class ColumnPlan:
 
     read: tuple[RawColumn, ...]
     """The columns of the files to read, without the label, in the order of the files."""
-    tables: tuple[PlannedLookup, ...]
-    rates: tuple[PlannedLookup, ...]
+    columns: tuple[RawColumn, ...]
+    """The raw columns of a request: those that features are computed from or looked up by, and those looked up."""
+    tables: tuple[SideTable, ...]
+    rates: tuple[Rate, ...]
+    """The mean that they state is not known yet."""
     features: tuple[PlannedFeature, ...]
     """In the order of the schema: crosses are last."""
-    request: frozenset[str]
-    """The columns that features are computed from or looked up by, which a request has."""
     label: str
     """The column of the label."""
     time: str | None
     """The column of the rows' times."""
     kept: tuple[KeptColumn, ...]
     """The columns that the dataset has beside label and features."""
-
-    @property
-    def columns(self) -> tuple[RawColumn, ...]:
-        """The raw columns of a request, with those that look-ups give."""
-        looked_up = (column for lookup in (*self.tables, *self.rates) for column in lookup.columns)
-        return (*(column for column in self.read if column.name in self.request), *looked_up)
 
 
 def label_column(config: TableSourceConfig) -> str:
@@ -176,18 +159,25 @@ class _Planner:
             self._want_role(role, name)
         rates = self._plan_rates()
         inputs = {name for feature in self.features if feature.rule.kind != "cross" for name in feature.inputs}
-        side_tables = self._plan_tables(inputs)
-        for key in keys:
-            self._want(RawColumn(name=key, type="text"), "source.rates or source.tables")
+        for key, where in keys.items():
+            self._want(RawColumn(name=key, type="text"), where)
+        tables = self._plan_tables({*inputs, *keys})
         self._check_shares()
         self._check_crosses()
-        read = tuple(self.wanted[name][0] for name in self.columns if name in self.wanted)
-        used_keys = {key for lookup in (*side_tables, *rates) for key in lookup.keys}
-        crosses_last = sorted(self.features, key=lambda feature: isinstance(feature.rule, CrossRule))
-        request = frozenset({*inputs, *used_keys} & set(self.columns))
-        kept = self._kept(roles, {*request, *(feature.name for feature in self.features)})
+        in_requests = [self.wanted[name][0] for name in self.available if name in {*inputs, *keys}]
+        looked_up = [RawColumn(name=rate.name, type="number") for rate in rates]
+        kept = self._kept(roles, {*inputs, *keys, *(feature.name for feature in self.features)})
         self._check_names(label, kept)
-        return ColumnPlan(read, side_tables, rates, tuple(crosses_last), request, label, roles.get("time"), kept)
+        return ColumnPlan(
+            read=tuple(self.wanted[name][0] for name in self.columns if name in self.wanted),
+            columns=(*in_requests, *looked_up),
+            tables=tables,
+            rates=rates,
+            features=tuple(sorted(self.features, key=lambda feature: isinstance(feature.rule, CrossRule))),
+            label=label,
+            time=roles.get("time"),
+            kept=kept,
+        )
 
     # --- the columns that there are
 
@@ -229,17 +219,24 @@ class _Planner:
                 _fail(places[role], f"column '{name}' is the label; name another column")
         return given
 
-    def _keys(self) -> list[str]:
-        """The columns of the files that side tables and rates are looked up by."""
+    def _keys(self) -> dict[str, str]:
+        """The columns that side tables and rates are looked up by, and the key in the recipe that says so."""
         config = self.config
-        places = {f"source.tables.{name}.on": (table.on or table.key,) for name, table in config.tables.items()}
-        places |= {f"source.rates.{number}.keys": rate.keys for number, rate in enumerate(config.rates)}
-        for place, names in places.items():
-            for name in names:
-                self._known(place, name)
-                if name == label_column(config):
-                    _fail(place, f"column '{name}' is the label; name another column")
-        return [name for names in places.values() for name in names]
+        found: dict[str, str] = {}
+        for name, table in config.tables.items():
+            where = f"source.tables.{name}.on"
+            self._known(where, table.on or table.key)
+            found[table.on or table.key] = where
+        for number, rate in enumerate(config.rates):
+            for key in rate.keys:
+                where = f"source.rates.{number}.keys"
+                if key not in self.available:
+                    self._unknown(where, key, self.available)
+                found[key] = where
+        for name, where in found.items():
+            if name == label_column(config):
+                _fail(where, f"column '{name}' is the label; name another column")
+        return found
 
     def _kept(self, roles: Mapping[str, str], taken: set[str]) -> tuple[KeptColumn, ...]:
         kept: list[KeptColumn] = []
@@ -404,7 +401,7 @@ class _Planner:
                 "one way, so change one of them",
             )
 
-    def _plan_rates(self) -> tuple[PlannedLookup, ...]:
+    def _plan_rates(self) -> tuple[Rate, ...]:
         rates = []
         for number, rate in enumerate(self.config.rates):
             name, where = rate_column(rate.keys), f"source.rates.{number}"
@@ -412,18 +409,17 @@ class _Planner:
                 _fail(where, f"the rate's name '{name}' is that of a column; rename the column")
             rule = NumericRule(columns=(name,), transforms=rate.transforms)
             self.features.append(PlannedFeature(name, (name,), rule, where))
-            rates.append(PlannedLookup(name, rate.keys, (RawColumn(name=name, type="number"),)))
+            rates.append(Rate(name=name, keys=rate.keys, smoothing=rate.smoothing, mean=0.0))
         return tuple(rates)
 
-    def _plan_tables(self, inputs: set[str]) -> tuple[PlannedLookup, ...]:
-        lookups = []
+    def _plan_tables(self, used: set[str]) -> tuple[SideTable, ...]:
+        tables = []
         for name, table in self.config.tables.items():
-            used = [column for column, owner in self.available.items() if owner == name and column in inputs]
-            if not used:
+            columns = tuple(column for column, owner in self.available.items() if owner == name and column in used)
+            if not columns:
                 _fail(f"source.tables.{name}", "no feature reads a column of it; remove it, or ignore less of it")
-            columns = tuple(self.wanted[column][0] for column in used)
-            lookups.append(PlannedLookup(name, (table.on or table.key,), columns))
-        return tuple(lookups)
+            tables.append(SideTable(name=name, key=table.on or table.key, columns=columns))
+        return tuple(tables)
 
     # --- what features say of each other
 

@@ -7,13 +7,13 @@ import pyarrow as pa
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.preprocess import HashSplitConfig, PreprocessConfig, RowsPreprocessConfig, TimeSplitConfig
 from rayrec.config.table import SideTableConfig, TableSourceConfig
-from rayrec.features.schema import Lookup, Rate, RawColumn, Schema, SideTable
+from rayrec.features.schema import Lookup, Schema
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.extract import ExtractedChunk, extract
 from rayrec.preprocessing.lookups.rates import write_rates
 from rayrec.preprocessing.lookups.rows import CompletedRows, Folds
-from rayrec.preprocessing.lookups.side_tables import write_side_table
-from rayrec.preprocessing.rows.columns import PlannedLookup, plan_columns
+from rayrec.preprocessing.lookups.side_tables import table_reader, write_side_table
+from rayrec.preprocessing.rows.columns import plan_columns
 from rayrec.preprocessing.rows.fitting import fit_features
 from rayrec.preprocessing.rows.inputs import resolve_inputs
 from rayrec.preprocessing.rows.kept_columns import KeptColumns
@@ -25,7 +25,7 @@ from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
 from rayrec.preprocessing.write.shuffle import NewPositions, RandomGroups, write_shuffled
 from rayrec.random.permutation import BlockwisePermutation, HashPermutation
 from rayrec.raw.files import list_inputs
-from rayrec.raw.table import TableFiles, TableReader, open_table
+from rayrec.raw.table import TableFiles, open_table
 
 
 class RowsJob:
@@ -56,7 +56,10 @@ class RowsJob:
         self._time = self._plan.time if isinstance(config.split, TimeSplitConfig) else None
         required = [name for name in (source.group, source.candidate, self._time) if name is not None]
         self._reader = log.reader(self._plan.read, source.label, weight=source.weight, required=required)
-        self._side_readers = {table.name: self._side_reader(table) for table in self._plan.tables}
+        self._readers = {
+            table.name: table_reader(self._tables[table.name], table, self._plan.columns, source.tables[table.name])
+            for table in self._plan.tables
+        }
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write look-ups, vocabularies, splits and bad rows. Raises UserError."""
@@ -88,38 +91,24 @@ class RowsJob:
 
     def _kept_columns(self) -> KeptColumns:
         plan = self._plan
-        raw = [column for column in plan.read if column.name in {*plan.request, self._time}]
+        in_requests = {column.name for column in plan.columns}
+        raw = [column for column in plan.read if column.name in {*in_requests, self._time}]
         return KeptColumns(plan.label, plan.kept, tuple(pa.field(column.name, column.arrow) for column in raw))
-
-    def _side_reader(self, table: PlannedLookup) -> TableReader:
-        """Reads the columns of a side table by their names in its files."""
-        config, files = self._source.tables[table.name], self._tables[table.name]
-        key = RawColumn(name=config.key, type="text")
-        columns = [c.model_copy(update={"name": c.name.removeprefix(f"{table.name}_")}) for c in table.columns]
-        return files.reader([key, *columns], required=[config.key])
 
     def _write_lookups(
         self, workspace: Workspace, schema: Schema, train: Sequence[Segment], rejected: dict[str, int]
     ) -> tuple[CompletedRows, CompletedRows]:
         """Write side tables and rates; returns the readers of rows of `train` and of others. Counts bad rows."""
-        source, config = self._source, self._config
-        tables = []
-        for planned in self._plan.tables:
-            name, given = planned.name, self._source.tables[planned.name]
-            table = SideTable(name=name, key=planned.keys[0], columns=tuple(column.name for column in planned.columns))
-            reader, files = self._side_readers[name], self._tables[name].files
-            bad = write_side_table(workspace, table, given, reader, files, config.max_rejected_fraction)
+        source, plan, most = self._source, self._plan, self._config.max_rejected_fraction
+        for table in plan.tables:
+            reader, files = self._readers[table.name], self._tables[table.name].files
+            bad = write_side_table(workspace, table, source.tables[table.name], reader, files, most)
             for reason, number in bad.items():
                 rejected[reason] = rejected.get(reason, 0) + number
-            tables.append(table)
-        with_tables = schema.model_copy(update={"lookups": tuple(tables)})
-        planned_rates = [
-            Rate(name=planned.name, keys=planned.keys, smoothing=rate.smoothing, mean=0.0)
-            for planned, rate in zip(self._plan.rates, source.rates, strict=True)
-        ]
-        folds = Folds(source.rate_folds, config.seed, workspace.scratch / "rates")
-        rates = write_rates(workspace, CompletedRows(with_tables, workspace.folder), train, planned_rates, folds)
-        lookups: tuple[Lookup, ...] = (*tables, *rates)
+        with_tables = schema.model_copy(update={"lookups": plan.tables})
+        folds = Folds(source.rate_folds, self._config.seed, workspace.scratch / "rates")
+        rates = write_rates(workspace, CompletedRows(with_tables, workspace.folder), train, plan.rates, folds)
+        lookups: tuple[Lookup, ...] = (*plan.tables, *rates)
         complete = schema.model_copy(update={"lookups": lookups})
         others = CompletedRows(complete, workspace.folder)
         return CompletedRows(complete, workspace.folder, folds) if rates else others, others
