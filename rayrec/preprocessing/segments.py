@@ -95,8 +95,10 @@ def cut_segments(segments: Iterable[Segment], start: int, stop: int) -> list[Seg
 
 
 def read_piece(piece: Piece, columns: Sequence[str], dictionaries: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a piece, a row group at a time; the columns named in `dictionaries` come dictionary encoded."""
-    with pq.ParquetFile(piece.path, read_dictionary=list(dictionaries)) as file:
+    """The rows of a piece, a row group at a time; columns of text named in `dictionaries` come dictionary encoded."""
+    types = pq.read_schema(piece.path) if dictionaries else None
+    texts = [name for name in dictionaries if types is not None and pa.types.is_string(types.field(name).type)]
+    with pq.ParquetFile(piece.path, read_dictionary=texts) as file:
         offset = 0
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows

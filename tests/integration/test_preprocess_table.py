@@ -94,12 +94,12 @@ def table() -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def files(table: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The table as log.csv.zst and in two Parquet files, and the side table people.csv."""
+    """The table as log.csv.gz and in two Parquet files, and the side table people.csv."""
     folder = tmp_path_factory.mktemp("files")
     text = table.copy()
     text["tags"] = [" | ".join(tags).replace(" ", "") for tags in table["tags"]]
     text["vector"] = [";".join(map(str, values)) for values in table["vector"]]
-    text.sample(frac=1.0, axis=1, random_state=0).to_csv(folder / "log.csv.zst", index=False)
+    text.sample(frac=1.0, axis=1, random_state=0).to_csv(folder / "log.csv.gz", index=False)
     (folder / "parquet").mkdir()
     for number, part in enumerate((table[:1_100], table[1_100:])):
         pq.write_table(pa.Table.from_pandas(part, preserve_index=False), folder / f"parquet/{number}.parquet", 700)
@@ -196,9 +196,9 @@ def expected(table: pd.DataFrame, train: pd.DataFrame) -> pd.DataFrame:
 
 def test_csv_and_parquet_give_the_same_parts_and_those_of_pandas(run: Run, table: pd.DataFrame) -> None:
     layout = {"rows_per_row_group": 64}
-    csv = run(["log.csv.zst"], "csv", SOURCE, split=SPLIT, layout=layout)
+    csv = run(["log.csv.gz"], "csv", SOURCE, split=SPLIT, layout=layout)
     parquet = run(["parquet"], "parquet", SOURCE, split=SPLIT, layout=layout)
-    joined = run(["log.csv.zst"], "joined", SOURCE, split=SPLIT, layout=layout, broadcast_limit=3)
+    joined = run(["log.csv.gz"], "joined", SOURCE, split=SPLIT, layout=layout, broadcast_limit=3)
     assert csv.schema == parquet.schema == joined.schema
     assert csv.manifest.splits == parquet.manifest.splits == joined.manifest.splits  # with the sums of the parts
     assert csv.manifest.rejected == {}
@@ -257,7 +257,7 @@ def small(*features: dict[str, Any], **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", SPLITS)
 def test_splits(run: Run, table: pd.DataFrame, kind: str) -> None:
     source = small({"columns": "row", "kind": "numeric"}, {"columns": "C1", "kind": "categorical"})
-    csv = run(["log.csv.zst"], "csv", source, split=SPLITS[kind], order="input")
+    csv = run(["log.csv.gz"], "csv", source, split=SPLITS[kind], order="input")
     rows = {split: read_split(csv, split)["row"].astype(int).tolist() for split in ("train", "validation", "test")}
     assert sorted(chain.from_iterable(rows.values())) == list(range(ROWS))
     assert all(of_split == sorted(of_split) for of_split in rows.values())
@@ -313,7 +313,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def test_what_only_the_rows_show_is_one_line(run: Run, case: str, tmp_path: Path) -> None:
     source, preprocess, message = WRONG[case]
     with pytest.raises(UserError) as caught:
-        run(["log.csv.zst"], "wrong", source, **{"split": {"kind": "fraction", "test": 0.0}, **preprocess})
+        run(["log.csv.gz"], "wrong", source, **{"split": {"kind": "fraction", "test": 0.0}, **preprocess})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())

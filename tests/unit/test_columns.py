@@ -86,7 +86,7 @@ def test_the_plan_of_a_table() -> None:
     (users,), (rate,) = found.tables, found.rates
     assert (users.key, users.columns) == ("user_id", ("users_age", "users_zip"))
     assert (rate.name, rate.keys) == ("rate_user_id_C1", ("user_id", "C1"))
-    in_requests = ["user_id", "item_id", "price", "C1", "C2", "C10", "tags", "ts"]
+    in_requests = ["price", "user_id", "C1", "C2", "C10", "item_id", "tags", "ts"]
     assert [c.name for c in found.columns] == [*in_requests, "users_age", "users_zip", "rate_user_id_C1"]
 
 

@@ -158,19 +158,19 @@ class _Planner:
         for role, name in roles.items():
             self._want_role(role, name)
         rates = self._plan_rates()
-        inputs = {name for feature in self.features if feature.rule.kind != "cross" for name in feature.inputs}
+        inputs = [name for feature in self.features if feature.rule.kind != "cross" for name in feature.inputs]
         for key, where in keys.items():
             self._want(RawColumn(name=key, type="text"), where)
         tables = self._plan_tables({*inputs, *keys})
         self._check_shares()
         self._check_crosses()
-        in_requests = [self.wanted[name][0] for name in self.available if name in {*inputs, *keys}]
-        looked_up = [RawColumn(name=rate.name, type="number") for rate in rates]
+        looked_up = {rate.name: RawColumn(name=rate.name, type="number") for rate in rates}
+        in_requests = dict.fromkeys((*inputs, *keys))
         kept = self._kept(roles, {*inputs, *keys, *(feature.name for feature in self.features)})
         self._check_names(label, kept)
         return ColumnPlan(
             read=tuple(self.wanted[name][0] for name in self.columns if name in self.wanted),
-            columns=(*in_requests, *looked_up),
+            columns=tuple(looked_up[name] if name in looked_up else self.wanted[name][0] for name in in_requests),
             tables=tables,
             rates=rates,
             features=tuple(sorted(self.features, key=lambda feature: isinstance(feature.rule, CrossRule))),

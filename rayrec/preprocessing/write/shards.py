@@ -108,7 +108,7 @@ class RowPacking:
     """Encoded rows as one fixed-width binary value each, which Spark shuffles several times faster than 40 columns."""
 
     def __init__(self, columns: pa.Schema, hotness: Mapping[str, int]) -> None:
-        """`columns`: of fixed width without nulls, or lists of these; `hotness`: the most elements of each list."""
+        """`columns`: of fixed width without nulls, vectors, or lists; `hotness`: the most elements of each list."""
         self._columns = columns
         self._hotness = hotness
         fields: list[Any] = []
@@ -118,6 +118,8 @@ class RowPacking:
                     (field.name, field.type.value_type.to_pandas_dtype(), (self._hotness[field.name],)),
                     (_length_of(field.name), np.int32),
                 ]
+            elif pa.types.is_fixed_size_list(field.type):
+                fields.append((field.name, field.type.value_type.to_pandas_dtype(), (field.type.list_size,)))
             else:
                 fields.append((field.name, field.type.to_pandas_dtype()))
         self._dtype = np.dtype(fields)
@@ -130,6 +132,8 @@ class RowPacking:
                 lengths = pc.list_value_length(column).to_numpy()
                 rows[_length_of(name)] = lengths
                 rows[name][np.arange(self._hotness[name]) < lengths[:, None]] = column.flatten().to_numpy()
+            elif pa.types.is_fixed_size_list(column.type):
+                rows[name] = column.flatten().to_numpy().reshape(rows[name].shape)
             else:
                 rows[name] = column.to_numpy()
         offsets = np.arange(batch.num_rows + 1, dtype=np.int32) * np.int32(self._dtype.itemsize)
@@ -148,7 +152,10 @@ class RowPacking:
 
     def _column(self, rows: NDArray, name: str) -> pa.Array:
         if name not in self._hotness:
-            return pa.array(np.ascontiguousarray(rows[name]))
+            values = pa.array(np.ascontiguousarray(rows[name]).reshape(-1))
+            kind = self._columns.field(name).type
+            is_vector = pa.types.is_fixed_size_list(kind)
+            return pa.FixedSizeListArray.from_arrays(values, type=kind) if is_vector else values
         lengths = rows[_length_of(name)]
         values = rows[name][np.arange(self._hotness[name]) < lengths[:, None]]
         offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
