@@ -32,24 +32,30 @@ def encode_categorical(
     one. An id that is null or outside of the table becomes 0. Raises UserError naming the feature if the column has
     another type.
     """
-    match feature.transforms[:1]:
-        case (Hash() as hashing,):
-            ids = _hashed(feature.name, column, hashing)
-        case (Buckets(boundaries=boundaries),):
-            values = as_float64(feature.name, column)
-            ids = np.where(np.isnan(values), 0, 1 + np.searchsorted(np.array(boundaries), values, side="right"))
-        case (TimePart() as part,):
-            ids = _time_parts(feature.name, column, part)
-        case _:
-            ids = _integers(feature.name, column) if lookup is None else lookup.ids(_strings(feature.name, column))
-    unlisted = next((t for t in feature.transforms if isinstance(t, HashUnlisted)), None)
-    if unlisted is not None and lookup is not None:
-        ids = hash_unlisted(ids, _strings(feature.name, column), len(lookup), unlisted)
+    if lookup is not None:
+        ids = lookup.ids(_strings(feature.name, column))
+    else:
+        ids = _computed_ids(feature, column)
     for transform in feature.transforms:
+        if isinstance(transform, HashUnlisted) and lookup is not None:
+            ids = hash_unlisted(ids, _strings(feature.name, column), len(lookup), transform)
         if isinstance(transform, HashIds):
             ids = np.where(ids > 0, fold_ids(ids, transform.buckets), 0)
     inside: NDArray[np.int64] = np.where((ids >= 0) & (ids < feature.cardinality), ids, 0)
     return inside.astype(id_dtype(feature))
+
+
+def _computed_ids(feature: CategoricalFeature, column: pa.Array) -> NDArray[np.int64]:
+    """The (n,) ids of a feature that looks none up."""
+    match feature.transforms[:1]:
+        case (Hash() as hashing,):
+            return _hashed(feature.name, column, hashing)
+        case (Buckets(boundaries=boundaries),):
+            values = as_float64(feature.name, column)
+            return np.where(np.isnan(values), 0, 1 + np.searchsorted(np.array(boundaries), values, side="right"))
+        case (TimePart() as part,):
+            return _time_parts(feature.name, column, part)
+    return _integers(feature.name, column)
 
 
 def hash_unlisted(ids: NDArray[np.int64], texts: pa.Array, size: int, transform: HashUnlisted) -> NDArray[np.int64]:

@@ -134,7 +134,7 @@ class FeatureEncoder:
                 return pa.array(encode_numeric(feature.name, given[0], feature.transforms, *given[1:]))
             case VectorFeature():
                 return encode_vector(feature, given[0])
-            case CategoricalFeature(reads=None):
+            case CategoricalFeature() if not given:
                 return pa.array(encode_cross(feature, [encoded[name].to_numpy() for name in feature.inputs]))
             case MultiHotFeature():
                 return encode_multi_hot(feature, self._as_read(feature, given[0]), self._lookups.get(feature.name))

@@ -82,10 +82,10 @@ def _encoded_columns(tensors: dict[str, Tensor], predictor: Predictor) -> pa.Rec
 
 def _encoded_column(tensor: Tensor, feature: Feature, dtype: pa.DataType) -> pa.Array:
     is_list, is_category = pa.types.is_list(dtype), isinstance(feature, CategoricalFeature)
-    is_vector = isinstance(feature, VectorFeature)
-    _require_fitting(tensor, pa.int64() if is_category else pa.float64(), is_list or is_vector)
-    if is_vector and tensor.width != feature.size:
-        raise UserError(f"{tensor.where}: {tensor.width} values a row; the feature has {feature.size}")
+    size = feature.size if isinstance(feature, VectorFeature) else None
+    _require_fitting(tensor, pa.int64() if is_category else pa.float64(), is_list or size is not None)
+    if size is not None and tensor.width != size:
+        raise UserError(f"{tensor.where}: {tensor.width} values a row; the feature has {size}")
     python_type = int if is_category else (int, float)
     if isinstance(tensor.values, list) and any(
         isinstance(value, bool) or not isinstance(value, python_type) for value in tensor.values
@@ -99,7 +99,7 @@ def _encoded_column(tensor: Tensor, feature: Feature, dtype: pa.DataType) -> pa.
         if not (np.abs(values) <= _FLOAT32_MAX).all():  # NaN too
             raise UserError(f"{tensor.where}: encoded numbers are finite float32")
         numbers = pa.array(values.astype(np.float32))
-        return pa.FixedSizeListArray.from_arrays(numbers, feature.size) if is_vector else numbers
+        return numbers if size is None else pa.FixedSizeListArray.from_arrays(numbers, size)
     present = values >= 0 if is_list else np.ones(len(values), bool)
     if not ((values[present] >= 0) & (values[present] < feature.cardinality)).all():
         raise UserError(f"{tensor.where}: encoded ids go from 0 to {feature.cardinality - 1}")
