@@ -189,8 +189,8 @@ class KeyedTable:
         if len(self._batches) == 1 or len(rows) == 1:
             asked = np.flatnonzero(rows != UNKNOWN)
             if len(asked):
-                number = bisect_right(self._first_rows, rows[asked[0]]) - 1
-                yield self._batches[number], asked, rows[asked] - self._first_rows[number]
+                only = bisect_right(self._first_rows, rows[asked[0]]) - 1
+                yield self._batches[only], asked, rows[asked] - self._first_rows[only]
             return
         owner = np.searchsorted(self._first_rows, rows, side="right") - 1
         order = np.argsort(owner, kind="stable")

@@ -19,7 +19,7 @@ from rayrec.preprocessing import segments
 from rayrec.preprocessing.extract import extract, pieces_of
 from rayrec.preprocessing.lookups.rates import write_rates
 from rayrec.preprocessing.lookups.rows import CompletedRows, Folds
-from rayrec.preprocessing.lookups.side_tables import table_reader, write_side_table
+from rayrec.preprocessing.lookups.side_tables import write_side_table
 from rayrec.preprocessing.segments import cut_pieces, make_segments
 from rayrec.preprocessing.vocabularies import hash_ranges
 from rayrec.preprocessing.workspace import Workspace
@@ -167,7 +167,9 @@ def write(workspace: Workspace) -> WriteTable:
     def call(table: SideTable, paths: list[str], max_rejected: float = 0.0) -> dict[str, int]:
         config = CONFIGS[table.name]
         opened = open_table(list_inputs(paths), config)
-        reader = table_reader(opened, table, SCHEMA.columns, config)
+        given = [column for column in GIVEN if column.name in table.columns]
+        columns = [column.model_copy(update={"name": column.name.split("_")[1]}) for column in given]
+        reader = opened.reader([RawColumn(name=config.key, type="text"), *columns], required=[config.key])
         return write_side_table(workspace, table, config, reader, opened.files, max_rejected)
 
     return call

@@ -5,10 +5,8 @@ A job of rows calls, after its rows are parsed and split (`side_tables`, `rates`
     # tables: a SideTable for each side table
     schema = Schema(label=label, features=(), columns=columns, lookups=tables)
     for table in tables:
-        # opened = open_table(files, config) and the reader come before Spark, as they raise what the user must fix
-        config = source.tables[table.name]
-        reader = table_reader(opened, table, columns, config)
-        rejected += write_side_table(workspace, table, config, reader, files, max_rejected)
+        # reader: its key (text), which no row may lack, and its columns by their names in the files
+        bad = write_side_table(workspace, table, source.tables[table.name], reader, files, max_rejected)
 
     # rates: a Rate for each rate, whose mean is not known yet
     folds = Folds(source.rate_folds, config.seed, workspace.scratch / "rates")
