@@ -145,6 +145,8 @@ def _property(field: pa.Field, schema: Schema, rows: list[dict[str, Any]]) -> Js
     described = {"description": " ".join(texts)} if texts else {}
     examples = [row[field.name] for row in rows if field.name in row]
     types = value["type"] if isinstance(value["type"], list) else [value["type"]]
+    if any(column.name == field.name and column.separator is not None for column in schema.columns):
+        types = [*types, "string"]
     return {**value, "type": [*types, "null"], **described, "examples": examples}
 
 
@@ -190,7 +192,7 @@ def _value(dtype: pa.DataType) -> JsonSchema:
         return {"type": "number", "minimum": -_MAX, "maximum": _MAX}
     if pa.types.is_timestamp(dtype):
         return {"type": ["string", "number"], "description": "A time, as the raw data writes it."}
-    return _TEXT if pa.types.is_string(dtype) else _ID
+    return {"type": ["string", "integer"]} if pa.types.is_string(dtype) else _ID
 
 
 def _object(required: list[str] | None = None, /, **properties: JsonSchema) -> JsonSchema:
