@@ -55,7 +55,7 @@ def write_recipe(
         "preprocess:",
         *_preprocess_lines(total, roles, decisions),
         "",
-        _starting_point(model, total).rstrip(),
+        starting_point(model, total).rstrip(),
         "",
         "evaluate:",
         *_evaluate_lines(total, roles, decisions),
@@ -170,7 +170,7 @@ def _preprocess_lines(total: int, roles: Roles, decisions: Sequence[Decision]) -
     return lines
 
 
-def _starting_point(model: str, total: int) -> str:
+def starting_point(model: str, total: int) -> str:
     """The sections of a model for about so many rows, as its package has them."""
     points = MODELS.texts(model, ".yaml", STARTING_POINTS)
     digits = {name: re.sub(r"\D", "", name) for name in points}

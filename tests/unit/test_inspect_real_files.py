@@ -116,10 +116,10 @@ def test_models_can_begin_so(model: str, rows: int) -> None:
     """The sections that a model's package has for tables of so many rows are valid, and the model can be built."""
     import yaml
 
-    from rayrec.inspection.recipe_text import _starting_point
+    from rayrec.inspection.recipe_text import starting_point
     from rayrec.sources.criteo.config import CONFIG
 
-    recipe = Recipe.model_validate({"name": "x", "source": CONFIG(), **yaml.safe_load(_starting_point(model, rows))})
+    recipe = Recipe.model_validate({"name": "x", "source": CONFIG(), **yaml.safe_load(starting_point(model, rows))})
     assert build_model(recipe.model, make_schema(multi_hot=1), device="meta").tables
 
 
