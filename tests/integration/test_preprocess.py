@@ -19,6 +19,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import extract, segments
 from rayrec.preprocessing.segments import new_parquet
 from rayrec.preprocessing.spark_tasks import run_tasks, user_errors
+from rayrec.sources.criteo.config import CriteoSourceConfig
 from rayrec.sources.registry import preprocessing
 from tests.builders import make_recipe
 
@@ -27,14 +28,17 @@ CATEGORICAL = [f"C{i}" for i in range(1, 27)]
 COLUMNS = ["label", *NUMERIC, *CATEGORICAL]
 Inputs = Mapping[str | None, Sequence[str]]
 Run = Callable[..., Dataset]
+AS_THEY_ARE = [{"columns": "I*", "kind": "numeric"}, {"columns": "C*", "kind": "categorical"}]
+"""Rules without logarithms."""
 
 
 @pytest.fixture
 def run(spark: Any, tmp_path: Path) -> Run:
     """Preprocess into a new folder."""
 
-    def call(inputs: Inputs, name: str = "dataset", **config: Any) -> Dataset:
-        recipe = make_recipe(preprocess={"kind": "rows", **config})
+    def call(inputs: Inputs, name: str = "dataset", rules: Any = None, **config: Any) -> Dataset:
+        source = CriteoSourceConfig() if rules is None else CriteoSourceConfig(features=rules)
+        recipe = make_recipe(source=source, preprocess={"kind": "rows", **config})
         preprocessing(recipe, inputs, tmp_path / name).run(spark)
         return Dataset.open(tmp_path / name)
 
@@ -97,9 +101,14 @@ RULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "one limit": ({"frequency_limit": 3}, {"limit": lambda _: 3}),
     "limits by column, capped, no log": (
         {
-            "frequency_limit": {"default": 2, "C3": 1, "C20": 1000},
+            "frequency_limit": 2,
+            "rules": [
+                {"columns": "I*", "kind": "numeric"},
+                {"columns": "C3", "kind": "categorical", "min_count": 1},
+                {"columns": "C20", "kind": "categorical", "min_count": 1000},
+                {"columns": "C*", "kind": "categorical"},
+            ],
             "max_table_size": 100,
-            "numeric_log": False,
         },
         {"limit": lambda c: {"C3": 1, "C20": 1000}.get(c, 2), "log": False, "table_size": 100},
     ),
@@ -115,7 +124,7 @@ def test_real_rows_equal_pandas_cell_by_cell(case: str, run: Run, real: Inputs) 
     assert {split: len(frame) for split, frame in raw.items()} == {"train": 7200, "test": 409}
     for split, frame in raw.items():
         expected = encode_by_pandas(frame, raw["train"], **arguments)
-        found = read_split(dataset, split)
+        found = read_split(dataset, split)[expected.columns]
         pd.testing.assert_frame_equal(found, expected, check_exact=True)
         assert dataset.manifest.splits[split].positives == expected["label"].sum()
         types = pq.read_schema(dataset.folder / dataset.manifest.splits[split].parts[0].path).types
@@ -211,7 +220,7 @@ def line(day: int, number: int) -> str:
 BAD_LINES = {
     "wrong column count": b"1\t2\t3",
     "label other than 0 or 1": b"2" + line(0, 0).encode()[1:],
-    "not an integer": line(0, 0).replace("\t5\t", "\t5.5\t", 1).encode(),
+    "not a number": line(0, 0).replace("\t5\t", "\t5,5\t", 1).encode(),
     "invalid UTF-8": line(0, 0).encode()[:-1] + b"\xff",
 }
 
@@ -247,7 +256,7 @@ def test_days(run: Run, days: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         {None: [str(days)]},
         split={"kind": "day", "held_out_day": 3},
         order="day_random",
-        numeric_log=False,
+        rules=AS_THEY_ARE,
         max_rejected_fraction=0.1,
     )
     # 203 lines, bad ones counted: the first 102 are test.
@@ -272,7 +281,7 @@ def test_fractions_in_the_order_of_the_files(run: Run, days: Path) -> None:
         {None: [str(days / "day_1"), str(days / "day_0")]},
         split={"kind": "fraction", "validation": 0.1, "test": 0.2},
         order="input",
-        numeric_log=False,
+        rules=AS_THEY_ARE,
     )
     # Days tell the order, whatever that of the command line.
     expected = [(0, n) for n in range(1, 201)] + [(1, n) for n in range(1, 202)]
@@ -282,7 +291,7 @@ def test_fractions_in_the_order_of_the_files(run: Run, days: Path) -> None:
 
 
 def test_hash_puts_a_row_into_the_same_split_whatever_the_files(run: Run, days: Path) -> None:
-    config = {"split": {"kind": "hash", "validation": 0.2, "test": 0.3}, "numeric_log": False, "order": "input"}
+    config = {"split": {"kind": "hash", "validation": 0.2, "test": 0.3}, "rules": AS_THEY_ARE, "order": "input"}
     both = run({None: [str(days / "day_0"), str(days / "day_1")]}, "both", **config)
     alone = run({None: [str(days / "day_1")]}, "alone", **config)
     reseeded = run({None: [str(days / "day_1")]}, "reseeded", seed=1, **config)
@@ -332,10 +341,10 @@ def test_damaged_gzip_is_named(run: Run, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["rows.gz"]
 
 
-def test_one_row(run: Run, tmp_path: Path) -> None:
-    path = write(tmp_path, "row.tsv", line(0, 1))
+def test_two_rows(run: Run, tmp_path: Path) -> None:
+    path = write(tmp_path, "rows.tsv", f"{line(0, 1)}\n{line(0, 2)}")
     dataset = run({None: [str(path)]}, split={"kind": "fraction", "test": 0.0}, frequency_limit=0)
-    assert {name: split.rows for name, split in dataset.manifest.splits.items()} == {"train": 1}
+    assert {name: split.rows for name, split in dataset.manifest.splits.items()} == {"train": 2}
 
 
 def test_full_disk_in_a_task_is_a_users_error(spark: Any) -> None:
