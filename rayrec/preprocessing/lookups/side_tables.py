@@ -9,7 +9,7 @@ from rayrec.common.errors import UserError
 from rayrec.config.table import SideTableConfig
 from rayrec.features.keyed_table import hash_texts
 from rayrec.features.lookups import KEY, KEY_FIELDS, folder_name, lookup_folder
-from rayrec.features.schema import STATISTICS_FOLDER, SideTable
+from rayrec.features.schema import STATISTICS_FOLDER, RawColumn, SideTable
 from rayrec.preprocessing.extract import extract_tables, pieces_of
 from rayrec.preprocessing.row_files import frame_of_rows
 from rayrec.preprocessing.segments import Segment, count_rows, make_segments, read_piece
@@ -17,6 +17,23 @@ from rayrec.preprocessing.vocabularies.hash_ranges import write_table
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RowReader
 from rayrec.raw.files import InputFile
+from rayrec.raw.table import TableFiles, TableReader
+
+
+def table_reader(
+    files: TableFiles, table: SideTable, columns: Sequence[RawColumn], config: SideTableConfig
+) -> TableReader:
+    """The reader of a side table's key and columns; a row without a key is bad.
+
+    `columns`: those of the schema, of which the table's are read. Raises UserError as `TableFiles.reader`.
+    """
+    given = {column.name: column for column in columns}
+    read = [given[name].model_copy(update={"name": _raw_name(table, name)}) for name in table.columns]
+    return files.reader([RawColumn(name=config.key, type="text"), *read], required=(config.key,))
+
+
+def _raw_name(table: SideTable, column: str) -> str:
+    return column.removeprefix(f"{table.name}_")
 
 
 def write_side_table(
@@ -38,7 +55,7 @@ def write_side_table(
     scratch.mkdir(parents=True)
     chunks, rejected = extract_tables(workspace, {name: (reader, files)}, scratch, max_rejected)
     segments = make_segments(pieces_of(chunks[name]))
-    raw_names = [config.key, *(column.removeprefix(f"{table.name}_") for column in table.columns)]
+    raw_names = [config.key, *(_raw_name(table, column) for column in table.columns)]
     types = dict(zip(reader.schema.names, reader.schema.types, strict=True))
     schema = pa.schema([*KEY_FIELDS, *((c, types[raw]) for c, raw in zip(table.columns, raw_names[1:], strict=True))])
     # Spark would take a dot or a space in a name for syntax.

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -39,21 +40,20 @@ def fit_numbers(
     """The transforms of numbers, by name, fitted to the rows of `segments`."""
     done: dict[str, tuple[NumericTransform, ...]] = {number.name: () for number in numbers}
     while True:
-        pending = []
+        pending: list[tuple[Number, Fit]] = []
         for number in numbers:
             steps = done[number.name]
             for step in number.steps[len(steps) :]:
                 if isinstance(step, Fit):
-                    pending.append(Number(number.name, number.inputs, (*steps, step)))
+                    pending.append((Number(number.name, number.inputs, steps), step))
                     break
                 steps = (*steps, step)
             done[number.name] = steps
         if not pending:
             return done
-        before = [Number(number.name, number.inputs, number.steps[:-1]) for number in pending]
-        summaries = summarize(workspace, "fit numbers", read, segments, before)
-        for number in pending:
-            done[number.name] = (*done[number.name], fitted(number.steps[-1], summaries.get(number.name)))
+        summaries = summarize(workspace, "fit numbers", read, segments, [number for number, _ in pending])
+        for number, fit in pending:
+            done[number.name] = (*done[number.name], fitted(fit, summaries.get(number.name)))
 
 
 def summarize(
@@ -91,7 +91,8 @@ def _values(number: Number, batch: pa.RecordBatch) -> NDArray[np.float64]:
         column = column.flatten()
     if pa.types.is_timestamp(column.type) and not number.steps:
         column = column.cast(pa.int64())
-    return transformed(number.name, column, number.steps, *(batch[name] for name in number.inputs[1:]))
+    steps = cast(tuple[NumericTransform, ...], number.steps)
+    return transformed(number.name, column, steps, *(batch[name] for name in number.inputs[1:]))
 
 
 def _summarize_segment(

@@ -328,7 +328,7 @@ class _Planner:
             case TimestampRule():
                 self._want(RawColumn(name=column, type="time", time_format=rule.format, zone=rule.zone), where)
                 for part in rule.derive:
-                    inputs = (column,)
+                    inputs: tuple[str, ...] = (column,)
                     if part == "age":
                         if self.config.time is None:
                             _fail(f"{where}.derive", "'age' is counted to the time of the row; add source.time")
@@ -394,10 +394,10 @@ class _Planner:
                 self.wanted[column.name] = (one, key)
                 return
         if before != column:
-            mine, other = _described(column, before), _described(before, column)
+            mine, theirs = _described(column, before), _described(before, column)
             _fail(
                 where,
-                f"column '{column.name}' would be read as {mine} here and as {other} in {place}; a column is read in "
+                f"column '{column.name}' would be read as {mine} here and as {theirs} in {place}; a column is read in "
                 "one way, so change one of them",
             )
 
