@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.files import new_file
-from rayrec.config.transforms import NumericTransform
+from rayrec.config.table import FitFill
+from rayrec.config.transforms import Fill, NumericTransform
 from rayrec.features.numeric import transformed
 from rayrec.preprocessing.numbers.summary import Fit, Summary, fitted
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
@@ -26,40 +26,54 @@ Summaries = dict[str, Summary]
 
 @dataclass(frozen=True)
 class Number:
-    """A number of each row, and transforms of which some are to be fitted, each to what those before it give."""
+    """A number of each row."""
 
     name: str
     inputs: tuple[str, ...]
     """The raw columns that it is computed from; of lists every value counts."""
-    steps: tuple[Fit | NumericTransform, ...] = ()
+    transforms: tuple[NumericTransform, ...] = ()
+
+
+@dataclass(frozen=True)
+class UnfittedNumber:
+    """A number of each row with transforms of which some are to be fitted, each to what those before it give."""
+
+    name: str
+    inputs: tuple[str, ...]
+    steps: tuple[Fit | NumericTransform, ...]
 
 
 def fit_numbers(
-    workspace: Workspace, read: ReadRows, segments: Sequence[Segment], numbers: Sequence[Number]
+    workspace: Workspace, read: ReadRows, segments: Sequence[Segment], numbers: Sequence[UnfittedNumber]
 ) -> dict[str, tuple[NumericTransform, ...]]:
     """The transforms of numbers, by name, fitted to the rows of `segments`."""
     done: dict[str, tuple[NumericTransform, ...]] = {number.name: () for number in numbers}
     while True:
-        pending: list[tuple[Number, Fit]] = []
+        pending: dict[str, tuple[Number, Fit]] = {}
         for number in numbers:
-            steps = done[number.name]
-            for step in number.steps[len(steps) :]:
+            transforms = done[number.name]
+            for step in map(_as_transform, number.steps[len(transforms) :]):
                 if isinstance(step, Fit):
-                    pending.append((Number(number.name, number.inputs, steps), step))
+                    pending[number.name] = (Number(number.name, number.inputs, transforms), step)
                     break
-                steps = (*steps, step)
-            done[number.name] = steps
+                transforms = (*transforms, step)
+            done[number.name] = transforms
         if not pending:
             return done
-        summaries = summarize(workspace, "fit numbers", read, segments, [number for number, _ in pending])
-        for number, fit in pending:
-            done[number.name] = (*done[number.name], fitted(fit, summaries.get(number.name)))
+        summaries = summarize(workspace, "fit numbers", read, segments, [before for before, _ in pending.values()])
+        for name, (_, fit) in pending.items():
+            done[name] = (*done[name], fitted(fit, summaries.get(name)))
+
+
+def _as_transform(step: Fit | NumericTransform) -> Fit | NumericTransform:
+    """`step`, or the transform that it is if nothing has to be known of the rows."""
+    return Fill(value=step.value) if isinstance(step, FitFill) and not isinstance(step.value, str) else step
 
 
 def summarize(
     workspace: Workspace, stage: str, read: ReadRows, segments: Sequence[Segment], numbers: Sequence[Number]
 ) -> Summaries:
-    """What is known of numbers, whose steps are all fitted, in the rows of `segments`."""
+    """What is known of numbers in the rows of `segments`."""
     folder = workspace.scratch / "numbers"
     with counted_rows(workspace.spark, workspace.progress, stage, count_rows(segments)) as counter:
         first = partial(_summarize_segment, read=read, numbers=numbers, folder=folder, counter=counter)
@@ -89,10 +103,9 @@ def _values(number: Number, batch: pa.RecordBatch) -> NDArray[np.float64]:
     column = batch[number.inputs[0]]
     if pa.types.is_list(column.type):
         column = column.flatten()
-    if pa.types.is_timestamp(column.type) and not number.steps:
+    if pa.types.is_timestamp(column.type) and not number.transforms:
         column = column.cast(pa.int64())
-    steps = cast(tuple[NumericTransform, ...], number.steps)
-    return transformed(number.name, column, steps, *(batch[name] for name in number.inputs[1:]))
+    return transformed(number.name, column, number.transforms, *(batch[name] for name in number.inputs[1:]))
 
 
 def _summarize_segment(

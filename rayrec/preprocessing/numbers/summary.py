@@ -116,8 +116,6 @@ def fitted(fit: Fit, summary: Summary | None) -> NumericTransform:
     summary = summary or Summary.of(np.zeros(1))
     assert summary is not None
     match fit:
-        case FitFill(value=float(value)):
-            return Fill(value=value)
         case FitFill(value="mean"):
             return Fill(value=summary.mean_and_deviation()[0])
         case FitFill():

@@ -394,11 +394,10 @@ class _Planner:
                 self.wanted[column.name] = (one, key)
                 return
         if before != column:
-            mine, theirs = _described(column, before), _described(before, column)
             _fail(
                 where,
-                f"column '{column.name}' would be read as {mine} here and as {theirs} in {place}; a column is read in "
-                "one way, so change one of them",
+                f"column '{column.name}' would be read as {_described(column, before)} here and as "
+                f"{_described(before, column)} in {place}; a column is read in one way, so change one of them",
             )
 
     def _plan_rates(self) -> tuple[Rate, ...]:

@@ -20,7 +20,7 @@ from rayrec.config.transforms import (
     Vocabulary,
 )
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
-from rayrec.preprocessing.numbers.fit import Number, Summaries, fit_numbers, summarize
+from rayrec.preprocessing.numbers.fit import Number, Summaries, UnfittedNumber, fit_numbers, summarize
 from rayrec.preprocessing.numbers.summary import Summary
 from rayrec.preprocessing.rows.columns import ColumnPlan, PlannedFeature
 from rayrec.preprocessing.segments import ReadRows, Segment
@@ -56,7 +56,7 @@ def fit_features(
             f"source.label: column '{plan.label}' is {label.least:g} in all {label.rows:,} rows of train, so there is "
             "nothing to learn; give rows of both kinds, or change preprocess.split"
         )
-    numbers = [Number(f.name, f.inputs, f.steps) for f in plan.features if f.steps is not None]
+    numbers = [UnfittedNumber(f.name, f.inputs, f.steps) for f in plan.features if f.steps is not None]
     fits = Fits(
         fit_numbers(workspace, read, train, numbers),
         fit_vocabularies(workspace, read, train, listings(plan.features, config)),

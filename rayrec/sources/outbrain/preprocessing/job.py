@@ -17,7 +17,7 @@ from rayrec.features.lookups import RATES_FOLDER
 from rayrec.features.schema import STATISTICS_FOLDER, NumericFeature, Schema
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.lookups.counts import write_totals
-from rayrec.preprocessing.numbers.fit import Number, fit_numbers
+from rayrec.preprocessing.numbers.fit import UnfittedNumber, fit_numbers
 from rayrec.preprocessing.segments import read_segment
 from rayrec.preprocessing.spark_tasks import reclaim_shuffles
 from rayrec.preprocessing.vocabularies.long import LongVocabularies
@@ -158,7 +158,7 @@ class _Run:
         definitions, train = features_of(self._config.feature_set), features.splits["train"].segments()
 
         def fit(_: Path) -> Schema:
-            numbers = [Number(d.name, (d.name,), d.steps) for d in definitions if isinstance(d, Numeric)]
+            numbers = [UnfittedNumber(d.name, (d.name,), d.steps) for d in definitions if isinstance(d, Numeric)]
             fitted = fit_numbers(self._workspace, read_segment, train, numbers)
             features = tuple(
                 NumericFeature(name=d.name, transforms=fitted[d.name]) if isinstance(d, Numeric) else d.feature
