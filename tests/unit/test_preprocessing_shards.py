@@ -84,6 +84,14 @@ def test_packed_rows_come_back() -> None:
     assert packing.unpack(packed.slice(300, 20)).equals(rows(305, 20))
 
 
+def test_packed_vectors_come_back() -> None:
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(15, dtype=np.float32)), 3)
+    batch = pa.RecordBatch.from_arrays([pa.array(range(5)), vectors], names=["n", "vector"])
+    packing = RowPacking(batch.schema, {})
+    assert packing.unpack(packing.pack(batch)).equals(batch)
+    assert packing.unpack(packing.pack(batch.slice(1, 3)).slice(1, 2)).equals(batch.slice(2, 2))
+
+
 def test_packed_lists_come_back() -> None:
     lists = pa.array([[], [1, 2, 3], [4], [], [0, 0]], pa.list_(pa.int32()))
     batch = pa.RecordBatch.from_arrays([lists, pa.array(range(5))], names=["values", "n"])

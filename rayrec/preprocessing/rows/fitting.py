@@ -62,12 +62,14 @@ def fit_features(
         fit_vocabularies(workspace, read, train, listings(plan.features, config)),
         values,
     )
-    if fits.vocabularies and not any(vocabulary.size for vocabulary in fits.vocabularies.values()):
+    features = build_features(plan.features, config, fits)
+    categorical = [feature for feature in features if isinstance(feature, CategoricalFeature)]
+    if categorical and all(feature.cardinality == 1 for feature in categorical):
         raise UserError(
             f"preprocess.frequency_limit: no value of a categorical column occurs {config.frequency_limit} times in "
             "train, so that none would be listed; lower it, or give the rules a min_count"
         )
-    return build_features(plan.features, config, fits)
+    return features
 
 
 def listings(features: Sequence[PlannedFeature], config: RowsPreprocessConfig) -> dict[str, Listing]:
