@@ -386,10 +386,10 @@ REQUESTS = [
         "row 0, 'I1': the string 'three'; needs a number, or null if it is missing",
     ),
     BadRequest(
-        "number where a category belongs",
-        _instances({"C1": 7}),
+        "fraction where a category belongs",
+        _instances({"C1": 7.5}),
         422,
-        "row 0, 'C1': the number 7; needs a string (write \"7\"), or null if it is missing",
+        "row 0, 'C1': the number 7.5; needs a string (write \"7.5\"), or null if it is missing",
     ),
     BadRequest(
         "the label sent along", _instances({"label": 1, "I1": 3}), 422,

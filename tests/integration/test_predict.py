@@ -47,7 +47,7 @@ def test_raw_files(ray_cluster: str, predictor: Predictor, tmp_path: Path, monke
     lines = [_line(predictor.schema, row, int(label)) for row, label in zip(rows, labels, strict=True)]
     # Lines (from 1) of the first file that cannot be used.
     bad = {1: ("2" + lines[0][1:], "label other than 0 or 1"), 300: ("1\t2", "wrong column count")}
-    bad[500] = (lines[0].replace("\t", "\tx", 1), "not an integer")
+    bad[500] = (lines[0].replace("\t", "\tx", 1), "not a number")
     first = lines[:600]
     for line in sorted(bad):
         first.insert(line - 1, bad[line][0])

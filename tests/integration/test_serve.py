@@ -255,7 +255,7 @@ BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
     "no instances": ("POST", PREDICT, b'{"instances": []}', 422, "instances: empty"),
     "unknown feature": ("POST", PREDICT, b'{"C11": "a"}', 422, "row 0: unknown feature 'C11'; did you mean 'C1'?"),
     "string for number": ("POST", PREDICT, b'{"I1": "3"}', 422, "row 0, 'I1': the string '3'; needs a number"),
-    "number for string": ("POST", PREDICT, b'{"C1": 5}', 422, "row 0, 'C1': the number 5; needs a string"),
+    "fraction for string": ("POST", PREDICT, b'{"C1": 5.5}', 422, "row 0, 'C1': the number 5.5; needs a string"),
     "boolean": ("POST", PREDICT, b'{"I1": true}', 422, "row 0, 'I1': true (a boolean)"),
     "string for list": ("POST", PREDICT, b'{"M1": "a"}', 422, "row 0, 'M1': the string 'a'; needs a list"),
     "huge number": ("POST", PREDICT, b'{"I1": 1e39}', 422, "row 0, 'I1': the number 1e+39 is out of range"),
