@@ -193,7 +193,7 @@ def rayrec_aucs(table: Table, rows: pd.DataFrame, spark: "SparkSession", folder:
         recipe = rayrec.load_recipe(
             fold / "recipe.yaml", {"preprocess.split": {"kind": "files"}, "train.precision": "fp32"}
         )
-        inputs = {split: [str(fold / f"{split}.csv")] for split in parts}
+        inputs: dict[str | None, list[str]] = {split: [str(fold / f"{split}.csv")] for split in parts}
         preprocessing(recipe, inputs, fold / "dataset").run(spark)
         run = train_in_process(recipe, Dataset.open(fold / "dataset"), fold / "run")
         best = json.loads((run.path / METRICS_FILE).read_text())
