@@ -99,10 +99,10 @@ def make_rows(schema: Schema, rows: int, seed: int) -> pa.Table:
         columns[number.name] = pa.array(values)
         if index == 0:
             score += values
-    for feature in schema.dense:
-        if isinstance(feature, VectorFeature):
-            numbers = rng.standard_normal(rows * feature.size).astype(np.float32)
-            columns[feature.name] = pa.FixedSizeListArray.from_arrays(pa.array(numbers), feature.size)
+    for dense in schema.dense:
+        if isinstance(dense, VectorFeature):
+            numbers = rng.standard_normal(rows * dense.size).astype(np.float32)
+            columns[dense.name] = pa.FixedSizeListArray.from_arrays(pa.array(numbers), dense.size)
     one_hot_seen = False
     for feature in schema.categorical:
         if isinstance(feature, MultiHotFeature):
