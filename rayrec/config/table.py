@@ -3,6 +3,7 @@
 Columns are matched by the rules of `features`, in order; the first rule that names a column or matches it decides.
 """
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, model_validator
@@ -158,7 +159,7 @@ class CrossRule(Config):
     """Names of features."""
     buckets: Annotated[int, Field(ge=2)] = 100_000
     name: str | None = None
-    """By default the names joined by `_x_`."""
+    """The name of the feature; None joins the names of the others by `_x_`."""
 
 
 class VectorRule(_Rule):
@@ -199,6 +200,11 @@ class TimeColumn(Config):
     zone: Zone = "UTC"
 
 
+def matches(name: str, pattern: str) -> bool:
+    """Whether a column's name is `pattern`, or what its `*` and `?` stand for; brackets are characters."""
+    return name == pattern or fnmatchcase(name, pattern.replace("[", "[[]"))
+
+
 class FileFormat(Config):
     """How files hold rows."""
 
@@ -206,7 +212,8 @@ class FileFormat(Config):
     """`auto` recognises it by the name: .parquet, .jsonl, .ndjson, .json; all else is delimited text. Text may be
     packed by gzip or zstd."""
     separator: str | None = Field(None, pattern=r"^[\x00-\x7f]$")
-    """Of delimited text, one ASCII character; None takes a tab if the first line has one, otherwise a comma."""
+    """What separates fields of delimited text, one ASCII character; None takes a tab if the first line has one,
+    otherwise a comma."""
     quote: bool = True
     """Whether double quotes enclose fields of delimited text; otherwise they are characters as others."""
     header: tuple[str, ...] | None = None
@@ -227,7 +234,7 @@ class SideTableConfig(FileFormat):
     path: str
     """File, folder, glob or URI."""
     key: str
-    """Its column that is unique in it; rows of the log have the value in `on`."""
+    """The column whose values are unique in the side table; rows of the log have the value in `on`."""
     on: str | None = None
     """The column of the log; None has the name of `key`."""
 
@@ -263,3 +270,17 @@ class TableSourceConfig(SourceConfig, FileFormat):
     """Side tables by name."""
     rates: tuple[RateConfig, ...] = ()
     rate_folds: Annotated[int, Field(ge=2)] = 5
+
+    @property
+    def label_column(self) -> str:
+        """The name of the column of the label."""
+        return self.label.column if isinstance(self.label, LabelCondition) else self.label
+
+    @property
+    def time_column(self) -> str | None:
+        """The name of the column of the rows' times."""
+        return self.time.column if isinstance(self.time, TimeColumn) else self.time
+
+    def is_ignored(self, name: str) -> bool:
+        """Whether a column is in `ignore`."""
+        return any(matches(name, pattern) for pattern in self.ignore)

@@ -53,7 +53,7 @@ class Lookups:
         columns that are wanted; None looks up all. Raises UserError if a table is damaged.
         """
         self._types = {column.name: column.arrow for column in schema.columns}
-        wanted = {name for lookup in schema.lookups for name in lookup.columns} if columns is None else set(columns)
+        wanted = set(schema.looked_up if columns is None else columns)
         self._lookups: list[tuple[SideTable | Rate, tuple[str, ...], KeyedTable]] = []
         for lookup in reversed(schema.lookups):
             names = tuple(name for name in lookup.columns if name in wanted)

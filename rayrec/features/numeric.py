@@ -95,7 +95,10 @@ def _clipped(values: NDArray[np.float64], low: float | None, high: float | None)
 
 
 def _shares_below(values: NDArray[np.float64], boundaries: NDArray[np.float64]) -> NDArray[np.float64]:
-    """As `np.interp` of equal shares at the boundaries; at a boundary that occurs several times, the lowest share."""
+    """The shares that `np.interp` gives between equal ones at the boundaries.
+
+    A boundary that occurs several times has the lowest of its shares.
+    """
     last = len(boundaries) - 1
     above = np.searchsorted(boundaries, values)  # the first boundary that is not below the value
     inside = (above > 0) & (above <= last)

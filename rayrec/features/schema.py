@@ -348,6 +348,16 @@ class Schema(Config):
         return self.columns or tuple(RawColumn(name=f.name, type=f.reads) for f in self.features if f.reads is not None)
 
     @property
+    def looked_up(self) -> frozenset[str]:
+        """The names of the raw columns that look-ups give."""
+        return frozenset(name for lookup in self.lookups for name in lookup.columns)
+
+    @property
+    def given_columns(self) -> tuple[RawColumn, ...]:
+        """The raw columns that rows of files bring themselves."""
+        return tuple(column for column in self.raw_columns if column.name not in self.looked_up)
+
+    @property
     def numeric(self) -> tuple[NumericFeature, ...]:
         return tuple(f for f in self.features if isinstance(f, NumericFeature))
 

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.config.table import LabelCondition, TableSourceConfig, TimeColumn
+from rayrec.config.table import TableSourceConfig
 from rayrec.config.transforms import Vocabulary
 from rayrec.evaluation.stability import stability_index
 from rayrec.features.encoder import FeatureEncoder
@@ -94,10 +93,9 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
     sample = sample_rows(list_inputs(paths), config, rows, seed).rows
     if not sample.num_rows:
         raise UserError(f"{paths[0]}: no rows; give files with rows")
-    label = config.label if _label_column(config) in sample.column_names else None
+    label = config.label if config.label_column in sample.column_names else None
     schema = dataset.schema
-    looked_up = {name for lookup in schema.lookups for name in lookup.columns}
-    columns = tuple(column for column in schema.raw_columns if column.name not in looked_up)
+    columns = schema.given_columns
     missing = [column.name for column in columns if column.name not in sample.column_names]
     cells = Cells(
         {name: column.combine_chunks() for name, column in zip(sample.column_names, sample.columns, strict=True)},
@@ -118,21 +116,16 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
         if not set(missing).intersection(feature.columns)
     ]
     if label is not None:
-        features.insert(0, _label_drift(_label_column(config), parsed.rows.column(0), dataset))
+        features.insert(0, _label_drift(config.label_column, parsed.rows.column(0), dataset))
     known = {*raw.schema.names, *_roles(config)}
     unknown = (name for name in sample.column_names if name not in known)
-    new = tuple(name for name in unknown if not any(fnmatchcase(name, pattern) for pattern in config.ignore))
+    new = tuple(name for name in unknown if not config.is_ignored(name))
     return Drift(sample.num_rows, tuple(features), tuple(problems), new)
-
-
-def _label_column(config: TableSourceConfig) -> str:
-    return config.label.column if isinstance(config.label, LabelCondition) else config.label
 
 
 def _roles(config: TableSourceConfig) -> set[str | None]:
     """The columns that say something of a row beside its features."""
-    time = config.time.column if isinstance(config.time, TimeColumn) else config.time
-    return {config.weight, config.group, config.candidate, time, _label_column(config)}
+    return {config.weight, config.group, config.candidate, config.time_column, config.label_column}
 
 
 def _unreadable(parsed: ParsedLines, columns: Mapping[str, RawColumn], rows: int) -> list[str]:

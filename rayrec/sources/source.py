@@ -12,7 +12,6 @@ from rayrec.config import SourceConfig
 from rayrec.config.table import TableSourceConfig
 from rayrec.features.schema import Schema
 from rayrec.preprocessing.pipeline import PreprocessingJob
-from rayrec.preprocessing.rows.columns import label_column
 from rayrec.preprocessing.rows.job import RowsJob
 from rayrec.raw.blocks import ExampleReader
 from rayrec.raw.files import InputFile
@@ -96,10 +95,8 @@ class TableSource(Source):
 
     def reader(self, config: SourceConfig, schema: Schema, files: Sequence[InputFile]) -> ExampleReader:
         assert isinstance(config, TableSourceConfig)
-        table = open_table(files, config, optional=(label_column(config),))
-        looked_up = {name for lookup in schema.lookups for name in lookup.columns}
-        columns = [column for column in schema.raw_columns if column.name not in looked_up]
-        return table.reader(columns, config.label)
+        table = open_table(files, config, optional=(config.label_column,))
+        return table.reader(schema.given_columns, config.label)
 
     def candidate(self, model: "Predictor") -> str | None:
         config = model.recipe.source

@@ -93,10 +93,9 @@ def example_rows(schema: Schema, columns: pa.Schema, folder: Path) -> list[dict[
     `columns` are the raw columns of the schema (`RawRows.columns`); those that the model looks up are left out.
     """
     rows: list[dict[str, Any]] = [{} for _ in range(_ROWS)]
-    looked_up = {name for lookup in schema.lookups for name in lookup.columns}
     times = {column.name: column.time_format for column in schema.columns}
     for field in columns:
-        if field.name in looked_up:
+        if field.name in schema.looked_up:
             continue
         readers = [feature for feature in schema.features if field.name in feature.columns]
         is_list = pa.types.is_list(field.type)

@@ -36,7 +36,7 @@ class CompletedRows:
     """Reads rows and looks up what they lack."""
 
     schema: Schema
-    """Its columns and look-ups; features play no part."""
+    """The schema whose columns and look-ups are read; its features play no part."""
     dataset: Path
     """Folder that holds the tables in `statistics/`."""
     folds: Folds | None = None

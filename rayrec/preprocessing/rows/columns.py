@@ -6,7 +6,6 @@ Everything that is wrong with the columns is found here, before Spark starts.
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Literal, NoReturn
 
 from rayrec.common.errors import ConfigError
@@ -16,7 +15,6 @@ from rayrec.config.table import (
     CategoricalRule,
     CrossRule,
     FitStandardize,
-    LabelCondition,
     ListRule,
     NumericRule,
     NumericStep,
@@ -25,6 +23,7 @@ from rayrec.config.table import (
     TimeColumn,
     TimestampRule,
     VectorRule,
+    matches,
 )
 from rayrec.config.transforms import Elapsed
 from rayrec.features.schema import Rate, RawColumn, SideTable
@@ -84,9 +83,9 @@ class KeptColumn:
 
     role: Literal["weight", "group", "candidate"]
     column: str
-    """Its name in the files."""
+    """The name of the column in the files."""
     name: str
-    """Its name in the dataset, which no raw column and no feature has."""
+    """The name of the column in the dataset, which no raw column and no feature has."""
 
 
 @dataclass(frozen=True)
@@ -101,18 +100,13 @@ class ColumnPlan:
     rates: tuple[Rate, ...]
     """The mean that they state is not known yet."""
     features: tuple[PlannedFeature, ...]
-    """In the order of the schema: crosses are last."""
+    """The features in the order of the schema: crosses are last."""
     label: str
     """The column of the label."""
     time: str | None
     """The column of the rows' times."""
     kept: tuple[KeptColumn, ...]
     """The columns that the dataset has beside label and features."""
-
-
-def label_column(config: TableSourceConfig) -> str:
-    """The name of the column of the label."""
-    return config.label.column if isinstance(config.label, LabelCondition) else config.label
 
 
 def rate_column(keys: Iterable[str]) -> str:
@@ -146,10 +140,10 @@ class _Planner:
         config = self.config
         self.available = self._all_columns()
         roles, keys = self._roles(), self._keys()
-        label = label_column(config)
+        label = config.label_column
         taken = self._match_rules({label, *roles.values()}, label)
         used = {*taken, label, *roles.values(), *keys}
-        if unmatched := [name for name in self.available if name not in used and not self._is_ignored(name)]:
+        if unmatched := [name for name in self.available if name not in used and not self.config.is_ignored(name)]:
             more = f" (and {len(unmatched) - 1} more: {', '.join(unmatched[1:6])})" if len(unmatched) > 1 else ""
             _fail(
                 "source.features",
@@ -202,7 +196,7 @@ class _Planner:
     def _roles(self) -> dict[str, str]:
         """The columns with a role beside the label's."""
         config, split = self.config, self.split
-        time = config.time.column if isinstance(config.time, TimeColumn) else config.time
+        time = config.time_column
         roles = {"weight": config.weight, "group": config.group, "candidate": config.candidate, "time": time}
         places = {role: f"source.{role}" for role in roles} | {"split": "preprocess.split.column"}
         match split:
@@ -211,7 +205,7 @@ class _Planner:
             case ColumnSplitConfig() | HashSplitConfig():
                 roles["split"] = split.column
         given = {role: name for role, name in roles.items() if name is not None}
-        label = label_column(config)
+        label = config.label_column
         self._known("source.label", label)
         for role, name in given.items():
             self._known(places[role], name)
@@ -234,7 +228,7 @@ class _Planner:
                     self._unknown(where, key, self.available)
                 found[key] = where
         for name, where in found.items():
-            if name == label_column(config):
+            if name == self.config.label_column:
                 _fail(where, f"column '{name}' is the label; name another column")
         return found
 
@@ -253,9 +247,6 @@ class _Planner:
 
     def _unknown(self, where: str, name: str, known: Iterable[str]) -> NoReturn:
         _fail(where, f"the files have no column '{name}'; {_nearest(name, known, 'they have')}")
-
-    def _is_ignored(self, name: str) -> bool:
-        return any(_matches(name, pattern) for pattern in self.config.ignore)
 
     # --- rules
 
@@ -298,7 +289,7 @@ class _Planner:
                     else:
                         fix = "put this rule before it"
                     _fail(where, f"column '{entry}' is matched by source.features.{matched[entry]}, too; {fix}")
-                if rule.name is None and self._is_ignored(entry):
+                if rule.name is None and self.config.is_ignored(entry):
                     _fail(where, f"column '{entry}' is in source.ignore, too; remove one, or give the feature a `name`")
                 if entry in columns:
                     _fail(where, f"column '{entry}' is named twice; remove one")
@@ -308,14 +299,16 @@ class _Planner:
             columns += [
                 name
                 for name in self.available
-                if _matches(name, entry) and name not in {*matched, *columns, *roles} and not self._is_ignored(name)
+                if matches(name, entry)
+                and name not in {*matched, *columns, *roles}
+                and not self.config.is_ignored(name)
             ]
         if not columns:
             _fail(where, "earlier rules, roles and source.ignore take all columns that it matches; remove it")
         return columns
 
     def _known_feature_column(self, where: str, entry: str) -> None:
-        if not any(_matches(name, entry) for name in self.available):
+        if not any(matches(name, entry) for name in self.available):
             is_pattern = "*" in entry or "?" in entry
             what = f"no column matches '{entry}'" if is_pattern else f"the files have no column '{entry}'"
             _fail(where, f"{what}; {_nearest(entry, self.available, 'they have')}")
@@ -356,7 +349,7 @@ class _Planner:
             if not isinstance(other, (CategoricalRule, ListRule)):
                 continue
             for name in (other.name,) if other.name else other.columns:
-                if _matches(rule.share, name):
+                if matches(rule.share, name):
                     return other
         return rule  # `_check_shares` says what is wrong
 
@@ -472,10 +465,6 @@ class _Planner:
                     f"'{name}' cannot name an embedding table; list the column in source.ignore and give the feature "
                     "a `name` without dots" + (" that is no word of torch" if "." not in name else ""),
                 )
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
 def _described(column: RawColumn, other: RawColumn) -> str:
