@@ -152,7 +152,7 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
     if not separator or not key:
         raise ConfigError(f"--set {override}: write it as section.key=value")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, yaml.CSafeLoader)
     except yaml.YAMLError:
         raise ConfigError(f"--set {override}: '{text}' is not a YAML value") from None
     if isinstance(value, str):

@@ -82,7 +82,7 @@ def read_text(path: Path, what: str) -> str:
 def parse_mapping(origin: str, text: str, what: str) -> dict[str, Any]:
     """The mapping that a YAML text holds; `what` it is, as an error says it. Raises ConfigError."""
     try:
-        content = yaml.safe_load(text)
+        content = yaml.load(text, yaml.CSafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""

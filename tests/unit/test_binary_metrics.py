@@ -1,6 +1,7 @@
 """Metrics against scikit-learn, the histogram within its bound, and what is undefined."""
 
 import math
+from unittest import TestCase
 
 import numpy as np
 import pytest
@@ -122,10 +123,11 @@ def test_extreme_scores_have_a_finite_loss():
     ],
 )
 @pytest.mark.parametrize("exact_auc_rows", [0, 100])
-def test_what_is_undefined_is_none_and_said(caplog, labels, weights, undefined, exact_auc_rows):
-    found = measure([0.5, -0.5], labels, weights, exact_auc_rows=exact_auc_rows)
+def test_what_is_undefined_is_none_and_said(labels, weights, undefined, exact_auc_rows):
+    with TestCase().assertLogs("rayrec") as logs:
+        found = measure([0.5, -0.5], labels, weights, exact_auc_rows=exact_auc_rows)
     assert {name for name, value in found.items() if value is None} == undefined
-    assert all(name in caplog.text for name in undefined)
+    assert all(name in str(logs.output) for name in undefined)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -164,7 +164,7 @@ def test_further_mistakes_are_counted(recipe: Path) -> None:
     ("name", "content", "message"),
     [
         ("absent.yaml", None, "absent.yaml: no such file or directory; give a recipe file"),
-        ("broken.yaml", b"model: [", "broken.yaml, line 1: "),
+        ("broken.yaml", b"model: [", "broken.yaml, line 2: "),
         ("latin.yaml", b"description: caf\xe9", "latin.yaml: not UTF-8 text"),
         ("list.yaml", b"- 1\n", "list.yaml: a recipe is a mapping of sections"),
         ("empty.yaml", b"", "empty.yaml: a recipe is a mapping of sections"),

@@ -1,9 +1,6 @@
 """Generated Criteo rows: the layout, the stated truth against independent computations, constant memory."""
 
 import gzip
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -203,23 +200,3 @@ def test_arguments_out_of_range_are_named(tmp_path: Path, arguments: dict, messa
     with pytest.raises(UserError, match=f"^{message}"):
         generate(tmp_path / "data", **arguments)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
-    """Peak resident memory of a process, for 8 times the rows."""
-    code = (
-        "import json, resource, sys; from pathlib import Path\n"
-        "from rayrec.sources.criteo.generator import generate\n"
-        "generate(Path(sys.argv[1]), int(sys.argv[2]))\n"
-        "print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))"
-    )
-
-    def peak_mebibytes(rows: int) -> float:
-        command = [sys.executable, "-c", code, str(tmp_path / str(rows)), str(rows)]
-        done = subprocess.run(command, check=True, capture_output=True, cwd=Path(__file__).parents[2])
-        return json.loads(done.stdout) / 1024
-
-    few, many = peak_mebibytes(CHUNK_ROWS), peak_mebibytes(8 * CHUNK_ROWS)
-    size = (tmp_path / str(8 * CHUNK_ROWS) / "criteo.tsv").stat().st_size / 2**20
-    assert size > 25
-    assert many - few < 0.25 * size

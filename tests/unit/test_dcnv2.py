@@ -54,12 +54,10 @@ def test_no_categorical_feature() -> None:
         build_model(CONFIG, make_schema(categorical=0))
 
 
-def test_dense_network_alone_under_autocast_and_compile() -> None:
+def test_dense_network_alone_under_autocast() -> None:
     network = build_model(CONFIG, make_schema(numeric=2, categorical=3)).dense_network
     dense, pooled = torch.randn(8, 2), torch.randn(8, 18, requires_grad=True)
     expected = network(dense, pooled)
-    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(dense, pooled), expected)
     seen = []
     network.cross_layers[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     with torch.autocast("cpu", torch.bfloat16):

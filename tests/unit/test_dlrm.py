@@ -87,18 +87,15 @@ def test_unsuitable_features(config: DLRMConfig, schema: Schema, message: str) -
 
 
 @pytest.mark.parametrize("config", [DOT, CAT])
-def test_dense_network_alone_under_autocast_and_compile(config: DLRMConfig) -> None:
+def test_dense_network_alone_under_autocast(config: DLRMConfig) -> None:
     schema = make_schema(numeric=2, categorical=3)
     network = build_model(config, schema).dense_network
     dense, pooled = torch.randn(8, 2), torch.randn(8, 18, requires_grad=True)
     expected = network(dense, pooled)
-    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(dense, pooled), expected)
     with torch.autocast("cpu", torch.bfloat16):
-        for run in (network, compiled):
-            logits = run(dense, pooled)
-            assert logits.dtype == torch.float32
-            torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.05)
+        logits = network(dense, pooled)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.05)
     expected.sum().backward()
     assert pooled.grad is not None and pooled.grad.abs().sum() > 0
 

@@ -99,12 +99,10 @@ def test_dropout_acts_in_training_alone() -> None:
     assert torch.equal(model(batch), model(batch))
 
 
-def test_dense_network_under_autocast_and_compile() -> None:
+def test_dense_network_under_autocast() -> None:
     network = build_model(NEUMF, interactions()).dense_network.eval()
     dense, pooled = torch.empty(8, 0), torch.randn(8, 18)
     expected = network(dense, pooled)
-    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(dense, pooled), expected)
     with torch.autocast("cpu", torch.bfloat16):
         logits = network(dense, pooled)
     assert logits.dtype == torch.float32

@@ -3,6 +3,7 @@
 import gzip
 import math
 from pathlib import Path
+from unittest import TestCase
 
 import numpy as np
 import pandas as pd
@@ -145,10 +146,11 @@ def test_what_cannot_be_ranked_is_refused(groups, scores, message):
         measure(config(), groups, scores, [1] + [0] * (len(groups) - 1), batch=10)
 
 
-def test_without_a_positive_all_is_undefined(caplog):
-    found = measure(config(k=(10,), metrics=("hr",)), [1, 1], [0.1, 0.2], [0, 0])
+def test_without_a_positive_all_is_undefined():
+    with TestCase().assertLogs("rayrec") as logs:
+        found = measure(config(k=(10,), metrics=("hr",)), [1, 1], [0.1, 0.2], [0, 0])
     assert found == {"hr@10": None, "groups": 0}
-    assert "hr@10 undefined" in caplog.text
+    assert "hr@10 undefined" in str(logs.output)
 
 
 def test_item_popularity_on_movielens(shared_data: Path):

@@ -115,17 +115,14 @@ def test_dropout_acts_in_training_alone() -> None:
     assert torch.equal(model(batch), model(batch))
 
 
-def test_dense_network_alone_under_autocast_and_compile() -> None:
+def test_dense_network_alone_under_autocast() -> None:
     network = lively(build_model(SMALL, make_schema(numeric=2, categorical=3))).dense_network
     dense, pooled = torch.randn(8, 2), torch.randn(8, 15 + 3, requires_grad=True)
     expected = network(dense, pooled)
-    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(dense, pooled), expected)
     with torch.autocast("cpu", torch.bfloat16):
-        for run in (network, compiled):
-            logits = run(dense, pooled)
-            assert logits.dtype == torch.float32
-            torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.1)
+        logits = network(dense, pooled)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.1)
     expected.sum().backward()
     assert pooled.grad is not None and (pooled.grad[:, 15:] == 1).all() and pooled.grad[:, :15].abs().sum() > 0
 

@@ -1,0 +1,85 @@
+"""What torch.compile makes of each model's dense network and of the dot interaction: one graph, the same results."""
+
+import pytest
+import torch
+
+from cuda_ops import dot_interaction
+from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
+from rayrec.models.dcnv2.config import DCNv2Config
+from rayrec.models.dlrm.config import DLRMConfig
+from rayrec.models.neumf.config import NeuMFConfig
+from rayrec.models.registry import build_model
+from rayrec.models.wide_deep.config import WideDeepConfig
+from tests.builders import make_schema
+
+TABLE = make_schema(numeric=2, categorical=3)
+INTERACTIONS = Schema(
+    label="label",
+    features=(CategoricalFeature(name="user", cardinality=50), CategoricalFeature(name="item", cardinality=40)),
+    interactions=InteractionColumns(user="user", item="item"),
+)
+NETWORKS = {
+    "dlrm": (DLRMConfig(embedding_dim=6, bottom_mlp=(9, 6), top_mlp=(7, 5)), TABLE),
+    "dlrm without interactions": (
+        DLRMConfig(embedding_dim=6, bottom_mlp=(9, 4), top_mlp=(7, 5), interaction="cat"),
+        TABLE,
+    ),
+    "dcnv2": (
+        DCNv2Config(embedding_dim=6, bottom_mlp=(9, 4), cross_layers=2, cross_rank=5, top_mlp=(7, 5)),
+        TABLE,
+    ),
+    "wide_deep": (WideDeepConfig(embedding_dim=6, embedding_dims={"C2": 3}, mlp=(9, 5)), TABLE),
+    "neumf": (NeuMFConfig(factors=5, mlp=(8, 6, 3)), INTERACTIONS),
+}
+
+
+@pytest.mark.parametrize(("config", "schema"), NETWORKS.values(), ids=NETWORKS)
+def test_a_dense_network_is_one_graph(config: object, schema: Schema) -> None:
+    network = build_model(config, schema).dense_network.eval()  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in network.parameters():  # some start at 0, which would hide them
+            parameter.normal_(0, 0.5, generator=generator)
+    dense, pooled = torch.randn(8, schema.dense_width), torch.randn(8, 18)
+    expected = network(dense, pooled)
+    assert expected.std() > 0.01
+    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(dense, pooled), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = compiled(dense, pooled)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.1)
+
+
+# The operator
+
+
+def make_inputs(
+    shape: tuple[int, int, int, bool], dtype: torch.dtype = torch.float64
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    rows, count, dim, has_dense = shape
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(rows, count, dim, generator=generator).to(dtype).requires_grad_()
+    dense = torch.randn(rows, dim, generator=generator).to(dtype).requires_grad_() if has_dense else None
+    return dense, embeddings
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5, 8, True), (3, 5, 8, False)], ids=str)
+def test_operator_keeps_torchs_rules(shape: tuple[int, int, int, bool], dtype: torch.dtype) -> None:
+    """Schema, fake tensors, autograd registration and tracing with dynamic shapes agree with what it computes."""
+    dense, embeddings = make_inputs(shape, dtype)
+    torch.library.opcheck(torch.ops.rayrec.dot_interaction.default, (dense, embeddings, dtype))
+    grad = torch.randn_like(dot_interaction(dense, embeddings)).detach()
+    arguments = (grad, None if dense is None else dense.detach(), embeddings.detach())
+    torch.library.opcheck(torch.ops.rayrec.dot_interaction_backward.default, arguments)
+
+
+def test_compiled_without_a_graph_break_for_any_batch_size() -> None:
+    compiled = torch.compile(dot_interaction, backend="aot_eager", fullgraph=True, dynamic=True)
+    for rows in (3, 5, 8):
+        dense, embeddings = make_inputs((rows, 5, 6, True))
+        torch.testing.assert_close(compiled(dense, embeddings), dot_interaction(dense, embeddings))
+        gradients = torch.autograd.grad(compiled(dense, embeddings).sum(), (dense, embeddings))
+        expected = torch.autograd.grad(dot_interaction(dense, embeddings).sum(), (dense, embeddings))
+        torch.testing.assert_close(gradients, expected)

@@ -1,0 +1,117 @@
+"""The Triton kernels of the dot interaction without a GPU: in Triton's interpreter, and compiled for an H100."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def test_a_cpu_needs_no_triton() -> None:
+    program = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch, cuda_ops; print(cuda_ops.dot_interaction(None, torch.ones(1, 2, 3)).item())"
+    )
+    run = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert run.stdout.strip() == "3.0", run.stderr
+
+
+def test_kernels_in_the_interpreter() -> None:
+    """The same cases that a GPU runs; a process of its own, since Triton reads the setting when it is imported."""
+    pytest.importorskip("triton")
+    unused = ("cacheprovider", "hypothesispytest", "schemathesis", "xdist")
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "tests/gpu/test_interaction_kernels.py"),
+            *(argument for plugin in unused for argument in ("-p", f"no:{plugin}")),
+        ],
+        cwd=REPOSITORY,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    passed = re.search(r"(\d+) passed", run.stdout)
+    assert passed is not None and int(passed.group(1)) >= 40, run.stdout
+
+
+@pytest.mark.parametrize("has_dense", [True, False], ids=["dense", "no-dense"])
+@pytest.mark.parametrize(
+    ("vectors", "dim", "dtype", "embeddings_dtype"),
+    [
+        (27, 128, "fp32", "fp32"),
+        (27, 128, "bf16", "fp32"),
+        (27, 128, "fp16", "fp16"),
+        (64, 128, "fp32", "fp32"),
+        (64, 512, "bf16", "bf16"),
+        (5, 3, "fp32", "fp32"),
+        (100, 37, "fp16", "fp32"),
+    ],
+)
+def test_kernels_compile_for_hopper(
+    vectors: int, dim: int, dtype: str, embeddings_dtype: str, has_dense: bool, tmp_path: Path
+) -> None:
+    """sm_90 machine code without a GPU: several programs fit on a multiprocessor, and aligned shapes spill nothing."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from cuda_ops import interaction_kernels as kernels
+
+    torch_dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
+    tiling = kernels.choose_tiling(vectors, dim, torch_dtype)
+    constants = {
+        "VECTORS": vectors,
+        "DIM": dim,
+        "HAS_DENSE": has_dense,
+        "BLOCK_N": tiling.block_n,
+        "BLOCK_D": tiling.block_d,
+        "PRECISION": tiling.precision,
+    }
+    result, dense, embeddings = f"*{dtype}", f"*{dtype}", f"*{embeddings_dtype}"
+    aligned = dim % 16 == 0
+    for kernel, types, warps in (
+        (kernels._forward_kernel, [result, dense, embeddings, "i32", "i32", "i32"], tiling.forward_warps),
+        (
+            kernels._backward_kernel,
+            [dense, embeddings, result, dense, embeddings, "i32", "i32", "i32", "i32"],
+            tiling.backward_warps,
+        ),
+    ):
+        arguments = [name for name in kernel.arg_names if name not in constants]
+        multiples = [
+            place
+            for place, (name, kind) in enumerate(zip(arguments, types, strict=True))
+            if kind.startswith("*") or (aligned and name != "grad_stride")
+        ]
+        source = ASTSource(
+            kernel,
+            dict(zip(arguments, types, strict=True)) | dict.fromkeys(constants, "constexpr"),
+            constexprs=constants,
+            attrs={(place,): [["tt.divisibility", 16]] for place in multiples},
+        )
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+        registers, stack, shared = resource_usage(compiled.asm["cubin"], tmp_path)
+        assert shared <= 64 * 1024 and registers * 32 * warps <= 65_536, "fewer than two programs fit"
+        if aligned:
+            assert stack == 0, f"{kernel.__name__} spills registers"
+
+
+def resource_usage(cubin: bytes, folder: Path) -> tuple[int, int, int]:
+    """Registers of a thread, bytes of its stack and bytes of shared memory, as the machine code declares them."""
+    import triton
+
+    (folder / "kernel.cubin").write_bytes(cubin)
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    usage = subprocess.run(
+        [tool, "-res-usage", folder / "kernel.cubin"], capture_output=True, text=True, check=True
+    ).stdout
+    numbers = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage)
+    assert numbers is not None, usage
+    return int(numbers[1]), int(numbers[2]), int(numbers[3])
