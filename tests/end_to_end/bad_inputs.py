@@ -135,7 +135,7 @@ CONFIG = [
         "recipe is no YAML",
         "train broken.yaml --data dataset --output run",
         2,
-        "broken.yaml, line 3: expected <block end>, but found '<block mapping start>'; fix the YAML",
+        "broken.yaml, line 3: did not find expected key; fix the YAML",
     ),
     BadInput(
         "misspelt key",
