@@ -20,7 +20,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS, SOURCES
 from rayrec.config import Config, EvaluateConfig, ModelConfig, PreprocessConfig, ServeConfig, SourceConfig, TrainConfig
 from rayrec.config.evaluate import is_ranking_metric
-from rayrec.config.validation import describe_validation_error, is_yaml_file, parse_mapping, read_text
+from rayrec.config.validation import describe_validation_error, is_yaml_file, parse_mapping, parse_yaml, read_text
 
 if TYPE_CHECKING:
     Source = SourceConfig
@@ -152,7 +152,7 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
     if not separator or not key:
         raise ConfigError(f"--set {override}: write it as section.key=value")
     try:
-        value = yaml.load(text, yaml.CSafeLoader)
+        value = parse_yaml(text)
     except yaml.YAMLError:
         raise ConfigError(f"--set {override}: '{text}' is not a YAML value") from None
     if isinstance(value, str):

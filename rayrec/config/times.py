@@ -10,13 +10,13 @@ def _known_zone(name: str) -> str:
     try:
         ZoneInfo(name)
     except (KeyError, OSError, ValueError):
-        raise ValueError(f"no time zone '{name}'; give an IANA name such as Europe/Vienna") from None
+        raise ValueError("no such time zone; give an IANA name such as Europe/Vienna") from None
     return name
 
 
 def _known_format(given: str) -> str:
     if given not in {"iso", "s", "ms", "us"} and "%" not in given:
-        raise ValueError(f"no format of times '{given}'; give iso, s, ms, us, or a pattern such as %Y-%m-%d")
+        raise ValueError("no such format of times; give iso, s, ms, us, or a pattern such as %Y-%m-%d")
     if "%f" in given:
         raise ValueError("times with fractions of a second are read as iso, s, ms or us, not with %f")
     return given

@@ -9,6 +9,7 @@ from jobs.command.runner import build_request
 from jobs.train import TrainRequest
 from rayrec.common.errors import ConfigError
 from rayrec.config.train import EarlyStopConfig
+from rayrec.config.validation import parse_yaml
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.recipes import dump_recipe, load_recipe, shipped_recipes
@@ -114,7 +115,7 @@ def test_kind_chooses_the_model(recipe: Path) -> None:
         ("train.device=tpu", "train.device: Input should be 'auto', 'cpu' or 'cuda' (got 'tpu')"),
         ("model.bottom_mlp=[]", "model.bottom_mlp: "),
         ("model.bottom_mlp=[16]", "model: bottom_mlp must end in embedding_dim (8) for interaction 'dot', not in 16"),
-        ("model.kind=dlmr", "model: Input tag 'dlmr' found using 'kind' does not match any of the expected tags"),
+        ("model.kind=dlmr", "model.kind: no such kind 'dlmr'; did you mean 'dlrm'?"),
         ("preprocess.split={test: 0.2}", "preprocess.split: say which kind it is (key 'kind')"),
         (
             "preprocess.split={kind: hash, test: 0.6, validation: 0.5}",
@@ -142,6 +143,9 @@ def test_kind_chooses_the_model(recipe: Path) -> None:
             "train={evaluations_per_epoch: 0, early_stop: {target: 0.8}}",
             "train: early_stop needs evaluations_per_epoch",
         ),
+        ("train.log_every_steps=[1]", "train.log_every_steps: Input should be a valid integer (got [1])"),
+        ("train.checkpoint=3", "train.checkpoint: must be a section of keys and values (got 3)"),
+        ("model.bottom_mlp=8", "model.bottom_mlp: must be a list (got 8)"),
         ("train.epochs", "--set train.epochs: write it as section.key=value"),
         ("=3", "--set =3: write it as section.key=value"),
         ("train.epochs=[1", "--set train.epochs=[1: '[1' is not a YAML value"),
@@ -205,3 +209,8 @@ def test_a_target_is_reached_from_its_better_side(metric: str, value: float, rea
     assert stop.is_reached({metric: value}) is reached
     assert not stop.is_reached({"other": 1.0})
     assert not stop.is_reached({metric: None})
+
+
+def test_only_true_and_false_are_booleans() -> None:
+    text = "{on: user, values: [NO, yes, off, True, FALSE, trueish, 1, 0.5, ~]}"
+    assert parse_yaml(text) == {"on": "user", "values": ["NO", "yes", "off", True, False, "trueish", 1, 0.5, None]}

@@ -53,7 +53,7 @@ def test_splits(recipe: Path, override: str, split: Any) -> None:
         (["preprocess.numeric_log=false"], "unknown key 'preprocess.numeric_log'; known keys: broadcast_limit, kind,"),
         (["preprocess.frequency_limit=15"], "unknown key 'preprocess.frequency_limit'"),
         (["preprocess.order=input"], "unknown key 'preprocess.order'"),
-        (["preprocess.split={kind: hash}"], "preprocess.split: Input tag 'hash' found using 'kind' does not match"),
+        (["preprocess.split={kind: hash}"], "preprocess.split.kind: no such kind 'hash'; use "),
         (
             ["preprocess.split={kind: files, min_interactions: 5}"],
             "unknown key 'preprocess.split.min_interactions'; known keys: kind, negatives, sampling, validation",
@@ -65,14 +65,14 @@ def test_splits(recipe: Path, override: str, split: Any) -> None:
         (["preprocess.kind=rows"], "preprocess.kind: 'rows' does not suit source.kind 'interactions', whose is"),
         (
             ["source.kind=criteo", "preprocess.split={kind: leave_one_out}"],
-            "preprocess.split: Input tag 'leave_one_out' found using 'kind' does not match",
+            "preprocess.split.kind: no such kind 'leave_one_out'; use ",
         ),
         (
             ["source.kind=criteo", "preprocess.split={kind: files, negatives: 5}"],
             "unknown key 'preprocess.split.negatives'; known keys: kind",
         ),
         (["source.layout=tsv"], "source.layout: Input should be 'auto', 'tab', 'double_colon', 'csv' or 'parquet'"),
-        (["source.kind=movies"], "source: Input tag 'movies' found using 'kind' does not match any of the expected"),
+        (["source.kind=movies"], "source.kind: no such kind 'movies'; use "),
         (["source.users=u"], "unknown key 'source.users'; did you mean 'user'?"),
     ],
 )
