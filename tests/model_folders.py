@@ -30,6 +30,7 @@ from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.registry import build_model
 from rayrec.models.wide_deep.config import WideDeepConfig
 from rayrec.sources.outbrain.config import OutbrainSourceConfig
+from rayrec.sources.table.config import TableConfig
 from tests.builders import make_recipe
 from tests.table_schema import SCHEMA, write_statistics
 
@@ -126,7 +127,8 @@ def write_table_model(folder: Path, seed: int = 0) -> RankingModel:
     data = folder.parent / f"{folder.name}-data"
     write_statistics(data)
     config = WideDeepConfig(embedding_dim=8, embedding_dims={"listed": 3}, mlp=(16, 8))
-    return _write(folder, data, SCHEMA, config, "table-test", seed, statistics=data / STATISTICS_FOLDER)
+    source = TableConfig(label="label", candidate="text", features=())
+    return _write(folder, data, SCHEMA, config, "table-test", seed, statistics=data / STATISTICS_FOLDER, source=source)
 
 
 def _write(

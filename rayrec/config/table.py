@@ -6,7 +6,7 @@ Columns are matched by the rules of `features`, in order; the first rule that na
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveInt, model_validator
 
 from rayrec.config.base import Config
 from rayrec.config.preprocess import Names, PreprocessConfig, RowsPreprocessConfig, SourceConfig
@@ -205,6 +205,12 @@ def matches(name: str, pattern: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError(f"'{max(names, key=names.count)}' is there twice; name every column once")
+    return names
+
+
 class FileFormat(Config):
     """How files hold rows."""
 
@@ -216,7 +222,7 @@ class FileFormat(Config):
     otherwise a comma."""
     quote: bool = True
     """Whether double quotes enclose fields of delimited text; otherwise they are characters as others."""
-    header: tuple[str, ...] | None = None
+    header: Annotated[tuple[str, ...], AfterValidator(_distinct)] | None = None
     """The names of the columns of delimited text without a header; None reads them from the first line."""
     null_values: tuple[str, ...] = ("",)
     """Texts of delimited files that stand for a missing value."""

@@ -358,6 +358,11 @@ class Schema(Config):
         return tuple(column for column in self.raw_columns if column.name not in self.looked_up)
 
     @property
+    def vector_sizes(self) -> dict[str, int]:
+        """How many numbers the lists of a raw column have, by its name."""
+        return {f.columns[0]: f.size for f in self.features if isinstance(f, VectorFeature)}
+
+    @property
     def numeric(self) -> tuple[NumericFeature, ...]:
         return tuple(f for f in self.features if isinstance(f, NumericFeature))
 

@@ -1,5 +1,6 @@
 """The ranker: a context and its candidates in, the candidates by descending score out."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -106,4 +107,15 @@ class Ranker:
                     f"candidates[{index}]: give an object of raw features, as for all other candidates; the model "
                     "looks nothing up by an id alone"
                 )
-        return self.predictor.raw_rows.from_rows(rows)
+        try:
+            return self.predictor.raw_rows.from_rows(rows)
+        except UserError as error:
+            # Its rows are those of the candidates, and what is wrong may stand in the context.
+            self._check_context(context)
+            raise UserError(re.sub(r"^row (\d+)", r"candidates[\1]", str(error))) from None
+
+    def _check_context(self, context: Mapping[str, Any]) -> None:
+        try:
+            self.predictor.raw_rows.from_rows([context])
+        except UserError as error:
+            raise UserError(str(error).replace("row 0", "context", 1)) from None

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from rayrec.common.errors import UserError
 from rayrec.features.raw_values import needs, read_column
-from rayrec.features.schema import RawColumn, Schema, VectorFeature
+from rayrec.features.schema import RawColumn, Schema
 from rayrec.features.vector import wrong_lengths
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -37,7 +37,7 @@ class RawRows:
     def __init__(self, schema: Schema) -> None:
         self._not_features = frozenset(schema.other_columns)
         self._raw = {column.name: column for column in schema.raw_columns}
-        self._sizes = {f.columns[0]: f.size for f in schema.features if isinstance(f, VectorFeature)}
+        self._sizes = schema.vector_sizes
         self.columns = pa.schema([(column.name, column.arrow) for column in schema.raw_columns])
         """The Arrow columns that it makes: those of `FeatureEncoder.raw_schema`."""
         self._known = frozenset(self._raw)

@@ -90,11 +90,13 @@ class Dataset:
         folder = Path(folder).absolute()
         path = folder / MANIFEST_FILE
         if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder; --data takes the output of `rayrec preprocess`")
+            raise UserError(f"{folder}: no such folder; give the output of `rayrec preprocess`")
         try:
             manifest = Manifest.model_validate_json(path.read_bytes())
         except FileNotFoundError:
-            raise UserError(f"{path}: missing, so the dataset is unfinished; run `rayrec preprocess` again") from None
+            raise UserError(
+                f"{path}: missing, so this is no dataset, or an unfinished one; give the output of `rayrec preprocess`"
+            ) from None
         except ValidationError as error:
             raise UserError(f"{path}: {describe_validation_error(error, Manifest)}") from None
         return cls(folder, Schema.load(folder), manifest)

@@ -92,7 +92,7 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
         raise UserError(f"{dataset.folder}: made from source.kind '{config.kind}'; only tables can be compared")
     sample = sample_rows(list_inputs(paths), config, rows, seed).rows
     if not sample.num_rows:
-        raise UserError(f"{paths[0]}: no rows; give files with rows")
+        raise UserError(f"{paths[0]}: no row can be read as the dataset's were; give files of the same columns")
     label = config.label if config.label_column in sample.column_names else None
     schema = dataset.schema
     columns = schema.given_columns
@@ -101,7 +101,7 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
         {name: column.combine_chunks() for name, column in zip(sample.column_names, sample.columns, strict=True)},
         np.arange(sample.num_rows), sample.num_rows, {}, lambda _: b"",
     )  # fmt: skip
-    parsed = RowTypes(columns, label).parse(cells)
+    parsed = RowTypes(columns, label, vector_sizes=schema.vector_sizes).parse(cells)
     if not parsed.rows.num_rows:
         raise UserError(f"{paths[0]}: no row can be read as the dataset's were; give files of the same columns")
     problems = [f"no column '{name}'" for name in missing]

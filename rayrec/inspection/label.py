@@ -64,7 +64,10 @@ def _given_label(columns: Mapping[str, Column], given: str) -> Label:
     if given in columns:
         column = columns[given]
         if column.distinct < 2:
-            raise UserError(f"--label {given}: all rows of the sample have {_shown(column)}; a label needs two values")
+            raise UserError(
+                f"--label {given}: all rows of the sample have {_shown(column)}; a label needs two values: name "
+                "another column, or give files with both"
+            )
         if len(_words(column)) != 2:
             raise UserError(
                 f"--label {given}: has {column.distinct:,} values ({_shown(column)}); a label has two: write a "
@@ -97,7 +100,9 @@ def _at_least(column: Column, value: str, given: str) -> Label:
     except ValueError:
         raise ConfigError(f"--label {given}: '{value}' is not a number; write '{column.name}>=4'") from None
     if column.numbers is None:
-        raise UserError(f"--label {given}: column '{column.name}' holds {_shown(column)}, no numbers")
+        raise UserError(
+            f"--label {given}: column '{column.name}' holds {_shown(column)}, no numbers; write '{column.name}=VALUE'"
+        )
     numbers = column.row_numbers
     values = np.where(np.isfinite(numbers), numbers >= least, np.nan)
     return _checked(column, LabelCondition(column=column.name, at_least=least), values, given)

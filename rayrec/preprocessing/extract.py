@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import pyarrow as pa
@@ -71,9 +72,11 @@ def extract(
     files: Sequence[InputFile],
     max_rejected: float,
     division: Division | None = None,
+    fixes: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[ExtractedChunk], dict[str, int]]:
     """Parse files of one kind, as `extract_tables` does; with `division`, into its files for each chunk."""
-    extracted, rejected = extract_tables(workspace, {"": (reader, files)}, workspace.scratch, max_rejected, division)
+    tables = {"": (reader, files)}
+    extracted, rejected = extract_tables(workspace, tables, workspace.scratch, max_rejected, division, fixes)
     return extracted[""], rejected
 
 
@@ -83,11 +86,12 @@ def extract_tables(
     scratch: Path,
     max_rejected: float,
     division: Division | None = None,
+    fixes: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[dict[str, list[ExtractedChunk]], dict[str, int]]:
     """Parse the files of each table into files under `scratch` and write bad rows to the dataset's `rejected/`.
 
     Returns the chunks by table, and the number of bad rows by reason. Raises UserError if a table has no line, not even
-    a header, or if more than the share `max_rejected` of its rows is bad.
+    a header, or if more than the share `max_rejected` of its rows is bad; `fixes` says by reason what else can be done.
     """
     total = sum(file.bytes for _, files in tables.values() for file in files)
     share = total // (4 * workspace.spark.sparkContext.defaultParallelism)
@@ -104,7 +108,7 @@ def extract_tables(
     by_table = {name: list(islice(extracted, len(chunks))) for name, chunks in planned.items()}
     reasons: Tally[str] = Tally()
     for name, chunks in by_table.items():
-        rejected = _check_rejected(chunks, max_rejected)
+        rejected = _check_rejected(chunks, max_rejected, fixes)
         if rejected:
             _write_rejected(workspace, chunks, f"{name}-" if name else "")
         reasons.update(rejected)
@@ -146,7 +150,9 @@ def _extract_chunk(
     )
 
 
-def _check_rejected(extracted: Sequence[ExtractedChunk], max_fraction: float) -> dict[str, int]:
+def _check_rejected(
+    extracted: Sequence[ExtractedChunk], max_fraction: float, fixes: Mapping[str, str]
+) -> dict[str, int]:
     """The number of bad rows by reason. Raises UserError if there are no rows, or if too large a share is bad."""
     lines = sum(chunk.lines for chunk in extracted)
     if lines == 0:
@@ -159,11 +165,12 @@ def _check_rejected(extracted: Sequence[ExtractedChunk], max_fraction: float) ->
         offset, first = next((o, c) for o, c in zip(_first_lines(extracted), extracted, strict=True) if c.rejected)
         example = pq.read_table(first.rejected_path).slice(0, 1).to_pylist()[0]
         cell = f" (column '{example['column']}': {example['value'][:100]!a})" if example["column"] is not None else ""
+        fix = f"; {fixes[example['reason']]}" if example["reason"] in fixes else ""
         counts = ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common())
         raise UserError(
             f"{bad:,} of {lines:,} rows are bad ({counts}), more than preprocess.max_rejected_fraction "
             f"({max_fraction:g}); the first is {example['file']}, line {offset + example['line']}: {example['reason']}"
-            f"{cell}"
+            f"{cell}{fix}"
         )
     return dict(reasons)
 

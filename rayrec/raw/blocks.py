@@ -40,6 +40,7 @@ class Reason(StrEnum):
     TEXT = "not a text"
     TIME = "not a time"
     VALUES = "not a list of values"
+    LENGTH = "not as many numbers as the vector's size"
     WEIGHT = "not a weight: a number from 0 on"
     QUOTE = "double quotes that are not closed in the line"
     JSON = "not a JSON object"

@@ -74,6 +74,8 @@ def _only_member(name: str, file: pa.NativeFile) -> IO[bytes]:
         archive = zipfile.ZipFile(file)
         # Archives made by macOS's Finder contain the attributes of a file as another file.
         members = [m for m in archive.infolist() if not m.is_dir() and not m.filename.startswith("__MACOSX/")]
+        if "[Content_Types].xml" in archive.namelist():
+            raise UserError(f"{name}: a spreadsheet; save it as CSV")
         if len(members) != 1:
             raise UserError(f"{name}: a zip file of {len(members)} files; give one file in each, or unpack it")
         return archive.open(members[0])
@@ -92,7 +94,7 @@ def list_inputs(paths: Iterable[str]) -> list[InputFile]:
     seen: set[str] = set()
     for file in files:
         if file.name in seen:
-            raise UserError(f"{file.name}: given twice as --input; give every file once")
+            raise UserError(f"{file.name}: given twice; give every file once")
         seen.add(file.name)
     return files
 
@@ -111,15 +113,13 @@ def _list(path: str) -> list[InputFile]:
             infos = filesystem.get_file_info(sorted(glob.glob(inner))) if is_glob else _expand(filesystem, inner)
         infos = [info for info in infos if info.type == fs.FileType.File]
         if not infos:
-            raise UserError(
-                f"{path}: no such file, and no files in it; give a file, a folder, a glob or a URI to --input"
-            )
+            raise UserError(f"{path}: no such file, and no files in it; give a file, a folder, a glob or a URI")
         infos.sort(key=lambda info: _natural(info.path))
         return [_describe(filesystem, prefix, info) for info in infos]
     except (OSError, pa.ArrowException, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path}: cannot be read: {reason(str(error), 'check --input')}") from None
+        raise UserError(f"{path}: cannot be read: {reason(str(error), 'check the path')}") from None
 
 
 def _expand(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:

@@ -5,7 +5,7 @@ reader = table.reader(columns, "click")
 """
 
 import difflib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -89,15 +89,16 @@ class TableFiles:
         *,
         weight: str | None = None,
         required: Collection[str] = (),
+        vector_sizes: Mapping[str, int] | None = None,
     ) -> TableReader:
         """A reader of raw columns, and of the label if there is one.
 
         A row is bad if a value cannot be read, if the label is missing or neither 0 nor 1 (nor false nor true), if one
-        of the columns `required` has no value, or if the column `weight` (a number) has none from 0 on. The label's
-        column is not one of `columns`. Raises UserError if a column is not there, unless it is optional, or if it holds
-        what it cannot be read from.
+        of the columns `required` has no value, if the column `weight` (a number) has none from 0 on, or if a list in
+        one of the columns `vector_sizes` has another length. The label's column is not one of `columns`. Raises
+        UserError if a column is not there, unless it is optional, or if it holds what it cannot be read from.
         """
-        types = RowTypes(tuple(columns), label, weight, frozenset(required))
+        types = RowTypes(tuple(columns), label, weight, frozenset(required), vector_sizes or {})
         for name in types.wanted:
             if name not in self.columns.names and name not in self.optional:
                 nearest = difflib.get_close_matches(name, self.columns.names, n=1)

@@ -96,7 +96,7 @@ class TableSource(Source):
     def reader(self, config: SourceConfig, schema: Schema, files: Sequence[InputFile]) -> ExampleReader:
         assert isinstance(config, TableSourceConfig)
         table = open_table(files, config, optional=(config.label_column,))
-        return table.reader(schema.given_columns, config.label)
+        return table.reader(schema.given_columns, config.label, vector_sizes=schema.vector_sizes)
 
     def candidate(self, model: "Predictor") -> str | None:
         config = model.recipe.source

@@ -5,27 +5,18 @@
 
 import gzip
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.builders import make_dataset
+from tests.end_to_end import bad_tables
 from tests.end_to_end.conftest import REPOSITORY
+from tests.end_to_end.mistake import BadInput, BadRequest, instances
 
 DOCUMENT = REPOSITORY / "docs" / "errors.md"
 TRAIN = "train dlrm-criteo-debug --data dataset --output run"
 TUNE = "tune dlrm-criteo-debug --data dataset --trials 4 --output"
 PREPROCESS = "preprocess dlrm-criteo-debug --output out --input"
-
-
-@dataclass(frozen=True)
-class BadInput:
-    """One mistake, in the folder that `prepare` makes."""
-
-    title: str
-    command: str
-    code: int
-    message: str
-    """The whole line on stderr after `error: `, with the path of the folder left out."""
 
 
 USAGE = [
@@ -226,14 +217,14 @@ FILES = [
         "input missing",
         f"{PREPROCESS} nowhere.tsv",
         1,
-        "nowhere.tsv: no such file, and no files in it; give a file, a folder, a glob or a URI to --input",
+        "nowhere.tsv: no such file, and no files in it; give a file, a folder, a glob or a URI",
     ),
     BadInput("input empty", f"{PREPROCESS} empty.tsv", 1, "empty.tsv: empty; there are no rows to preprocess"),
     BadInput(
         "input given twice",
         f"{PREPROCESS} good.tsv --input good.tsv",
         1,
-        "good.tsv: given twice as --input; give every file once",
+        "good.tsv: given twice; give every file once",
     ),
     BadInput(
         "output exists",
@@ -284,13 +275,14 @@ FILES = [
         "dataset missing",
         "train dlrm-criteo-debug --data nowhere --output run",
         1,
-        "nowhere: no such folder; --data takes the output of `rayrec preprocess`",
+        "nowhere: no such folder; give the output of `rayrec preprocess`",
     ),
     BadInput(
         "dataset unfinished",
         "train dlrm-criteo-debug --data unfinished --output run",
         1,
-        "unfinished/manifest.json: missing, so the dataset is unfinished; run `rayrec preprocess` again",
+        "unfinished/manifest.json: missing, so this is no dataset, or an unfinished one; give the output of "
+        "`rayrec preprocess`",
     ),
     BadInput(
         "dataset damaged",
@@ -336,7 +328,7 @@ ROWS = [
         1,
         "10 of 100 rows are bad (6 label other than 0 or 1, 4 wrong column count), more than "
         "preprocess.max_rejected_fraction (0.01); the first is bad.tsv, line 91: label other than 0 or 1 "
-        "(column 'label': '2')",
+        "(column 'label': '2'); source.label: {column: label, at_least: NUMBER} makes a label of other values",
     ),
     BadInput(
         "damaged gzip file",
@@ -348,28 +340,10 @@ ROWS = [
 COMMANDS = [*USAGE, *CONFIG, *FILES, *ROWS]
 
 
-@dataclass(frozen=True)
-class BadRequest:
-    """One mistake in an HTTP request to a model named `model` with Criteo's features."""
-
-    title: str
-    body: str
-    status: int
-    message: str
-    """The `error` of the answer."""
-    model: str = "model"
-
-
-def _instances(*rows: object) -> str:
-    return json.dumps({"instances": rows})
-
-
 REQUESTS = [
-    BadRequest("unknown model", _instances({"I1": 3}), 404, "no model 'modle'; did you mean 'model'?", model="modle"),
-    BadRequest(
-        "empty body", "", 400, 'the body is empty; send {"instances": [{"FEATURE": VALUE, ...}, ...]}'
-    ),
-    BadRequest("no rows", _instances(), 422, "instances: empty; send at least one row"),
+    BadRequest("unknown model", instances({"I1": 3}), 404, "no model 'modle'; did you mean 'model'?", "modle"),
+    BadRequest("empty body", "", 400, 'the body is empty; send {"instances": [{"FEATURE": VALUE, ...}, ...]}'),
+    BadRequest("no rows", instances(), 422, "instances: empty; send at least one row"),
     BadRequest(
         "instances is no list",
         json.dumps({"instances": {"I1": 3}}),
@@ -377,25 +351,27 @@ REQUESTS = [
         "instances: must be a list of objects of features",
     ),
     BadRequest(
-        "misspelt feature", _instances({"I1": 3}, {"CC1": "a"}), 422, "row 1: unknown feature 'CC1'; did you mean 'C1'?"
+        "misspelt feature", instances({"I1": 3}, {"CC1": "a"}), 422, "row 1: unknown feature 'CC1'; did you mean 'C1'?"
     ),
     BadRequest(
         "text where a number belongs",
-        _instances({"I1": "three"}),
+        instances({"I1": "three"}),
         422,
         "row 0, 'I1': the string 'three'; needs a number, or null if it is missing",
     ),
     BadRequest(
         "fraction where a category belongs",
-        _instances({"C1": 7.5}),
+        instances({"C1": 7.5}),
         422,
         "row 0, 'C1': the number 7.5; needs a string (write \"7.5\"), or null if it is missing",
     ),
     BadRequest(
-        "the label sent along", _instances({"label": 1, "I1": 3}), 422,
+        "the label sent along",
+        instances({"label": 1, "I1": 3}),
+        422,
         "row 0: 'label' is not a feature (the model does not read it); leave it out",
     ),
-]  # fmt: skip
+]
 
 
 def good_row(label: str = "1") -> str:
@@ -424,6 +400,7 @@ def prepare(folder: Path) -> None:
     (folder / "bad.tsv").write_text("".join(f"{row}\n" for row in rows))
     whole = gzip.compress("".join(f"{good_row(str(i % 2))}\n" for i in range(1000)).encode())
     (folder / "cut.tsv.gz").write_bytes(whole[: len(whole) // 2])
+    bad_tables.prepare(folder)
 
 
 def document() -> str:
@@ -433,19 +410,46 @@ def document() -> str:
         "",
         "Every one is tried by `tests/end_to_end`; this page is written from the same table "
         "(`python -m tests.end_to_end.bad_inputs`).",
+        *_commands("## Command line", USAGE),
+        *_commands("## Recipes and overrides", CONFIG),
+        *_commands("## Files and folders", FILES),
+        *_commands("## Rows of raw files", ROWS),
+        "",
+        "## HTTP requests",
+        "",
+        "| mistake | body | status | message |",
+        "| --- | --- | --- | --- |",
+        *(f"| {r.title} | {_code(r.body)} | {r.status} | {_code(r.message)} |" for r in REQUESTS),
+        "",
+        "## Tables of your own",
+        "",
+        f"`clicks.csv` has {bad_tables.ROWS} rows of the columns {', '.join(bad_tables.COLUMNS)}; this is `mine.yaml`:",
+        "",
+        "```yaml",
+        *bad_tables.RECIPE.splitlines(),
+        "```",
+        *_commands("### Recipes", bad_tables.RECIPES),
+        *_commands("### Files", bad_tables.FILES),
+        *_commands("### Rows", bad_tables.BAD_ROWS),
+        *_commands("### `rayrec inspect`", bad_tables.INSPECT),
+        "",
+        "### Requests",
+        "",
+        "Here columns are named by what they hold; `numbers` is a vector of 3, and `text` is `source.candidate`.",
+        "",
+        "| mistake | request | body | status | message |",
+        "| --- | --- | --- | --- | --- |",
+        *(
+            f"| {r.title} | `:{r.verb}` | {_code(r.body)} | {r.status} | {_code(r.message)} |"
+            for r in bad_tables.REQUESTS
+        ),
     ]
-    sections = {
-        "Command line": USAGE,
-        "Recipes and overrides": CONFIG,
-        "Files and folders": FILES,
-        "Rows of raw files": ROWS,
-    }
-    for title, cases in sections.items():
-        lines += ["", f"## {title}", "", "| mistake | command | exit code | message |", "| --- | --- | --- | --- |"]
-        lines += [f"| {c.title} | {_code(f'rayrec {c.command}')} | {c.code} | {_code(c.message)} |" for c in cases]
-    lines += ["", "## HTTP requests", "", "| mistake | body | status | message |", "| --- | --- | --- | --- |"]
-    lines += [f"| {r.title} | {_code(r.body)} | {r.status} | {_code(r.message)} |" for r in REQUESTS]
     return "\n".join(lines) + "\n"
+
+
+def _commands(heading: str, cases: Iterable[BadInput]) -> list[str]:
+    rows = [f"| {c.title} | {_code(f'rayrec {c.command}')} | {c.code} | {_code(c.message)} |" for c in cases]
+    return ["", heading, "", "| mistake | command | exit code | message |", "| --- | --- | --- | --- |", *rows]
 
 
 def _code(text: str) -> str:

@@ -1,6 +1,7 @@
 """From generated logs to scores and answers, by the command line alone."""
 
 import json
+import shutil
 import urllib.error
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,8 +12,11 @@ import pytest
 
 from rayrec import load_model
 from rayrec.ingest.dataset import Dataset
-from tests.end_to_end.bad_inputs import REQUESTS, BadRequest
+from tests.end_to_end import bad_tables
+from tests.end_to_end.bad_inputs import REQUESTS
 from tests.end_to_end.conftest import Finished, Pipeline, post, raw_features, served
+from tests.end_to_end.mistake import BadRequest
+from tests.model_folders import write_table_model
 
 Rayrec = Callable[..., Finished]
 
@@ -65,9 +69,14 @@ def test_a_finished_folder_is_not_overwritten(pipeline: Pipeline, rayrec: Rayrec
 
 
 @pytest.fixture(scope="module")
-def server(ray_cluster: str, pipeline: Pipeline) -> Iterator[str]:
-    """The address of `rayrec serve MODEL`."""
-    with served(ray_cluster, pipeline.model) as address:
+def server(ray_cluster: str, pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of `rayrec serve FOLDER`, with the pipeline's model and `table`, one of a table of all kinds."""
+    models = tmp_path_factory.mktemp("models")
+    shutil.copytree(pipeline.model, models / "model")
+    table = tmp_path_factory.mktemp("made") / "table"
+    write_table_model(table)
+    shutil.move(table, models)
+    with served(ray_cluster, models) as address:
         yield address
 
 
@@ -90,9 +99,9 @@ def test_http_batch_and_python_give_the_same_scores(
     np.testing.assert_allclose(http, direct, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("case", REQUESTS, ids=lambda case: case.title)
+@pytest.mark.parametrize("case", [*REQUESTS, *bad_tables.REQUESTS], ids=lambda case: case.title)
 def test_a_bad_request_is_told_what_is_wrong(case: BadRequest, server: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as answer:
-        post(f"{server}/{case.model}:predict", case.body)
+        post(f"{server}/{case.model}:{case.verb}", case.body)
     assert answer.value.code == case.status
     assert json.loads(answer.value.read()) == {"error": case.message}

@@ -300,7 +300,6 @@ ERRORS: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
     "a column less": ({"a": b"x,y\n", "b": b"y\n"}, {}, "/b: no column 'x', which .*/a has"),
     "repeated": ({"a": b"x,y,x\n"}, {}, "two columns 'x' in its first line"),
     "repeated by blanks": ({"a": b"x,y, x\n"}, {}, "two columns 'x' in its first line"),
-    "repeated names given": ({"a": b"1,2\n"}, {"header": ("x", "x")}, "header: 'x' twice"),
     "another separator": ({"a": b"x;y\n"}, {}, "add separator: ';'"),
     "empty": ({"a": b"", "b": b""}, {}, "/a: empty"),
     "blank lines": ({"a": b"\nx,y\n"}, {}, "first line is empty"),

@@ -93,7 +93,7 @@ def test_any_model_ranks_objects_of_raw_features(tmp_path: Path) -> None:
     for wrong, message in [
         ([1], r"candidates\[0\]: give an object of raw features"),
         ([{}, "x"], r"candidates\[1\]: give an object"),
-        ([{"I99": 1}], "row 0: unknown feature 'I99'"),
+        ([{"I99": 1}], r"candidates\[0\]: unknown feature 'I99'"),
     ]:
         with pytest.raises(UserError, match=message):
             ranker.rank(context, wrong)

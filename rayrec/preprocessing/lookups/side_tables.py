@@ -1,6 +1,6 @@
 """Side tables: files of rows with a unique key -> tables that are looked up by it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -21,15 +21,21 @@ from rayrec.raw.table import TableFiles, TableReader
 
 
 def table_reader(
-    files: TableFiles, table: SideTable, columns: Sequence[RawColumn], config: SideTableConfig
+    files: TableFiles,
+    table: SideTable,
+    columns: Sequence[RawColumn],
+    config: SideTableConfig,
+    vector_sizes: Mapping[str, int],
 ) -> TableReader:
     """The reader of a side table's key and columns; a row without a key is bad.
 
-    `columns`: those of the schema, of which the table's are read. Raises UserError as `TableFiles.reader`.
+    `columns`, `vector_sizes`: those of the schema, of which the table's are read. Raises UserError as
+    `TableFiles.reader`.
     """
     given = {column.name: column for column in columns}
     read = [given[name].model_copy(update={"name": _raw_name(table, name)}) for name in table.columns]
-    return files.reader([RawColumn(name=config.key, type="text"), *read], required=(config.key,))
+    sizes = {_raw_name(table, name): vector_sizes[name] for name in table.columns if name in vector_sizes}
+    return files.reader([RawColumn(name=config.key, type="text"), *read], required=(config.key,), vector_sizes=sizes)
 
 
 def _raw_name(table: SideTable, column: str) -> str:

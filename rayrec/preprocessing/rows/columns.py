@@ -4,6 +4,7 @@ Everything that is wrong with the columns is found here, before Spark starts.
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
@@ -30,6 +31,7 @@ from rayrec.features.schema import Rate, RawColumn, SideTable
 
 _FROM_INTEGERS = {"integer": ("number", "text"), "integers": ("numbers", "texts")}
 _LISTS = {"number": "numbers", "integer": "integers", "text": "texts"}
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _MODULE_ATTRIBUTES = frozenset({
     "T_destination", "add_module", "apply", "bfloat16", "buffers", "call_super_init", "children", "clear", "compile",
     "cpu", "cuda", "double", "dump_patches", "eval", "extra_repr", "float", "forward", "get_buffer",
@@ -107,6 +109,11 @@ class ColumnPlan:
     """The column of the rows' times."""
     kept: tuple[KeptColumn, ...]
     """The columns that the dataset has beside label and features."""
+
+    @property
+    def vector_sizes(self) -> dict[str, int]:
+        """How many numbers the lists of a raw column have, by its name."""
+        return {f.inputs[0]: f.rule.size for f in self.features if isinstance(f.rule, VectorRule)}
 
 
 def rate_column(keys: Iterable[str]) -> str:
@@ -246,7 +253,9 @@ class _Planner:
             self._unknown(where, name, self.columns)
 
     def _unknown(self, where: str, name: str, known: Iterable[str]) -> NoReturn:
-        _fail(where, f"the files have no column '{name}'; {_nearest(name, known, 'they have')}")
+        is_row = any(_NUMBER.fullmatch(column) for column in known)
+        header = "; if their first line is a row, name the columns as `header`" if is_row else ""
+        _fail(where, f"the files have no column '{name}'; {_nearest(name, known, 'they have')}{header}")
 
     # --- rules
 

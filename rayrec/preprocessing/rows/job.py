@@ -24,6 +24,7 @@ from rayrec.preprocessing.workspace import Workspace, WrittenDataset
 from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
 from rayrec.preprocessing.write.shuffle import NewPositions, RandomGroups, write_shuffled
 from rayrec.random.permutation import BlockwisePermutation, HashPermutation
+from rayrec.raw.blocks import Reason
 from rayrec.raw.files import list_inputs
 from rayrec.raw.table import TableFiles, open_table
 
@@ -55,9 +56,14 @@ class RowsJob:
             self._hashed = config.split.column or source.group
         self._time = self._plan.time if isinstance(config.split, TimeSplitConfig) else None
         required = [name for name in (source.group, source.candidate, self._time) if name is not None]
-        self._reader = log.reader(self._plan.read, source.label, weight=source.weight, required=required)
+        sizes = self._plan.vector_sizes
+        self._reader = log.reader(
+            self._plan.read, source.label, weight=source.weight, required=required, vector_sizes=sizes
+        )
         self._readers = {
-            table.name: table_reader(self._tables[table.name], table, self._plan.columns, source.tables[table.name])
+            table.name: table_reader(
+                self._tables[table.name], table, self._plan.columns, source.tables[table.name], sizes
+            )
             for table in self._plan.tables
         }
 
@@ -66,7 +72,13 @@ class RowsJob:
         config, plan = self._config, self._plan
         kept = self._kept_columns()
         division = RowDivision(config.split, config.seed, self._hashed, kept)
-        extracted, rejected = extract(workspace, self._reader, self.files, config.max_rejected_fraction, division)
+        fixes: dict[str, str] = {
+            Reason.LABEL: f"source.label: {{column: {plan.label}, at_least: NUMBER}} makes a label of other values",
+            Reason.TIME: "`format` of its rule, or of source.time, says how times are written",
+        }
+        extracted, rejected = extract(
+            workspace, self._reader, self.files, config.max_rejected_fraction, division, fixes
+        )
         pieces = split_rows(workspace, config.split, extracted, self._inputs.splits, self._inputs.days, self._time)
         segments = segments_by_split(pieces)
 

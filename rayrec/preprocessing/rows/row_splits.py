@@ -141,6 +141,8 @@ def split_rows(
             assert time is not None
             result = _by_time(workspace, config, pieces_of(extracted), time)
     total = sum(_count_rows(pieces) for pieces in result.values())
+    if total == 0:
+        raise UserError(f"{extracted[0].chunk.file.name}: no good rows in the input; give files with rows")
     if _count_rows(result["train"]) == 0:
         raise UserError(f"preprocess.split: of {total:,} good rows none falls into train; give more rows or change it")
     if isinstance(config, (ColumnSplitConfig, TimeSplitConfig)):

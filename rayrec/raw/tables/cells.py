@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +14,7 @@ from rayrec.common.errors import UserError
 from rayrec.config.table import LabelCondition
 from rayrec.features.raw_values import Unreadable, read_column
 from rayrec.features.schema import RawColumn
+from rayrec.features.vector import wrong_lengths
 from rayrec.raw.blocks import Cell, ParsedLines, Reason
 
 Values: TypeAlias = pa.Array | list[Any]
@@ -49,6 +50,8 @@ class RowTypes:
     """One of `columns`, whose values must be numbers from 0 on."""
     required: frozenset[str] = frozenset()
     """Those of `columns` whose values must not be missing."""
+    vector_sizes: Mapping[str, int] = field(default_factory=dict)
+    """How many values the lists of a column must have, by name."""
 
     @property
     def label_column(self) -> str | None:
@@ -91,6 +94,8 @@ class RowTypes:
             columns.append(values)
             if wrong.any():
                 reject(raw.name, wrong, _REASONS.get(raw.type, Reason.VALUES))
+            if raw.name in self.vector_sizes:
+                reject(raw.name, wrong_lengths(values, self.vector_sizes[raw.name]), Reason.LENGTH)
             if raw.name in self.required:
                 reject(raw.name, values.is_null(nan_is_null=True).to_numpy(zero_copy_only=False), Reason.KEY)
             if raw.name == self.weight:

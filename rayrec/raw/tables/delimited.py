@@ -140,9 +140,6 @@ def read_layout(file: InputFile, text_format: FileFormat, optional: Collection[s
     if given is None:
         names = _names(file, fields, text_format)
         return DelimitedLayout(names, separator, text_format.quote, text_format.null_values, has_header=True)
-    repeated = next((name for name in given if given.count(name) > 1), None)
-    if repeated is not None:
-        raise UserError(f"header: '{repeated}' twice; name every column once")
     shorter = tuple(name for name in given if name not in optional)
     fields = fields or []
     is_headed = set(shorter) <= set(fields) <= set(given) and len(set(fields)) == len(fields)
@@ -157,7 +154,9 @@ def _first_line(file: InputFile) -> str | None:
     try:
         return line.decode() if block else None
     except UnicodeDecodeError:
-        raise UserError(f"{file.name}: its first line is not UTF-8 text; set 'format', or convert the file") from None
+        raise UserError(
+            f"{file.name}: its first line is not UTF-8 text; convert or unpack it, or set 'format'"
+        ) from None
 
 
 def _names(file: InputFile, fields: list[str] | None, text_format: FileFormat) -> tuple[str, ...]:
