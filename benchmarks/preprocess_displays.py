@@ -14,15 +14,12 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 
-from benchmarks.repeated import repeated
+from benchmarks.process_tree import MIB, folder_size, machine, sampled
 from cluster.ray_session import ray_session
 from cluster.spark_session import spark_session
 from rayrec.common.files import write_json
@@ -34,7 +31,6 @@ from rayrec.sources.outbrain.synthetic.generator import generate
 from rayrec.sources.registry import preprocessing
 
 _WARM_UP_ROWS = 10_000
-_MIB = 2**20
 
 
 def main() -> None:
@@ -56,10 +52,7 @@ def main() -> None:
                     arguments.output,
                     {
                         "feature_set": arguments.feature_set,
-                        "machine": {
-                            "cores": os.cpu_count(),
-                            "memory_gib": round(psutil.virtual_memory().total / 2**30),
-                        },
+                        "machine": machine(),
                         "runs": runs[1:],
                     },
                 )
@@ -74,22 +67,23 @@ def _measure(
     recipe = Recipe.model_validate({"name": "benchmark", **settings})
     stages = _Stages()
     started = time.perf_counter()
-    with _sampled(folder, interval) as sampled:
+    folders = {"unfinished dataset": folder / "out", "Spark's shuffles": folder / "spark"}
+    with sampled(psutil.Process(), folders, interval) as seen:
         manifest = preprocessing(recipe, {None: [str(raw)]}, dataset).run(spark, stages)
     seconds = time.perf_counter() - started
     stages.finish()
     result = {
         "click_rows": rows,
         "rows": {name: split.rows for name, split in manifest.splits.items()},
-        "raw_mib": _size(raw) // _MIB,
-        "dataset_mib": _size(dataset) // _MIB,
+        "raw_mib": folder_size(raw) // MIB,
+        "dataset_mib": folder_size(dataset) // MIB,
         "seconds": round(seconds, 1),
-        "cpu_seconds": round(sum(sampled.cpu_seconds.values()), 1),
+        "cpu_seconds": round(sum(seen.cpu_seconds.values()), 1),
         "load_average_at_the_end": os.getloadavg()[0],
         "rows_per_second": round(rows / seconds),
         "seconds_by_stage": stages.seconds,
-        "largest_mib": {name: size // _MIB for name, size in sampled.largest.items()},
-        "driver_jvm_collected_mib": _driver_heap(spark) // _MIB,
+        "largest_mib": seen.largest_mib,
+        "driver_jvm_collected_mib": _driver_heap(spark) // MIB,
     }
     print(result, flush=True)
     for made in (raw, dataset):
@@ -113,76 +107,6 @@ class _Stages(SilentProgress):
             name, started = self._current
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 1)
             self._current = None
-
-
-@dataclass
-class _Sampled:
-    largest: dict[str, int] = field(default_factory=dict)
-    """Memory by kind of process, and disk, in bytes."""
-    cpu_seconds: dict[psutil.Process, float] = field(default_factory=dict)
-    """Of each process since the first sample, or since it began."""
-
-
-@contextmanager
-def _sampled(folder: Path, interval: float) -> Iterator[_Sampled]:
-    """Filled in while the block runs."""
-    sampled = _Sampled()
-    before = {process: _cpu_seconds(process) for process in _processes()}
-
-    def sample() -> None:
-        processes = _processes()
-        for name, size in {**_memory(processes), **_disk(folder)}.items():
-            sampled.largest[name] = max(sampled.largest.get(name, 0), size)
-        for process in processes:
-            if spent := _cpu_seconds(process):
-                sampled.cpu_seconds[process] = spent - before.get(process, 0.0)
-
-    with repeated(sample, interval):
-        yield sampled
-
-
-def _processes() -> list[psutil.Process]:
-    """This one and all that it started."""
-    me = psutil.Process()
-    return [me, *me.children(recursive=True)]
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-    """0 where the process has ended."""
-    with suppress(psutil.Error):
-        times = process.cpu_times()
-        return times.user + times.system
-    return 0.0
-
-
-def _memory(processes: list[psutil.Process]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for process in processes:
-        with suppress(psutil.Error):
-            kind = _kind(process, processes[0])
-            sizes[kind] = sizes.get(kind, 0) + process.memory_full_info().uss
-    return sizes
-
-
-def _kind(process: psutil.Process, driver: psutil.Process) -> str:
-    if process == driver:
-        return "driver"
-    if process.name() == "java":
-        return "driver's JVM" if process.ppid() == driver.pid else "executors' JVM"
-    return "Python workers" if "spark_python_daemon" in " ".join(process.cmdline()) else "Ray"
-
-
-def _disk(folder: Path) -> dict[str, int]:
-    return {"unfinished dataset": _size(folder / "out"), "Spark's shuffles": _size(folder / "spark")}
-
-
-def _size(folder: Path) -> int:
-    total = 0
-    for path, _, files in os.walk(folder):
-        for file in files:
-            with suppress(OSError):
-                total += (Path(path) / file).stat().st_size
-    return total
 
 
 def _driver_heap(spark: Any) -> int:

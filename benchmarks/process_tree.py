@@ -1,0 +1,96 @@
+"""What a command and all processes that it started take: memory by kind of process, CPU time, disk."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.repeated import repeated
+
+MIB = 2**20
+
+
+@dataclass
+class Sampled:
+    """The most that was seen at once."""
+
+    largest: dict[str, int] = field(default_factory=dict)
+    """Bytes: what processes of each kind have for themselves (USS; pages of mapped files do not count), and folders."""
+    cpu_seconds: dict[psutil.Process, float] = field(default_factory=dict)
+    """Of each process since the first sample, or since it began."""
+
+    @property
+    def largest_mib(self) -> dict[str, int]:
+        """`largest` in MiB."""
+        return {name: size // MIB for name, size in self.largest.items()}
+
+
+@contextmanager
+def sampled(root: psutil.Process, folders: Mapping[str, Path], interval: float) -> Iterator[Sampled]:
+    """Look at `root`, which is a driver of Spark on Ray, and at `folders` every `interval` seconds during the block."""
+    found = Sampled()
+    before = {process: _cpu_seconds(process) for process in _tree(root)}
+
+    def sample() -> None:
+        processes = _tree(root)
+        memory = _memory(processes)
+        sizes = {**memory, "all processes": sum(memory.values())}
+        sizes |= {name: folder_size(folder) for name, folder in folders.items()}
+        for name, size in sizes.items():
+            found.largest[name] = max(found.largest.get(name, 0), size)
+        for process in processes:
+            if spent := _cpu_seconds(process):
+                found.cpu_seconds[process] = spent - before.get(process, 0.0)
+
+    with repeated(sample, interval):
+        yield found
+
+
+def folder_size(folder: Path) -> int:
+    """The bytes of all files in a folder; 0 if there is none."""
+    total = 0
+    for path, _, files in os.walk(folder):
+        for file in files:
+            with suppress(OSError):
+                total += (Path(path) / file).stat().st_size
+    return total
+
+
+def machine() -> dict[str, int]:
+    """What results state of the machine."""
+    return {"cores": os.cpu_count() or 1, "memory_gib": round(psutil.virtual_memory().total / 2**30)}
+
+
+def _tree(root: psutil.Process) -> list[psutil.Process]:
+    """`root` and all that it started."""
+    with suppress(psutil.Error):
+        return [root, *root.children(recursive=True)]
+    return []
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    """0 where the process has ended."""
+    with suppress(psutil.Error):
+        times = process.cpu_times()
+        return times.user + times.system
+    return 0.0
+
+
+def _memory(processes: list[psutil.Process]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for process in processes:
+        with suppress(psutil.Error):
+            kind = _kind(process, processes[0])
+            sizes[kind] = sizes.get(kind, 0) + process.memory_full_info().uss
+    return sizes
+
+
+def _kind(process: psutil.Process, driver: psutil.Process) -> str:
+    if process == driver:
+        return "driver"
+    if process.name() == "java":
+        return "driver's JVM" if process.ppid() == driver.pid else "executors' JVM"
+    return "Python workers" if "spark_python_daemon" in " ".join(process.cmdline()) else "Ray"
