@@ -64,7 +64,7 @@ def test_csv_and_parquet_give_the_same_parts_and_those_of_pandas(run: Run, files
 
     compared = TableReference(source, SPLIT, 5, files / "parquet", tables, csv).compare({})
     bad = parquet.manifest.rejected
-    assert compared.rows == ROWS - sum(bad.values()) and len(bad) == 3
+    assert compared.rows == ROWS - sum(bad.values()) and min(bad.values()) > 1
     assert csv.manifest.rejected == {**bad, "wrong column count": 3}
     schema = {feature.name: feature for feature in csv.schema.features}
     assert schema["C2"].table == "C1" and schema["code"].cardinality == 30

@@ -1,6 +1,7 @@
 """Decides which rows belong to which split."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -30,8 +31,9 @@ from rayrec.features.string_hash import by_distinct_text
 from rayrec.preprocessing.extract import ExtractedChunk, pieces_of
 from rayrec.preprocessing.numbers.fit import Number, summarize
 from rayrec.preprocessing.numbers.summary import Summary
+from rayrec.preprocessing.row_files import new_rows
 from rayrec.preprocessing.rows.kept_columns import KeptColumns
-from rayrec.preprocessing.segments import Piece, Segment, cut_pieces, make_segments, new_parquet, read_segment
+from rayrec.preprocessing.segments import Piece, Segment, cut_pieces, make_segments, read_segment
 from rayrec.preprocessing.spark_tasks import run_tasks
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RawBlock
@@ -163,7 +165,7 @@ def _by_time(workspace: Workspace, config: TimeSplitConfig, pieces: list[Piece],
     starts = _starts(summary, [getattr(config, name) for name in names[1:]])
     divide = partial(_divide, time=time, names=names, starts=starts, folder=workspace.scratch / "by-time")
     divided = run_tasks(workspace.spark, segments, divide)
-    return {name: [of_segment[name] for of_segment in divided if of_segment[name].rows] for name in names}
+    return {name: [of_segment[name] for of_segment in divided if name in of_segment] for name in names}
 
 
 def _starts(times: Summary, spans: Sequence[Span]) -> list[float]:
@@ -183,17 +185,29 @@ def _starts(times: Summary, spans: Sequence[Span]) -> list[float]:
 def _divide(
     segment: Segment, time: str, names: Sequence[str], starts: Sequence[float], folder: Path
 ) -> dict[str, Piece]:
-    """Write the rows of a segment to a file for each split but the empty ones; `starts`: of all but the first."""
-    columns = pq.read_schema(segment.piece.path).names
-    rows = pa.Table.from_batches(read_segment(segment, columns))
-    places = np.searchsorted(starts, rows[time].cast(pa.int64()).to_numpy(), side="right")
-    pieces = {}
-    for place, name in enumerate(names):
-        of_split = rows.filter(pa.array(places == place))
-        pieces[name] = Piece(folder / f"{segment.index:06d}-{name}.parquet", 0, len(of_split))
-        if len(of_split):
-            with new_parquet(pieces[name].path, rows.schema, compression="lz4", write_statistics=False) as writer:
-                writer.write_table(of_split)
+    """The rows of a segment by split, without empty ones; `starts`: of all splits but the first.
+
+    Logs are mostly in order of time, so most segments are a piece of one split as they are. The rows of others are
+    written to a file for each split.
+    """
+    moments = [batch[time].cast(pa.int64()).to_numpy() for batch in read_segment(segment, [time])]
+    places = np.searchsorted(starts, np.concatenate(moments), side="right")
+    rows = {names[place]: int(count) for place, count in enumerate(np.bincount(places)) if count}
+    if len(rows) == 1:
+        return dict.fromkeys(rows, segment.piece)
+    pieces = {name: Piece(folder / f"{segment.index:06d}-{name}.parquet", 0, count) for name, count in rows.items()}
+    schema = pq.read_schema(segment.piece.path)
+    texts = [field.name for field in schema if pa.types.is_string(field.type)]
+    done = 0
+    with ExitStack() as stack:
+        writers = {name: stack.enter_context(new_rows(piece.path, schema, texts)) for name, piece in pieces.items()}
+        for batch in read_segment(segment, schema.names):
+            of_batch = places[done : done + batch.num_rows]
+            done += batch.num_rows
+            for name, writer in writers.items():
+                of_split = batch.filter(pa.array(of_batch == names.index(name)))
+                if of_split.num_rows:
+                    writer.write_batch(of_split)
     return pieces
 
 
