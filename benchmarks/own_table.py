@@ -7,13 +7,12 @@
 the same rows. The datasets are compared cell by cell, and the rows of `validation`, of `test` and of the first part of
 `train` with a computation in pandas (`tests/table_reference.py`). The number of files is the same for all numbers of
 rows. Memory is what each kind of process has for itself (USS), sampled every `--interval` seconds, and the largest
-counts; Spark's executor has a heap of 1 GiB. A size that is done is in FILE when the next one begins.
+counts; Spark's executor has a heap of 1 GiB. A number of rows that is in FILE already is not run again.
 """
 
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ import psutil
 import yaml
 
 from benchmarks.process_tree import MIB, folder_size, machine, sampled
-from rayrec.common.files import write_json
+from benchmarks.result_rows import ResultRows
 from rayrec.ingest.dataset import Dataset
 from tests.dataset_cells import compare_datasets
 from tests.table_reference import TableReference
@@ -44,11 +43,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="for all files; a temporary one by default")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    runs = []
+    results = ResultRows(arguments.output, keys=("rows",), printed=("rows", "compared_with_pandas"))
     for rows in arguments.rows:
-        with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
-            runs.append(_measure(Path(name), rows, arguments.interval))
-        write_json(arguments.output, {"machine": machine(), "files": _FILES, "runs": runs})
+        if not results.has(rows=rows):
+            # Spark's processes may still be removing files of their own.
+            with tempfile.TemporaryDirectory(dir=arguments.folder, ignore_cleanup_errors=True) as name:
+                results.add(_measure(Path(name), rows, arguments.interval))
 
 
 def _measure(folder: Path, rows: int, interval: float) -> dict[str, Any]:
@@ -60,7 +60,8 @@ def _measure(folder: Path, rows: int, interval: float) -> dict[str, Any]:
     recipe = folder / "recipe.yaml"
     sections = {"source": source, "preprocess": preprocess, "model": {"kind": "dcnv2", "embedding_dim": 8}}
     recipe.write_text(yaml.safe_dump(sections, sort_keys=False))
-    result: dict[str, Any] = {"rows": rows, "seconds_to_generate": round(time.perf_counter() - started, 1)}
+    result: dict[str, Any] = {"rows": rows, "files": _FILES, "machine": machine()}
+    result |= {"seconds_to_generate": round(time.perf_counter() - started, 1)}
     for form in ("csv", "parquet"):
         result[form] = _preprocess(recipe, folder, form, rows, interval)
         print(form, result[form], flush=True)
@@ -73,14 +74,13 @@ def _measure(folder: Path, rows: int, interval: float) -> dict[str, Any]:
     compared = reference.compare({"train": 1})
     result["compared_with_pandas"] = {"rows": compared.rows, "cells": compared.cells, "last_bit": compared.last_bit}
     result["seconds_to_compare"] = round(time.perf_counter() - started, 1)
-    print({name: value for name, value in result.items() if name not in ("csv", "parquet")}, flush=True)
     return result
 
 
 def _preprocess(recipe: Path, folder: Path, form: str, rows: int, interval: float) -> dict[str, Any]:
     """Run the command in a process of its own, as a user does."""
-    output, shuffles = _dataset(folder, form), folder / "spark"
-    shuffles.mkdir(exist_ok=True)
+    output, shuffles = _dataset(folder, form), folder / f"spark-{form}"
+    shuffles.mkdir()
     arguments = ["preprocess", str(recipe), "--input", str(folder / form), "--output", str(output)]
     environment = {**os.environ, "SPARK_LOCAL_DIRS": str(shuffles)}
     errors = folder / f"{form}.log"
@@ -98,7 +98,6 @@ def _preprocess(recipe: Path, folder: Path, form: str, rows: int, interval: floa
     for line in errors.read_text().splitlines():
         if found := _STAGE.match(line):
             stages[found[1]] = round(stages.get(found[1], 0.0) + float(found[2]), 1)
-    shutil.rmtree(shuffles)
     return {
         "raw_mib": folder_size(folder / form) // MIB,
         "dataset_mib": folder_size(output) // MIB,
