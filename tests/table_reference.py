@@ -20,7 +20,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
+from rayrec.config.transforms import Buckets, Quantile
 from rayrec.features.keyed_table import hash_key
+from rayrec.features.schema import CategoricalFeature, NumericFeature
 from rayrec.features.string_hash import hash_string
 from rayrec.ingest.dataset import Dataset
 from rayrec.random.splitmix64 import StatelessRandom
@@ -190,9 +192,8 @@ class TableReference:
         for name, rule in self.rules.items():
             match rule["kind"]:
                 case "numeric":
-                    features[name] = self._transformed(name, self.numbers(rule["column"]), rule.get("transforms", ()))[
-                        rows
-                    ]
+                    numbers = self.numbers(rule["column"])
+                    features[name] = self._transformed(name, numbers, rule.get("transforms", ()))[rows]
                 case "buckets":
                     features[name] = self._buckets(name, rule)[rows]
                 case "categorical":
@@ -246,9 +247,14 @@ class TableReference:
         exact = np.quantile(of_train, np.linspace(0.0, 1.0, count + 1)[1:-1])
         if len(np.unique(of_train)) <= _EXACT_VALUES:
             return exact
-        (transform,) = next(feature for feature in self.dataset.schema.features if feature.name == name).transforms
-        fitted = np.array(transform.boundaries)
-        fitted = fitted if transform.op == "buckets" else fitted[1:-1]
+        (boundaries,) = (
+            transform.boundaries if isinstance(transform, Buckets) else transform.boundaries[1:-1]
+            for feature in self.dataset.schema.features
+            if feature.name == name and isinstance(feature, NumericFeature | CategoricalFeature)
+            for transform in feature.transforms
+            if isinstance(transform, Buckets | Quantile)
+        )
+        fitted = np.array(boundaries)
         assert np.allclose(fitted, exact, rtol=_RANGE_WIDTH, atol=0.0), name
         return fitted
 

@@ -13,7 +13,8 @@ from rayrec.common.errors import UserError
 from rayrec.raw.files import Chunk, InputFile
 from rayrec.raw.tables.cells import Cells
 
-_BATCH_ROWS = 65_536
+_MOST_BATCH_ROWS, _BATCH_BYTES = 65_536, 2**22
+"""Of a batch; bytes as the file has them before they are packed, which dictionaries make several times in memory."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,16 @@ def open_parquet(file: InputFile) -> Iterator[pq.ParquetFile]:
         raise UserError(f"{file.name}: damaged Parquet file ({reason}); fetch it again") from None
 
 
-def read_row_groups(chunk: Chunk, columns: Sequence[str], batch_rows: int = _BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+def read_row_groups(chunk: Chunk, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows of the row groups whose first byte lies in the chunk. Raises UserError on a damaged file."""
     with open_parquet(chunk.file) as file:
         stop = chunk.file.bytes if chunk.stop is None else chunk.stop
         found = row_groups(file.metadata)
         groups = [number for number, group in enumerate(found) if chunk.start <= group.first_byte < stop]
         if groups:
+            size = sum(file.metadata.row_group(number).total_byte_size for number in groups)
+            rows = sum(found[number].rows for number in groups) * _BATCH_BYTES // max(size, 1)
+            batch_rows = max(1, min(rows, _MOST_BATCH_ROWS))
             yield from file.iter_batches(batch_rows, row_groups=groups, columns=list(columns), use_threads=False)
 
 
