@@ -111,6 +111,10 @@ def make_tables() -> dict[str, pd.DataFrame]:
     return {"users": users, "items": items}
 
 
+def numbered_rows(rows: int) -> pa.RecordBatch:
+    return pa.record_batch({"row": np.arange(rows)})
+
+
 def by_pandas(log: pd.DataFrame, tables: dict[str, pd.DataFrame], mean: float) -> pd.DataFrame:
     """The completed rows: what side tables hold of them, and the rates, in train out of fold."""
     users = tables["users"].set_index("user id").add_prefix("users_")
@@ -121,7 +125,7 @@ def by_pandas(log: pd.DataFrame, tables: dict[str, pd.DataFrame], mean: float) -
     times = [None if time is None else pd.Timestamp(time, tz="UTC").to_pydatetime() for time in joined]
     done["users_joined"] = pd.Series(times, dtype=object)
     done["users_tags"] = [None if tags is None else tags.split("|") for tags in done["users_tags"]]
-    fold = np.append(Folds(FOLDS, SEED, Path()).of(0, TRAIN), np.full(ROWS - TRAIN, -1))
+    fold = np.append(Folds(FOLDS, SEED, Path()).of(numbered_rows(TRAIN), 0), np.full(ROWS - TRAIN, -1))
     for rate in RATES:
         keys = list(zip(*(done[name] for name in rate.keys), strict=True))
         rows_of = {key: [row for row in range(TRAIN) if keys[row] == key] for key in set(keys) if None not in key}
@@ -236,8 +240,20 @@ def test_rows_without_a_key_are_set_aside(workspace: Workspace, write: WriteTabl
 
 
 def test_folds_are_of_about_equal_size_and_follow_from_the_position() -> None:
-    folds = Folds(FOLDS, SEED, Path())
-    found = folds.of(0, 10_000)
+    folds, rows = Folds(FOLDS, SEED, Path()), numbered_rows(10_000)
+    found = folds.of(rows, 0)
     assert (np.abs(np.bincount(found, minlength=FOLDS) - 2_000) < 200).all()
-    assert np.array_equal(found[1_234:], folds.of(1_234, 10_000 - 1_234))
-    assert not np.array_equal(found, Folds(FOLDS, -SEED, Path()).of(0, 10_000))
+    assert np.array_equal(found[1_234:], folds.of(rows[1_234:], 1_234))
+    assert not np.array_equal(found, Folds(FOLDS, -SEED, Path()).of(rows, 0))
+
+
+@pytest.mark.parametrize("type_", [pa.string(), pa.int64(), pa.dictionary(pa.int32(), pa.string())], ids=str)
+def test_rows_of_a_group_share_a_fold(type_: pa.DataType) -> None:
+    groups = np.repeat(np.arange(1_000), 10)
+    np.random.default_rng(SEED).shuffle(groups)
+    column = pa.array(groups.astype(str)).cast(type_) if pa.types.is_dictionary(type_) else pa.array(groups).cast(type_)
+    folds = Folds(FOLDS, SEED, Path(), "display")
+    found = folds.of(pa.record_batch({"display": column}), 0)
+    assert pd.Series(found).groupby(groups).nunique().max() == 1
+    assert (np.abs(np.bincount(found, minlength=FOLDS) - 2_000) < 400).all()
+    assert np.array_equal(found[7:], folds.of(pa.record_batch({"display": column[7:]}), 0))

@@ -9,7 +9,7 @@ A job of rows calls, after its rows are parsed and split (`side_tables`, `rates`
         bad = write_side_table(workspace, table, source.tables[table.name], reader, files, max_rejected)
 
     # rates: a Rate for each rate, whose mean is not known yet
-    folds = Folds(source.rate_folds, config.seed, workspace.scratch / "rates")
+    folds = Folds(source.rate_folds, config.seed, workspace.scratch / "rates", source.group)
     rates = write_rates(workspace, CompletedRows(schema, workspace.folder), segments["train"], rates, folds)
     schema = schema.model_copy(update={"lookups": (*tables, *rates)})
 

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.lookups import Lookups
+from rayrec.features.keyed_table import hash_texts
+from rayrec.features.lookups import Lookups, joined_keys
 from rayrec.features.schema import Schema
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.random.splitmix64 import StatelessRandom
@@ -23,12 +24,21 @@ class Folds:
     tables: Path
     """Folder of a table for each rate, by name; only preprocessing has it."""
 
-    def of(self, first: int, rows: int) -> NDArray[np.int64]:
-        """(rows,) folds of the rows of `train` from position `first` on.
+    group: str | None = None
+    """The column whose rows of equal value share a fold: where one row of a list is positive, the others tell its
+    label."""
 
-        They follow from position and seed alone, so that they are the same however the rows come in files.
+    def of(self, rows: pa.RecordBatch, first: int) -> NDArray[np.int64]:
+        """(n,) folds of n rows of `train`, of which the first is at position `first`.
+
+        They follow from the seed and the position, or the group, so that they are the same however the rows come in
+        files.
         """
-        return StatelessRandom(self.seed % 2**64).choice("rate folds", np.arange(first, first + rows), self.count)
+        if self.group is None:
+            numbers = np.arange(first, first + rows.num_rows)
+        else:
+            numbers = hash_texts(joined_keys([rows[self.group]]))
+        return StatelessRandom(self.seed % 2**64).choice("rate folds", numbers, self.count)
 
 
 @dataclass(frozen=True)
@@ -53,8 +63,9 @@ class CompletedRows:
         lookups = Lookups.cached(self.schema, self.dataset, by_fold, frozenset(columns))
         first = segment.first
         reads = lookups.reads(columns)
-        for batch in read_piece(segment.piece, reads, [name for name in reads if name in dictionaries]):
-            folds = self.folds.of(first, batch.num_rows) if self.folds else None
+        group = [self.folds.group] if self.folds and self.folds.group not in (None, *reads) else []
+        for batch in read_piece(segment.piece, [*reads, *group], [name for name in reads if name in dictionaries]):
+            folds = self.folds.of(batch, first) if self.folds else None
             first += batch.num_rows
             completed = lookups.complete(batch, folds)
             arrays = [completed.column(name) for name in columns]

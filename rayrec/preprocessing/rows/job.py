@@ -118,7 +118,7 @@ class RowsJob:
             for reason, number in bad.items():
                 rejected[reason] = rejected.get(reason, 0) + number
         with_tables = schema.model_copy(update={"lookups": plan.tables})
-        folds = Folds(source.rate_folds, self._config.seed, workspace.scratch / "rates")
+        folds = Folds(source.rate_folds, self._config.seed, workspace.scratch / "rates", source.group)
         rates = write_rates(workspace, CompletedRows(with_tables, workspace.folder), train, plan.rates, folds)
         lookups: tuple[Lookup, ...] = (*plan.tables, *rates)
         complete = schema.model_copy(update={"lookups": lookups})
