@@ -37,6 +37,11 @@ class Reading:
         """The standard error of the mean."""
         return _error(self.folds, self.test_share)
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether it ranks the rows better than chance does."""
+        return self.auc - 0.5 >= max(_LEAST_GAIN, _CLEAR * self.error)
+
     def is_better_than(self, other: "Reading") -> bool:
         """Whether it is ahead by more than what chance explains."""
         gain = self.folds - other.folds

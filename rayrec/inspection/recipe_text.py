@@ -24,6 +24,8 @@ _SAFE = re.compile(r"[A-Za-z_][A-Za-z0-9_./%-]*")
 _YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 _SMALL, _MEDIUM = 30_000, 1_000_000
 _LEAST_TIMES = 20
+_RATED_VALUES = 50
+"""Values from which on many of a category are so rare that a smoothed rate says more than a weight for each."""
 
 
 def write_recipe(
@@ -51,6 +53,7 @@ def write_recipe(
         *_ignored_lines(decisions),
         "  features:",
         *_feature_lines(decisions),
+        *_rate_lines(roles, decisions),
         "",
         "preprocess:",
         *_preprocess_lines(total, roles, decisions),
@@ -144,6 +147,18 @@ def _further(decision: Decision) -> str:
         "a curve that rises and falls foretells better than a line"
     )  # fmt: skip
     return f"also as ranges: {why}"
+
+
+def _rate_lines(roles: Roles, decisions: Sequence[Decision]) -> list[str]:
+    """Rates of what lists offer: where a list has one positive row, a rate foretells better than a weight alone."""
+    lines = []
+    for decision in decisions if roles.group is not None else ():
+        reading, column = decision.auc.get("category"), decision.column
+        is_rated = decision.kind == "categorical" and column.distinct >= _RATED_VALUES
+        if is_rated and reading is not None and reading.is_clear:
+            why = f"how often rows of the same value are positive, in other lists; AUC {reading.auc:.3f}"
+            lines.append(_line(f"    - {_flow({'keys': column.name})}", why))
+    return ["  rates:", *lines] if lines else []
 
 
 def _preprocess_lines(total: int, roles: Roles, decisions: Sequence[Decision]) -> list[str]:

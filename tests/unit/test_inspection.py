@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -354,6 +355,23 @@ def test_groups_weights_and_candidates(inspect: Inspect) -> None:
     assert recipe["preprocess"]["split"]["column"] == "display_id"
     assert recipe["evaluate"]["ranking"]["metrics"] == ["map", "ndcg"]
     assert [d.column.name for d in found.decisions if d.role == "feature"] == ["ad_id"]
+
+
+def test_rates_of_what_lists_offer(inspect: Inspect) -> None:
+    rng = np.random.default_rng(0)
+    displays = np.arange(ROWS) // 5
+    ads = np.concatenate([rng.choice(60, 5, replace=False) for _ in range(ROWS // 5)])
+    appeal = rng.normal(size=60)[ads] + rng.gumbel(size=ROWS)
+    table = {
+        "display_id": displays,
+        "ad_id": ads,
+        "site_id": rng.integers(60, size=ROWS // 5)[displays],
+        "click": (appeal == pd.Series(appeal).groupby(displays).transform("max")).astype(int),
+    }
+    recipe = yaml.safe_load(inspect(table).recipe)
+    assert recipe["source"]["rates"] == [{"keys": "ad_id"}], "what is the same for a whole list foretells nothing"
+    alone = {name: values for name, values in table.items() if name != "display_id"}
+    assert "rates" not in yaml.safe_load(inspect(alone).recipe)["source"]
 
 
 def test_a_session_with_many_positives_is_no_group(inspect: Inspect) -> None:

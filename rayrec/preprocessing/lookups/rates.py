@@ -63,7 +63,7 @@ def _count(segment: Segment, rows: CompletedRows, rates: Sequence[Rate], folds: 
     label, keys = rows.schema.label, list(dict.fromkeys(key for rate in rates for key in rate.keys))
     counted: list[list[pa.Table]] = [[] for _ in rates]
     first, positives = segment.first, 0
-    group = [] if folds.group in (None, *keys) else [folds.group]
+    group = [] if folds.group is None or folds.group in keys else [folds.group]
     for batch in rows.read(segment, [label, *keys, *group]):
         labels, fold = batch[label].cast(pa.int64()), pa.array(folds.of(batch, first))
         for rate, parts in zip(rates, counted, strict=True):

@@ -63,7 +63,7 @@ class CompletedRows:
         lookups = Lookups.cached(self.schema, self.dataset, by_fold, frozenset(columns))
         first = segment.first
         reads = lookups.reads(columns)
-        group = [self.folds.group] if self.folds and self.folds.group not in (None, *reads) else []
+        group = [self.folds.group] if self.folds and self.folds.group and self.folds.group not in reads else []
         for batch in read_piece(segment.piece, [*reads, *group], [name for name in reads if name in dictionaries]):
             folds = self.folds.of(batch, first) if self.folds else None
             first += batch.num_rows
