@@ -168,12 +168,15 @@ class TableReference:
         return self.numbers(label["column"]) >= label["at_least"]
 
     def rate(self, rate: Rule) -> Floats:
-        """The rate of the label by keys for every row; a row of `train` sees the other folds."""
+        """The rate of the label by keys for every row; `train` sees other folds, of whole groups."""
         keys = pd.DataFrame({name: self.texts(name) for name in _names(rate["keys"])})
         groups = keys.groupby(list(keys), sort=False).ngroup().fillna(-1).to_numpy(np.int64)  # -1 if one is missing
         count, folds = int(groups.max()) + 1, self.source.get("rate_folds", 5)
         fold = np.full(len(groups), folds)
-        fold[self.train] = StatelessRandom(0).choice("rate folds", np.arange(len(self.train)), folds)
+        places, lists = pd.factorize(self.texts(self.source["group"]).iloc[self.train])
+        known = [int(text) if text.isdigit() else hash_string(text) for text in lists]
+        numbers = np.array(known, np.uint64).view(np.int64)[places]
+        fold[self.train] = StatelessRandom(0).choice("rate folds", numbers, folds)
         counted = self.train[groups[self.train] >= 0]
         cells = groups[counted] * (folds + 1) + fold[counted]
         rows, positives = (

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.features.keyed_table import hash_texts
-from rayrec.features.lookups import Lookups, joined_keys
+from rayrec.features.lookups import Lookups
 from rayrec.features.schema import Schema
+from rayrec.preprocessing.rows.kept_columns import integers_of
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.random.splitmix64 import StatelessRandom
 
@@ -37,7 +37,7 @@ class Folds:
         if self.group is None:
             numbers = np.arange(first, first + rows.num_rows)
         else:
-            numbers = hash_texts(joined_keys([rows[self.group]]))
+            numbers = integers_of(rows[self.group])
         return StatelessRandom(self.seed % 2**64).choice("rate folds", numbers, self.count)
 
 
