@@ -131,3 +131,17 @@ def _mlp(state: State, name: str, x: np.ndarray, layers: Sequence[int], relu: Se
         if layer in relu:
             x = np.maximum(x, 0)
     return x
+
+
+def interaction_inputs(
+    shape: tuple[int, int, int, bool], dtype: torch.dtype = torch.float64
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Random inputs of `dot_interaction`: a dense vector (B, D) or None, and embeddings (B, N, D).
+
+    `shape` is B, N, D and whether there is a dense vector.
+    """
+    rows, count, dim, has_dense = shape
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(rows, count, dim, generator=generator).to(dtype).requires_grad_()
+    dense = torch.randn(rows, dim, generator=generator).to(dtype).requires_grad_() if has_dense else None
+    return dense, embeddings

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from cuda_ops import dot_interaction
+from tests.naive_models import interaction_inputs
 
 SHAPES = [  # rows, embeddings, width, with a dense vector
     (3, 26, 16, True),
@@ -15,19 +16,9 @@ SHAPES = [  # rows, embeddings, width, with a dense vector
 ]
 
 
-def make_inputs(
-    shape: tuple[int, int, int, bool], dtype: torch.dtype = torch.float64
-) -> tuple[torch.Tensor | None, torch.Tensor]:
-    rows, count, dim, has_dense = shape
-    generator = torch.Generator().manual_seed(0)
-    embeddings = torch.randn(rows, count, dim, generator=generator).to(dtype).requires_grad_()
-    dense = torch.randn(rows, dim, generator=generator).to(dtype).requires_grad_() if has_dense else None
-    return dense, embeddings
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_a_naive_computation(shape: tuple[int, int, int, bool]) -> None:
-    dense, embeddings = make_inputs(shape)
+    dense, embeddings = interaction_inputs(shape)
     rows = []
     for b in range(shape[0]):
         vectors = [*([] if dense is None else [dense[b].detach().numpy()]), *embeddings[b].detach().numpy()]
@@ -42,7 +33,7 @@ def test_equals_a_naive_computation(shape: tuple[int, int, int, bool]) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 4, 3, True), (2, 4, 3, False), (1, 1, 2, True), (2, 0, 3, True)], ids=str)
 def test_gradients(shape: tuple[int, int, int, bool]) -> None:
-    dense, embeddings = make_inputs(shape)
+    dense, embeddings = interaction_inputs(shape)
     assert torch.autograd.gradcheck(dot_interaction, (dense, embeddings))
 
 
@@ -60,7 +51,7 @@ def test_gradients(shape: tuple[int, int, int, bool]) -> None:
 def test_dtypes(
     dense_dtype: torch.dtype, embeddings_dtype: torch.dtype, autocast: torch.dtype | None, expected: torch.dtype
 ) -> None:
-    exact_dense, exact_embeddings = make_inputs((4, 6, 8, True))
+    exact_dense, exact_embeddings = interaction_inputs((4, 6, 8, True))
     assert exact_dense is not None
     dense = exact_dense.detach().to(dense_dtype).requires_grad_()
     embeddings = exact_embeddings.detach().to(embeddings_dtype).requires_grad_()

@@ -35,8 +35,9 @@ def test_keys_give_unlike_orders():
             assert (one == other).sum() < 10  # 1 on average
 
 
-@pytest.mark.parametrize(("size", "keys"), [(12, 500), (100, 800)])
-def test_every_element_comes_to_every_place_alike(size, keys):
+@pytest.mark.parametrize("size", [12, 100])
+def test_every_element_comes_to_every_place_alike(size):
+    keys = 2_000
     counts = torch.zeros(size, size)
     for number in range(keys):
         counts[torch.arange(size), elements(size, derive_key(11, number))] += 1
