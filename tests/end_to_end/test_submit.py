@@ -43,7 +43,7 @@ def test_a_job_trains_as_the_command_does(pipeline: Pipeline, rayrec: Rayrec, tm
 # What goes wrong, the exit code, whether a job was sent, and the line that says it.
 FAILURES = [
     (["train", "own.yaml", "--data", "d", "--output", "o"], 2, False, "own.yaml: unknown key 'train.ephocs'"),
-    (["train", RECIPE, "--data", "nowhere", "--output", "o"], 1, True, "nowhere: no such folder; --data takes the"),
+    (["train", RECIPE, "--data", "nowhere", "--output", "o"], 1, True, "nowhere: no such folder; give the output of"),
     (
         ["train", RECIPE, "--data", "dataset", "--output", "o", "--workers", "512"],
         2,
