@@ -69,6 +69,13 @@ class Recipe(Config):
                 f"preprocess.kind: '{self.preprocess.kind}' does not suit source.kind '{self.source.kind}', whose is "
                 f"'{kind}'; leave it out"
             )
+        if self.model.needs_interactions and not self.source.gives_interactions:
+            sources = [name for name in SOURCES.packages if SOURCES.load(name, "config").CONFIG.gives_interactions]
+            models = [name for name in MODELS.packages if not MODELS.load(name, "config").CONFIG.needs_interactions]
+            raise ValueError(
+                f"model.kind: '{self.model.kind}' reads a user and an item alone, which source.kind "
+                f"'{self.source.kind}' does not name; use {', '.join(models)}, or source.kind {', '.join(sources)}"
+            )
         measured = self.evaluate.ranking.names if self.evaluate.ranking is not None else ()
         stop = self.train.early_stop
         chosen = {

@@ -29,6 +29,7 @@ from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.registry import build_model
 from rayrec.models.wide_deep.config import WideDeepConfig
+from rayrec.sources.interactions.config import InteractionSourceConfig
 from rayrec.sources.outbrain.config import OutbrainSourceConfig
 from rayrec.sources.table.config import TableConfig
 from tests.builders import make_recipe
@@ -104,7 +105,8 @@ def make_recommender_folder(folder: Path, *, users: int = 30, items: int = 50, s
     known = [np.arange(1, user, 3, dtype=np.int32) if user else np.empty(0, np.int32) for user in range(users + 1)]
     first = np.cumsum([0, *map(len, known)])
     config = NeuMFConfig(factors=4, mlp=(8, 4), dropout=0.0)
-    return _write(folder, data, schema, config, "neumf-test", seed, KnownItems(first, np.concatenate(known)))
+    known_items = KnownItems(first, np.concatenate(known))
+    return _write(folder, data, schema, config, "neumf-test", seed, known_items, source=InteractionSourceConfig())
 
 
 def write_display_model(folder: Path, schema: Schema, statistics: Path, seed: int = 0) -> RankingModel:

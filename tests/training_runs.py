@@ -25,7 +25,6 @@ from tests.ranks import run_ranks
 
 BASE: dict[str, Any] = {
     "name": "test",
-    "source": {"kind": "criteo"},
     "model": {"kind": "dlrm", "embedding_dim": 8, "bottom_mlp": [16, 8], "top_mlp": [16]},
     "train": {
         "global_batch_size": 64,
@@ -52,9 +51,18 @@ class Case:
     recipe: Recipe
 
 
-def recipe(*, model: dict[str, Any] | None = None, evaluate: dict[str, Any] | None = None, **train: Any) -> Recipe:
-    """The base recipe with keys of its `train` section and, on request, its other sections replaced."""
-    content = {**BASE, "train": {**BASE["train"], **train}}
+def recipe(
+    *,
+    model: dict[str, Any] | None = None,
+    evaluate: dict[str, Any] | None = None,
+    source: str = "criteo",
+    **train: Any,
+) -> Recipe:
+    """The base recipe with keys of its `train` section and, on request, its other sections replaced.
+
+    `source`: the kind of its source.
+    """
+    content = {**BASE, "source": {"kind": source}, "train": {**BASE["train"], **train}}
     if model is not None:
         content["model"] = model
     if evaluate is not None:

@@ -1,6 +1,6 @@
 """The base of every config, and what the configs of all models share."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
@@ -16,4 +16,6 @@ class Config(BaseModel):
 class ModelConfig(Config):
     """The hyper-parameters of a model; each model has a class of its own."""
 
+    needs_interactions: ClassVar[bool] = False
+    """Whether it reads a user and an item alone, so that only sources that `gives_interactions` suit it."""
     kind: str

@@ -186,4 +186,6 @@ class SourceConfig(Config):
 
     preprocess: ClassVar[type[PreprocessConfig]] = RowsPreprocessConfig
     """The class of the section `preprocess` of a recipe with this source."""
+    gives_interactions: ClassVar[bool] = False
+    """Whether its datasets name the features of a user and an item (`Schema.interactions`)."""
     kind: str

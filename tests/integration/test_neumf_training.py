@@ -47,7 +47,7 @@ def _recipe(
     dense = {"default": "data_parallel", "memory_per_worker": "1GB"}
     common = {"embedding_optimizer": ADAM, "dense_optimizer": {**ADAM, "kind": "adamw"}, "max_steps": STEPS}
     evaluate = {"global_batch_size": 64, "ranking": {**RANKING, "candidates": candidates}}
-    return recipe(model=model, evaluate=evaluate, **{**common, "sharding": dense, **train})
+    return recipe(model=model, evaluate=evaluate, source="interactions", **{**common, "sharding": dense, **train})
 
 
 def _folders(runs: Path, gmf: str, mlp: str) -> dict[str, str]:

@@ -33,6 +33,19 @@ def test_the_source_decides_the_kind_of_preprocessing(recipe: Path, tmp_path: Pa
     assert load_recipe(tmp_path / "resolved.yaml") == loaded
 
 
+@pytest.mark.parametrize("source", ["{kind: table, label: y, features: []}", "{kind: outbrain}", "{kind: criteo}"])
+def test_a_model_of_users_and_items_needs_a_source_that_names_them(recipe: Path, source: str) -> None:
+    kind = re.findall(r"kind: (\w+)", source)[0]
+    message = (
+        f"{recipe}: model.kind: 'neumf' reads a user and an item alone, which source.kind '{kind}' does not name; use "
+        "dcnv2, dlrm, wide_deep, or source.kind interactions"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(recipe, [f"source={source}"])
+    assert str(caught.value) == message
+    assert load_recipe(recipe, ["model={kind: dlrm}"]).model.kind == "dlrm"
+
+
 @pytest.mark.parametrize(
     ("override", "split"),
     [

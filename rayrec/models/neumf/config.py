@@ -1,6 +1,6 @@
 """The hyper-parameters of NeuMF, GMF and MLP; the defaults are the published ones."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -10,6 +10,7 @@ from rayrec.config.base import ModelConfig, Widths
 class NeuMFConfig(ModelConfig):
     """NeuMF and its two parts GMF and MLP (He et al. 2017, arXiv:1708.05031), as NVIDIA published it."""
 
+    needs_interactions: ClassVar[bool] = True
     kind: Literal["neumf"] = "neumf"
     parts: Annotated[tuple[Literal["gmf", "mlp"], ...], Field(min_length=1)] = ("gmf", "mlp")
     """Both are NeuMF; one alone is GMF or MLP."""

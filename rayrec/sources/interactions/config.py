@@ -57,6 +57,7 @@ class InteractionSourceConfig(SourceConfig):
     """
 
     preprocess: ClassVar[type[PreprocessConfig]] = InteractionPreprocessConfig
+    gives_interactions: ClassVar[bool] = True
     kind: Literal["interactions"] = "interactions"
     layout: Literal["auto", "tab", "double_colon", "csv", "parquet"] = "auto"
     """`tab`: u.data, *.rating (user, item, or user, item, rating, timestamp); `double_colon`: ratings.dat; `csv`: with
