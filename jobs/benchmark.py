@@ -141,10 +141,11 @@ def _random_batch(schema: Any, rows: int, generator: Any) -> Any:
         for feature, hot in zip(schema.categorical, hotness, strict=True)
     ]
     lengths = torch.tensor(hotness, dtype=torch.int32).repeat_interleave(rows)
+    weights = torch.ones(rows * sum(hotness)) if schema.weighted else None
     keys = [feature.name for feature in schema.categorical]
     return Batch(
         dense=torch.randn(rows, schema.dense_width, generator=generator),
-        sparse=KeyedJaggedTensor(keys=keys, values=torch.cat(ids), lengths=lengths),
+        sparse=KeyedJaggedTensor(keys=keys, values=torch.cat(ids), weights=weights, lengths=lengths),
         label=torch.zeros(rows),
         weight=torch.ones(rows),
     )

@@ -130,10 +130,14 @@ def _row(version: ServedVersion) -> JsonSchema:
 def _property(field: pa.Field, schema: Schema, rows: list[dict[str, Any]]) -> JsonSchema:
     """A raw column, with what the features that read it say of its values."""
     value, texts = _value(field.type), []
-    if pa.types.is_list(field.type):
+    weighed = [feature.inputs[0] for feature in schema.weighted if feature.weights == field.name]
+    if weighed:
+        value = _list({"anyOf": [{**_value(pa.float64()), "minimum": 0}]})
+        texts.append(f"A weight for each value of {' and '.join(dict.fromkeys(weighed))}; by default 1.")
+    elif pa.types.is_list(field.type):
         value = {"type": "array", "items": {"anyOf": [value["items"], {"type": "null"}]}}
     for feature in schema.features:
-        if field.name in feature.columns and isinstance(feature, CategoricalFeature):
+        if field.name == feature.columns[0] and isinstance(feature, CategoricalFeature):
             texts += _described(feature)
         elif field.name in feature.columns and isinstance(feature, VectorFeature):
             texts.append(f"{feature.size} numbers.")

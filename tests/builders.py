@@ -5,7 +5,7 @@ schema = make_schema(numeric=3, categorical=4)
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.config.preprocess import ShardLayoutConfig
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema, VectorFeature
+from rayrec.features.lists import with_weights
+from rayrec.features.schema import (
+    CategoricalFeature,
+    MultiHotFeature,
+    NumericFeature,
+    RawColumn,
+    Schema,
+    VectorFeature,
+)
 from rayrec.ingest.dataset import Dataset, Manifest, PartInfo, SplitInfo
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.preprocessing.write import shards
@@ -41,15 +49,17 @@ def make_schema(
     weight: bool = False,
     vector: int = 0,
     shared: Mapping[str, str] | None = None,
+    weighted: Collection[str] = (),
 ) -> Schema:
     """Features I1.., C1.., M1.. in this order; label `label`, optional `group` and `weight` columns.
 
     Table i, multi-hot ones counted after the categorical ones, has `cardinalities[i % len(cardinalities)]` rows.
     `vector`: the size of a feature V1 that stands before all others. `shared`: the feature whose table another reads.
+    `weighted`: the multi-hot features whose ids have weights.
     """
     shared = shared or {}
     sizes = [cardinalities[i % len(cardinalities)] for i in range(categorical + multi_hot)]
-    return Schema(
+    schema = Schema(
         label="label",
         group="group" if group else None,
         weight="weight" if weight else None,
@@ -68,6 +78,16 @@ def make_schema(
             ),
         ),
     )
+    if not weighted:
+        return schema
+    weights = tuple(RawColumn(name=f"{name}_weights", type="numbers") for name in weighted)
+    features = [
+        feature.model_copy(update={"inputs": (feature.name, f"{feature.name}_weights")})
+        if feature.name in weighted
+        else feature
+        for feature in schema.features
+    ]
+    return Schema.model_validate({**dict(schema), "features": features, "columns": (*schema.raw_columns, *weights)})
 
 
 WITH_SHARED_TABLES = make_schema(
@@ -109,7 +129,12 @@ def make_rows(schema: Schema, rows: int, seed: int) -> pa.Table:
             lengths = rng.integers(0, feature.hotness + 1, rows)
             offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
             ids = _skewed_ids(rng, feature.cardinality, int(offsets[-1]))
-            columns[feature.name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids))
+            elements = pa.array(ids)
+            if feature.weights is not None:
+                # Some rows weigh nothing at all.
+                drawn = rng.exponential(size=len(ids)) * np.repeat(rng.random(rows) < 0.9, lengths)
+                elements = with_weights(ids, np.where(rng.random(len(ids)) < 0.1, 0.0, drawn).astype(np.float32))
+            columns[feature.name] = pa.ListArray.from_arrays(pa.array(offsets), elements)
         else:
             ids = _skewed_ids(rng, feature.cardinality, rows)
             columns[feature.name] = pa.array(ids)
@@ -140,6 +165,7 @@ def make_dataset(
     weight: bool = False,
     vector: int = 0,
     shared: Mapping[str, str] | None = None,
+    weighted: Collection[str] = (),
     recipe: Recipe | None = None,
     group_sizes: Sequence[int] = (),
 ) -> Dataset:
@@ -158,6 +184,7 @@ def make_dataset(
         weight=weight,
         vector=vector,
         shared=shared,
+        weighted=weighted,
     )
     splits = {"train": rows} if isinstance(rows, int) else rows
     tables = {name: make_rows(schema, count, seed + i) for i, (name, count) in enumerate(splits.items())}

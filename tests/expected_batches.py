@@ -34,11 +34,19 @@ def rows_of(dataset: Dataset, batch: Batch) -> list[dict[str, Any]]:
     """A batch, its padding included, as one dict a row with the names and Python values of the dataset's columns."""
     schema = dataset.schema
     columns: dict[str, list[Any]] = {}
+    weighted = {f.name for f in schema.weighted}
     sizes = [f.size if isinstance(f, VectorFeature) else 1 for f in schema.dense]
     for feature, numbers in zip(schema.dense, batch.dense.split(sizes, dim=1), strict=True):
         columns[feature.name] = (numbers if isinstance(feature, VectorFeature) else numbers[:, 0]).tolist()
     for feature, jagged in batch.sparse.to_dict().items():
-        lists = [values.tolist() for values in torch.split(jagged.values(), jagged.lengths().tolist())]
+        lengths = jagged.lengths().tolist()
+        lists: list[list[Any]] = [values.tolist() for values in torch.split(jagged.values(), lengths)]
+        if feature in weighted:
+            weights = [values.tolist() for values in torch.split(jagged.weights(), lengths)]
+            pairs = [zip(ids, of_ids, strict=True) for ids, of_ids in zip(lists, weights, strict=True)]
+            lists = [[{"id": id_, "weight": weight} for id_, weight in row] for row in pairs]
+        else:
+            assert not weighted or (jagged.weights() == 1).all(), feature
         columns[feature] = lists if feature.startswith("M") else [ids for (ids,) in lists]
     columns[schema.label] = batch.label.tolist()
     if schema.group:

@@ -18,17 +18,23 @@ State = Mapping[str, np.ndarray]
 
 
 def random_batch(schema: Schema, rows: int, seed: int = 0) -> Batch:
-    """Normal numbers; bags of 0 ... hotness ids for multi-hot features, one id for the others."""
+    """Normal numbers; bags of 0 ... hotness ids, with weights 0, 1 and 2, for multi-hot features, one id for others."""
     rng = np.random.default_rng(seed)
     lengths = [
         rng.integers(0, f.hotness + 1, rows) if isinstance(f, MultiHotFeature) else np.ones(rows, dtype=np.int64)
         for f in schema.categorical
     ]
     values = [rng.integers(0, f.cardinality, bag.sum()) for f, bag in zip(schema.categorical, lengths, strict=True)]
+    weights = None
+    if schema.weighted:
+        own = [(rng.integers(0, 3, len(ids)) if f in schema.weighted else np.ones(len(ids)))
+               for f, ids in zip(schema.categorical, values, strict=True)]  # fmt: skip
+        weights = torch.from_numpy(np.concatenate(own).astype(np.float32))
     sparse = KeyedJaggedTensor(
         keys=[f.name for f in schema.categorical],
         values=torch.from_numpy(np.concatenate(values).astype(np.int32)),
         lengths=torch.from_numpy(np.concatenate(lengths).astype(np.int32)),
+        weights=weights,
     )
     dense = torch.from_numpy(rng.standard_normal((rows, schema.dense_width)).astype(np.float32))
     return Batch(dense, sparse, torch.zeros(rows), torch.ones(rows))
@@ -50,13 +56,13 @@ def _row_logit(config: ModelConfig, schema: Schema, state: State, batch: Batch, 
         layers = range(len(config.bottom_mlp))
         vectors.append(_mlp(state, "dense_network.bottom_mlp", batch.dense[row].double().numpy(), layers, relu=layers))
     for feature in schema.categorical:
-        bag = batch.sparse[feature.name].to_dense()[row].long().numpy()
+        bag, weights = _bag(batch, feature.name, row)
         # Tables are stored in fours of columns.
         table = feature.table or feature.name
         width = config.embedding_dims.get(table, config.embedding_dim)
         rows = state[f"embeddings.embedding_bags.{table}.weight"][bag, :width]
         mean = isinstance(feature, MultiHotFeature) and feature.pooling == "mean"
-        vectors.append(rows.sum(axis=0) / (max(len(bag), 1) if mean else 1))
+        vectors.append(weights @ rows / ((weights.sum() or 1) if mean else 1))
     if isinstance(config, DCNv2Config):
         hidden = x0 = np.concatenate(vectors)
         for layer in range(config.cross_layers):
@@ -100,22 +106,22 @@ def _neumf_logit(config: NeuMFConfig, schema: Schema, state: State, batch: Batch
 
 def _wide_deep_logit(config: WideDeepConfig, schema: Schema, state: State, batch: Batch, row: int) -> float:
     numbers = batch.dense[row].double().numpy()
-    bags = {f.name: batch.sparse[f.name].to_dense()[row].long().numpy() for f in schema.categorical}
+    bags = {f.name: _bag(batch, f.name, row) for f in schema.categorical}
     tables = {f.name: f.table or f.name for f in schema.categorical}
     logit = 0.0
     if config.part != "deep":
         logit += float(state["dense_network.wide.weight"] @ numbers + state["dense_network.wide.bias"])
-        for name, bag in bags.items():
-            logit += state[f"embeddings.embedding_bags.{tables[name]}_wide.weight"][bag, 0].sum()
+        for name, (bag, weights) in bags.items():
+            logit += weights @ state[f"embeddings.embedding_bags.{tables[name]}_wide.weight"][bag, 0]
     if config.part != "wide":
         vectors = []
         for feature in schema.categorical:
             table = tables[feature.name]
             width = config.embedding_dims.get(table, config.embedding_dim)
-            bag = bags[feature.name]
-            total = state[f"embeddings.embedding_bags.{table}.weight"][bag, :width].sum(axis=0)
+            bag, weights = bags[feature.name]
+            total = weights @ state[f"embeddings.embedding_bags.{table}.weight"][bag, :width]
             is_mean = isinstance(feature, MultiHotFeature) and (config.combiner or feature.pooling) == "mean"
-            vectors.append(total / (max(len(bag), 1) if is_mean else 1))
+            vectors.append(total / ((weights.sum() or 1) if is_mean else 1))
         x = np.concatenate([*vectors, numbers])
         for layer in range(len(config.mlp) + 1):
             name = f"dense_network.deep.{3 * layer}"
@@ -123,6 +129,14 @@ def _wide_deep_logit(config: WideDeepConfig, schema: Schema, state: State, batch
             x = np.maximum(x, 0) if layer < len(config.mlp) else x
         logit += float(x[0])
     return logit
+
+
+def _bag(batch: Batch, feature: str, row: int) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of a row and their weights."""
+    ids = batch.sparse[feature]
+    bag = ids.to_dense()[row].long().numpy()
+    weights = ids.to_dense_weights()[row].double().numpy() if ids.weights_or_none() is not None else np.ones(len(bag))
+    return bag, weights
 
 
 def _mlp(state: State, name: str, x: np.ndarray, layers: Sequence[int], relu: Sequence[int]) -> np.ndarray:

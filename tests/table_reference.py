@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
@@ -97,6 +98,10 @@ class TableReference:
         is_good = np.isfinite(weights) & (weights >= 0)
         for name in (self.source["label"]["column"], self.source["group"], self.source["candidate"]):
             is_good &= self.column(name).is_valid().to_numpy(zero_copy_only=False)
+        for rule in (rule for rule in self.rules.values() if "weights" in rule):
+            values, own = (pc.list_value_length(self.column(rule[key])) for key in ("column", "weights"))
+            is_equal = pc.equal(own, pc.fill_null(values, 0))
+            is_good &= pc.fill_null(is_equal, True).to_numpy(zero_copy_only=False)
         time = self.source["time"]
         times = self.times(time["column"], time)
         before_end = times[is_good].max() - times
@@ -203,6 +208,15 @@ class TableReference:
                     features[name] = self._ids(rule, self.column(rule["column"]).take(pa.array(rows)))
                 case "list":
                     features[name] = self._lists(rule, self.column(rule["column"]).take(pa.array(rows)))
+                    if "weights" in rule:
+                        weights = self.column(rule["weights"]).take(pa.array(rows)).to_pylist()
+                        features[name] = [
+                            [
+                                {"id": id_, "weight": 1.0 if of_row is None else of_row[place]}
+                                for place, id_ in enumerate(ids)
+                            ]
+                            for ids, of_row in zip(features[name], weights, strict=True)
+                        ]
                 case "timestamp":
                     features |= {part: values[rows] for part, values in self._times(name, rule).items()}
                 case "vector":

@@ -59,6 +59,7 @@ SCHEMA = Schema(
         RawColumn(name="texts", type="texts", separator="|"),
         RawColumn(name="integers", type="integers"),
         RawColumn(name="numbers", type="numbers", separator=" "),
+        RawColumn(name="weights", type="numbers", separator="|"),
         RawColumn(name="users_age", type="number"),
         RawColumn(name="users_city", type="text"),
         RawColumn(name="rate_text", type="number"),
@@ -97,6 +98,15 @@ SCHEMA = Schema(
         MultiHotFeature(name="tags", inputs=("texts",), transforms=UNLISTED, cardinality=12, hotness=3),
         MultiHotFeature(name="codes", inputs=("integers",), cardinality=50, hotness=3),
         MultiHotFeature(name="digit_list", inputs=("integers",), transforms=(OF_TEXT,), cardinality=100, hotness=3),
+        MultiHotFeature(name="weighed", inputs=("texts", "weights"), transforms=UNLISTED, cardinality=12, hotness=3),
+        MultiHotFeature(
+            name="weighed_mean",
+            inputs=("texts", "weights"),
+            transforms=(OF_TEXT,),
+            cardinality=100,
+            hotness=4,
+            pooling="mean",
+        ),
     ),
 )
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 DAYS = 30
 """The time from the first row to the last."""
-BAD_ROWS = {"weight": (997, 5), "session": (1_499, 7), "rating": (1_999, 9)}
+BAD_ROWS = {"weight": (997, 5), "session": (1_499, 7), "rating": (1_999, 9), "tag_weights": (1_201, 3)}
 """The column that makes a row bad, and which rows: those whose number leaves the second number modulo the first."""
 USERS, ITEMS = 20_000, 4_000
 _START = np.datetime64("2024-03-01", "us")
@@ -66,7 +66,14 @@ SOURCE: dict[str, Any] = {
         {"columns": "device", "kind": "categorical", "values": ["phone", "desk", "watch"]},
         {"columns": "code", "kind": "categorical", "cardinality": "auto"},
         {"columns": "slot", "kind": "categorical", "cardinality": 12},
-        {"columns": "tags", "kind": "list", "separator": "|", "max_length": 3, "min_count": 1},
+        {
+            "columns": "tags",
+            "kind": "list",
+            "separator": "|",
+            "weights": "tag_weights",
+            "max_length": 3,
+            "min_count": 1,
+        },
         {"columns": "topics", "kind": "list", "separator": "|", "share": "tags", "pooling": "sum"},
         {"columns": "words", "kind": "list", "separator": " ", "hash_buckets": 500},
         {"columns": "recent", "kind": "list", "separator": " ", "cardinality": 300, "max_length": 5},
@@ -86,7 +93,14 @@ SOURCE: dict[str, Any] = {
         {"columns": ["people_age", "people_joined"], "kind": "numeric", "transforms": ["standardize"]},
         {"columns": "goods_cost", "kind": "numeric", "transforms": _STANDARDIZED},
         {"columns": ["people_city", "goods_kind"], "kind": "categorical", "min_count": 1},
-        {"columns": "goods_tags", "kind": "list", "separator": "|", "share": "tags"},
+        {
+            "columns": "goods_tags",
+            "kind": "list",
+            "separator": "|",
+            "share": "tags",
+            "weights": "goods_tag_weights",
+            "pooling": "sum",
+        },
         {"columns": ["C*", "country", "is_mobile", "zip"], "kind": "categorical"},
     ],
     "rates": [
@@ -122,6 +136,7 @@ def write_side_tables(folder: Path) -> dict[str, pa.Table]:
         "cost": np.round(rng.lognormal(2.0, 1.0, ITEMS), 2),
         "tags": _lists(rng, "t%d", 40, 3, ITEMS),
     })  # fmt: skip
+    goods = goods.append_column("tag_weights", _weights(rng, goods["tags"].combine_chunks()))
     csv.write_csv(people, folder / "people.csv")
     pq.write_table(goods, folder / "goods.parquet")
     return {"people": people, "goods": goods}
@@ -133,7 +148,7 @@ def write_log(folder: Path, rows: int, files: int, block_rows: int = 25_000) -> 
     `block_rows`: the rows that are in memory at a time, and those of a row group of Parquet.
     """
     first = block(0, 1, rows)
-    order = first.column_names[-17:] + first.column_names[:-17]  # columns of one pattern stay in their order
+    order = first.column_names[-18:] + first.column_names[:-18]  # columns of one pattern stay in their order
     texts = _as_text(first).select(order).schema
     for name in ("csv", "parquet"):
         (folder / name).mkdir(parents=True)
@@ -186,6 +201,8 @@ def block(first: int, rows: int, total: int) -> pa.Table:
     every, rest = BAD_ROWS["weight"]
     weight = np.where(row % every == rest, -1.0, rng.choice([0.0, 0.5, 1.25], rows))
     utc = pa.timestamp("us", "UTC")
+    tags = _lists(rng, "t%d", 40, 5, rows)
+    every, rest = BAD_ROWS["tag_weights"]
     columns = {
         "row": pa.array(row),
         "rating": without("rating", pa.array(rating)),
@@ -206,7 +223,7 @@ def block(first: int, rows: int, total: int) -> pa.Table:
         "C2": texts("v%d", 90, 2.0),
         "C3": texts("%d", 30_000, 4.0),
         "C4": texts("name %d", 10_000, 1.0),
-        **{f"C{n}": texts("%x", 2 ** (n - 3), 2.0) for n in range(5, 17)},
+        **{f"C{n}": texts("%x", 2 ** (n - 3), 2.0) for n in range(5, 16)},
         "site": texts("zw\u00f6lf, %d", 200, 1.0),
         "page": texts("https://example.com/a/rather/long/path/%d?from=\u96ea", 50_000, 1.0),
         "country": texts("%02d", 60, 2.0),
@@ -215,7 +232,8 @@ def block(first: int, rows: int, total: int) -> pa.Table:
         "device": _given("desk", "phone", 'tv "4k"').take(pa.array(rng.integers(0, 3, rows), mask=missing())),
         "code": numbers(rng.integers(0, 30, rows)),
         "slot": pa.array(rng.integers(0, 12, rows)),
-        "tags": _lists(rng, "t%d", 40, 5, rows),
+        "tags": tags,
+        "tag_weights": _weights(rng, tags, row % every == rest),
         "topics": _lists(rng, "t%d", 60, 4, rows),
         "words": _lists(rng, "w%d", 5_000, 8, rows),
         "recent": _list_array(rng, pa.array(rng.integers(0, 300, 9 * rows)), 8, rows),
@@ -255,6 +273,16 @@ def _list_array(rng: np.random.Generator, values: pa.Array, most: int, rows: int
     return pa.ListArray.from_arrays(pa.array(offsets), values.slice(0, int(offsets[-1])), mask=mask)
 
 
+def _weights(rng: np.random.Generator, lists: pa.ListArray, is_bad: NDArray[np.bool_] | None = None) -> pa.ListArray:
+    """A weight for each value of lists, none at all in some rows; in bad rows a list of 9."""
+    bad = np.zeros(len(lists), bool) if is_bad is None else is_bad
+    lengths = np.where(bad, 9, pc.fill_null(pc.list_value_length(lists), 0).to_numpy())
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    values = np.round(rng.exponential(1.0, int(offsets[-1])), 2)
+    is_missing = lists.is_null().to_numpy(zero_copy_only=False) | (rng.random(len(lists)) < 0.1)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=pa.array(is_missing & ~bad))
+
+
 def _vectors(rng: np.random.Generator, size: int, rows: int) -> pa.Array:
     offsets = pa.array((np.arange(rows + 1) * size).astype(np.int32))
     values = pa.array(np.round(rng.normal(size=rows * size), 3))
@@ -263,7 +291,8 @@ def _vectors(rng: np.random.Generator, size: int, rows: int) -> pa.Array:
 
 def _as_text(table: pa.Table) -> pa.Table:
     """The rows as delimited text holds them: lists with separators between."""
-    separators = {rule["columns"]: rule["separator"] for rule in SOURCE["features"] if "separator" in rule}
+    rules = [rule for rule in SOURCE["features"] if "separator" in rule]
+    separators = {name: rule["separator"] for rule in rules for name in (rule["columns"], rule.get("weights"))}
     columns = {}
     for name in table.column_names:
         column = table[name]

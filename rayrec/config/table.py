@@ -114,9 +114,13 @@ class ListRule(_CategoricalRule):
     kind: Literal["list"] = "list"
     separator: str | None = None
     """What separates values in a text; lists of Parquet and JSON need none."""
+    weights: str | None = None
+    """The column of the values' weights: as many numbers from 0 on as there are values, in a text with the same
+    separator or in a list. In a row without any, all weights are 1."""
     max_length: PositiveInt = 16
     """Longer lists are cut."""
     pooling: Literal["sum", "mean"] = "mean"
+    """Weights multiply the embeddings; `mean` divides by their sum."""
 
 
 class TimestampRule(_Rule):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Buckets, Cross, Hash, HashIds, HashUnlisted, TimePart, Vocabulary
 from rayrec.features.keyed_table import hash_key
+from rayrec.features.lists import lengths_of, weights_of, with_weights, wrong_weights
 from rayrec.features.numeric import as_float64, as_times
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature
 from rayrec.features.string_hash import by_distinct_text, hash_strings
@@ -77,30 +78,41 @@ def encode_cross(feature: CategoricalFeature, inputs: Sequence[NDArray[np.signed
     return np.where(np.logical_or.reduce(together), ids, 0).astype(id_dtype(feature))
 
 
-def encode_multi_hot(feature: MultiHotFeature, column: pa.Array, lookup: VocabularyLookup | None) -> pa.Array:
+def encode_multi_hot(
+    feature: MultiHotFeature, column: pa.Array, lookup: VocabularyLookup | None, weights: pa.Array | None = None
+) -> pa.Array:
     """A list of ids per row, from a column of lists of what `encode_categorical` takes; a null list is empty.
 
-    Missing elements (null, the empty string) are dropped, the first `hotness` of the others stay, and of these the
-    unlisted ones become id 0.
+    Missing elements (null, the empty string) are dropped with their weights, the first `hotness` of the others stay,
+    and of these the unlisted ones become id 0. With `weights`, lists of numbers, the elements are ids with their
+    weights (`weighted_type`), which are 1 in rows whose list of weights is null. Raises UserError naming the feature if
+    a column has another type, or weights do not belong to the values.
     """
     if pa.types.is_null(column.type):
         column = column.cast(pa.list_(pa.null()))
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         raise UserError(f"feature '{feature.name}': needs a list of values in each row, got {column.type}")
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    lengths = lengths_of(column)
     row = np.repeat(np.arange(len(column)), lengths)
     values = column.flatten()
     holds_strings = takes_strings(feature, lookup is not None)
     values = _strings(feature.name, values) if holds_strings else values
+    if weights is not None and not pa.types.is_null(weights.type) and wrong_weights(weights, column).any():
+        raise UserError(f"feature '{feature.name}': a row has not a weight from 0 on for each value")
 
     present = pc.fill_null(pc.not_equal(values, ""), False) if holds_strings else values.is_valid()
-    row, values = row[present.to_numpy(zero_copy_only=False)], values.filter(present)
+    is_present = present.to_numpy(zero_copy_only=False)
+    row, values = row[is_present], values.filter(present)
     position = np.arange(len(row)) - np.searchsorted(row, row)
     kept = position < feature.hotness
     row, values = row[kept], values.filter(pa.array(kept))
 
     offsets = np.searchsorted(row, np.arange(len(column) + 1)).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(encode_categorical(feature, values, lookup)))
+    ids = encode_categorical(feature, values, lookup)
+    if weights is None:
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids))
+    own = weights_of(weights, lengths)[is_present][kept]
+    return pa.ListArray.from_arrays(pa.array(offsets), with_weights(ids, own))
 
 
 def takes_strings(feature: CategoricalFeature, has_lookup: bool) -> bool:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import NumericTransform, Vocabulary
 from rayrec.features.categorical import encode_categorical, encode_cross, encode_multi_hot, id_dtype
+from rayrec.features.lists import weighted_type
 from rayrec.features.lookups import Lookups
 from rayrec.features.numeric import encode_numeric
 from rayrec.features.raw_values import read_column
@@ -63,9 +64,12 @@ class FeatureEncoder:
         self.raw_schema = pa.schema([*((column.name, column.arrow) for column in schema.raw_columns), *ids])
         """The raw columns that `encode` takes, with the widest types."""
         self._inputs = [
-            (id_column(f.name),) if f.name in looked_up else () if f.reads is None else f.columns
+            () if f.reads is None else (id_column(f.name), *f.columns[1:]) if f.name in looked_up else f.columns
             for f in schema.features
         ]
+        given = set(self.raw_schema.names) - {id_column(name) for name in looked_up}
+        self.reads = [name for names in self._inputs for name in names if name in given]
+        """The columns of `raw_schema` that features are computed from, without those of ids."""
         self._from_digits = {
             feature.name: RawColumn(name=feature.name, type=feature.reads)
             for feature in schema.categorical
@@ -102,7 +106,8 @@ class FeatureEncoder:
         Raw columns: those of `raw_schema`; numbers of any integer or float type, texts as strings of any type,
         dictionary encoded or not. Result: the features alone, in the schema's order, no nulls: numeric float32 and
         vector fixed_size_list<float32> (finite), categorical int32 and multi-hot list<int32> (int64 for tables beyond
-        2^31 rows). Raises UserError naming the feature whose column has another type.
+        2^31 rows), with weights list<struct<id: int32, weight: float32>>. Raises UserError naming the feature whose
+        column has another type.
         """
         # Requests come with exactly `raw_schema`; finding each of their columns by name would double the time.
         as_expected = raw.schema.equals(self.raw_schema)
@@ -137,7 +142,8 @@ class FeatureEncoder:
             case CategoricalFeature() if not given:
                 return pa.array(encode_cross(feature, [encoded[name].to_numpy() for name in feature.inputs]))
             case MultiHotFeature():
-                return encode_multi_hot(feature, self._as_read(feature, given[0]), self._lookups.get(feature.name))
+                values, lookup = self._as_read(feature, given[0]), self._lookups.get(feature.name)
+                return encode_multi_hot(feature, values, lookup, *given[1:])
             case CategoricalFeature():
                 ids = encode_categorical(feature, self._as_read(feature, given[0]), self._lookups.get(feature.name))
                 return pa.array(ids)
@@ -160,7 +166,9 @@ def _encoded_type(feature: Feature) -> pa.DataType:
     if isinstance(feature, VectorFeature):
         return pa.list_(pa.float32(), feature.size)
     value = pa.from_numpy_dtype(id_dtype(feature))
-    return pa.list_(value) if isinstance(feature, MultiHotFeature) else value
+    if not isinstance(feature, MultiHotFeature):
+        return value
+    return pa.list_(value if feature.weights is None else weighted_type(value))
 
 
 def _load(folder: Path, transform: Vocabulary) -> VocabularyLookup:

@@ -53,6 +53,11 @@ class Lookups:
         columns that are wanted; None looks up all. Raises UserError if a table is damaged.
         """
         self._types = {column.name: column.arrow for column in schema.columns}
+        self._weighed: dict[str, list[str]] = {}
+        """The raw columns of the values that a column of weights weighs."""
+        for feature in schema.weighted:
+            values, weights = feature.inputs
+            self._weighed.setdefault(weights, []).append(values)
         wanted = set(schema.looked_up if columns is None else columns)
         self._lookups: list[tuple[SideTable | Rate, tuple[str, ...], KeyedTable]] = []
         for lookup in reversed(schema.lookups):
@@ -86,12 +91,13 @@ class Lookups:
     def complete(self, raw: pa.RecordBatch, folds: NDArray[np.int64] | None = None) -> pa.RecordBatch:
         """Add the columns that are looked up, with the types of the schema; what the rows give of them stays.
 
+        Values and their weights come from one row: weights are looked up where the values are, and not otherwise.
         `folds`: (n,) for each row the fold whose rows its rates leave out, -1 for none; they leave nothing out without.
         An absent key column is missing in every row.
         """
         columns = dict(zip(raw.schema.names, raw.columns, strict=True))
         for lookup, names, table in self._lookups:
-            lacking = [name for name in names if name not in columns or columns[name].null_count]
+            lacking = [n for n in names if n not in columns or columns[n].null_count or n in self._weighed]
             if not lacking:
                 continue
             found = _find(table, [columns.get(key) for key in lookup.keys], raw.num_rows)
@@ -100,10 +106,20 @@ class Lookups:
                     values = _rates(lookup, table, found, folds)
                 else:
                     values = table.column(name, found, self._types[name])
-                if name in columns and columns[name].null_count < raw.num_rows:
+                if name in self._weighed:
+                    values = self._weights(name, values, raw)
+                elif name in columns and columns[name].null_count < raw.num_rows:
                     values = pc.if_else(columns[name].is_valid(), columns[name].cast(values.type), values)
                 columns[name] = values
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+    def _weights(self, name: str, found: pa.Array, raw: pa.RecordBatch) -> pa.Array:
+        """The weights that were looked up, in rows that give none of the values; in others those that the rows give."""
+        names = raw.schema.names
+        given = raw[name].cast(found.type) if name in names else pa.nulls(len(found), found.type)
+        for other in self._weighed[name]:
+            found = pc.if_else(raw[other].is_valid(), given, found) if other in names else found
+        return found
 
 
 def joined_keys(columns: Sequence[pa.Array]) -> pa.Array:

@@ -1,9 +1,9 @@
 """The feature schema: travels with the data and with the model, so that nothing downstream guesses a column."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import pyarrow as pa
 from pydantic import Field, PositiveInt, ValidationError, model_validator
@@ -56,7 +56,8 @@ class RawColumn(Config):
 class _Feature(Config):
     name: str
     inputs: tuple[str, ...] = ()
-    """The raw columns that it is computed from (of a cross: features); empty if it is the one of its own name."""
+    """The raw columns that it is computed from (of a cross: features; of a list with weights: the values, then the
+    weights); empty if it is the one of its own name."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -65,7 +66,7 @@ class _Feature(Config):
 
     @property
     def reads(self) -> RawType | None:
-        """The type of its raw columns; None if it is computed from features."""
+        """The type of its raw columns, of a list with weights that of the values; None if it is made of features."""
         raise NotImplementedError
 
 
@@ -159,7 +160,10 @@ class CategoricalFeature(_Feature):
 
 
 class MultiHotFeature(CategoricalFeature):
-    """A list of ids per row (possibly empty), pooled after the look-up."""
+    """A list of ids per row (possibly empty), each perhaps with a weight, pooled after the look-up.
+
+    The weights, float32 from 0 on, multiply the embeddings; their mean is divided by the sum of the weights.
+    """
 
     kind: Literal["multi_hot"] = "multi_hot"  # type: ignore[assignment]
     pooling: Literal["sum", "mean"] = "sum"
@@ -176,6 +180,11 @@ class MultiHotFeature(CategoricalFeature):
     @property
     def reads(self) -> RawType:
         return "texts" if super().reads == "text" else "integers"
+
+    @property
+    def weights(self) -> str | None:
+        """The raw column of the values' weights; None if all weigh the same."""
+        return self.inputs[1] if len(self.inputs) == 2 else None
 
 
 Feature = Annotated[NumericFeature | VectorFeature | CategoricalFeature | MultiHotFeature, Field(discriminator="kind")]
@@ -222,6 +231,18 @@ class Rate(Config):
 Lookup = Annotated[SideTable | Rate, Field(discriminator="kind")]
 
 
+class ListLength(NamedTuple):
+    """How long the lists of numbers in a raw column must be."""
+
+    column: str
+    length: int | str
+    """A number of elements, or the raw column of the lists whose elements these numbers weigh."""
+
+    def renamed(self, name: Callable[[str], str]) -> "ListLength":
+        """The same of columns that have other names."""
+        return ListLength(name(self.column), name(self.length) if isinstance(self.length, str) else self.length)
+
+
 class InteractionColumns(Config):
     """The two features of a dataset of interactions; the rows of `train` are their known pairs."""
 
@@ -249,14 +270,18 @@ def _require_columns(feature: _Feature, raw: Mapping[str, RawType]) -> None:
     where = f"feature '{feature.name}'"
     if not raw and feature.inputs:
         raise ValueError(f"{where}: its inputs need `columns`")
-    count = 2 if isinstance(feature, NumericFeature) and feature.reads == "time" else 1
-    if len(feature.columns) != count:
-        raise ValueError(f"{where}: has {len(feature.columns)} inputs, needs {count}")
-    for name in feature.columns if raw else ():
+    needed: tuple[RawType, ...] = (feature.reads,)
+    if isinstance(feature, NumericFeature) and feature.reads == "time":
+        needed = ("time", "time")
+    elif isinstance(feature, MultiHotFeature) and feature.weights is not None:
+        needed = (feature.reads, "numbers")
+    if len(feature.columns) != len(needed):
+        raise ValueError(f"{where}: has {len(feature.columns)} inputs, needs {len(needed)}")
+    for name, kind in zip(feature.columns, needed, strict=True) if raw else ():
         if name not in raw:
             raise ValueError(f"{where}: no column '{name}'")
-        if raw[name] not in _MADE_OF[feature.reads]:
-            raise ValueError(f"{where}: needs {feature.reads}, column '{name}' is {raw[name]}")
+        if raw[name] not in _MADE_OF[kind]:
+            raise ValueError(f"{where}: needs {kind}, column '{name}' is {raw[name]}")
 
 
 class Schema(Config):
@@ -358,9 +383,11 @@ class Schema(Config):
         return tuple(column for column in self.raw_columns if column.name not in self.looked_up)
 
     @property
-    def vector_sizes(self) -> dict[str, int]:
-        """How many numbers the lists of a raw column have, by its name."""
-        return {f.columns[0]: f.size for f in self.features if isinstance(f, VectorFeature)}
+    def list_lengths(self) -> tuple[ListLength, ...]:
+        """How long lists of numbers must be: those of vectors, and of weights."""
+        vectors = (ListLength(f.columns[0], f.size) for f in self.features if isinstance(f, VectorFeature))
+        weights = (ListLength(f.inputs[1], f.inputs[0]) for f in self.weighted)
+        return (*vectors, *weights)
 
     @property
     def numeric(self) -> tuple[NumericFeature, ...]:
@@ -380,6 +407,11 @@ class Schema(Config):
     def categorical(self) -> tuple[CategoricalFeature, ...]:
         """Features with an embedding table, multi-hot ones included."""
         return tuple(f for f in self.features if isinstance(f, CategoricalFeature))
+
+    @property
+    def weighted(self) -> tuple[MultiHotFeature, ...]:
+        """The multi-hot features whose ids have weights."""
+        return tuple(f for f in self.features if isinstance(f, MultiHotFeature) and f.weights is not None)
 
     @property
     def hotness(self) -> dict[str, int]:

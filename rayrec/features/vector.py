@@ -3,9 +3,9 @@
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.features.lists import wrong_lengths
 from rayrec.features.numeric import as_float64, finite_float32
 from rayrec.features.schema import VectorFeature
 
@@ -33,8 +33,3 @@ def encode_vector(feature: VectorFeature, column: pa.Array) -> pa.Array:
         length = np.sqrt((exact * exact).sum(axis=1, keepdims=True))
         rows = (exact / np.where(length > 0, length, 1.0)).astype(np.float32)
     return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), feature.size)
-
-
-def wrong_lengths(lists: pa.Array, size: int) -> NDArray[np.bool_]:
-    """(n,) whether a list is there and has another length than `size`."""
-    return pc.fill_null(pc.not_equal(pc.list_value_length(lists), size), False).to_numpy(zero_copy_only=False)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.lists import ids_of
 from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
 from rayrec.inference.folder.model_folder import Metrics, ModelFolder
 from rayrec.inference.folder.table_files import MappedTable, TableMemory
@@ -143,7 +144,7 @@ class _Lookup:
     """None for a feature of one id a row."""
 
     def read(self, ids: pa.Array, out: NDArray[np.float32]) -> int:
-        """Write the (B, dim) pooled embeddings of B rows of ids (int32 or int64, or lists of them).
+        """Write the (B, dim) pooled embeddings of B rows of ids (int32 or int64, or lists of them, or with weights).
 
         Returns how many rows of the table were read.
         """
@@ -151,17 +152,28 @@ class _Lookup:
             self.rows.read(ids.to_numpy(), out)
             return len(ids)
         # `offsets` of a slice do not begin at 0; `flatten` respects the slice.
-        offsets = ids.offsets.to_numpy().astype(np.int64)
-        values = ids.flatten().to_numpy()
+        offsets, elements = ids.offsets.to_numpy().astype(np.int64), ids.flatten()
+        values = ids_of(elements).to_numpy()
         read = np.empty((len(values), self.dim), np.float32)
         self.rows.read(values, read)
         bags = torch.from_numpy(offsets - offsets[0])
         with torch.inference_mode():
-            pooled = F.embedding_bag(
-                torch.arange(len(values)), torch.from_numpy(read), bags, mode=self.pooling, include_last_offset=True
-            )
+            if pa.types.is_struct(elements.type):
+                weights = torch.tensor(elements.field("weight").to_numpy())
+                pooled = _pooled(torch.from_numpy(read), bags, "sum", weights)
+                if self.pooling == "mean":
+                    totals = _pooled(weights.unsqueeze(1), bags, "sum")
+                    pooled /= torch.where(totals > 0, totals, 1.0)
+            else:
+                pooled = _pooled(torch.from_numpy(read), bags, self.pooling)
         out[:] = pooled.numpy()
         return len(values)
+
+
+def _pooled(rows: Tensor, bags: Tensor, mode: Literal["sum", "mean"], weights: Tensor | None = None) -> Tensor:
+    """(B, columns) of (n, columns) rows, of rows bags[i] ... bags[i + 1] - 1 each; (n,) `weights` are for sums."""
+    places = torch.arange(len(rows))
+    return F.embedding_bag(places, rows, bags, mode=mode, per_sample_weights=weights, include_last_offset=True)
 
 
 def _load_dense_network(model_folder: ModelFolder) -> nn.Module:

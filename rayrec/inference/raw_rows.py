@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rayrec.common.errors import UserError
+from rayrec.features.lists import wrong_lists
 from rayrec.features.raw_values import needs, read_column
-from rayrec.features.schema import RawColumn, Schema
-from rayrec.features.vector import wrong_lengths
+from rayrec.features.schema import ListLength, RawColumn, Schema
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _OR_NULL = ", or null if it is missing"
@@ -37,7 +36,7 @@ class RawRows:
     def __init__(self, schema: Schema) -> None:
         self._not_features = frozenset(schema.other_columns)
         self._raw = {column.name: column for column in schema.raw_columns}
-        self._sizes = schema.vector_sizes
+        self._list_lengths = schema.list_lengths
         self.columns = pa.schema([(column.name, column.arrow) for column in schema.raw_columns])
         """The Arrow columns that it makes: those of `FeatureEncoder.raw_schema`."""
         self._known = frozenset(self._raw)
@@ -54,8 +53,7 @@ class RawRows:
             if not row.keys() <= self._known:
                 unknown = next(name for name in row if name not in self._known)
                 raise UserError(f"row {index}: {self.unknown(unknown)}")
-        columns = [self.from_values(name, [row.get(name) for row in rows]) for name in self._raw]
-        return pa.RecordBatch.from_arrays(columns, schema=self.columns)
+        return self.checked([self.from_values(name, [row.get(name) for row in rows]) for name in self._raw])
 
     def from_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Arrow columns named as the features; absent columns are missing in every row. Raises UserError.
@@ -75,12 +73,12 @@ class RawRows:
             if unreadable.any():
                 row = int(unreadable.argmax())
                 raise UserError(f"row {row}, '{name}': {_shown(given[row].as_py())}; needs {needs(raw)}{_OR_NULL}")
-            columns.append(self.of_size(name, column))
-        return pa.RecordBatch.from_arrays(columns, schema=self.columns)
+            columns.append(column)
+        return self.checked(columns)
 
     def from_values(self, name: str, values: list[Any]) -> pa.Array:
         """The column of one known feature, from a value a row, as `from_rows` reads them. Raises UserError."""
-        return self.of_size(name, _column(self._raw[name], values))
+        return _column(self._raw[name], values)
 
     def unknown(self, name: Any) -> str:
         """The error message for a name that is not a feature."""
@@ -90,14 +88,30 @@ class RawRows:
         hint = f"did you mean '{nearest[0]}'?" if nearest else f"features: {', '.join(self.columns.names)}"
         return f"unknown feature '{str(name)[:100]}'; {hint}"
 
-    def of_size(self, name: str, column: pa.Array) -> pa.Array:
-        """The column, if its lists are of the length that a vector needs. Raises UserError."""
-        size = self._sizes.get(name)
-        if size is not None and (wrong := wrong_lengths(column, size)).any():
-            row = int(wrong.argmax())
-            length = pc.list_value_length(column)[row].as_py()
-            raise UserError(f"row {row}, '{name}': a list of {length} numbers; needs {size}{_OR_NULL}")
-        return column
+    def checked(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+        """The columns as a batch, if vectors are as long as they must be and values have weights. Raises UserError."""
+        by_name = dict(zip(self._raw, columns, strict=True))
+        for needed in self._list_lengths:
+            wrong = wrong_lists(needed, by_name)
+            if wrong.any():
+                row = int(wrong.argmax())
+                raise UserError(f"row {row}, '{needed.column}': {_wrong_list(needed, by_name, row)}")
+        return pa.RecordBatch.from_arrays(columns, schema=self.columns)
+
+
+def _wrong_list(needed: ListLength, columns: Mapping[str, pa.Array], row: int) -> str:
+    """What is wrong with a list of numbers, and what is needed."""
+    numbers = columns[needed.column][row].as_py()
+    if isinstance(needed.length, int):
+        return f"a list of {len(numbers)} numbers; needs {needed.length}{_OR_NULL}"
+    values = columns[needed.length][row].as_py() or []
+    if len(numbers) != len(values):
+        return (
+            f"a list of {len(numbers)} weights; '{needed.length}' has {len(values)} values; give one for each, or null "
+            "if all weigh the same"
+        )
+    wrong = next(number for number in numbers if number is None or not 0 <= number <= _FLOAT32_MAX)
+    return f"the weight {'null' if wrong is None else wrong}; needs a number from 0 on for each value"
 
 
 def _column(raw: RawColumn, values: list[Any]) -> pa.Array:

@@ -30,6 +30,8 @@ class BatchArrays:
     label: Tensor
     weight: Tensor
     group: Tensor | None
+    id_weights: Tensor | None = None
+    """(len(ids),) float32 weights; None where no feature of the schema has any."""
 
     def to_batch(self, schema: Schema, device: torch.device) -> Batch:
         """Copy to `device`, without waiting if the arrays are pinned."""
@@ -45,6 +47,7 @@ class BatchArrays:
         sparse = KeyedJaggedTensor(
             keys,
             move(self.ids),
+            weights=None if self.id_weights is None else move(self.id_weights),
             lengths=lengths,
             offsets=offsets,
             stride=size,
@@ -139,17 +142,21 @@ def _merge(schema: Schema, pieces: list[_Piece], size: int, pin_memory: bool) ->
         return BatchArrays(dense, ids.view(-1), None, [size] * features, label, weight, group)
 
     parts: list[list[NDArray]] = []
+    weights: list[list[NDArray] | None] = []
+    """None for features whose ids all weigh 1."""
     lengths = empty(features, size, dtype=ids_are)
     one_hot = multi_hot = 0
     for index, feature in enumerate(schema.categorical):
         if isinstance(feature, MultiHotFeature):
             lists = [read.multi_hot[multi_hot].part(rows) for read, rows in pieces]
             parts.append([part.values for part in lists])
+            weights.append([_present(part.weights) for part in lists] if feature.weights else None)
             _join(lengths[index], [np.diff(part.offsets) for part in lists])
             lengths[index, filled:] = 0
             multi_hot += 1
         else:
             parts.append([read.one_hot[one_hot, rows] for read, rows in pieces])
+            weights.append(None)
             lengths[index] = 1
             one_hot += 1
     per_feature = [
@@ -159,7 +166,13 @@ def _merge(schema: Schema, pieces: list[_Piece], size: int, pin_memory: bool) ->
     ids = empty(sum(per_feature), dtype=ids_are)
     for target, values in zip(ids.split(per_feature), parts, strict=True):
         _join(target, values)
-    return BatchArrays(dense, ids, lengths.view(-1), per_feature, label, weight, group)
+    id_weights = None
+    if schema.weighted:
+        id_weights = empty(len(ids)).fill_(1.0)
+        for target, own in zip(id_weights.split(per_feature), weights, strict=True):
+            if own is not None:
+                _join(target, own)
+    return BatchArrays(dense, ids, lengths.view(-1), per_feature, label, weight, group, id_weights)
 
 
 def _join(target: Tensor, parts: list[NDArray]) -> None:

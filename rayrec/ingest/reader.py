@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.features.lists import ids_of, weighted_type
 from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
 from rayrec.ingest.dataset import Dataset, SplitInfo
 
@@ -30,17 +31,22 @@ class Ragged:
     offsets: NDArray[np.int32]
     """(n + 1,) where each list starts in `values`; the first is 0."""
     values: NDArray[np.integer[Any]]
+    weights: NDArray[np.float32] | None = None
+    """One for each of `values`; None if all weigh the same."""
 
     def part(self, rows: slice) -> "Ragged":
         """Some lists that follow each other; their first offset need not be 0."""
         offsets = self.offsets[rows.start : rows.stop + 1]
-        return Ragged(offsets, self.values[offsets[0] : offsets[-1]])
+        return self._select(offsets, slice(offsets[0], offsets[-1]))
 
     def take(self, rows: Rows) -> "Ragged":
         starts, lengths = self.offsets[:-1][rows], np.diff(self.offsets)[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         gather = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-        return Ragged(offsets, self.values[gather])
+        return self._select(offsets, gather)
+
+    def _select(self, offsets: NDArray[np.int32], chosen: NDArray[np.int64] | slice) -> "Ragged":
+        return Ragged(offsets, self.values[chosen], None if self.weights is None else self.weights[chosen])
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,16 +232,24 @@ def _vector_column(table: pa.Table, feature: VectorFeature, origin: str) -> NDAr
 
 def _ragged_column(table: pa.Table, feature: MultiHotFeature, dtype: np.dtype[Any], origin: str) -> Ragged:
     column = _column(table, feature.name, origin)
-    if not (pa.types.is_list(column.type) and pa.types.is_integer(column.type.value_type)):
-        raise UserError(
-            f"{origin}, column '{feature.name}': {column.type}, the schema says a list of {dtype}; {_AGAIN}"
-        )
+    kind = column.type.value_type if pa.types.is_list(column.type) else pa.null()
+    if feature.weights is None:
+        wanted, is_right = f"a list of {dtype}", pa.types.is_integer(kind)
+    else:
+        wanted = f"a list of {dtype} with weights"
+        is_right = kind in (weighted_type(pa.int32()), weighted_type(pa.int64()))
+    where = f"{origin}, column '{feature.name}'"
+    if not is_right:
+        raise UserError(f"{where}: {column.type}, the schema says {wanted}; {_AGAIN}")
     lists = column.combine_chunks()
     # Offsets of a slice do not start at 0, and its `values` are those of the whole array; flatten() respects both.
-    offsets = lists.offsets.to_numpy()
-    values = lists.flatten().to_numpy().astype(dtype, copy=False)
-    _check_ids(values, feature.cardinality, f"{origin}, column '{feature.name}'")
-    return Ragged((offsets - offsets[0]).astype(np.int32), values)
+    offsets, elements = lists.offsets.to_numpy(), lists.flatten()
+    values = ids_of(elements).to_numpy().astype(dtype, copy=False)
+    _check_ids(values, feature.cardinality, where)
+    weights = None if feature.weights is None else elements.field("weight").to_numpy()
+    if weights is not None and not ((weights >= 0) & (weights < np.inf)).all():
+        raise UserError(f"{where}: weights that are no numbers from 0 on; {_AGAIN}")
+    return Ragged((offsets - offsets[0]).astype(np.int32), values, weights)
 
 
 def _column(table: pa.Table, name: str, origin: str) -> pa.ChunkedArray:

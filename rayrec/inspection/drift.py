@@ -14,6 +14,7 @@ from rayrec.config.table import TableSourceConfig
 from rayrec.config.transforms import Vocabulary
 from rayrec.evaluation.stability import stability_index
 from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.lists import ids_of
 from rayrec.features.raw_values import needs
 from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, RawColumn
 from rayrec.ingest.dataset import Dataset
@@ -101,7 +102,7 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
         {name: column.combine_chunks() for name, column in zip(sample.column_names, sample.columns, strict=True)},
         np.arange(sample.num_rows), sample.num_rows, {}, lambda _: b"",
     )  # fmt: skip
-    parsed = RowTypes(columns, label, vector_sizes=schema.vector_sizes).parse(cells)
+    parsed = RowTypes(columns, label, list_lengths=schema.list_lengths).parse(cells)
     if not parsed.rows.num_rows:
         raise UserError(f"{paths[0]}: no row can be read as the dataset's were; give files of the same columns")
     problems = [f"no column '{name}'" for name in missing]
@@ -183,8 +184,9 @@ def _category_drift(feature: CategoricalFeature, before: NDArray[np.int64], now:
 
 
 def _flat(column: pa.Array) -> NDArray[Any]:
-    """The values of a column, of lists one after the other."""
-    return (column.flatten() if pa.types.is_nested(column.type) else column).to_numpy(zero_copy_only=False)
+    """The values of a column, of lists one after the other, without weights."""
+    elements = column.flatten() if pa.types.is_nested(column.type) else column
+    return ids_of(elements).to_numpy(zero_copy_only=False)
 
 
 def _drift(name: str, kind: str, before: NDArray[Any], now: NDArray[Any]) -> FeatureDrift:

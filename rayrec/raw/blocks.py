@@ -42,6 +42,7 @@ class Reason(StrEnum):
     VALUES = "not a list of values"
     LENGTH = "not as many numbers as the vector's size"
     WEIGHT = "not a weight: a number from 0 on"
+    WEIGHTS = "not a weight for each value of a list: a number from 0 on"
     QUOTE = "double quotes that are not closed in the line"
     JSON = "not a JSON object"
     CARRIAGE_RETURN = "carriage return inside the row"

@@ -5,7 +5,7 @@ reader = table.reader(columns, "click")
 """
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat, LabelCondition
-from rayrec.features.schema import RawColumn
+from rayrec.features.schema import ListLength, RawColumn
 from rayrec.raw.blocks import RawBlock, blocks_of
 from rayrec.raw.files import Chunk, InputFile
 from rayrec.raw.tables import delimited, json_lines, parquet
@@ -89,16 +89,17 @@ class TableFiles:
         *,
         weight: str | None = None,
         required: Collection[str] = (),
-        vector_sizes: Mapping[str, int] | None = None,
+        list_lengths: Sequence[ListLength] = (),
     ) -> TableReader:
         """A reader of raw columns, and of the label if there is one.
 
         A row is bad if a value cannot be read, if the label is missing or neither 0 nor 1 (nor false nor true), if one
-        of the columns `required` has no value, if the column `weight` (a number) has none from 0 on, or if a list in
-        one of the columns `vector_sizes` has another length. The label's column is not one of `columns`. Raises
-        UserError if a column is not there, unless it is optional, or if it holds what it cannot be read from.
+        of the columns `required` has no value, if the column `weight` (a number) has none from 0 on, or if a list has
+        not the length that `list_lengths` says, or no weight from 0 on for each value. The label's column is not one of
+        `columns`. Raises UserError if a column is not there, unless it is optional, or if it holds what it cannot be
+        read from.
         """
-        types = RowTypes(tuple(columns), label, weight, frozenset(required), vector_sizes or {})
+        types = RowTypes(tuple(columns), label, weight, frozenset(required), tuple(list_lengths))
         for name in types.wanted:
             if name not in self.columns.names and name not in self.optional:
                 nearest = difflib.get_close_matches(name, self.columns.names, n=1)

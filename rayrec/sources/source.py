@@ -95,8 +95,9 @@ class TableSource(Source):
 
     def reader(self, config: SourceConfig, schema: Schema, files: Sequence[InputFile]) -> ExampleReader:
         assert isinstance(config, TableSourceConfig)
-        table = open_table(files, config, optional=(config.label_column,))
-        return table.reader(schema.given_columns, config.label, vector_sizes=schema.vector_sizes)
+        weights = [feature.inputs[1] for feature in schema.weighted] if config.header is None else []
+        table = open_table(files, config, optional=(config.label_column, *weights))
+        return table.reader(schema.given_columns, config.label, list_lengths=schema.list_lengths)
 
     def candidate(self, model: "Predictor") -> str | None:
         config = model.recipe.source

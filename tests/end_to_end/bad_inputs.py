@@ -435,7 +435,8 @@ def document() -> str:
         "",
         "### Requests",
         "",
-        "Here columns are named by what they hold; `numbers` is a vector of 3, and `text` is `source.candidate`.",
+        "Here columns are named by what they hold; `numbers` is a vector of 3, `weights` are those of `texts`, and "
+        "`text` is `source.candidate`.",
         "",
         "| mistake | request | body | status | message |",
         "| --- | --- | --- | --- | --- |",

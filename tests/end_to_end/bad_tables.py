@@ -221,6 +221,14 @@ RECIPES = [
         "source.features.1.share: no feature 'item'; there are user, price, tags, time, friend",
     ),
     _recipe(
+        "weights of a list that are not there",
+        _rules(
+            "{columns: tags, kind: list, separator: '|', weights: tag_weights}", "{columns: '*', kind: categorical}"
+        ),
+        "source.features.0.weights: the files have no column 'tag_weights'; they have click, rating, user, price, "
+        "tags, time, fold",
+    ),
+    _recipe(
         "weight that is not there",
         "source.weight=importance",
         "source.weight: the files have no column 'importance'; they have click, rating, user, price, tags, time, fold",
@@ -293,6 +301,12 @@ RECIPES = [
         "unknown split",
         "preprocess.split={kind: random}",
         "mine.yaml: preprocess.split.kind: no such kind 'random'; use day, fraction, hash, time, column, files",
+    ),
+    _recipe(
+        "model of users and items alone",
+        "model.kind=neumf",
+        "mine.yaml: model.kind: 'neumf' reads a user and an item alone, which source.kind 'table' does not name; use "
+        "dcnv2, dlrm, wide_deep, or source.kind interactions",
     ),
     _recipe(
         "names of columns twice",
@@ -461,6 +475,13 @@ BAD_ROWS = [
         "the vector's size (column 'point': '0.5;1')",
     ),
     _files(
+        "fewer weights than values of a list",
+        "weights.csv" + _set(_rules("{columns: tags, kind: list, separator: ';', weights: shares}")),
+        "10 of 201 rows are bad (10 not a weight for each value of a list: a number from 0 on), more than "
+        "preprocess.max_rejected_fraction (0.01); the first is weights.csv, line 2: not a weight for each value "
+        "of a list: a number from 0 on (column 'shares': '0.5')",
+    ),
+    _files(
         "times far in the future, as milliseconds are read as seconds",
         "millis.csv" + _set(_rules("{columns: time, kind: timestamp, format: s}")),
         "200 of 201 rows are bad (200 not a time), more than preprocess.max_rejected_fraction (0.01); the "
@@ -604,7 +625,7 @@ REQUESTS = [
         "feature instead of the column that it is made of",
         {"hour": 12},
         "row 0: unknown feature 'hour'; features: number, integer, text, time, seconds, texts, integers, "
-        "numbers, users_age, users_city, rate_text",
+        "numbers, weights, users_age, users_city, rate_text",
     ),
     _predict("row that is no object", "red", "row 0: the string 'red'; a row is an object of feature names and values"),
     _predict(
@@ -653,6 +674,16 @@ REQUESTS = [
         "row 0, 'numbers': a list of 2 numbers; needs 3, or null if it is missing",
     ),
     _predict(
+        "fewer weights than values of a list",
+        {"texts": ["red", "7"], "weights": [0.5]},
+        "row 0, 'weights': a list of 1 weights; 'texts' has 2 values; give one for each, or null if all weigh the same",
+    ),
+    _predict(
+        "weight below zero",
+        {"texts": ["red"], "weights": [-1]},
+        "row 0, 'weights': the weight -1.0; needs a number from 0 on for each value",
+    ),
+    _predict(
         "time of another format",
         {"time": "31.03.2024"},
         "row 0, 'time': the string '31.03.2024'; needs a time as ISO 8601 writes it, or null if it is missing",
@@ -690,7 +721,7 @@ REQUESTS = [
         "unknown column of a candidate",
         {"candidates": [{"text": "red", "colour": 1}]},
         "candidates[0]: unknown feature 'colour'; features: number, integer, text, time, seconds, texts, "
-        "integers, numbers, users_age, users_city, rate_text",
+        "integers, numbers, weights, users_age, users_city, rate_text",
     ),
     _rank(
         "unknown column of the context",
@@ -756,6 +787,7 @@ def prepare(folder: Path) -> None:
     write("gaps.csv", [header, *(line.replace("u0", "") for line in lines)])
     write("far.csv", ["click,price", *(f"{i % 2},{i / 4}" for i in range(FAR - 2)), "1,cheap"])
     write("vectors.csv", ["click,point", *(f"{i % 2},{'0.5;1;2' if i % 20 else '0.5;1'}" for i in range(ROWS))])
+    write("weights.csv", ["click,tags,shares", *(f"{i % 2},a;b,{'0.5;2' if i % 20 else '0.5'}" for i in range(ROWS))])
     write("millis.csv", ["click,time", *(f"{i % 2},{1714521600000 + i}" for i in range(ROWS))])
     write("words.csv", ["fate,price", *(f"{('sold', 'kept')[i % 2]},{i}" for i in range(ROWS))])
     write("constant.csv", ["click,price", *(f"0,{i % 50}" for i in range(ROWS))])

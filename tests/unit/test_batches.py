@@ -10,6 +10,7 @@ import torch
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import IngestConfig
+from rayrec.features.lists import with_weights
 from rayrec.ingest.batch_order import BatchOrder, Units
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.loader import open_batches
@@ -21,6 +22,7 @@ from tests.expected_batches import expected_rows, padded, rows_of
 DATASETS = {
     "plain": {"rows": 700},
     "multi-hot": {"rows": 300, "multi_hot": 2},
+    "weighted": {"rows": 300, "multi_hot": 3, "weighted": ("M1", "M3")},
     "multi-hot only": {"rows": 300, "categorical": 0, "multi_hot": 2},
     "further columns": {"rows": 300, "weight": True, "group": True},
     "no numeric": {"rows": 300, "numeric": 0},
@@ -123,6 +125,11 @@ def _set(name: str, array: pa.Array):
     return lambda table: table.set_column(table.column_names.index(name), name, array)
 
 
+def _weighted(weight: float) -> pa.Array:
+    elements = with_weights(np.zeros(50, np.int32), np.full(50, weight, np.float32))
+    return pa.ListArray.from_arrays(pa.array(range(51), pa.int32()), elements)
+
+
 DAMAGES = {
     "missing part": (lambda folder: next((folder / "train").iterdir()).unlink(), "missing, though the manifest lists"),
     "no Parquet": (lambda folder: next((folder / "train").iterdir()).write_text("x" * 99), "damaged"),
@@ -151,6 +158,26 @@ DAMAGES = {
 }
 
 
+WEIGHTED = {
+    "ids without weights": (
+        pa.array([[1]] * 50),
+        "column 'M1': list<element: int64>, the schema says a list of int32 w",
+    ),
+    "weights below 0": (_weighted(-1.0), "column 'M1': weights that are no numbers from 0 on; "),
+    "weights that are none": (_weighted(float("nan")), "column 'M1': weights that are no numbers from 0 on; "),
+    "weights without an end": (_weighted(float("inf")), "column 'M1': weights that are no numbers from 0 on; "),
+}
+
+
+@pytest.mark.parametrize(("lists", "message"), WEIGHTED.values(), ids=WEIGHTED.keys())
+def test_damaged_weights_are_named(tmp_path, lists, message):
+    dataset = make_dataset(tmp_path / "data", 50, multi_hot=1, weighted=("M1",))
+    _rewrite(tmp_path / "data", _set("M1", lists))
+    with pytest.raises(UserError) as caught:
+        InMemorySplit.read(dataset, "train")
+    assert message in str(caught.value)
+
+
 @pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES.keys())
 def test_a_damaged_part_is_named(tmp_path, damage, message):
     dataset = make_dataset(tmp_path / "data", 50, multi_hot=1)
@@ -171,7 +198,7 @@ def test_a_split_smaller_than_a_batch_is_refused_in_training_only(tmp_path):
 
 
 def test_packed_rows_pass_through_arrow_unchanged(tmp_path):
-    columns = {"multi_hot": 2, "group": True, "weight": True, "vector": 3}
+    columns = {"multi_hot": 2, "group": True, "weight": True, "vector": 3, "weighted": ("M2",)}
     dataset: Dataset = make_dataset(tmp_path / "data", 90, **columns, rows_per_row_group=30)
     packer = RowPacker(dataset.folder, dataset.schema)
     packed = [packer.read("train/part-00000.parquet", group, slice(group, 20)) for group in range(3)]
@@ -182,6 +209,8 @@ def test_packed_rows_pass_through_arrow_unchanged(tmp_path):
         for mine, theirs in zip(one.multi_hot, other.multi_hot, strict=True):
             np.testing.assert_array_equal(mine.offsets, theirs.offsets)
             np.testing.assert_array_equal(mine.values, theirs.values)
+            np.testing.assert_array_equal(mine.weights, theirs.weights)
+    assert packed[0].multi_hot[0].weights is None and packed[0].multi_hot[1].weights is not None
 
 
 @pytest.mark.parametrize("rows_per_row_group", [10, 1_000], ids=["many row groups", "fewer than ranks"])

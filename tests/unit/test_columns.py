@@ -90,6 +90,25 @@ def test_the_plan_of_a_table() -> None:
     assert [c.name for c in found.columns] == [*in_requests, "users_age", "users_zip", "rate_user_id_C1"]
 
 
+def test_weights_of_lists() -> None:
+    """Patterns leave out the column of weights, which is read as the values are, also of a side table."""
+    change = [
+        {"columns": "tags", "kind": "list", "separator": "|", "weights": "C10"},
+        {"columns": "users_age", "kind": "list", "separator": ",", "weights": "users_zip"},
+    ]
+    found = plan(features=rules(at=4, change=change)[:-1])
+    features = {feature.name: feature.inputs for feature in found.features}
+    assert (features["tags"], features["users_age"]) == (("tags", "C10"), ("users_age", "users_zip"))
+    assert not {"C10", "users_zip"} & set(features)
+    assert {c.name: (c.type, c.separator) for c in found.columns if c.name in {"C10", "users_zip"}} == {
+        "C10": ("numbers", "|"),
+        "users_zip": ("numbers", ","),
+    }
+    assert found.list_lengths == (("C10", "tags"), ("users_zip", "users_age"))
+    assert found.tables[0].columns == ("users_age", "users_zip")
+    assert "C10" in {column.name for column in found.read}
+
+
 def test_patterns_leave_out_what_says_something_of_the_row() -> None:
     everything = [{"columns": "*", "kind": "categorical"}]
     found = plan(features=everything, tables={}, rates=[], time=None, ignore=["C?"])
@@ -135,7 +154,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "nothing left": (
         {"features": [*GOOD["features"], {"columns": "C?", "kind": "categorical"}]},
-        "source.features.9: earlier rules, roles and source.ignore take all columns that it matches; remove it",
+        "source.features.9: earlier rules, roles, weights and source.ignore take all columns that it matches",
     ),
     "named by two rules": (
         {"features": rules(at=2, change=[GOOD["features"][2], {"columns": "C1", "kind": "categorical"}])},
@@ -197,6 +216,22 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "shares a share": (
         {"features": rules(at=4, change={"share": "item_id"})},
         "source.features.4.share: feature 'item_id' itself shares 'user_id'; name that",
+    ),
+    "unknown weights": (
+        {"features": rules(at=4, change={"weights": "weigth"})},
+        "source.features.4.weights: the files have no column 'weigth'; did you mean 'weight'?",
+    ),
+    "weights of the label": (
+        {"features": rules(at=4, change={"weights": "click"})},
+        "source.features.4.weights: column 'click' is the label; name another column",
+    ),
+    "weights of other files": (
+        {"features": rules(at=4, change={"weights": "users_zip"})},
+        "source.features.4.weights: column 'users_zip' is not in the files of 'tags'; name a column of the same files",
+    ),
+    "weights that are numbers": (
+        {"features": rules(at=4, change={"weights": "price"})},
+        "source.features.4.weights: column 'price' would be read as numbers here and as number in source.features.0; a",
     ),
     "unknown feature crossed": (
         {"features": rules(at=7, change={"of": ["user_id", "ts"]})},

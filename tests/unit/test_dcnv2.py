@@ -19,6 +19,7 @@ CONFIG = DCNv2Config(embedding_dim=6, bottom_mlp=(9, 4), cross_layers=2, cross_r
         (CONFIG, make_schema(numeric=2, categorical=2, multi_hot=2)),
         (CONFIG, make_schema(numeric=0, categorical=3)),
         (CONFIG, WITH_SHARED_TABLES),
+        (CONFIG, make_schema(numeric=2, categorical=2, multi_hot=3, weighted=("M1", "M2"))),
         (CONFIG.model_copy(update={"embedding_dims": {"C1": 3, "M2": 11}}), make_schema(numeric=2, multi_hot=2)),
     ],
 )

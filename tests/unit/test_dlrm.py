@@ -22,6 +22,7 @@ CAT = DLRMConfig(embedding_dim=6, bottom_mlp=(9, 4), top_mlp=(7, 5), interaction
         (DOT, make_schema(numeric=2, categorical=2, multi_hot=2)),
         (DOT, make_schema(numeric=0, categorical=3)),
         (DOT, WITH_SHARED_TABLES),
+        (DOT, make_schema(numeric=2, categorical=2, multi_hot=3, weighted=("M1", "M2"))),
         (DOT, make_schema(numeric=1, categorical=1)),
         (CAT, make_schema(numeric=3, categorical=2, multi_hot=2)),
         (CAT, make_schema(numeric=0, categorical=1)),

@@ -15,11 +15,13 @@ from rayrec.common.errors import UserError
 from rayrec.config.transforms import Fill, HashUnlisted, Standardize, Vocabulary
 from rayrec.evaluation.stability import stability_index
 from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.lists import with_weights
 from rayrec.features.raw_values import read_column
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, RawColumn, Schema
 from rayrec.features.vocabulary import write_vocabulary
+from rayrec.inference.folder.reference_traffic import unknown_counts
 from rayrec.ingest.dataset import Dataset
-from rayrec.inspection.drift import Drift, compare
+from rayrec.inspection.drift import Drift, _feature_drift, compare
 from rayrec.sources.table.config import CONFIG as TABLE
 from tests.builders import make_dataset, make_recipe, write_dataset
 
@@ -126,6 +128,23 @@ def test_lists_and_labels_drift(against: Compare) -> None:
     assert drifted(against({**rows, "tags": ["d" for _ in rows["tags"]]})) == ["tags"]
     assert drifted(against({**rows, "tags": ["" for _ in rows["tags"]]})) == ["tags"]
     assert drifted(against({**rows, "click": ["1" if i % 2 else "0" for i in range(ROWS)]})) == ["click"]
+
+
+def test_weights_play_no_part_in_the_drift_of_lists() -> None:
+    rng = np.random.default_rng(0)
+    plain = MultiHotFeature(name="tags", cardinality=9, hotness=4)
+    weighted = plain.model_copy(update={"inputs": ("tags", "shares")})
+    ids = [rng.integers(0, high, 400).astype(np.int32) for high in (9, 5)]
+    offsets = pa.array(np.arange(0, 401, 4), pa.int32())
+    lists = [pa.ListArray.from_arrays(offsets, pa.array(part)) for part in ids]
+    pairs = [pa.ListArray.from_arrays(offsets, with_weights(part, part.astype(np.float32))) for part in ids]
+    drift = _feature_drift(plain, *lists)
+    assert drift.index > 0.1 and _feature_drift(weighted, *pairs) == drift
+    counts = [
+        unknown_counts(Schema(label="y", features=(plain,)), pa.record_batch({"tags": column}))
+        for column in (lists[0], pairs[0])
+    ]
+    assert counts[0] == counts[1] == {"tags": (int((ids[0] == 0).sum()), 400)}
 
 
 def test_missing_columns_are_drift_and_new_ones_are_named(against: Compare) -> None:

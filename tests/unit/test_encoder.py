@@ -33,8 +33,16 @@ from rayrec.config.transforms import (
 from rayrec.features.categorical import encode_categorical, fold_ids, hash_unlisted
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.keyed_table import hash_key
+from rayrec.features.lists import weighted_type
 from rayrec.features.numeric import encode_numeric
-from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema, VectorFeature
+from rayrec.features.schema import (
+    CategoricalFeature,
+    MultiHotFeature,
+    NumericFeature,
+    RawColumn,
+    Schema,
+    VectorFeature,
+)
 from rayrec.features.string_hash import hash_string
 from rayrec.features.vector import encode_vector
 from rayrec.features.vocabulary import write_vocabulary
@@ -329,6 +337,63 @@ def test_hashed_lists(of: Literal["integers", "strings"], folder: Path) -> None:
     expected = encode_categorical(one_hot, pa.array(kept), None).tolist()
     assert encoder.encode(raw).column("M").to_pylist() == [expected, [], []]
     assert encoder.string_columns == []
+
+
+WEIGHTED = Schema(
+    label="label",
+    features=(
+        MultiHotFeature(
+            name="M",
+            inputs=("words", "weights"),
+            transforms=(Vocabulary(file="vocabulary/C1.parquet", size=5),),
+            cardinality=6,
+            hotness=3,
+        ),
+        MultiHotFeature(name="N", inputs=("ids", "weights"), cardinality=2**33, hotness=2),
+    ),
+    columns=(
+        RawColumn(name="words", type="texts"),
+        RawColumn(name="ids", type="integers"),
+        RawColumn(name="weights", type="numbers"),
+    ),
+)
+
+
+def pairs(*lists: dict[int, float]) -> list[list[dict[str, float]]]:
+    return [[{"id": id_, "weight": weight} for id_, weight in of_row.items()] for of_row in lists]
+
+
+def test_weights_go_with_their_values(folder: Path) -> None:
+    encoder = FeatureEncoder(WEIGHTED, folder)
+    raw = pa.record_batch(
+        {
+            "words": [["green", "", "unseen", None, "red", "blue"], ["red", "blue"], None, []],
+            "ids": [[2**32, None, 7, 7, 9, 1], [1, 5], None, None],
+            "weights": pa.array([[0.1, 9, 2, 9, 0, 1], None, None, []], pa.list_(pa.float64())),
+        }
+    )
+    tenth = float(np.float32(0.1))
+    found = encoder.encode(raw)
+    assert found.column("M").to_pylist() == pairs({2: tenth, 0: 2.0, 1: 0.0}, {1: 1.0, 3: 1.0}, {}, {})
+    assert found.column("N").to_pylist() == pairs({2**32: tenth, 7: 2.0}, {1: 1.0, 5: 1.0}, {}, {})
+    kinds = [encoder.encoded_schema.field(name).type.value_type for name in ("M", "N")]
+    assert kinds == [weighted_type(pa.int32()), weighted_type(pa.int64())]
+    alone = encoder.encode(raw.select(["words"]))
+    assert alone.column("M").to_pylist()[0] == pairs({2: 1.0, 0: 1.0, 1: 1.0})[0]
+    # Long vocabularies are looked up elsewhere.
+    assert (encoder.reads, encoder.raw_schema.names) == (["words", "weights", "ids", "weights"], raw.schema.names)
+    elsewhere = FeatureEncoder(WEIGHTED, folder, looked_up={"M"})
+    assert elsewhere.reads == ["weights", "ids", "weights"]
+    ids = pa.array([[2, None, 0, None, 1, 3], [1, 3], None, []])
+    joined = elsewhere.encode(raw.append_column("M (id)", ids))
+    assert joined.column("M").equals(found.column("M"))
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, None], [1.0, -0.5], [1.0, math.nan], [1.0, math.inf], [1.0, 1e39]])
+def test_weights_that_are_none(folder: Path, weights: list[float | None]) -> None:
+    raw = pa.record_batch({"words": [["red"], ["red", "blue"]], "weights": [[1.0], weights]})
+    with pytest.raises(UserError, match="feature 'M': a row has not a weight from 0 on for each value"):
+        FeatureEncoder(WEIGHTED, folder).encode(raw)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.features import keyed_table
+from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.lookups import Lookups
-from rayrec.features.schema import Rate, RawColumn, Schema, SideTable
+from rayrec.features.schema import MultiHotFeature, Rate, RawColumn, Schema, SideTable
+from rayrec.inference.raw_rows import RawRows
 from tests.lookup_tables import write_rate, write_side_table
 
 GIVEN = {"user": "number", "age": "number", "size": "integer", "city": "text", "seen": "time"}
@@ -200,6 +202,38 @@ def test_absent_columns_and_tables_are_missing(folder: Path, tmp_path: Path) -> 
     assert batch_of(make_rows(5, 1)) == Lookups(SCHEMA.model_copy(update={"lookups": ()}), tmp_path).complete(
         batch_of(make_rows(5, 1))
     )
+
+
+def test_values_and_weights_come_from_one_row(tmp_path: Path) -> None:
+    schema = Schema(
+        label="label",
+        features=(MultiHotFeature(name="tags", inputs=("u_tags", "u_weights"), cardinality=9),),
+        columns=(
+            RawColumn(name="user", type="text"),
+            RawColumn(name="u_tags", type="integers"),
+            RawColumn(name="u_weights", type="numbers"),
+        ),
+        lookups=(SideTable(name="u", key="user", columns=("u_weights", "u_tags")),),
+    )
+    write_side_table(tmp_path, schema, "u", {"a": {"u_tags": [1, 2], "u_weights": [0.5, 3.0]}})
+    looked_up, nothing = ([1, 2], [0.5, 3.0]), (None, None)
+    rows: list[tuple[str, Any, Any, tuple[Any, Any]]] = [
+        ("a", None, None, looked_up),
+        ("a", [7], None, ([7], None)),
+        ("a", [7], [2.0], ([7], [2.0])),
+        ("a", [], None, ([], None)),
+        ("a", None, [], looked_up),
+        ("b", None, None, nothing),
+        ("b", [7], [2.0], ([7], [2.0])),
+    ]
+    raw = RawRows(schema).from_rows([{"user": u, "u_tags": tags, "u_weights": weights} for u, tags, weights, _ in rows])
+    lookups = Lookups(schema, tmp_path)
+    FeatureEncoder(schema, tmp_path).encode(raw)
+    completed = [(row["u_tags"], row["u_weights"]) for row in lookups.complete(raw).to_pylist()]
+    assert completed == [expected for *_, expected in rows]
+    alone = [lookups.complete(raw.slice(row, 1)).to_pylist()[0] for row in range(len(rows))]
+    assert alone == lookups.complete(raw).to_pylist()
+    assert lookups.complete(raw.select(["user"])).to_pylist()[1]["u_weights"] == [0.5, 3.0]
 
 
 def test_only_what_is_wanted_is_looked_up(folder: Path) -> None:

@@ -16,7 +16,7 @@ from serve.openapi import document
 from serve.operations.metrics import ServingMetrics
 from serve.protocols.v1 import VERBS, parse_instances
 from tests.display_models import ADS, CONTEXT, make_ranker
-from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder
+from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder, write_table_model
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> ServedModels:
     make_model_folder(base / "dlrm", multi_hot=1)
     make_recommender_folder(base / "neumf")
     make_ranker(base / "displays")
-    folders = {"ads": base / "displays" / "model", "dlrm": base / "dlrm", "neumf": base / "neumf"}
+    write_table_model(base / "table")
+    folders = {name: base / name for name in ("dlrm", "neumf", "table")} | {"ads": base / "displays" / "model"}
     models = ServedModels()
     with ThreadPoolExecutor(1) as executor:
         loaded = {
@@ -53,8 +54,11 @@ def test_what_it_describes(described: dict[str, Any]) -> None:
         "/v1/models/neumf:predict",
         "/v1/models/neumf:rank",
         "/v1/models/neumf:recommend",
+        "/v1/models/table:predict",
+        "/v1/models/table:rank",
         "/v2/models/dlrm/infer",
         "/v2/models/neumf/infer",
+        "/v2/models/table/infer",
     }
 
 
@@ -99,6 +103,25 @@ def test_the_schema_refuses_what_the_server_refuses(described: dict[str, Any], m
     assert not validator(described, "dlrm.Row").is_valid(row)
     with pytest.raises(RequestError):
         parse_instances(json.dumps({"instances": [row]}).encode(), models.model("dlrm").version().predictor.raw_rows, 9)
+
+
+def test_weights_of_lists(described: dict[str, Any], models: ServedModels) -> None:
+    predictor = models.model("table").version().predictor
+    weights = described["components"]["schemas"]["table.Row"]["properties"]["weights"]
+    assert weights["description"] == "A weight for each value of texts; by default 1."
+    assert weights["examples"][0] == [1, 1]
+    for row in described["components"]["schemas"]["table.Row"]["examples"]:
+        assert predictor.predict([row]).shape == (1,)
+    for value, is_valid in (([0, 2.5], True), ("1|2", True), (None, True), ([-1, 1], False), ([None, 1], False)):
+        row = {"texts": ["a", "b"], "weights": value}
+        assert validator(described, "table.Row").is_valid(row) == is_valid
+        body = json.dumps(row).encode()
+        if is_valid:
+            parse_instances(body, predictor.raw_rows, 9)
+            continue
+        with pytest.raises(RequestError) as raised:
+            parse_instances(body, predictor.raw_rows, 9)
+        assert raised.value.status == 422
 
 
 def test_the_schema_takes_what_the_server_takes(described: dict[str, Any], models: ServedModels) -> None:

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.config.preprocess import ShardLayoutConfig
+from rayrec.features.lists import weighted_type
 from rayrec.preprocessing import segments
 from rayrec.preprocessing.segments import Piece, cut_pieces, cut_segments, make_segments, read_piece
 from rayrec.preprocessing.write.shards import RowPacking, rows_of_a_part, write_part
@@ -101,6 +102,17 @@ def test_packed_lists_come_back() -> None:
         assert packing.unpack(packing.pack(part)).to_pydict() == part.to_pydict()
     packed = packing.pack(batch)
     assert packing.unpack(packed.slice(1, 3)).to_pydict() == batch.slice(1, 3).to_pydict()
+
+
+@pytest.mark.parametrize("ids", [pa.int32(), pa.int64()])
+def test_packed_lists_with_weights_come_back(ids: pa.DataType) -> None:
+    values = [[], [(1, 0.5), (2, 0.0), (3, 1e-30)], [(2**31 - 1, 1.0)], [], [(0, 2.0), (0, 3.0)]]
+    batch = pa.RecordBatch.from_arrays([pa.array(values, pa.list_(weighted_type(ids)))], names=["values"])
+    packing = RowPacking(batch.schema, {"values": 3})
+    packed = packing.pack(batch)
+    assert packing.unpack(packed).equals(batch)
+    assert packing.unpack(packed.slice(1, 3)).to_pydict() == batch.slice(1, 3).to_pydict()
+    assert packing.unpack(packing.pack(batch.slice(1, 3))).to_pydict() == batch.slice(1, 3).to_pydict()
 
 
 PIECES = [Piece(Path("a"), 2, 5), Piece(Path("b"), 0, 1), Piece(Path("c"), 10, 4)]

@@ -43,6 +43,7 @@ SCHEMA = Schema(
         MultiHotFeature(name="tags", cardinality=10, transforms=(OF_TEXT,)),
         CategoricalFeature(name="hour", inputs=("time",), cardinality=25, transforms=(TimePart(part="hour"),)),
         VectorFeature(name="vector", size=2),
+        MultiHotFeature(name="weighed", inputs=("tags", "weights"), cardinality=10, transforms=(OF_TEXT,)),
         CategoricalFeature(name="C1_x_id", inputs=("C1", "id"), cardinality=9, transforms=(Cross(buckets=9),)),
     ),
     columns=(
@@ -53,6 +54,7 @@ SCHEMA = Schema(
         RawColumn(name="tags", type="texts", separator="|"),
         RawColumn(name="time", type="time", time_format="s"),
         RawColumn(name="vector", type="numbers", separator=" "),
+        RawColumn(name="weights", type="numbers", separator="|"),
     ),
 )
 COLUMNS = pa.schema(
@@ -64,6 +66,7 @@ COLUMNS = pa.schema(
         ("tags", pa.list_(pa.string())),
         ("time", pa.timestamp("us", "UTC")),
         ("vector", pa.list_(pa.float64())),
+        ("weights", pa.list_(pa.float64())),
     ]
 )
 RAW_ROWS = RawRows(SCHEMA)
@@ -74,7 +77,7 @@ GOOD_ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "whole": (
         {"I1": 3, "price": 2.5, "C1": "68fd1e64", "id": 7, "tags": ["a", None], "time": 0, "vector": [1, 2.5]},
         {"I1": 3.0, "price": 2.5, "C1": "68fd1e64", "id": 7, "tags": ["a", None]}
-        | {"time": datetime(1970, 1, 1, tzinfo=UTC), "vector": [1.0, 2.5]},
+        | {"time": datetime(1970, 1, 1, tzinfo=UTC), "vector": [1.0, 2.5], "weights": None},
     ),
     "left out": ({}, NOTHING),
     "null": (NOTHING, NOTHING),
@@ -87,6 +90,9 @@ GOOD_ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "time as nothing": ({"time": ""}, NOTHING),
     "delimited lists": ({"tags": "a||b", "vector": "1 -2e3"}, {**NOTHING, "tags": ["a", "", "b"], "vector": [1, -2e3]}),
     "empty lists": ({"tags": [], "vector": ""}, {**NOTHING, "tags": []}),
+    "weights": ({"tags": ["a", None], "weights": [0, 2]}, {**NOTHING, "tags": ["a", None], "weights": [0.0, 2.0]}),
+    "delimited weights": ({"tags": "a|b", "weights": "1|.5"}, {**NOTHING, "tags": ["a", "b"], "weights": [1.0, 0.5]}),
+    "weights of nothing": ({"tags": [], "weights": []}, {**NOTHING, "tags": [], "weights": []}),
     "a vector with gaps": ({"vector": [None, 1]}, {**NOTHING, "vector": [None, 1.0]}),
 }
 
@@ -103,7 +109,7 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
     "unknown": ({"prise": 1}, "row 1: unknown feature 'prise'; did you mean 'price'?"),
     "unknown, nothing near": (
         {"zzz": 1},
-        "row 1: unknown feature 'zzz'; features: I1, price, C1, id, tags, time, vector",
+        "row 1: unknown feature 'zzz'; features: I1, price, C1, id, tags, time, vector, weights",
     ),
     "label": ({"label": 1}, "row 1: 'label' is not a feature (the model does not read it); leave it out"),
     "group": ({"user": 1}, "row 1: 'user' is not a feature (the model does not read it); leave it out"),
@@ -160,6 +166,26 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
         {"vector": [1, 1e300]},
         "row 1, 'vector': the number 1e+300 is out of range; numbers go up to 3.4e+38",
     ),
+    "fewer weights": (
+        {"tags": ["a", "b", "c"], "weights": [1]},
+        "row 1, 'weights': a list of 1 weights; 'tags' has 3 values; give one for each, or null if all weigh the same",
+    ),
+    "weights without values": (
+        {"weights": "1|2"},
+        "row 1, 'weights': a list of 2 weights; 'tags' has 0 values; give one for each, or null if all weigh the same",
+    ),
+    "weight below 0": (
+        {"tags": "a", "weights": [-1]},
+        "row 1, 'weights': the weight -1.0; needs a number from 0 on for each value",
+    ),
+    "weight null": (
+        {"tags": "a|b", "weights": [1, None]},
+        "row 1, 'weights': the weight null; needs a number from 0 on for each value",
+    ),
+    "weight infinite": (
+        {"tags": "a", "weights": [math.inf]},
+        "row 1, 'weights': the number inf is out of range; numbers go up to 3.4e+38",
+    ),
     "time in milliseconds": (
         {"time": 1_767_355_200_000},
         "row 1, 'time': the number 1767355200000; needs a time in s since 1970, or null if it is missing",
@@ -176,8 +202,18 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
         {"time": 10**5000},
         "row 1, 'time': an integer of more than 38 digits; needs a time in s since 1970, or null if it is missing",
     ),
-    "cross": ({"C1_x_id": 3}, "row 1: unknown feature 'C1_x_id'; features: I1, price, C1, id, tags, time, vector"),
+    "cross": (
+        {"C1_x_id": 3},
+        "row 1: unknown feature 'C1_x_id'; features: I1, price, C1, id, tags, time, vector, weights",
+    ),
 }
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0, None])
+def test_weights_in_columns(weight: float | None) -> None:
+    batch = pa.record_batch({"tags": [["a"], ["a", "b"]], "weights": [[1.0], [0.5, weight]]})
+    with pytest.raises(UserError, match=r"row 1, 'weights': the weight .*; needs a number from 0 on for each value"):
+        RAW_ROWS.from_batch(batch)
 
 
 @pytest.mark.parametrize("case", BAD_ROWS)

@@ -36,9 +36,20 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "users_city": TEXTS,
     "rate_text": st.floats(0, 1),
 }
-ROWS = st.lists(
-    st.fixed_dictionaries({}, optional={n: st.none() | v for n, v in VALUES.items()}), min_size=1, max_size=6
-)
+WEIGHTS = st.integers(0, 3) | st.floats(0, float(np.finfo(np.float32).max)) | st.just(5e-324)
+NAMES = (*VALUES, "weights")
+
+
+@st.composite
+def row_of(draw: st.DrawFn) -> dict[str, Any]:
+    """A row; if it has weights, they are as many as the texts that they weigh."""
+    row = draw(st.fixed_dictionaries({}, optional={n: st.none() | v for n, v in VALUES.items()}))
+    count = len(row.get("texts") or ())
+    weights = draw(st.just(()) | st.none() | st.lists(WEIGHTS, min_size=count, max_size=count))
+    return row if weights == () else {**row, "weights": weights}
+
+
+ROWS = st.lists(row_of(), min_size=1, max_size=6)
 _OF_A_TABLE = 1_100
 """More rows than those of a request, so that every fast path for few rows is compared with another one."""
 
@@ -74,7 +85,7 @@ def of_a_table(encoder: FeatureEncoder, columns: Mapping[str, Sequence[Any]], pa
 def test_a_request_and_a_row_of_a_table(
     encoder: FeatureEncoder, rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    columns = {name: [row.get(name) for row in rows] for name in VALUES}
+    columns = {name: [row.get(name) for row in rows] for name in NAMES}
     table = of_a_table(encoder, columns, tmp_path_factory.getbasetemp() / "rows.parquet")
     requests = RawRows(SCHEMA)
     for index, row in enumerate(rows):
@@ -87,7 +98,7 @@ def test_any_float_of_a_table(
     encoder: FeatureEncoder, numbers: list[float | None], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """NaN and infinities are missing, which is what a request gives for them."""
-    nothing = {name: [None] * len(numbers) for name in VALUES}
+    nothing = {name: [None] * len(numbers) for name in NAMES}
     table = of_a_table(
         encoder, {**nothing, "number": numbers, "users_age": numbers}, tmp_path_factory.getbasetemp() / "floats.parquet"
     )
@@ -108,7 +119,7 @@ JSON = st.recursive(
 
 
 @settings(deadline=None, max_examples=200)
-@given(name=st.sampled_from(sorted(VALUES)), value=JSON)
+@given(name=st.sampled_from(sorted(NAMES)), value=JSON)
 def test_a_wrong_type_is_an_error_of_one_line_that_names_it(encoder: FeatureEncoder, name: str, value: Any) -> None:
     error = ""
     try:

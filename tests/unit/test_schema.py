@@ -1,5 +1,6 @@
 """The schema: saved and loaded unchanged, and what it refuses."""
 
+import json
 import re
 from pathlib import Path
 
@@ -172,6 +173,7 @@ WORDS = Vocabulary(file="v", size=9)
 TIME, NUMBER, TEXT = (
     RawColumn.model_validate({"name": f"a_{kind}", "type": kind}) for kind in ("time", "number", "text")
 )
+LIST = RawColumn(name="a_list", type="integers")
 
 
 def one(**settings: object) -> dict[str, object]:
@@ -221,6 +223,10 @@ def test_features_that_do_not_fit(features: list[dict[str, object]], message: st
         (one(inputs=["a_text"], transforms=[TimePart(part="hour")]), "needs time, column 'a_text' is text"),
         (one(inputs=["a_text", "a_text"], transforms=[WORDS]), "feature 'c': has 2 inputs, needs 1"),
         ({"kind": "numeric", "name": "n", "inputs": ["a_time"], "transforms": [Elapsed()]}, "has 1 inputs, needs 2"),
+        (one(kind="multi_hot", inputs=["a_list", "a_text"]), "feature 'c': needs numbers, column 'a_text' is text"),
+        (one(kind="multi_hot", inputs=["a_list", "b"]), "feature 'c': no column 'b'"),
+        (one(kind="multi_hot", inputs=["a_list"] * 3), "feature 'c': has 3 inputs, needs 1"),
+        (one(inputs=["a_text", "a_list"], transforms=[WORDS]), "feature 'c': has 2 inputs, needs 1"),
         (
             {"kind": "vector", "name": "v", "inputs": ["a_number"], "size": 3},
             "needs numbers, column 'a_number' is number",
@@ -229,7 +235,25 @@ def test_features_that_do_not_fit(features: list[dict[str, object]], message: st
 )
 def test_columns_that_do_not_fit(feature: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(message)):
-        Schema.model_validate({"label": "y", "features": [feature], "columns": [TIME, NUMBER, TEXT]})
+        Schema.model_validate({"label": "y", "features": [feature], "columns": [TIME, NUMBER, TEXT, LIST]})
+
+
+def test_lists_with_weights() -> None:
+    weighted = one(kind="multi_hot", inputs=["a_list", "a_list"])
+    vector = {"kind": "vector", "name": "v", "inputs": ["a_list"], "size": 3}
+    features = [weighted, one(kind="multi_hot", name="d", inputs=["a_list"]), vector]
+    schema = Schema.model_validate({"label": "y", "features": features, "columns": [LIST]})
+    assert [(feature.name, feature.weights) for feature in schema.weighted] == [("c", "a_list")]
+    assert schema.list_lengths == (("a_list", 3), ("a_list", "a_list"))
+
+
+def test_a_list_without_weights_is_written_as_ever(tmp_path: Path) -> None:
+    """Datasets and models of other data sets stay the same to the byte."""
+    SCHEMA.save(tmp_path)
+    (topics,) = (f for f in json.loads((tmp_path / SCHEMA_FILE).read_text())["features"] if f["name"] == "topics")
+    assert list(topics) == [
+        *("name", "inputs", "kind", "transforms", "cardinality", "embedding_dim", "table", "pooling", "hotness")
+    ]
 
 
 def test_raw_columns() -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat, LabelCondition
-from rayrec.features.schema import RawColumn
+from rayrec.features.schema import ListLength, RawColumn
 from rayrec.raw.blocks import Reason
 from rayrec.raw.files import list_inputs
 from rayrec.raw.table import open_table
@@ -266,6 +266,43 @@ def test_json_as_pandas_reads_it(tmp_path: Path) -> None:
         found = read_table(path, raw_columns(i="integer", n="number", t="text"), chunk_bytes=chunk_bytes)
         assert found.rows == rows[:4_990] + rows[4_991:]
         assert found.reasons == [(4_991, str(Reason.JSON), None, None)]
+
+
+WEIGHED = (
+    RawColumn(name="tags", type="texts", separator="|"),
+    RawColumn(name="weights", type="numbers", separator="|"),
+)
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
+def test_weights_of_lists(tmp_path: Path, name: str) -> None:
+    """A row whose weights are no numbers from 0 on, one for each value, is set aside."""
+    rows: list[tuple[list[str] | None, list[float | None] | None]] = [
+        (["a", "b"], [0.5, 0.0]),
+        (["a", "b"], None),
+        (None, None),
+        (["a"], [1e-320]),
+        (["a", "b"], [0.5]),
+        (None, [0.5]),
+        (["a"], [-1.0]),
+        (["a", "b"], [1.0, None]),
+        (["a"], [1e300]),
+    ]
+    text = [",".join("|".join("" if v is None else str(v) for v in of or ()) for of in row) for row in rows]
+    table = pa.table({"tags": [tags for tags, _ in rows], "weights": [weights for _, weights in rows]})
+    match Path(name).suffix:
+        case ".csv":
+            (tmp_path / name).write_text("\n".join(["tags,weights", *text]))
+        case ".jsonl":
+            write_json(tmp_path / name, table.to_pylist())
+        case ".parquet":
+            pq.write_table(table, tmp_path / name)
+    lengths = [ListLength("weights", "tags"), ListLength("elsewhere", "tags")]
+    found = read_table(tmp_path / name, WEIGHED, list_lengths=lengths)
+    assert found.rows == table.to_pylist()[:4]
+    first = 6 if name.endswith(".csv") else 5
+    assert [reason[:3] for reason in found.reasons] == [(first + n, str(Reason.WEIGHTS), "weights") for n in range(5)]
+    assert found.reasons[2][3] in ("-1.0", "[-1.0]")
 
 
 # Parquet

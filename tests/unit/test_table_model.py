@@ -2,11 +2,14 @@
 
 import json
 import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -15,6 +18,8 @@ from rayrec.features.schema import MultiHotFeature
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.ranking import RankingModel
+from rayrec.raw.files import list_inputs, plan_chunks
+from rayrec.sources.table.source import SOURCE
 from serve.errors import RequestError
 from serve.models.served_version import score_together
 from serve.protocols.v2.messages import metadata, parse_infer
@@ -28,11 +33,14 @@ ROWS: list[dict[str, Any]] = [
         "time": "2024-03-31T02:30:00",
         "seconds": 1_700_000_000,
         "texts": ["red", "unseen"],
+        "weights": [0.25, 3],
         "integers": [3, None, 1],
         "numbers": [-1.0, 2.0, 0.5],
     },
     {"text": "unseen", "numbers": [3, -1, 4], "users_city": "red", "rate_text": 0.9, "time": "2024-07-01"},
     {"text": "\u00e9", "number": -3, "integer": 40, "integers": [], "texts": ["7"]},
+    {"texts": ["red", "", "7", "-3", "unseen"], "weights": [0.5, 9.0, 0, 2, 1e-9]},
+    {"texts": ["red", "7"], "weights": [0, 0.0]},
     {},
 ]
 
@@ -50,14 +58,19 @@ def test_equals_the_models_forward(pair: tuple[Predictor, RankingModel]) -> None
     columns = encoded.to_pydict()
     ids: list[int] = []
     lengths: list[int] = []
+    weights: list[float] = []
     for feature in predictor.schema.categorical:
         is_list = isinstance(feature, MultiHotFeature)
         for value in columns[feature.name]:
             bag = value if is_list else [value]
-            ids += bag
+            has_weights = is_list and feature.weights is not None
+            ids += [element["id"] for element in bag] if has_weights else bag
+            weights += [element["weight"] if has_weights else 1.0 for element in bag]
             lengths.append(len(bag))
     names = [feature.name for feature in predictor.schema.categorical]
-    sparse = KeyedJaggedTensor.from_lengths_sync(names, torch.tensor(ids), torch.tensor(lengths, dtype=torch.int32))
+    sparse = KeyedJaggedTensor.from_lengths_sync(
+        names, torch.tensor(ids), torch.tensor(lengths, dtype=torch.int32), torch.tensor(weights)
+    )
     blocks = [np.array(columns[f.name], np.float32).reshape(len(ROWS), -1) for f in predictor.schema.dense]
     dense = torch.from_numpy(np.concatenate(blocks, axis=1))
     assert dense.shape[1] == predictor.schema.dense_width
@@ -66,6 +79,31 @@ def test_equals_the_models_forward(pair: tuple[Predictor, RankingModel]) -> None
     scores = predictor.predict(ROWS)
     assert scores.std() > 0.01
     np.testing.assert_allclose(scores, torch.sigmoid(logits).numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
+def test_files_to_score_may_lack_the_weights(pair: tuple[Predictor, RankingModel], tmp_path: Path, name: str) -> None:
+    predictor, _ = pair
+    rows = [{"text": "red", "texts": "red|7"}, {"text": "7", "texts": "unseen"}]
+    others = dict.fromkeys(
+        [column.name for column in predictor.schema.given_columns if column.name not in {"text", "texts", "weights"}]
+    )
+    table = pa.Table.from_pylist([{**others, **row} for row in rows])
+    match Path(name).suffix:
+        case ".csv":
+            csv.write_csv(table, tmp_path / name)
+        case ".jsonl":
+            (tmp_path / name).write_text("\n".join(json.dumps(row) for row in table.to_pylist()))
+        case ".parquet":
+            pq.write_table(table, tmp_path / name)
+    files = list_inputs([str(tmp_path / name)])
+    # Lists of delimited text need a separator.
+    columns = [c.model_copy(update={"separator": c.separator or " "}) for c in predictor.schema.columns]
+    schema = predictor.schema.model_copy(update={"columns": tuple(columns)})
+    reader = SOURCE.reader(predictor.recipe.source, schema, files)
+    found = [block.rows for chunk in plan_chunks(files, 2**20) for block in reader.read(chunk)]
+    ones = [{**row, "weights": [1.0] * (1 + row["texts"].count("|"))} for row in rows]
+    np.testing.assert_array_equal(predictor.predict(pa.concat_batches(found)), predictor.predict(ones))
 
 
 def test_a_shared_table_lies_in_one_file(pair: tuple[Predictor, RankingModel]) -> None:
@@ -90,7 +128,8 @@ def test_forms_of_rows_agree(pair: tuple[Predictor, RankingModel]) -> None:
     frame["time"] = pd.to_datetime(frame["time"], format="ISO8601")
     assert frame["integer"].dtype == np.float64  # for its gaps
     np.testing.assert_array_equal(predictor.predict(frame), expected)
-    texts = [{**row, **{n: "|".join(row[n]) for n in ("texts",) if n in row}} for row in ROWS]
+    lists = ("texts", "weights")
+    texts = [{**row, **{n: "|".join(map(str, row[n])) for n in lists if n in row}} for row in ROWS]
     texts = [{**row, **{n: " ".join(map(str, row[n])) for n in ("numbers",) if n in row}} for row in texts]
     np.testing.assert_array_equal(predictor.predict(texts), expected)
 
@@ -132,8 +171,12 @@ def test_encoded_tensors(pair: tuple[Predictor, RankingModel]) -> None:
     for field in encoded.schema:
         (value,) = encoded.column(field.name).to_pylist()
         kind = field.type if not pa.types.is_nested(field.type) else field.type.value_type
-        datatype = "FP32" if kind == pa.float32() else "INT64"
         shape = [1, len(value)] if isinstance(value, list) else [1]
+        if pa.types.is_struct(kind):
+            weights = [[element["weight"] for element in value]]
+            inputs.append({"name": f"{field.name} (weights)", "datatype": "FP32", "shape": shape, "data": weights})
+            value = [element["id"] for element in value]
+        datatype = "FP32" if kind == pa.float32() else "INT64"
         inputs.append({"name": field.name, "datatype": datatype, "shape": shape, "data": [value]})
     body = {"inputs": inputs, "parameters": {"encoded": True}}
     request = parse_infer(json.dumps(body).encode(), None, predictor, 8)

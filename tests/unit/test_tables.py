@@ -87,6 +87,19 @@ def test_means_leave_other_tables_alone() -> None:
     assert found.tolist() == [[2, 60, 100], [0, 0, 200], [2, 20, 300]]
 
 
+def test_weights_multiply_embeddings_and_divide_means() -> None:
+    """Also where all weights of a row, or its ids, are 0; a feature without weights has weights of 1."""
+    weights = torch.tensor([1.0, 1.0, 1.0, 0.5, 0.0, 2.0, 0.0])
+    weighted = KeyedJaggedTensor(["a", "b"], IDS.values(), weights, IDS.lengths())
+    a, b, wide = table("a", dim=1), table("b", dim=1), table("b_wide", "b", dim=1)
+    embeddings = build_embeddings([a, b, wide], CPU, is_weighted=True)
+    for stated in (a, b, wide):
+        embeddings.embedding_bags[stated.name].weight.data[:] = torch.arange(1.0, 4.0).unsqueeze(1)
+    outputs = PooledOutputs([output(a, pooling="mean"), output(b, pooling="mean"), output(wide)])
+    found = outputs(embeddings(weighted), weighted)
+    torch.testing.assert_close(found, torch.tensor([[1, 2.2, 5.5], [2, 0, 0], [3, 0, 0]]))
+
+
 def test_outputs_go_by_key_whatever_their_order() -> None:
     sums = KeyedTensor(keys=["b", "a"], length_per_key=[4, 4], values=torch.arange(8.0).view(1, 8))
     a, b = output(table("a")), output(table("b"))

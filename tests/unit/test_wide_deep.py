@@ -20,6 +20,7 @@ from tests.naive_models import naive_logits, random_batch
 
 SMALL = WideDeepConfig(embedding_dim=6, embedding_dims={"C2": 3}, mlp=(9, 5))
 SCHEMA = make_schema(numeric=3, categorical=3, multi_hot=2)
+WEIGHTED = make_schema(numeric=3, categorical=3, multi_hot=3, weighted=("M1", "M2"))
 
 
 def lively(model: RankingModel) -> RankingModel:
@@ -43,6 +44,8 @@ def lively(model: RankingModel) -> RankingModel:
         ({"dropout": 0.5}, SCHEMA),
         ({}, WITH_SHARED_TABLES),
         ({"combiner": "mean"}, WITH_SHARED_TABLES),
+        ({}, WEIGHTED),
+        ({"combiner": "mean"}, WEIGHTED),
         ({}, make_schema(numeric=0, categorical=3)),
         ({"part": "wide", "embedding_dims": {}}, make_schema(numeric=0, categorical=1)),
     ],

@@ -18,7 +18,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.config import Config
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.schema import CategoricalFeature, Feature, Schema, VectorFeature
+from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, Schema
 from rayrec.features.vocabulary import vocabulary_files
 from rayrec.inference.predictor import Predictor
 
@@ -94,6 +94,10 @@ def example_rows(schema: Schema, columns: pa.Schema, folder: Path) -> list[dict[
     """
     rows: list[dict[str, Any]] = [{} for _ in range(_ROWS)]
     times = {column.name: column.time_format for column in schema.columns}
+    sizes = {needed.column: needed.length for needed in schema.list_lengths if isinstance(needed.length, int)}
+    for needed in schema.list_lengths:
+        if isinstance(needed.length, str) and needed.column in sizes:
+            sizes[needed.length] = sizes[needed.column]
     for field in columns:
         if field.name in schema.looked_up:
             continue
@@ -101,7 +105,9 @@ def example_rows(schema: Schema, columns: pa.Schema, folder: Path) -> list[dict[
         is_list = pa.types.is_list(field.type)
         dtype = field.type.value_type if is_list else field.type
         values = _values(dtype, readers, times.get(field.name, "iso"), folder)
-        size = next((feature.size for feature in readers if isinstance(feature, VectorFeature)), 2)
+        if any(isinstance(feature, MultiHotFeature) and feature.weights == field.name for feature in readers):
+            values = [value for value in values if value > 0]
+        size = sizes.get(field.name, 2)
         for index, row in enumerate(rows[:-1]):
             value = values[index % len(values)]
             if index == _ROWS - 2 and pa.types.is_string(dtype):

@@ -11,6 +11,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.config import Config
 from rayrec.evaluation.stability import stability_index
+from rayrec.features.lists import ids_of
 from rayrec.features.schema import Schema
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
@@ -80,6 +81,6 @@ def unknown_counts(schema: Schema, columns: pa.RecordBatch) -> dict[str, tuple[i
     counts = {}
     for feature in schema.categorical:
         column = columns.column(feature.name)
-        ids = (column.flatten() if pa.types.is_list(column.type) else column).to_numpy()
+        ids = ids_of(column.flatten() if pa.types.is_list(column.type) else column).to_numpy()
         counts[feature.name] = (len(ids) - int(np.count_nonzero(ids)), len(ids))
     return counts

@@ -19,7 +19,10 @@ class Batch:
     dense: Tensor
     """(B, dense_width) float32: numeric and vector features in the schema's order."""
     sparse: KeyedJaggedTensor
-    """Keys: the categorical features in the schema's order; values int32 or int64 ids; stride B."""
+    """Keys: the categorical features in the schema's order; values int32 or int64 ids; stride B.
+
+    If a feature of the schema has weights, float32 weights of all ids, 1 for those of other features.
+    """
     label: Tensor
     """(B,) float32, 0 or 1."""
     weight: Tensor

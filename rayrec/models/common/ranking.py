@@ -39,7 +39,7 @@ class RankingModel(nn.Module):
         assert {table.part for table in self.tables} <= {MAIN_PART, *self.parts}, "a table of a part that is not stated"
         self.schema = schema
         """Every embedding_dim is resolved."""
-        self.embeddings = build_embeddings(self.tables, device)
+        self.embeddings = build_embeddings(self.tables, device, is_weighted=bool(schema.weighted))
         """The tables, by name; sums, of which `outputs` makes `pooled`."""
         self.outputs = PooledOutputs(pooled)
         self.dense_network = dense_network

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import MAIN_PART
@@ -99,7 +99,7 @@ class PooledFeature:
     feature: str
     table: EmbeddingTable
     pooling: Literal["sum", "mean"] = "sum"
-    """How the embeddings of a row's ids become one; without ids the result is 0."""
+    """How the embeddings of a row's ids, times their weights, become one; without ids, or weights above 0, it is 0."""
 
 
 def pooled_features(schema: Schema, values: TableValues) -> tuple[PooledFeature, ...]:
@@ -129,8 +129,12 @@ def distinct_tables(pooled: Sequence[PooledFeature]) -> tuple[EmbeddingTable, ..
     return tuple(dict.fromkeys(output.table for output in pooled))
 
 
-def build_embeddings(tables: Sequence[EmbeddingTable], device: torch.device) -> EmbeddingBagCollection:
+def build_embeddings(
+    tables: Sequence[EmbeddingTable], device: torch.device, *, is_weighted: bool = False
+) -> EmbeddingBagCollection:
     """The tables as one collection, which sums the embeddings of a row's ids; `PooledOutputs` makes means of sums.
+
+    `is_weighted`: whether ids come with weights, which multiply their embeddings.
 
     TorchRec's own mean is not used: in a sharded collection a row-wise table with mean pooling makes it divide the
     outputs of multi-hot features of other tables, too, and all outputs by 1 + 1e-6. Raises UserError where torch cannot
@@ -153,7 +157,7 @@ def build_embeddings(tables: Sequence[EmbeddingTable], device: torch.device) -> 
         )
         for table in tables
     ]
-    return EmbeddingBagCollection(configs, device=device)
+    return EmbeddingBagCollection(configs, is_weighted=is_weighted, device=device)
 
 
 class PooledOutputs:
@@ -178,6 +182,15 @@ class PooledOutputs:
         for key, stated in zip(self._keys, self._pooled, strict=True):
             output = by_key[key][:, : stated.table.dim]
             if stated.pooling == "mean":
-                output = output / sparse[stated.feature].lengths().clamp(min=1).unsqueeze(1)
+                output = output / _divisors(sparse[stated.feature]).unsqueeze(1)
             outputs.append(output)
         return torch.cat(outputs, dim=1)
+
+
+def _divisors(ids: JaggedTensor) -> Tensor:
+    """(B,) what makes means of the sums of B rows: their number of ids, or the sum of these ids' weights; never 0."""
+    weights = ids.weights_or_none()
+    if weights is None:
+        return ids.lengths().clamp(min=1)
+    sums = torch.segment_reduce(weights, "sum", lengths=ids.lengths(), unsafe=True)
+    return torch.where(sums > 0, sums, 1.0)

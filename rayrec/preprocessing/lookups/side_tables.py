@@ -1,6 +1,6 @@
 """Side tables: files of rows with a unique key -> tables that are looked up by it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +9,7 @@ from rayrec.common.errors import UserError
 from rayrec.config.table import SideTableConfig
 from rayrec.features.keyed_table import hash_texts
 from rayrec.features.lookups import KEY, KEY_FIELDS, folder_name, lookup_folder
-from rayrec.features.schema import STATISTICS_FOLDER, RawColumn, SideTable
+from rayrec.features.schema import STATISTICS_FOLDER, ListLength, RawColumn, SideTable
 from rayrec.preprocessing.extract import extract_tables, pieces_of
 from rayrec.preprocessing.row_files import frame_of_rows
 from rayrec.preprocessing.segments import Segment, count_rows, make_segments, read_piece
@@ -25,17 +25,17 @@ def table_reader(
     table: SideTable,
     columns: Sequence[RawColumn],
     config: SideTableConfig,
-    vector_sizes: Mapping[str, int],
+    list_lengths: Sequence[ListLength],
 ) -> TableReader:
     """The reader of a side table's key and columns; a row without a key is bad.
 
-    `columns`, `vector_sizes`: those of the schema, of which the table's are read. Raises UserError as
+    `columns`, `list_lengths`: those of the schema, of which the table's are read. Raises UserError as
     `TableFiles.reader`.
     """
     given = {column.name: column for column in columns}
     read = [given[name].model_copy(update={"name": _raw_name(table, name)}) for name in table.columns]
-    sizes = {_raw_name(table, name): vector_sizes[name] for name in table.columns if name in vector_sizes}
-    return files.reader([RawColumn(name=config.key, type="text"), *read], required=(config.key,), vector_sizes=sizes)
+    lengths = [n.renamed(lambda name: _raw_name(table, name)) for n in list_lengths if n.column in table.columns]
+    return files.reader([RawColumn(name=config.key, type="text"), *read], required=(config.key,), list_lengths=lengths)
 
 
 def _raw_name(table: SideTable, column: str) -> str:

@@ -27,7 +27,7 @@ from rayrec.config.table import (
     matches,
 )
 from rayrec.config.transforms import Elapsed
-from rayrec.features.schema import Rate, RawColumn, SideTable
+from rayrec.features.schema import ListLength, Rate, RawColumn, SideTable
 
 _FROM_INTEGERS = {"integer": ("number", "text"), "integers": ("numbers", "texts")}
 _LISTS = {"number": "numbers", "integer": "integers", "text": "texts"}
@@ -52,7 +52,7 @@ class PlannedFeature:
 
     name: str
     inputs: tuple[str, ...]
-    """The raw columns that it reads; of a cross, the features."""
+    """The raw columns that it reads, of a list the values before their weights; of a cross, the features."""
     rule: Rule
     where: str
     """The rule's key in the recipe, for messages."""
@@ -111,9 +111,11 @@ class ColumnPlan:
     """The columns that the dataset has beside label and features."""
 
     @property
-    def vector_sizes(self) -> dict[str, int]:
-        """How many numbers the lists of a raw column have, by its name."""
-        return {f.inputs[0]: f.rule.size for f in self.features if isinstance(f.rule, VectorRule)}
+    def list_lengths(self) -> tuple[ListLength, ...]:
+        """How long lists of numbers must be: those of vectors, and of weights."""
+        vectors = (ListLength(f.inputs[0], f.rule.size) for f in self.features if isinstance(f.rule, VectorRule))
+        weights = (f.inputs for f in self.features if isinstance(f.rule, ListRule) and f.rule.weights is not None)
+        return (*vectors, *(ListLength(column, values) for values, column in weights))
 
 
 def rate_column(keys: Iterable[str]) -> str:
@@ -148,8 +150,9 @@ class _Planner:
         self.available = self._all_columns()
         roles, keys = self._roles(), self._keys()
         label = config.label_column
-        taken = self._match_rules({label, *roles.values()}, label)
-        used = {*taken, label, *roles.values(), *keys}
+        weights = {rule.weights for rule in config.features if isinstance(rule, ListRule) and rule.weights is not None}
+        taken = self._match_rules({label, *roles.values(), *weights}, label)
+        used = {*taken, label, *roles.values(), *keys, *weights}
         if unmatched := [name for name in self.available if name not in used and not self.config.is_ignored(name)]:
             more = f" (and {len(unmatched) - 1} more: {', '.join(unmatched[1:6])})" if len(unmatched) > 1 else ""
             _fail(
@@ -313,7 +316,7 @@ class _Planner:
                 and not self.config.is_ignored(name)
             ]
         if not columns:
-            _fail(where, "earlier rules, roles and source.ignore take all columns that it matches; remove it")
+            _fail(where, "earlier rules, roles, weights and source.ignore take all columns that it matches; remove it")
         return columns
 
     def _known_feature_column(self, where: str, entry: str) -> None:
@@ -326,16 +329,15 @@ class _Planner:
         """Make the features of a column, and say how it is read."""
         assert not isinstance(rule, CrossRule)
         name, has_ids = rule.name or column, False
+        inputs: tuple[str, ...] = (column,)
         match rule:
             case TimestampRule():
                 self._want(RawColumn(name=column, type="time", time_format=rule.format, zone=rule.zone), where)
                 for part in rule.derive:
-                    inputs: tuple[str, ...] = (column,)
-                    if part == "age":
-                        if self.config.time is None:
-                            _fail(f"{where}.derive", "'age' is counted to the time of the row; add source.time")
-                        inputs = (self._time_column().name, column)
-                    self.features.append(PlannedFeature(f"{name}_{part}", inputs, rule, where, part))
+                    if part == "age" and self.config.time is None:
+                        _fail(f"{where}.derive", "'age' is counted to the time of the row; add source.time")
+                    read = (self._time_column().name, column) if part == "age" else inputs
+                    self.features.append(PlannedFeature(f"{name}_{part}", read, rule, where, part))
                 return
             case NumericRule() | BucketsRule():
                 wanted = RawColumn(name=column, type="number")
@@ -347,8 +349,20 @@ class _Planner:
                 separator = rule.separator if isinstance(rule, ListRule) else None
                 kind = _LISTS[value] if isinstance(rule, ListRule) else value
                 wanted = RawColumn.model_validate({"name": column, "type": kind, "separator": separator})
+                if isinstance(rule, ListRule) and rule.weights is not None:
+                    inputs = (column, rule.weights)
+                    self._want_weights(*inputs, separator, f"{where}.weights")
         self._want(wanted, where)
-        self.features.append(PlannedFeature(name, (column,), rule, where, has_ids=has_ids))
+        self.features.append(PlannedFeature(name, inputs, rule, where, has_ids=has_ids))
+
+    def _want_weights(self, values: str, weights: str, separator: str | None, where: str) -> None:
+        if weights not in self.available:
+            self._unknown(where, weights, self.available)
+        if weights == self.config.label_column:
+            _fail(where, f"column '{weights}' is the label; name another column")
+        if self.available[weights] != self.available[values]:
+            _fail(where, f"column '{weights}' is not in the files of '{values}'; name a column of the same files")
+        self._want(RawColumn(name=weights, type="numbers", separator=separator), where)
 
     def _owner(self, rule: CategoricalRule | ListRule) -> CategoricalRule | ListRule:
         """The rule that says how the values of a feature are listed: its own, or that of the feature it shares."""

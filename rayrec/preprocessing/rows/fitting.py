@@ -48,7 +48,7 @@ def fit_features(
     Raises UserError if the label is constant, a cardinality is too small, or no categorical feature has a value.
     """
     looked_at = [Number(plan.label, (plan.label,))]
-    looked_at += [Number(feature.name, feature.inputs) for feature in plan.features if _needs_values(feature)]
+    looked_at += [Number(feature.name, feature.inputs[:1]) for feature in plan.features if _needs_values(feature)]
     values = summarize(workspace, "look at numbers", read, train, looked_at)
     label = values[plan.label]
     if label.least == label.most:
@@ -77,7 +77,7 @@ def listings(features: Sequence[PlannedFeature], config: RowsPreprocessConfig) -
     columns: dict[str, tuple[str, ...]] = {}
     for feature in features:
         owner = feature.shares or feature.name
-        columns[owner] = (*columns.get(owner, ()), *feature.inputs)
+        columns[owner] = (*columns.get(owner, ()), feature.inputs[0])
     return {
         feature.name: Listing(
             tuple(dict.fromkeys(columns[feature.name])),

@@ -56,13 +56,13 @@ class RowsJob:
             self._hashed = config.split.column or source.group
         self._time = self._plan.time if isinstance(config.split, TimeSplitConfig) else None
         required = [name for name in (source.group, source.candidate, self._time) if name is not None]
-        sizes = self._plan.vector_sizes
+        lengths = self._plan.list_lengths
         self._reader = log.reader(
-            self._plan.read, source.label, weight=source.weight, required=required, vector_sizes=sizes
+            self._plan.read, source.label, weight=source.weight, required=required, list_lengths=lengths
         )
         self._readers = {
             table.name: table_reader(
-                self._tables[table.name], table, self._plan.columns, source.tables[table.name], sizes
+                self._tables[table.name], table, self._plan.columns, source.tables[table.name], lengths
             )
             for table in self._plan.tables
         }

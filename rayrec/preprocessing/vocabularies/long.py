@@ -51,7 +51,7 @@ class LongVocabularies:
         found: dict[Path, tuple[str, ...]] = {}
         for feature in self.features:
             path = self._path(feature)
-            found[path] = tuple(dict.fromkeys((*found.get(path, ()), *feature.columns)))
+            found[path] = tuple(dict.fromkeys((*found.get(path, ()), feature.columns[0])))
         return found
 
     @property
@@ -62,7 +62,7 @@ class LongVocabularies:
     @property
     def columns(self) -> list[str]:
         """The columns whose values are looked up."""
-        return list(dict.fromkeys(column for feature in self.features for column in feature.columns))
+        return list(dict.fromkeys(feature.columns[0] for feature in self.features))
 
     def rest_of_segment(self, index: int) -> Rest:
         """The values of a segment beyond the limit, and their ids."""
@@ -74,8 +74,8 @@ class LongVocabularies:
     def with_ids(self, batch: pa.RecordBatch, rest: Rest) -> pa.RecordBatch:
         """`batch`, of the segment of `rest`, with the column `id_column` of each feature."""
         for feature in self.features:
-            (name,) = feature.columns
-            batch = batch.append_column(id_column(feature.name), self._ids(feature, batch.column(name), rest))
+            ids = self._ids(feature, batch.column(feature.columns[0]), rest)
+            batch = batch.append_column(id_column(feature.name), ids)
         return batch
 
     def _ids(self, feature: CategoricalFeature, column: pa.Array, rest: Rest) -> pa.Array:

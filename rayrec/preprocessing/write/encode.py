@@ -45,8 +45,7 @@ class RowEncoder:
         """The encoded rows of a segment, in order."""
         kept = [field.name for field in self.kept]
         long, features = self.long_vocabularies, self._features
-        encoded_here = [f for f in self.schema.features if f.reads is not None and f.name not in long.names]
-        read = dict.fromkeys((*kept, *(name for feature in encoded_here for name in feature.columns), *long.columns))
+        read = dict.fromkeys((*kept, *features.reads, *long.columns))
         rest = long.rest_of_segment(segment.index)
         for raw in self.read(segment, list(read), list({*features.string_columns, *long.columns})):
             encoded = features.encode_completed(long.with_ids(raw, rest))

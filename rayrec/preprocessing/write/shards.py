@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.config.preprocess import ShardLayoutConfig
+from rayrec.features.lists import element_dtype, elements_from_numpy, elements_to_numpy
 from rayrec.ingest.dataset import PartInfo
 from rayrec.preprocessing.segments import new_parquet
 from rayrec.preprocessing.sorted_rows import group_starts
@@ -115,7 +116,7 @@ class RowPacking:
         for field in columns:
             if field.name in self._hotness:
                 fields += [
-                    (field.name, field.type.value_type.to_pandas_dtype(), (self._hotness[field.name],)),
+                    (field.name, element_dtype(field.type.value_type), (self._hotness[field.name],)),
                     (_length_of(field.name), np.int32),
                 ]
             elif pa.types.is_fixed_size_list(field.type):
@@ -131,7 +132,7 @@ class RowPacking:
             if name in self._hotness:
                 lengths = pc.list_value_length(column).to_numpy()
                 rows[_length_of(name)] = lengths
-                rows[name][np.arange(self._hotness[name]) < lengths[:, None]] = column.flatten().to_numpy()
+                rows[name][np.arange(self._hotness[name]) < lengths[:, None]] = elements_to_numpy(column.flatten())
             elif pa.types.is_fixed_size_list(column.type):
                 rows[name] = column.flatten().to_numpy().reshape(rows[name].shape)
             else:
@@ -154,12 +155,11 @@ class RowPacking:
         if name not in self._hotness:
             values = pa.array(np.ascontiguousarray(rows[name]).reshape(-1))
             kind = self._columns.field(name).type
-            is_vector = pa.types.is_fixed_size_list(kind)
-            return pa.FixedSizeListArray.from_arrays(values, type=kind) if is_vector else values
+            return pa.FixedSizeListArray.from_arrays(values, type=kind) if pa.types.is_fixed_size_list(kind) else values
         lengths = rows[_length_of(name)]
         values = rows[name][np.arange(self._hotness[name]) < lengths[:, None]]
         offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+        return pa.ListArray.from_arrays(pa.array(offsets), elements_from_numpy(values))
 
 
 def _length_of(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import LabelCondition
+from rayrec.features.lists import wrong_lists
 from rayrec.features.raw_values import Unreadable, read_column
-from rayrec.features.schema import RawColumn
-from rayrec.features.vector import wrong_lengths
+from rayrec.features.schema import ListLength, RawColumn
 from rayrec.raw.blocks import Cell, ParsedLines, Reason
 
 Values: TypeAlias = pa.Array | list[Any]
@@ -50,8 +50,8 @@ class RowTypes:
     """One of `columns`, whose values must be numbers from 0 on."""
     required: frozenset[str] = frozenset()
     """Those of `columns` whose values must not be missing."""
-    vector_sizes: Mapping[str, int] = field(default_factory=dict)
-    """How many values the lists of a column must have, by name."""
+    list_lengths: tuple[ListLength, ...] = ()
+    """How long lists of numbers must be; those of other columns play no part."""
 
     @property
     def label_column(self) -> str | None:
@@ -94,8 +94,6 @@ class RowTypes:
             columns.append(values)
             if wrong.any():
                 reject(raw.name, wrong, _REASONS.get(raw.type, Reason.VALUES))
-            if raw.name in self.vector_sizes:
-                reject(raw.name, wrong_lengths(values, self.vector_sizes[raw.name]), Reason.LENGTH)
             if raw.name in self.required:
                 reject(raw.name, values.is_null(nan_is_null=True).to_numpy(zero_copy_only=False), Reason.KEY)
             if raw.name == self.weight:
@@ -103,6 +101,10 @@ class RowTypes:
                 reject(raw.name, ~((weights >= 0) & np.isfinite(weights)), Reason.WEIGHT)
 
         rows = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        by_name = dict(zip(rows.schema.names, columns, strict=True))
+        for needed in (needed for needed in self.list_lengths if needed.column in by_name):
+            reason = Reason.LENGTH if isinstance(needed.length, int) else Reason.WEIGHTS
+            reject(needed.column, wrong_lists(needed, by_name), reason)
         positions = cells.positions
         if not is_good.all():
             rows, positions = rows.filter(pa.array(is_good)), positions[is_good]

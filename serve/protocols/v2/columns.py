@@ -7,6 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.features.lists import with_weights
 from rayrec.features.schema import CategoricalFeature, Feature, VectorFeature
 from rayrec.inference.predictor import Predictor
 from serve.errors import RequestError
@@ -19,7 +20,8 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 def rows_of(tensors: list[Tensor], predictor: Predictor, max_rows: int, *, encoded: bool) -> Rows:
     """The rows that the inputs of a request hold. Raises RequestError: 413 too many, 422 wrong content."""
     by_name = _by_name(tensors, max_rows)
-    known = (predictor.encoded_columns if encoded else predictor.raw_rows.columns).names
+    known = list((predictor.encoded_columns if encoded else predictor.raw_rows.columns).names)
+    known += [weights_input(feature.name) for feature in predictor.schema.weighted] if encoded else []
     for name in by_name:
         if name not in known:
             raise RequestError(422, predictor.raw_rows.unknown(name))
@@ -28,6 +30,11 @@ def rows_of(tensors: list[Tensor], predictor: Predictor, max_rows: int, *, encod
     except UserError as error:
         raise RequestError(422, str(error)) from None
     return Rows(columns, encoded)
+
+
+def weights_input(feature: str) -> str:
+    """The name of the input of the weights of an encoded list."""
+    return f"{feature} (weights)"
 
 
 def _by_name(tensors: list[Tensor], max_rows: int) -> dict[str, Tensor]:
@@ -65,36 +72,32 @@ def _raw_columns(tensors: dict[str, Tensor], predictor: Predictor) -> pa.RecordB
             continue
         flat = _as_arrow(tensor, dtype)
         offsets = pa.array(np.arange(tensor.rows + 1) * tensor.width, pa.int32())
-        columns.append(raw.of_size(field.name, pa.ListArray.from_arrays(offsets, flat) if is_list else flat))
-    return pa.RecordBatch.from_arrays(columns, schema=raw.columns)
+        columns.append(pa.ListArray.from_arrays(offsets, flat) if is_list else flat)
+    return raw.checked(columns)
 
 
 def _encoded_columns(tensors: dict[str, Tensor], predictor: Predictor) -> pa.RecordBatch:
-    """Columns as `FeatureEncoder.encode` makes them: float32 numbers, ids of the tables; every feature is there."""
+    """Columns as `FeatureEncoder.encode` makes them: float32 numbers, ids of the tables; every feature is there.
+
+    The weights of a list of ids are an input of their own, without which they are 1.
+    """
     columns = []
     for feature in predictor.schema.features:
         if feature.name not in tensors:
             raise UserError(f"input '{feature.name}': missing; encoded rows have every feature of the model")
         dtype = predictor.encoded_columns.field(feature.name).type
-        columns.append(_encoded_column(tensors[feature.name], feature, dtype))
+        weights = tensors.get(weights_input(feature.name))
+        columns.append(_encoded_column(tensors[feature.name], feature, dtype, weights))
     return pa.RecordBatch.from_arrays(columns, schema=predictor.encoded_columns)
 
 
-def _encoded_column(tensor: Tensor, feature: Feature, dtype: pa.DataType) -> pa.Array:
+def _encoded_column(tensor: Tensor, feature: Feature, dtype: pa.DataType, weights: Tensor | None) -> pa.Array:
     is_list, is_category = pa.types.is_list(dtype), isinstance(feature, CategoricalFeature)
     size = feature.size if isinstance(feature, VectorFeature) else None
     _require_fitting(tensor, pa.int64() if is_category else pa.float64(), is_list or size is not None)
     if size is not None and tensor.width != size:
         raise UserError(f"{tensor.where}: {tensor.width} values a row; the feature has {size}")
-    python_type = int if is_category else (int, float)
-    if isinstance(tensor.values, list) and any(
-        isinstance(value, bool) or not isinstance(value, python_type) for value in tensor.values
-    ):
-        raise UserError(f"{tensor.where}: a value of another type than {tensor.datatype}")
-    try:
-        values: NDArray[Any] = np.asarray(tensor.values).astype(np.int64 if is_category else np.float64)
-    except (OverflowError, ValueError, TypeError):
-        raise UserError(f"{tensor.where}: a value is out of range") from None
+    values = _values(tensor, is_integer=is_category)
     if not isinstance(feature, CategoricalFeature):
         if not (np.abs(values) <= _FLOAT32_MAX).all():  # NaN too
             raise UserError(f"{tensor.where}: encoded numbers are finite float32")
@@ -106,7 +109,36 @@ def _encoded_column(tensor: Tensor, feature: Feature, dtype: pa.DataType) -> pa.
     if not is_list:
         return pa.array(values, dtype)
     offsets = np.concatenate([[0], np.cumsum(present.reshape(tensor.rows, tensor.width).sum(axis=1))])
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values[present], dtype.value_type))
+    if pa.types.is_struct(dtype.value_type):
+        ids = values[present].astype(dtype.value_type.field("id").type.to_pandas_dtype())
+        elements = with_weights(ids, _weights(weights, tensor)[present])
+    else:
+        elements = pa.array(values[present], dtype.value_type)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements)
+
+
+def _weights(tensor: Tensor | None, ids: Tensor) -> NDArray[np.float32]:
+    """The weight of each value of the tensor `ids`."""
+    if tensor is None:
+        return np.ones(ids.rows * ids.width, np.float32)
+    _require_fitting(tensor, pa.float64(), is_list=True)
+    values = _values(tensor, is_integer=False)
+    if tensor.width != ids.width or not ((values >= 0) & (values <= _FLOAT32_MAX)).all():
+        raise UserError(f"{tensor.where}: needs a number from 0 on for each value of {ids.where}, padding too")
+    return values.astype(np.float32)
+
+
+def _values(tensor: Tensor, *, is_integer: bool) -> NDArray[Any]:
+    """(n,) int64 or float64 of a tensor of numbers."""
+    python_type = int if is_integer else (int, float)
+    if isinstance(tensor.values, list) and any(
+        isinstance(value, bool) or not isinstance(value, python_type) for value in tensor.values
+    ):
+        raise UserError(f"{tensor.where}: a value of another type than {tensor.datatype}")
+    try:
+        return np.asarray(tensor.values).astype(np.int64 if is_integer else np.float64)
+    except (OverflowError, ValueError, TypeError):
+        raise UserError(f"{tensor.where}: a value is out of range") from None
 
 
 def _require_fitting(tensor: Tensor, dtype: pa.DataType, is_list: bool) -> None:
