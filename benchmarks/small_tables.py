@@ -5,9 +5,10 @@
 FOLDER has the public samples in sub-folders (see `TABLES`); rows given as train and dev files count as one table.
 Logistic regression (scikit-learn) has one-hot categories and standardised numbers; its penalty, and the least count of
 a category, are tuned on three folds of its train rows. LightGBM has categories as such, and is tuned likewise. rayrec
-reads a file of the fold's train rows, of which every tenth (or every tenth group) measures the epochs, and is told the
-label alone. `rayrec` is the recipe as `rayrec inspect` wrote it; `edited` has the lines of `EDITS`, at most
-five, that a person would write who knows the data. Both are trained in this process.
+reads a file of the fold's train rows and is told the label alone; if the recipe that `rayrec inspect` writes has
+validation rows, every tenth of these rows (or of their groups) measures the epochs. `rayrec` is that recipe as it was
+written; `edited` has the lines of `EDITS`, at most five, that a person would write who knows the data. Both are trained
+in this process.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import lightgbm
 import numpy as np
 import pandas as pd
+import yaml
 from numpy.typing import NDArray
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
@@ -126,18 +128,7 @@ TABLES = (
 )
 
 
-EDITS: dict[str, dict[str, Any]] = {
-    "avazu-9k": {
-        "source.rates": [
-            {"keys": name}
-            for name in ("site_id", "site_domain", "app_id", "device_id", "device_ip", "device_model", "C14", "C17")
-        ],
-    },
-    "outbrain-10k": {
-        "train.embedding_optimizer": {"kind": "ftrl", "lr": 0.3, "l2": 0.1},
-        "train.embedding_l2": 0.0,
-    },
-}
+EDITS: dict[str, dict[str, Any]] = {}
 """By table, the lines of the recipe that a person would edit; the other tables are left as they are."""
 
 
@@ -199,15 +190,15 @@ def rayrec_aucs(
     for number, (train, test) in enumerate(folds(table, rows)):
         fold = folder / f"{table.name}-{number}"
         fold.mkdir(parents=True)
-        validation = np.arange(len(train)) % 10 == 0
-        if table.group is not None:
-            groups = pd.factorize(rows[table.group].iloc[train])[0]
-            validation = groups % 10 == 0
-        parts = {"train": train[~validation], "validation": train[validation], "test": test}
-        for split, chosen in parts.items():
-            rows.iloc[chosen].to_csv(fold / f"{split}.csv", index=False)
         rows.iloc[train].to_csv(fold / "seen.csv", index=False)
         rayrec.inspect(fold / "seen.csv", label=table.label, output=fold / "recipe.yaml", progress=False)
+        parts = {"train": train, "test": test}
+        if "validation" in yaml.safe_load((fold / "recipe.yaml").read_text())["preprocess"]["split"]:
+            numbers = pd.factorize(rows[table.group].iloc[train])[0] if table.group else np.arange(len(train))
+            is_held_out = numbers % 10 == 0
+            parts |= {"train": train[~is_held_out], "validation": train[is_held_out]}
+        for split, chosen in parts.items():
+            rows.iloc[chosen].to_csv(fold / f"{split}.csv", index=False)
         recipe = rayrec.load_recipe(
             fold / "recipe.yaml", {"preprocess.split": {"kind": "files"}, "train.precision": "fp32", **edits}
         )

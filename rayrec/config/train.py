@@ -26,8 +26,8 @@ class OptimizerConfig(Config):
     """The value at which `adagrad`, `rowwise_adagrad` and `ftrl` start the sum of squared gradients; TensorFlow has
     0.1."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled from the gradient (AdamW) in `adamw`, and in `adam` and `lamb` of tables, as in FBGEMM and in Apex's
-    FusedAdam."""
+    """The weight of |w|^2 / 2 in the objective, whose gradient joins that of each step. Decoupled from the gradient
+    (AdamW) in `adamw`, and in `adam` and `lamb` of tables, as in FBGEMM and in Apex's FusedAdam."""
     betas: tuple[float, float] = (0.9, 0.999)
     lr_power: Annotated[float, Field(le=0)] = -0.5
     """The exponent that `ftrl` gives the sum of squared gradients in the learning rate of a coordinate."""
@@ -51,13 +51,13 @@ class EmbeddingOptimizerConfig(OptimizerConfig):
     It runs inside their backward pass (fused) where FBGEMM has a kernel; data-parallel tables, and all under `rmsprop`
     and `ftrl`, get a dense gradient and torch's optimizer, which is the same rule. `lamb` needs a GPU. `adam` on a CPU
     needs `sharding.default: data_parallel`: then it is dense Adam, which also moves rows that the batch does not touch,
-    as the published NCF does; fused, it updates the batch's rows alone. `ftrl` is FTRL-proximal (McMahan et al. 2013,
-    "Ad click prediction: a view from the trenches"): see `rayrec.training.optimizers.ftrl`.
+    as the published NCF does; fused, it updates the batch's rows alone. `weight_decay` of `sgd` and `adagrad` needs it
+    too, as it holds back every row at every step: a rare value more than a frequent one, as in ridge regression. `ftrl`
+    is FTRL-proximal (McMahan et al. 2013, "Ad click prediction: a view from the trenches"): see
+    `rayrec.training.optimizers.ftrl`.
     """
 
-    _without_weight_decay: ClassVar[frozenset[str]] = frozenset(
-        {"sgd", "adagrad", "rowwise_adagrad", "rmsprop", "ftrl"}
-    )
+    _without_weight_decay: ClassVar[frozenset[str]] = frozenset({"rowwise_adagrad", "ftrl"})
 
     kind: Literal["sgd", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "lamb", "ftrl"] = "sgd"
 
@@ -340,6 +340,14 @@ class TrainConfig(PartConfig):
                 "sharding: under embedding_optimizer 'adam' either all tables are data_parallel or none: it updates "
                 "data-parallel tables by another rule"
             )
+        if self._shardings != {"data_parallel"}:
+            for part in self.by_part.values():
+                optimizer = part.embedding_optimizer
+                if optimizer.weight_decay and optimizer.kind in {"sgd", "adagrad"}:
+                    raise ValueError(
+                        f"embedding_optimizer.weight_decay under '{optimizer.kind}' needs sharding.default: "
+                        "data_parallel, as it changes every row of a table at every step"
+                    )
         return self
 
     @property

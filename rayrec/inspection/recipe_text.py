@@ -24,6 +24,7 @@ _SAFE = re.compile(r"[A-Za-z_][A-Za-z0-9_./%-]*")
 _YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 _SMALL, _MEDIUM = 30_000, 1_000_000
 _LEAST_TIMES = 20
+_PRIOR_VARIANCE = 3.0
 _RATED_VALUES = 50
 """Values from which on many of a category are so rare that a smoothed rate says more than a weight for each."""
 
@@ -41,6 +42,7 @@ def write_recipe(
     rows, total = sample.rows.num_rows, sample.total_rows
     of = f"{total:,} rows" if sample.is_whole else f"about {total:,} rows"
     read = f"all {rows:,} rows" if rows == total else f"{rows:,} of {of}"
+    point = starting_point(model, total, sum(len(decision.rules) for decision in decisions))
     lines = [
         f"# Written by `{command}`, which read {read}.",
         "# Each line says why. AUC: how well the column alone ranks rows by their label, out of fold; 0.5 is chance.",
@@ -56,9 +58,9 @@ def write_recipe(
         *_rate_lines(roles, decisions),
         "",
         "preprocess:",
-        *_preprocess_lines(total, roles, decisions),
+        *_preprocess_lines(total, roles, decisions, is_ridge="weight_decay" in point),
         "",
-        starting_point(model, total).rstrip(),
+        point.rstrip(),
         "",
         "evaluate:",
         *_evaluate_lines(total, roles, decisions),
@@ -161,9 +163,10 @@ def _rate_lines(roles: Roles, decisions: Sequence[Decision]) -> list[str]:
     return ["  rates:", *lines] if lines else []
 
 
-def _preprocess_lines(total: int, roles: Roles, decisions: Sequence[Decision]) -> list[str]:
+def _preprocess_lines(total: int, roles: Roles, decisions: Sequence[Decision], *, is_ridge: bool) -> list[str]:
     share = 0.15 if total < _SMALL / 3 else 0.1
-    split: dict[str, Any] = {"validation": share, "test": share}
+    # A ridge regression is trained to its end: there is no epoch to choose.
+    split: dict[str, Any] = {"test": share} if is_ridge else {"validation": share, "test": share}
     times = next((d.column for d in decisions if d.column.name == roles.time), None)
     if times is not None and times.distinct >= _LEAST_TIMES and times.counts.max() < 0.1 * times.present:
         split, why = {"kind": "time", **split}, "the latest rows measure the model, as it will be used"
@@ -171,10 +174,11 @@ def _preprocess_lines(total: int, roles: Roles, decisions: Sequence[Decision]) -
         split, why = {"kind": "hash", "column": roles.group, **split}, "by the group, so that lists stay whole"
     else:
         split, why = {"kind": "hash", **split}, "at random: no column has times that differ enough"
-    limit = 2 if total < _SMALL else 5 if total < _MEDIUM else 10
+    limit = 1 if is_ridge else 2 if total < _SMALL else 5 if total < _MEDIUM else 10
+    reason = f"a category seen fewer times in {total:,} rows says too little"
     lines = [
         _line(f"  split: {_flow(split)}", why),
-        _line(f"  frequency_limit: {limit}", f"a category seen fewer times in {total:,} rows says too little"),
+        _line(f"  frequency_limit: {limit}", "weight_decay holds rare categories back" if is_ridge else reason),
     ]
     if total < _MEDIUM:
         lines.append(
@@ -185,14 +189,19 @@ def _preprocess_lines(total: int, roles: Roles, decisions: Sequence[Decision]) -
     return lines
 
 
-def starting_point(model: str, total: int) -> str:
-    """The sections of a model for about so many rows, as its package has them."""
+def starting_point(model: str, total: int, features: int) -> str:
+    """The sections of a model for about so many rows and features, as its package has them.
+
+    `$ridge_penalty` in them is the weight decay of a ridge regression with the prior belief that the log odds of rows
+    have the variance 3, shared by the features alike: a weight has the variance C = 3 / features, whose penalty on the
+    mean loss is 1 / (C * rows).
+    """
     points = MODELS.texts(model, ".yaml", STARTING_POINTS)
     digits = {name: re.sub(r"\D", "", name) for name in points}
     most_rows = {name: int(number) if number else np.inf for name, number in digits.items()}
     for name in sorted(points, key=most_rows.__getitem__):
         if total <= most_rows[name]:
-            return points[name]
+            return points[name].replace("$ridge_penalty", f"{features / (_PRIOR_VARIANCE * total):.2g}")
     able = [kind for kind in MODELS.packages if MODELS.texts(kind, ".yaml", STARTING_POINTS)]
     raise ConfigError(f"--model {model}: has no starting point for tables; use {', '.join(able)}")
 

@@ -61,21 +61,30 @@ def run_rayrec(ray: str, *arguments: str | Path, folder: Path | None = None, tim
     return Finished(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.fixture(scope="session")
-def rayrec(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Finished]]:
-    """`rayrec(*arguments, folder=None)`: a command in a process of its own, which is spared its imports."""
-    forks = Forks(environment(ray_cluster))
-    output = (tmp_path_factory.mktemp("output") / "out", tmp_path_factory.mktemp("output") / "err")
+@contextmanager
+def forked_rayrec(ray: str, folder: Path) -> Iterator[Callable[..., Finished]]:
+    """`rayrec(*arguments, folder=None)` on the Ray cluster at an address: a process each, which is spared its imports.
+
+    `folder` is for what the commands print.
+    """
+    forks, output = Forks(environment(ray)), (folder / "out", folder / "err")
 
     def run(*arguments: str | Path, folder: Path | None = None) -> Finished:
         for path in output:
             path.write_bytes(b"")
-        code = forks.run([*map(str, arguments)], environment(ray_cluster), folder or Path.cwd(), output)
+        code = forks.run([*map(str, arguments)], environment(ray), folder or Path.cwd(), output)
         out, err = (path.read_text() for path in output)
         return Finished(code, out, err)
 
     yield run
     forks.close()
+
+
+@pytest.fixture(scope="session")
+def rayrec(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Finished]]:
+    """The command line on the Ray session of the tests."""
+    with forked_rayrec(ray_cluster, tmp_path_factory.mktemp("output")) as run:
+        yield run
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,17 @@ pytestmark = pytest.mark.minutes
 FILES = ("--set", "preprocess.split={kind: files}", "--set", "train.evaluation_split=test")
 
 
-def cut(lines: list[str], folder: Path, name: str, header: str | None = None) -> None:
-    """Write every fifth line to FOLDER/test-NAME, the others to FOLDER/train-NAME."""
-    for split, chosen in (("train", [x for i, x in enumerate(lines) if i % 5]), ("test", lines[::5])):
+def cut(
+    lines: list[str], folder: Path, name: str, header: str | None = None, list_of: Callable[[str], str] | None = None
+) -> list[str]:
+    """Write every fifth line, or list, to FOLDER/test-NAME and the others to FOLDER/train-NAME; returns the first."""
+    keys = list(map(list_of, lines)) if list_of else lines
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    test = [line for line, key in zip(lines, keys, strict=True) if numbers[key] % 5 == 0]
+    train = [line for line, key in zip(lines, keys, strict=True) if numbers[key] % 5]
+    for split, chosen in (("train", train), ("test", test)):
         (folder / f"{split}-{name}").write_text("\n".join([*([header] if header else []), *chosen]) + "\n")
+    return test
 
 
 def run(rayrec: Callable[..., Finished], *arguments: str | Path, folder: Path) -> dict[str, Any]:
@@ -40,7 +47,9 @@ def scores_of(output: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     return table["score"].to_numpy(), table["label"].to_numpy()
 
 
-def check_every_way(rayrec: Callable[..., Finished], folder: Path, recipe: str, rows: list[dict[str, Any]]) -> float:
+def check_every_way(
+    rayrec: Callable[..., Finished], folder: Path, recipe: str, rows: list[dict[str, Any]], *, are_lists: bool = False
+) -> float:
     """Train on train-*, and score test-*, whose `rows` a client would send so, on every way; returns the AUC."""
     train, test = sorted(folder.glob("train-*"))[0], sorted(folder.glob("test-*"))[0]
     inputs = ["--input", f"train={train}", "--input", f"test={test}"]
@@ -49,8 +58,14 @@ def check_every_way(rayrec: Callable[..., Finished], folder: Path, recipe: str, 
     run(rayrec, "predict", "out/run", "--input", "out/dataset", "--output", "encoded", folder=folder)
     raw, labels = scores_of(folder / "raw")
     encoded, encoded_labels = scores_of(folder / "encoded")
-    assert len(raw) == len(rows) and labels.tolist() == encoded_labels.tolist()
-    np.testing.assert_allclose(encoded, raw, atol=1e-6, rtol=0)
+    assert len(raw) == len(rows)
+    if are_lists:  # preprocessing puts the rows of a list together, and the lists in an order of its own
+        order, encoded_order = np.lexsort((raw, labels)), np.lexsort((encoded, encoded_labels))
+        assert labels[order].tolist() == encoded_labels[encoded_order].tolist()
+        np.testing.assert_allclose(encoded[encoded_order], raw[order], atol=1e-6, rtol=0)
+    else:
+        assert labels.tolist() == encoded_labels.tolist()
+        np.testing.assert_allclose(encoded, raw, atol=1e-6, rtol=0)
     with serving(ServeRequest(model=(folder / "out" / "model",), port=free_port()), SilentProgress()) as url:
         body = json.dumps({"instances": rows[:2000]}).encode()
         with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/models/model:predict", body)) as answer:
@@ -66,6 +81,8 @@ SAMPLES = {
     "avazu": ("avazu-9k/train.csv.gz", ",", "click", True, {"id", "hour"}, 0.66),
     "criteo": ("criteo-kaggle-8k/train.tsv.gz", "\t", "c1", False, set(), 0.7),
     "few rows": ("criteo-kaggle-200/criteo_sample.txt", ",", "label", True, None, 0.0),
+    "lists": ("outbrain-10k/sample_train_dat.csv", ",", "clicked", True, {"day"}, 0.58),
+    "ratings": ("ml-latest-small/ratings.csv.gz", ",", "rating >= 4", True, set(), 0.7),
 }
 
 
@@ -77,20 +94,23 @@ def test_a_recipe_that_nobody_edited(
     content = (shared_data / file).read_bytes()
     lines = (gzip.decompress(content) if file.endswith(".gz") else content).decode().splitlines()
     header = lines.pop(0) if has_header else None
-    cut(lines, tmp_path, f"log{Path(file.removesuffix('.gz')).suffix}", header)
+    names = header.split(separator) if header else [f"c{number}" for number in range(1, 41)]
+    group = names.index("display_id") if sample == "lists" else None
+    list_of = None if group is None else lambda line: line.split(separator)[group]
+    tested = cut(lines, tmp_path, f"log{Path(file.removesuffix('.gz')).suffix}", header, list_of)
     train = next(path.name for path in tmp_path.glob("train-*"))
     run(rayrec, "inspect", train, "--label", label, "--output", "mine.yaml", folder=tmp_path)
     source = yaml.safe_load((tmp_path / "mine.yaml").read_text())["source"]
     assert ignored is None or set(source.get("ignore", [])) == ignored
-    names = header.split(separator) if header else [f"c{number}" for number in range(1, 41)]
+    assert source.get("group") == ("display_id" if sample == "lists" else None)
     kinds = {rule["columns"]: rule["kind"] for rule in reversed(source["features"])}
     rows = []
-    for line in lines[::5]:
+    for line in tested:
         values = {name: value for name, value in zip(names, line.split(separator), strict=True) if name in kinds}
         rows.append(
             {n: (float(v) if v else None) if kinds[n] in ("numeric", "buckets") else v for n, v in values.items()}
         )
-    assert check_every_way(rayrec, tmp_path, "mine.yaml", rows) > least_auc
+    assert check_every_way(rayrec, tmp_path, "mine.yaml", rows, are_lists=group is not None) > least_auc
 
 
 def test_side_tables_and_rates(
@@ -99,7 +119,7 @@ def test_side_tables_and_rates(
     """A request sends ids alone; attributes of users and movies, and rates, are looked up."""
     data = shared_data / "ml-100k"
     lines = gzip.decompress((data / "u.data.gz").read_bytes()).decode().splitlines()[:20_000]
-    cut(lines, tmp_path, "ratings.tsv")
+    tested = cut(lines, tmp_path, "ratings.tsv")
     recipe = {
         "source": {
             "kind": "table",
@@ -132,7 +152,7 @@ def test_side_tables_and_rates(
     }  # fmt: skip
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
     rows = []
-    for line in lines[::5]:
+    for line in tested:
         user, item, _, time = line.split("\t")
         rows.append({"user": user, "item": int(item), "time": int(time)})
     assert check_every_way(rayrec, tmp_path, "mine.yaml", rows) > 0.7

@@ -5,31 +5,50 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from ray.job_submission import JobSubmissionClient
 
 from cluster.java import provide_java
-from tests.end_to_end.conftest import PROGRAM, RECIPE, REPOSITORY, Finished, Pipeline, environment
+from tests.end_to_end.conftest import PROGRAM, RECIPE, REPOSITORY, Finished, Pipeline, environment, forked_rayrec
 from tests.ray_head import ray_head
 
-Rayrec = Callable[..., Finished]
+Submit = Callable[..., Finished]
 # Longer than any test, and on a disk that it cannot fill should the tests be killed.
 LONG = ("submit", "generate", "criteo", "--rows", "20000000", "--output")
 pytestmark = pytest.mark.minutes
 
 
-def test_a_job_trains_as_the_command_does(pipeline: Pipeline, rayrec: Rayrec, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def cluster(ray_cluster: str) -> Iterator[str]:
+    """The address of a cluster to which jobs are sent.
+
+    Not the tests' own session: of all such sessions on a machine, only one has the port at which Ray takes jobs.
+    """
+    with ray_head(os.environ, num_cpus=8) as head:
+        yield head.address
+
+
+@pytest.fixture(scope="module")
+def submit(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Submit]:
+    """`rayrec submit ARGUMENTS` to that cluster."""
+    with forked_rayrec(cluster, tmp_path_factory.mktemp("output")) as rayrec:
+        yield partial(rayrec, "submit")
+
+
+def test_a_job_trains_as_the_command_does(
+    pipeline: Pipeline, rayrec: Callable[..., Finished], submit: Submit, tmp_path: Path
+) -> None:
     """With a recipe of the user's own, which lies here only, and paths relative to this folder."""
     recipe = rayrec("recipes", RECIPE).out
     (tmp_path / "own.yaml").write_text(recipe)
     (tmp_path / "dataset").symlink_to(pipeline.dataset)
-    done = rayrec(
-        "submit", "train", "own.yaml", "--data", "dataset", "--output", "run", "--workers", "2", "--json",
-        folder=tmp_path,
-    )  # fmt: skip
+    done = submit(
+        "train", "own.yaml", "--data", "dataset", "--output", "run", "--workers", "2", "--json", folder=tmp_path
+    )
     assert done.code == 0, done.err
     assert done.result["metrics"] == pipeline.results["train"]["metrics"]
     details = done.result["details"]
@@ -55,11 +74,11 @@ FAILURES = [
 
 @pytest.mark.parametrize(("arguments", "code", "is_sent", "line"), FAILURES, ids=["config", "data", "cluster"])
 def test_exit_codes_are_those_of_the_command(
-    arguments: list[str], code: int, is_sent: bool, line: str, pipeline: Pipeline, rayrec: Rayrec, tmp_path: Path
+    arguments: list[str], code: int, is_sent: bool, line: str, pipeline: Pipeline, submit: Submit, tmp_path: Path
 ) -> None:
     (tmp_path / "own.yaml").write_text("train: {ephocs: 3}")
     (tmp_path / "dataset").symlink_to(pipeline.dataset)
-    done = rayrec("submit", *arguments, folder=tmp_path)
+    done = submit(*arguments, folder=tmp_path)
     last = done.err.replace(f"{tmp_path}/", "").splitlines()[-1]
     assert (done.code, done.out) == (code, "")
     assert line in last
@@ -89,8 +108,8 @@ def _read_until(process: "subprocess.Popen[str]", pattern: str) -> re.Match[str]
     pytest.fail(f"no line matches {pattern}:\n{''.join(read)}")
 
 
-def test_ctrl_c_leaves_the_job_running(ray_cluster: str, tmp_path: Path) -> None:
-    process = _start(ray_cluster, *LONG, tmp_path / "raw")
+def test_ctrl_c_leaves_the_job_running(cluster: str, tmp_path: Path) -> None:
+    process = _start(cluster, *LONG, tmp_path / "raw")
     job, address = _read_until(process, r"^job (\S+) at (http[^;]+)").groups()
     _read_until(process, r"generate: [\d,]+ of")
     process.send_signal(signal.SIGINT)
@@ -99,7 +118,7 @@ def test_ctrl_c_leaves_the_job_running(ray_cluster: str, tmp_path: Path) -> None
     assert f"job {job} goes on; `ray job stop {job} --address {address}` stops it" in err
     assert JobSubmissionClient(address).get_job_status(job) == "RUNNING"
     stopped = subprocess.run(
-        [PROGRAM.with_name("ray"), "job", "stop", job, "--address", address], env=environment(ray_cluster), check=False
+        [PROGRAM.with_name("ray"), "job", "stop", job, "--address", address], env=environment(cluster), check=False
     )
     assert stopped.returncode == 0
     assert JobSubmissionClient(address).get_job_status(job) == "STOPPED"
@@ -107,10 +126,10 @@ def test_ctrl_c_leaves_the_job_running(ray_cluster: str, tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [], "it tidied up"
 
 
-def test_rays_own_submission_works_from_the_checkout(ray_cluster: str, rayrec: Rayrec, tmp_path: Path) -> None:
+def test_rays_own_submission_works_from_the_checkout(cluster: str, submit: Submit, tmp_path: Path) -> None:
     """As docs/cluster.md shows it."""
     # Ray refuses jobs while its agent starts; rayrec's client waits for it.
-    assert rayrec("submit", "generate", "criteo", "--rows", "10", "--output", tmp_path / "first").code == 0
+    assert submit("generate", "criteo", "--rows", "10", "--output", tmp_path / "first").code == 0
     command = ["job", "submit", "--working-dir", ".", "--", "python", "-m", "jobs.generate"]
     options = ["criteo", "--rows", "1000", "--output", tmp_path / "raw", "--json"]
     done = subprocess.run(
@@ -119,7 +138,7 @@ def test_rays_own_submission_works_from_the_checkout(ray_cluster: str, rayrec: R
         capture_output=True,
         text=True,
         check=False,
-        env=environment(ray_cluster),
+        env=environment(cluster),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "raw" / "criteo.tsv").read_text().count("\n") == 1000

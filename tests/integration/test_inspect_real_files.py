@@ -119,7 +119,10 @@ def test_models_can_begin_so(model: str, rows: int) -> None:
     from rayrec.inspection.recipe_text import starting_point
     from rayrec.sources.criteo.config import CONFIG
 
-    recipe = Recipe.model_validate({"name": "x", "source": CONFIG(), **yaml.safe_load(starting_point(model, rows))})
+    sections = yaml.safe_load(starting_point(model, rows, features=12))
+    recipe = Recipe.model_validate({"name": "x", "source": CONFIG(), **sections})
+    if (model, rows) == ("wide_deep", 1_000):
+        assert recipe.train.embedding_optimizer.weight_decay == 12 / (3 * rows)
     assert build_model(recipe.model, make_schema(multi_hot=1), device="meta").tables
 
 

@@ -44,7 +44,7 @@ def environment() -> dict[str, str]:
     return {**own, "RAY_AUTH_MODE": "disabled"}
 
 
-def _until(condition: Callable[[], Any], process: "subprocess.Popen[bytes]", log: Path, seconds: float = 200) -> Any:
+def _until(condition: Callable[[], Any], process: "subprocess.Popen[bytes]", log: Path, seconds: float = 600) -> Any:
     """What `condition` gives once that is true."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):

@@ -54,6 +54,7 @@ def run(spark: Any, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return call
 
 
+@pytest.mark.minutes
 def test_csv_and_parquet_give_the_same_parts_and_those_of_pandas(run: Run, files: Path) -> None:
     tables = write_side_tables(files)
     source = {**SOURCE, "tables": side_tables(files)}

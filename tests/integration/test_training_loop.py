@@ -31,6 +31,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adagrad": {"kind": "adagrad", "lr": 0.05},
     "rowwise_adagrad": {"kind": "rowwise_adagrad", "lr": 0.05},
 }
+DECAYED = {**OPTIMIZERS["adagrad"], "weight_decay": 0.01}
 DCNV2 = {"kind": "dcnv2", "embedding_dim": 8, "bottom_mlp": [8], "cross_layers": 2, "cross_rank": 4, "top_mlp": [8]}
 
 
@@ -75,6 +76,9 @@ def runs(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     two.append(Case(folder / "accumulated-2", _recipe("adagrad", gradient_accumulation=4)))
     one.append(Case(folder / "penalized-1", _recipe("adagrad", embedding_l2=0.1)))
     two.append(Case(folder / "penalized-2", _recipe("adagrad", embedding_l2=0.1, sharding=_plans("adagrad")["mixed"])))
+    decayed = _recipe("adagrad", sharding=_sharding("data_parallel"), embedding_optimizer=DECAYED)
+    one.append(Case(folder / "decayed-1", decayed))
+    two.append(Case(folder / "decayed-2", decayed))
     run_cases(1, dataset, one)
     run_cases(2, dataset, two)
     return folder
@@ -83,7 +87,8 @@ def runs(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("run", "reference"),
     [(f"{name}-{plan}", f"{name}-1") for name in OPTIMIZERS for plan in ("table_wise", "row_wise", "mixed")]
-    + [("accumulated-1", "adagrad-1"), ("accumulated-2", "adagrad-1"), ("penalized-2", "penalized-1")],
+    + [("accumulated-1", "adagrad-1"), ("accumulated-2", "adagrad-1"), ("penalized-2", "penalized-1")]
+    + [("decayed-2", "decayed-1")],
 )
 def test_losses_and_weights_do_not_depend_on_the_workers(runs: Path, run: str, reference: str) -> None:
     expected = losses(runs / reference)

@@ -138,6 +138,10 @@ def test_kind_chooses_the_model(recipe: Path) -> None:
         ("train.initial_weights={sources: {a: b}, c: d}", "unknown key 'train.initial_weights.c'; known keys: options"),
         ("train.parts.wide.lr=1", "unknown key 'train.parts.wide.lr'; known keys: dense_optimizer, embedding_l2,"),
         ("train.dense_optimizer={kind: ftrl, weight_decay: 0.1}", "weight_decay is not available for 'ftrl' here"),
+        (
+            "train.embedding_optimizer={kind: adagrad, weight_decay: 0.1}",
+            "embedding_optimizer.weight_decay under 'adagrad' needs sharding.default: data_parallel",
+        ),
         ("train.workers=3", "train: global_batch_size (64) must be a multiple of workers (3)"),
         (
             "train={evaluations_per_epoch: 0, early_stop: {target: 0.8}}",
