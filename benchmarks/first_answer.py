@@ -63,15 +63,18 @@ LOGS = {
 }
 
 
-def first_row(path: Path, source: dict[str, Any]) -> dict[str, str]:
-    """The texts of the first row by column, without the label's."""
+def first_row(path: Path, source: dict[str, Any]) -> dict[str, Any]:
+    """The first row as a request has it: the columns that features are made of, numbers as such."""
+    kinds: dict[str, str] = {}
+    for rule in source["features"]:
+        columns = rule["columns"] if isinstance(rule["columns"], list) else [rule["columns"]]
+        kinds = {**dict.fromkeys(columns, rule["kind"]), **kinds}
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-        rows = csv.reader(lines, delimiter=source.get("separator", ","))
+        rows = csv.reader(lines, delimiter=source.get("separator", "\t" if ".tsv" in path.name else ","))
         names = source.get("header") or next(rows)
-        values = dict(zip(names, next(rows), strict=True))
-    label = source["label"]
-    del values[label["column"] if isinstance(label, dict) else label]
-    return values
+        values = {name: value for name, value in zip(names, next(rows), strict=True) if name in kinds}
+    are_numbers = {name for name, kind in kinds.items() if kind in ("numeric", "buckets")}
+    return {n: (float(v) if v else None) if n in are_numbers else v for n, v in values.items()}
 
 
 def first_answer(log: Log, data: Path, folder: Path) -> dict[str, Any]:
@@ -101,10 +104,10 @@ def first_answer(log: Log, data: Path, folder: Path) -> dict[str, Any]:
     )
     try:
         answer = _ask(f"http://127.0.0.1:{port}/v1/models/model:predict", body, server)
+        seconds["serve and first answer"] = round(time.monotonic() - start, 1)
     finally:
         server.terminate()
         server.wait()
-    seconds["serve and first answer"] = round(time.monotonic() - start, 1)
     seconds["all"] = round(sum(seconds.values()), 1)
     auc = json.loads((folder / "out" / "result.json").read_text())["metrics"]["test"]["auc"]
     return {"seconds": seconds, "test_auc": auc, "answer": answer}
@@ -116,7 +119,7 @@ def _ask(url: str, body: bytes, server: "subprocess.Popen[bytes]") -> Any:
             with urllib.request.urlopen(urllib.request.Request(url, body), timeout=60) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
-            if error.code != 503:
+            if error.code not in (404, 503):  # while it starts
                 raise SystemExit(f"{url}: {error.code} {error.read().decode()}") from None
         except OSError:
             if server.poll() is not None:

@@ -6,9 +6,8 @@ FOLDER has the public samples in sub-folders (see `TABLES`); rows given as train
 Logistic regression (scikit-learn) has one-hot categories and standardised numbers; its penalty, and the least count of
 a category, are tuned on three folds of its train rows. LightGBM has categories as such, and is tuned likewise. rayrec
 reads a file of the fold's train rows and is told the label alone; if the recipe that `rayrec inspect` writes has
-validation rows, every tenth of these rows (or of their groups) measures the epochs. `rayrec` is that recipe as it was
-written; `edited` has the lines of `EDITS`, at most five, that a person would write who knows the data. Both are trained
-in this process.
+validation rows, every tenth of these rows (or of their groups) measures the epochs. The recipe is trained as it was
+written, in this process.
 """
 
 import argparse
@@ -128,10 +127,6 @@ TABLES = (
 )
 
 
-EDITS: dict[str, dict[str, Any]] = {}
-"""By table, the lines of the recipe that a person would edit; the other tables are left as they are."""
-
-
 def folds(table: Table, rows: pd.DataFrame) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """The positions of the rows of train and test of each fold."""
     label = rows[table.label]
@@ -182,10 +177,8 @@ def baselines(table: Table, rows: pd.DataFrame) -> dict[str, list[float]]:
     return found
 
 
-def rayrec_aucs(
-    table: Table, rows: pd.DataFrame, spark: "SparkSession", folder: Path, edits: dict[str, Any]
-) -> list[float]:
-    """The AUC of each fold by the recipe that `rayrec inspect` writes from the train rows alone, with these edits."""
+def rayrec_aucs(table: Table, rows: pd.DataFrame, spark: "SparkSession", folder: Path) -> list[float]:
+    """The AUC of each fold by the recipe that `rayrec inspect` writes from the train rows alone."""
     found = []
     for number, (train, test) in enumerate(folds(table, rows)):
         fold = folder / f"{table.name}-{number}"
@@ -200,7 +193,7 @@ def rayrec_aucs(
         for split, chosen in parts.items():
             rows.iloc[chosen].to_csv(fold / f"{split}.csv", index=False)
         recipe = rayrec.load_recipe(
-            fold / "recipe.yaml", {"preprocess.split": {"kind": "files"}, "train.precision": "fp32", **edits}
+            fold / "recipe.yaml", {"preprocess.split": {"kind": "files"}, "train.precision": "fp32"}
         )
         inputs: dict[str | None, list[str]] = {split: [str(fold / f"{split}.csv")] for split in parts}
         preprocessing(recipe, inputs, fold / "dataset").run(spark)
@@ -222,9 +215,7 @@ def main() -> None:
             rows = table.read(options.data)
             aucs = baselines(table, rows)
             with ray_session(), spark_session(SparkConfig()) as spark:
-                aucs["rayrec"] = rayrec_aucs(table, rows, spark, Path(temporary) / "rayrec", {})
-                if table.name in EDITS:
-                    aucs["edited"] = rayrec_aucs(table, rows, spark, Path(temporary) / "edited", EDITS[table.name])
+                aucs["rayrec"] = rayrec_aucs(table, rows, spark, Path(temporary))
             report[table.name] = {
                 name: {"mean": float(np.mean(values)), "folds": values} for name, values in aucs.items()
             }

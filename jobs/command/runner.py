@@ -158,16 +158,20 @@ def run_command(
         return code
 
 
+# Ray, once it runs, turns SIGTERM into a SystemExit.
+_INTERRUPTIONS = (KeyboardInterrupt, SystemExit)
+
+
 def exit_code(error: BaseException) -> int:
     """The exit code of a command that ends with `error`."""
     if isinstance(error, ConfigError):
         return WRONG_USAGE
-    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+    return INTERRUPTED if isinstance(error, _INTERRUPTIONS) else FAILED
 
 
 def describe_error(error: BaseException) -> str:
     """One line on `error`."""
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, _INTERRUPTIONS):
         return "interrupted"
     if isinstance(error, UserError):
         return " ".join(str(error).split())

@@ -94,6 +94,7 @@ def test_a_recipe_that_nobody_edited(
     content = (shared_data / file).read_bytes()
     lines = (gzip.decompress(content) if file.endswith(".gz") else content).decode().splitlines()
     header = lines.pop(0) if has_header else None
+    lines = lines[:20_000]
     names = header.split(separator) if header else [f"c{number}" for number in range(1, 41)]
     group = names.index("display_id") if sample == "lists" else None
     list_of = None if group is None else lambda line: line.split(separator)[group]

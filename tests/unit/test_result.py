@@ -76,6 +76,7 @@ def test_json_is_the_saved_object_alone_on_stdout(tmp_path: Path, capfd: pytest.
         (UserError("data: missing; give one"), 1, "failed", "error: data: missing; give one"),
         (ConfigError("train.lr: bad"), 2, "failed", "error: train.lr: bad"),
         (KeyboardInterrupt(), 130, "interrupted", "error: interrupted"),
+        (SystemExit(15), 130, "interrupted", "error: interrupted"),
         (
             RuntimeError("in a task\n  File 'x.py', line 3\n\nZeroDivisionError: division by zero"),
             1,
