@@ -26,6 +26,7 @@ import yaml
 
 from rayrec.common.files import write_json
 from rayrec.common.ports import free_port
+from rayrec.config.validation import parse_yaml
 
 PROGRAM = Path(sys.executable).with_name("rayrec")
 
@@ -70,7 +71,9 @@ def first_row(path: Path, source: dict[str, Any]) -> dict[str, Any]:
         columns = rule["columns"] if isinstance(rule["columns"], list) else [rule["columns"]]
         kinds = {**dict.fromkeys(columns, rule["kind"]), **kinds}
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-        rows = csv.reader(lines, delimiter=source.get("separator", "\t" if ".tsv" in path.name else ","))
+        first = [next(lines), next(lines)]
+        separator = source.get("separator", "\t" if "\t" in first[0] else ",")
+        rows = csv.reader(first, delimiter=separator)
         names = source.get("header") or next(rows)
         values = {name: value for name, value in zip(names, next(rows), strict=True) if name in kinds}
     are_numbers = {name for name, kind in kinds.items() if kind in ("numeric", "buckets")}
@@ -88,9 +91,9 @@ def first_answer(log: Log, data: Path, folder: Path) -> dict[str, Any]:
         return round(time.monotonic() - start, 1)
 
     seconds = {"inspect": run("inspect", path, "--label", log.label, "--output", recipe)}
-    content = yaml.safe_load(recipe.read_text())
+    content = parse_yaml(recipe.read_text())
     if log.source is not None:
-        added = yaml.safe_load(log.source.replace("{folder}", str(path.parent)))
+        added = parse_yaml(log.source.replace("{folder}", str(path.parent)))
         content["source"] = {**content["source"], **added, "time": None}
         content["preprocess"]["split"] = {"kind": "hash", "validation": 0.1, "test": 0.1}
         recipe.write_text(yaml.safe_dump(content, sort_keys=False))

@@ -17,6 +17,9 @@ from sklearn.metrics import roc_auc_score
 from jobs.serve import ServeRequest, serving
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
+from rayrec.inference.predictor import Predictor, load_model
+from rayrec.ingest.dataset import Dataset
+from tests.dataset_cells import read_rows
 from tests.end_to_end.conftest import Finished
 
 pytestmark = pytest.mark.minutes
@@ -47,6 +50,14 @@ def scores_of(output: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     return table["score"].to_numpy(), table["label"].to_numpy()
 
 
+def check_same_bits(dataset: Dataset, predictor: Predictor, rows: list[dict[str, Any]]) -> None:
+    """Each row of a request becomes what preprocessing made of it, in any order of the rows."""
+    names = [feature.name for feature in dataset.schema.features]
+    written = read_rows(dataset, "test", names).select(names).to_pylist()
+    encoded = predictor.encode(predictor.raw_rows.from_rows(rows)).select(names).to_pylist()
+    assert sorted(map(repr, encoded)) == sorted(map(repr, written))
+
+
 def check_every_way(
     rayrec: Callable[..., Finished], folder: Path, recipe: str, rows: list[dict[str, Any]], *, are_lists: bool = False
 ) -> float:
@@ -59,6 +70,7 @@ def check_every_way(
     raw, labels = scores_of(folder / "raw")
     encoded, encoded_labels = scores_of(folder / "encoded")
     assert len(raw) == len(rows)
+    check_same_bits(Dataset.open(folder / "out" / "dataset"), load_model(folder / "out" / "model"), rows)
     if are_lists:  # preprocessing puts the rows of a list together, and the lists in an order of its own
         order, encoded_order = np.lexsort((raw, labels)), np.lexsort((encoded, encoded_labels))
         assert labels[order].tolist() == encoded_labels[encoded_order].tolist()
