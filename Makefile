@@ -57,8 +57,7 @@ test: setup
 # whole way on S3 and on all data sets. `make test-minutes MINUTES="minutes and not kills"` leaves out those that kill.
 MINUTES ?= minutes
 test-minutes: setup
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=10 -m "$(MINUTES)" \
-		tests/integration tests/end_to_end
+	$(BIN)/python -m pytest --durations=10 -m "$(MINUTES)" tests/integration tests/end_to_end
 
 lint: setup
 	$(BIN)/ruff check .
