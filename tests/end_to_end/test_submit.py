@@ -28,7 +28,8 @@ def cluster(ray_cluster: str) -> Iterator[str]:
 
     Not the tests' own session: of all such sessions on a machine, only one has the port at which Ray takes jobs.
     """
-    with ray_head(os.environ, num_cpus=8) as head:
+    # A job that is stopped has three seconds to tidy up before Ray kills it, which a busy machine exceeds.
+    with ray_head({**os.environ, "RAY_JOB_STOP_WAIT_TIME_S": "60"}, num_cpus=8) as head:
         yield head.address
 
 
