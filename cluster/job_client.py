@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cluster.ray_session import ASKS_FOR_TOKEN
 from rayrec.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -115,10 +116,7 @@ class JobClient:
         try:
             yield
         except AuthenticationError:
-            raise UserError(
-                f"{self.address}: the cluster asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or "
-                "RAY_AUTH_TOKEN_PATH) to those of the cluster"
-            ) from None
+            raise UserError(f"{self.address}: {ASKS_FOR_TOKEN}") from None
         except (ConnectionError, requests.RequestException, aiohttp.ClientError):
             raise UserError(
                 f"{self.address}: no Ray dashboard answers; give --address http://HEAD:8265 of a running cluster"

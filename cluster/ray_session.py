@@ -13,6 +13,10 @@ from cluster.java import provide_java
 from cluster.ray_serve import serve_behind_haproxy
 from rayrec.common.errors import UserError
 
+ASKS_FOR_TOKEN = (
+    "the cluster asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to those of the "
+    "cluster"
+)
 _ANSWER_SECONDS = 5.0
 """How long a cluster's head may take to accept a connection."""
 
@@ -46,29 +50,35 @@ def ray_session() -> Iterator[None]:
 def attach(address: str, missing: dict[str, str]) -> None:
     """Attach to the cluster at `address`, whose processes get the environment variables `missing`.
 
-    Raises UserError if none answers there.
+    Raises UserError if none answers there, or if it asks for a token that this process does not have.
     """
     import ray
+    from ray.exceptions import AuthenticationError
 
-    from rayrec.internals.ray_core import head_address
+    from rayrec.internals.ray_core import asks_for_another_token, head_address
 
     # Processes of a cluster have the environment of `ray start`, not that of this process.
     runtime_env = {"env_vars": missing} if missing else None
     try:
-        # Ray itself would ask a head that is gone again and again, for minutes.
-        socket.create_connection(head_address(address), timeout=_ANSWER_SECONDS).close()
+        # Ray itself would ask a head that is gone, or that refuses its token, again and again.
+        host, port = head_address(address)
+        socket.create_connection((host, port), timeout=_ANSWER_SECONDS).close()
     except (OSError, ValueError) as error:
         raise _no_answer(address, error) from error
     try:
+        if asks_for_another_token(host, port, _ANSWER_SECONDS):
+            raise UserError(f"RAY_ADDRESS={address}: {ASKS_FOR_TOKEN}")
         ray.init(address=address, runtime_env=runtime_env, logging_level=logging.WARNING, log_to_driver=False)
+    except AuthenticationError:
+        raise UserError(f"RAY_ADDRESS={address}: {ASKS_FOR_TOKEN}") from None
     except ConnectionError as error:
         raise _no_answer(address, error) from error
 
 
 def _no_answer(address: str, error: Exception) -> UserError:
     return UserError(
-        f"RAY_ADDRESS={address}: no Ray cluster answers ({error}); start it with `ray start --head`, correct the "
-        "address, or unset RAY_ADDRESS to use this machine alone"
+        f"RAY_ADDRESS={address}: no Ray cluster answers ({error}); start it with `RAY_AUTH_MODE=token ray start "
+        "--head`, correct the address, or unset RAY_ADDRESS to use this machine alone"
     )
 
 

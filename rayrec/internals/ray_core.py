@@ -1,4 +1,4 @@
-"""Private parts of Ray: which head an address stands for."""
+"""Private parts of Ray: which head an address stands for, and whether it lets this process in."""
 
 
 def head_address(address: str) -> tuple[str, int]:
@@ -10,3 +10,21 @@ def head_address(address: str) -> tuple[str, int]:
 
     host, _, port = canonicalize_bootstrap_address_or_die(address.removeprefix("ray://")).rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def asks_for_another_token(host: str, port: int, timeout: float) -> bool:
+    """Whether the head refuses the token of this process's environment, or asks for one where there is none.
+
+    False also if the head gives no answer within `timeout` seconds.
+    """
+    import grpc
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest
+    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+
+    with init_grpc_channel(f"{host}:{port}") as channel:
+        try:
+            NodeInfoGcsServiceStub(channel).GetClusterId(GetClusterIdRequest(), timeout=timeout)
+        except grpc.RpcError as error:
+            return bool(error.code() == grpc.StatusCode.UNAUTHENTICATED)
+    return False

@@ -19,6 +19,7 @@ from tests.ray_head import ray_head
 Submit = Callable[..., Finished]
 # Longer than any test, and on a disk that it cannot fill should the tests be killed.
 LONG = ("submit", "generate", "criteo", "--rows", "20000000", "--output")
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
 pytestmark = pytest.mark.minutes
 
 
@@ -146,10 +147,10 @@ def test_rays_own_submission_works_from_the_checkout(cluster: str, submit: Submi
 
 
 def test_every_part_is_a_job_of_a_cluster_in_another_shell(tmp_path: Path) -> None:
-    """As docs/cluster.md says it: `ray start --head` with Java, and HTTP access to it from elsewhere."""
+    """As docs/cluster.md says it: `ray start --head` with Java and a token, and HTTP access to it from elsewhere."""
     provide_java()
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
-    own |= {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": ""}
+    own |= {**TOKEN, "PYTHONPATH": ""}
     commands = {
         "generate": ["criteo", "--rows", "10000", "--output", "raw"],
         "preprocess": [RECIPE, "--input", "raw/criteo.tsv", "--output", "dataset"],
@@ -176,27 +177,27 @@ def test_every_part_is_a_job_of_a_cluster_in_another_shell(tmp_path: Path) -> No
 
 
 def test_a_cluster_with_tokens_refuses_who_has_none(tmp_path: Path) -> None:
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
     plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     plain |= {"HOME": str(tmp_path), "PYTHONPATH": ""}  # where a token of this machine's user is not found
+
+    def run(*command: str | Path, **variables: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [PROGRAM, *command], capture_output=True, text=True, check=False, timeout=120, env={**plain, **variables}
+        )
+        return done.returncode, done.stderr.splitlines()[-1]
+
     refused = "the cluster asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
-    cases = [
-        ({"RAY_AUTH_MODE": "disabled"}, 1, refused),
-        ({**token, "RAY_AUTH_TOKEN": "f" * 64}, 1, refused),
-        ({"RAY_AUTH_MODE": "token"}, 1, refused),
-        (token, 0, "generate: done"),
-    ]
-    with ray_head({**plain, **token}) as head:
-        for variables, code, line in cases:
-            output = tmp_path / "raw"
-            command = ["submit", "generate", "criteo", "--rows", "100", "--output", output, "--address", head.dashboard]
-            done = subprocess.run(
-                [PROGRAM, *command],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=120,
-                env={**plain, **variables},
-            )
-            assert (done.returncode, output.exists()) == (code, code == 0), done.stderr
-            assert line in done.stderr.splitlines()[-1]
+    wrong = [{"RAY_AUTH_MODE": "disabled"}, {**TOKEN, "RAY_AUTH_TOKEN": "f" * 64}, {"RAY_AUTH_MODE": "token"}]
+    raw = tmp_path / "raw"
+    with ray_head({**plain, **TOKEN}) as head:
+        submit = ["submit", "generate", "criteo", "--rows", "100", "--output", raw, "--address", head.dashboard]
+        for variables in wrong:
+            code, line = run(*submit, **variables)
+            assert code == 1 and refused in line and not raw.exists(), line
+        code, line = run(*submit, **TOKEN)
+        assert code == 0 and "generate: done" in line and raw.exists(), line
+        # The same of a command that attaches to the cluster itself.
+        attach = ["preprocess", RECIPE, "--input", raw / "criteo.tsv", "--output", tmp_path / "dataset"]
+        for variables in wrong:
+            code, line = run(*attach, RAY_ADDRESS=head.address, **variables)
+            assert code == 1 and f"RAY_ADDRESS={head.address}: {refused}" in line, line
