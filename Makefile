@@ -31,12 +31,12 @@ $(STAMP):
 		|| { echo "error: $(PYTHON) is not Python 3.11; run make PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
-	$(UV) pip sync --quiet --compile-bytecode --python $(BIN)/python $(SOURCE_$(EXTRA)) $(LOCK)
+	$(UV) pip sync --quiet --require-hashes --compile-bytecode --python $(BIN)/python $(SOURCE_$(EXTRA)) $(LOCK)
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
 	rm -f $(VENV)/.installed-*
 	touch $@
 
-COMPILE = $(UV) pip compile pyproject.toml --quiet --extra dev --python-version 3.11 --no-annotate \
+COMPILE = $(UV) pip compile pyproject.toml --quiet --extra dev --python-version 3.11 --no-annotate --generate-hashes \
 	--custom-compile-command "make lock" --overrides requirements/overrides.txt
 
 lock: $(STAMP)

@@ -15,6 +15,20 @@ from pathlib import Path
 from rayrec.common.ports import free_ports
 
 HAPROXY_SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
+SETTINGS = {
+    HAPROXY_SWITCH: "1",
+    # One event loop in a replica, without threads beside it, and an HTTP server in each replica.
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    # HAProxy's metrics are parsed in Python at each request; the replicas count their requests themselves.
+    "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+    # Scoring twice does no harm, so a request whose replica died is sent to another one, up to 16 KiB of body.
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+    # A busy machine takes longer to start three processes than Serve's 5 seconds.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    # How long a replica that is about to end still takes requests: until HAProxy no longer sends it any.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+}
+"""Environment variables of every node that serves through HAProxy, on this machine and on a cluster."""
 _CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
 # The path of a socket has at most 107 bytes: after the folder come the node's id (56 bytes) and the socket's name.
 _LONGEST_FOLDER = 26
@@ -84,9 +98,7 @@ def _environment(folder: Path, haproxy: str) -> dict[str, str]:
     program.write_text(_PROGRAM.format(metrics=metrics, statistics=statistics, haproxy=shlex.quote(haproxy)))
     program.chmod(0o700)
     return {
-        HAPROXY_SWITCH: "1",
-        # One event loop in a replica, without threads beside it, and an HTTP server in each replica.
-        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        **SETTINGS,
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
@@ -94,13 +106,5 @@ def _environment(folder: Path, haproxy: str) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(statistics),
-        # Those metrics are parsed in Python at each request; the replicas count their requests themselves.
-        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
-        # Scoring twice does no harm, so a request whose replica died is sent to another one, up to 16 KiB of body.
-        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
-        # A busy machine takes longer to start three processes than Serve's 5 seconds.
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-        # How long a replica that is about to end still takes requests: until HAProxy no longer sends it any.
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     }

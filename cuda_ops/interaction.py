@@ -1,16 +1,21 @@
 """DLRM's dot interaction (Naumov et al. 2019, arXiv:1906.00091, section 2.1): the operator `rayrec::dot_interaction`.
 
 CPU and any device without a kernel of its own use the reference in this file; CUDA uses the Triton kernels of
-`cuda_ops.interaction_kernels`, which never hold a (B, n, n) matrix.
+`cuda_ops.interaction_kernels`, which never hold a (B, n, n) matrix, or the reference where Triton cannot work.
 
 Shapes: B rows, F embeddings, D width, n = F + 1 vectors with a dense vector, F without; P = n (n - 1) / 2 pairs.
 """
 
 import functools
+import logging
+from subprocess import CalledProcessError
+from types import ModuleType
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
+
+_LOG = logging.getLogger(__name__)
 
 
 def dot_interaction(dense: Tensor | None, embeddings: Tensor) -> Tensor:
@@ -98,22 +103,39 @@ def _symmetric(n: int, width: int, device: torch.device) -> Tensor:
     return (place + place.T).flatten()
 
 
-@_forward.register_kernel("cuda")
-def _(dense: Tensor | None, embeddings: Tensor, dtype: torch.dtype) -> Tensor:
-    if dtype == torch.float64:  # for checks of gradients; no kernel is worth it
-        return reference_forward(dense, embeddings, dtype)
-    from cuda_ops import interaction_kernels
+@functools.cache
+def _kernels() -> ModuleType | None:
+    """The module of the kernels; None, with a warning, where Triton is absent or cannot build its driver."""
+    try:
+        import triton
 
-    return interaction_kernels.forward(dense, embeddings, dtype)
+        _ = triton.runtime.driver.active  # compiled with the machine's C compiler at the first use
+        from cuda_ops import interaction_kernels
+    except (ImportError, OSError, RuntimeError, CalledProcessError) as error:
+        _LOG.warning(
+            "DLRM's dot interaction runs by batched products, which are slower and need more memory, because Triton "
+            "does not work here (`rayrec doctor` says why): %s",
+            " ".join(str(error).split()),
+        )
+        return None
+    return interaction_kernels
+
+
+@_forward.register_kernel("cuda")
+def _forward_on_gpu(dense: Tensor | None, embeddings: Tensor, dtype: torch.dtype) -> Tensor:
+    # No kernel is worth it for float64, which is for checks of gradients.
+    if dtype == torch.float64 or (kernels := _kernels()) is None:
+        return reference_forward(dense, embeddings, dtype)
+    result: Tensor = kernels.forward(dense, embeddings, dtype)
+    return result
 
 
 @_backward.register_kernel("cuda")
-def _(grad: Tensor, dense: Tensor | None, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-    if grad.dtype == torch.float64:
+def _backward_on_gpu(grad: Tensor, dense: Tensor | None, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+    if grad.dtype == torch.float64 or (kernels := _kernels()) is None:
         return reference_backward(grad, dense, embeddings)
-    from cuda_ops import interaction_kernels
-
-    return interaction_kernels.backward(grad, dense, embeddings)
+    result: tuple[Tensor, Tensor] = kernels.backward(grad, dense, embeddings)
+    return result
 
 
 @_forward.register_fake

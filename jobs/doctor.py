@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -131,6 +132,7 @@ def check_torch() -> Iterable[Check]:
     yield _check(name, f"torch {probe['torch']}, fbgemm operators run", True, "")
     driver, build = shutil.which("nvidia-smi"), _installed("fbgemm-gpu")
     yield check_gpu(probe, nvidia_driver=driver is not None, gpu_build=build is not None)
+    yield check_compiler(has_gpu=bool(probe["gpus"]))
 
 
 def print_probe() -> None:
@@ -163,6 +165,17 @@ def check_gpu(probe: dict[str, Any], *, nvidia_driver: bool, gpu_build: bool) ->
     if nvidia_driver:
         return _check("GPU", "a driver, but the CPU build of torch", "warn", install)
     return _check("GPU", "none: everything runs on the CPU", True, "")
+
+
+def check_compiler(*, has_gpu: bool) -> Check:
+    """Check for the C compiler with which Triton builds its driver on a machine with a GPU."""
+    names = [name for name in (os.environ.get("CC"), "gcc", "clang") if name]
+    compiler = next((path for name in names if (path := shutil.which(name)) is not None), None)
+    if compiler is not None or not has_gpu:
+        return _check("C compiler", compiler or "none: only GPUs and train.compile need one", True, "")
+    found = "none: DLRM's interaction runs without its kernel, and train.compile fails"
+    fix = "apt-get install g++, or set CC to a compiler"
+    return _check("C compiler", found, "warn", fix)
 
 
 def check_memory() -> Check:

@@ -32,6 +32,8 @@ class RayHead:
     """What RAY_ADDRESS is set to."""
     dashboard: str
     """URL."""
+    agent: str
+    """URL of the agent of the head's node."""
     pid: int
     """Of `ray start`, whose children Ray's own processes are."""
 
@@ -41,9 +43,9 @@ def ray_head(environment: Mapping[str, str], num_cpus: int = 1, program: Path = 
     """A head node that runs for the time of the block; `program` is the `ray` of the environment that it runs in."""
     # Short: names of sockets in it may have a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
-    head, address, url = _start_head(environment, num_cpus, program, folder)
+    head, address, url, agent = _start_head(environment, num_cpus, program, folder)
     try:
-        yield RayHead(address, url, head.pid)
+        yield RayHead(address, url, agent, head.pid)
     finally:
         _stop(head)
         shutil.rmtree(folder, ignore_errors=True)
@@ -51,8 +53,8 @@ def ray_head(environment: Mapping[str, str], num_cpus: int = 1, program: Path = 
 
 def _start_head(
     environment: Mapping[str, str], num_cpus: int, program: Path, folder: Path, tries: int = 2
-) -> tuple["subprocess.Popen[bytes]", str, str]:
-    """The process, its address, its dashboard; tried twice if a busy machine is slower than Ray waits for."""
+) -> tuple["subprocess.Popen[bytes]", str, str, str]:
+    """The process, its address, dashboard and agent; tried twice if a busy machine is slower than Ray waits for."""
     gcs, dashboard, agent = free_ports(3)
     command = [
         str(program), "start", "--head", "--block", "--disable-usage-stats",
@@ -72,7 +74,7 @@ def _start_head(
         if tries == 1 or not re.search("timed out during startup|Failed to start the dashboard", log.read_text()):
             raise
         return _start_head(environment, num_cpus, program, folder, tries - 1)
-    return head, address[1], url
+    return head, address[1], url, f"http://127.0.0.1:{agent}"
 
 
 @contextmanager

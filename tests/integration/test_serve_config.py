@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import requests
 import tritonclient.grpc
@@ -22,6 +25,7 @@ from tests.conftest import REPOSITORY
 from tests.model_folders import make_model_folder, make_raw_rows
 from tests.ray_head import ray_head
 
+TOKEN = "0123456789abcdef" * 4
 PROGRAM = Path(sys.executable).with_name("serve")
 CONFIG = Path(serve.__file__).parent / "config.yaml"
 
@@ -68,7 +72,7 @@ def test_serve_deploy_and_serve_run(tmp_path: Path) -> None:
     application["args"]["model"] = str(tmp_path / "models")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {"PYTHONPATH": str(REPOSITORY), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+    environment |= {"PYTHONPATH": str(REPOSITORY), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
 
     def ray_serve(*arguments: str, **variables: str) -> None:
         done = subprocess.run(
@@ -104,3 +108,55 @@ def test_serve_deploy_and_serve_run(tmp_path: Path) -> None:
             413, {"error": "instances: 3 rows, at most 2 a request; send several requests"}
         )  # fmt: skip
         assert requests.get(f"{url}/v1/models", timeout=60).json() == {"models": ["only"]}
+
+
+@pytest.mark.minutes
+def test_what_kuberay_serves(tmp_path: Path) -> None:
+    """The application of `cluster/kuberay/rayservice.yaml` on a node with its environment; the probes of its pods."""
+    make_model_folder(tmp_path / "ctr")
+    spec = yaml.safe_load((REPOSITORY / "cluster" / "kuberay" / "rayservice.yaml").read_text())["spec"]
+    groups = [spec["rayClusterConfig"]["headGroupSpec"], *spec["rayClusterConfig"]["workerGroupSpecs"]]
+    head_pod, worker_pod = (group["template"]["spec"]["containers"][0] for group in groups)
+    port, metrics, statistics = free_ports(3)
+    config = yaml.safe_load(spec["serveConfigV2"])
+    config["http_options"]["port"] = port
+    (application,) = config["applications"]
+    application["args"] |= {"model": f"ctr={tmp_path}/ctr", "replicas": 2, "threads_per_replica": 1}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"PYTHONPATH": str(REPOSITORY), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    environment |= {variable["name"]: variable.get("value", TOKEN) for variable in worker_pod["env"]}
+    with tempfile.TemporaryDirectory(prefix="hap-") as folder, ExitStack() as stack:
+        # A pod has these to itself.
+        environment |= {
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(statistics),
+        }
+        head = stack.enter_context(ray_head(environment, num_cpus=3))
+
+        def is_well(probe: dict[str, Any]) -> bool:
+            urls = {8000: f"http://127.0.0.1:{port}", 52365: head.agent}
+            try:
+                return requests.get(urls[probe["port"]] + probe["path"], timeout=5).status_code == 200
+            except requests.RequestException:
+                return False
+
+        wait_for(lambda: is_well(head_pod["livenessProbe"]["httpGet"]))
+        assert not is_well(worker_pod["readinessProbe"]["httpGet"])
+        deploy = [PROGRAM, "deploy", str(tmp_path / "config.yaml"), "--address", head.dashboard]
+        done = subprocess.run(deploy, env=environment, cwd=REPOSITORY, capture_output=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+        wait_for(lambda: is_well(worker_pod["readinessProbe"]["httpGet"]))
+        url = f"http://127.0.0.1:{port}/v1/models/ctr:predict"
+        rows = {"instances": make_raw_rows(load_model(tmp_path / "ctr").schema, 3)}
+        assert requests.post(url, json=rows, timeout=60).status_code == 401
+        told = requests.post(url, json=rows, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60).json()
+        expected = load_model(tmp_path / "ctr").predict(rows["instances"])
+        assert told["predictions"] == pytest.approx(expected.tolist(), abs=1e-6)
+        programs = [process.name() for process in psutil.Process(head.pid).children(recursive=True)]
+        assert any("haproxy" in name for name in programs), programs

@@ -85,7 +85,7 @@ def test_no_manifest_has_a_secret_in_it(path: Path) -> None:
 
 def test_the_server_has_its_tokens_from_a_secret() -> None:
     """On every node: Ray Serve builds the application on any of them."""
-    (service,) = yaml.safe_load_all((REPOSITORY / "cluster" / "kuberay" / "rayservice.yaml").read_text())
+    service = yaml.safe_load((REPOSITORY / "cluster" / "kuberay" / "rayservice.yaml").read_text())
     found = list(containers(service))
     assert len(found) == 2
     for container in found:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs import doctor
-from jobs.doctor import Check, DoctorRequest, check_gpu, describe, java_major, pinned_versions
+from jobs.doctor import Check, DoctorRequest, check_compiler, check_gpu, describe, java_major, pinned_versions
 from rayrec.common.progress import SilentProgress
 
 GPU = {"name": "H200", "bytes": 141 * 2**30, "capability": [9, 0]}
@@ -94,6 +94,20 @@ def test_gpu(probe: dict[str, Any], driver: bool, gpu_build: bool, status: str) 
     check = check_gpu(probe, nvidia_driver=driver, gpu_build=gpu_build)
     assert check.status == status
     assert bool(check.fix) is (status != "ok")
+
+
+def test_a_compiler_is_looked_for_as_triton_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    missing = check_compiler(has_gpu=True)
+    assert missing.status == "warn" and "g++" in missing.fix
+    assert check_compiler(has_gpu=False).status == "ok"
+    for name in ("clang", "own-cc"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    assert check_compiler(has_gpu=True).found == str(tmp_path / "clang")
+    monkeypatch.setenv("CC", "own-cc")
+    assert check_compiler(has_gpu=True) == Check(name="C compiler", status="ok", found=str(tmp_path / "own-cc"))
 
 
 def test_a_torch_that_crashes_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

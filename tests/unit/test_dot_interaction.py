@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from cuda_ops import dot_interaction
+from cuda_ops import dot_interaction, interaction
 from tests.naive_models import interaction_inputs
 
 SHAPES = [  # rows, embeddings, width, with a dense vector
@@ -79,3 +79,27 @@ def test_dtypes(
 def test_shapes_that_do_not_fit(dense: tuple[int, ...], embeddings: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dot_interaction(torch.zeros(dense), torch.zeros(embeddings))
+
+
+def test_a_gpu_without_triton_runs_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the operator does on a GPU where Triton finds no compiler, with tensors of this machine's memory."""
+    from triton.runtime import driver
+
+    def no_compiler(self: object) -> None:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+
+    monkeypatch.setattr(type(driver), "active", property(no_compiler))
+    warnings: list[str] = []
+    monkeypatch.setattr(interaction._LOG, "warning", lambda text, *values: warnings.append(text % values))
+    interaction._kernels.cache_clear()
+    try:
+        dense, embeddings = torch.randn(3, 4), torch.randn(3, 5, 4)
+        result = interaction._forward_on_gpu(dense, embeddings, torch.float32)
+        assert torch.equal(result, dot_interaction(dense, embeddings))
+        found = interaction._backward_on_gpu(torch.ones_like(result), dense, embeddings)
+        expected = interaction.reference_backward(torch.ones_like(result), dense, embeddings)
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    finally:
+        interaction._kernels.cache_clear()
+    (warning,) = warnings
+    assert "Failed to find C compiler" in warning and "rayrec doctor" in warning
