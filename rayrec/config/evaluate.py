@@ -44,7 +44,7 @@ class RankingConfig(Config):
     metrics: Annotated[tuple[Literal["hr", "ndcg", "recall", "map"], ...], Field(min_length=1)] = ("hr", "ndcg")
     ties: Literal["pessimistic", "optimistic"] = "pessimistic"
     """The place of a positive among negatives of the same score: behind them, so that a constant model gets 0, or
-    before them, as in the published NCF, whose mask of repeated candidates decides ties so."""
+    before them. Lists of users and items count an item once: a negative that repeats another is left out."""
     candidates: Literal["given", "all"] = "given"
     """`given`: the split's rows, by its group column. `all`: for each user of the split every item that the user has no
     positive row of in `train`; needs a dataset whose only features are a user and an item."""

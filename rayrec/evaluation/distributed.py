@@ -63,9 +63,9 @@ def _merge_ranking(metrics: RankingMetrics, group: dist.ProcessGroup | None) -> 
     """Hand the groups that may go on elsewhere, and the ids of the others, to the first rank."""
     waiting = metrics.open_rows()
     finished = np.concatenate([np.empty(0, np.int64), *metrics.finished])
-    columns = waiting.group, waiting.score, waiting.positive.astype(np.uint8), finished
-    for groups, scores, positive, ids in zip(*(_gathered(column, group) for column in columns), strict=True):
-        metrics.add_open(RankedRows(groups, scores, positive.astype(np.bool_)))
+    columns = waiting.group, waiting.score, waiting.positive.astype(np.uint8), waiting.item, finished
+    for groups, scores, positive, items, ids in zip(*(_gathered(column, group) for column in columns), strict=True):
+        metrics.add_open(RankedRows(groups, scores, positive.astype(np.bool_), items))
         metrics.finished.append(ids)
 
 

@@ -11,7 +11,8 @@ A group's rows are ranked by descending score; ranks count from 1. With P > 0 po
 
 Each is averaged over the groups that have a positive, each of which counts once; `groups` is how many these are. Rows
 count once whatever their weight, and not at all with weight 0. Ties among negatives, and among positives, change
-nothing; `RankingConfig.ties` says how a positive stands to negatives of its own score.
+nothing; `RankingConfig.ties` says how a positive stands to negatives of its own score. Where rows have items, a list
+counts an item once, as in NVIDIA's NCF: a negative that repeats another one, or the positive, is left out.
 """
 
 import logging
@@ -42,6 +43,8 @@ class RankedRows:
     group: NDArray[np.int64]
     score: NDArray[np.float64]
     positive: NDArray[np.bool_]
+    item: NDArray[np.int64]
+    """Of rows that are compared by it; 0, the id of all unknown items, stands for an item like no other."""
 
     def __len__(self) -> int:
         return len(self.group)
@@ -52,10 +55,23 @@ class RankedRows:
             np.concatenate([np.empty(0, np.int64), *(p.group for p in parts)]),
             np.concatenate([np.empty(0, np.float64), *(p.score for p in parts)]),
             np.concatenate([np.empty(0, np.bool_), *(p.positive for p in parts)]),
+            np.concatenate([np.empty(0, np.int64), *(p.item for p in parts)]),
         )
 
     def take(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> "RankedRows":
-        return RankedRows(self.group[rows], self.score[rows], self.positive[rows])
+        return RankedRows(self.group[rows], self.score[rows], self.positive[rows], self.item[rows])
+
+    def distinct(self) -> "RankedRows":
+        """Every item of a group once: its positive row, else one of those that repeat each other."""
+        if not self.item.any():
+            return self
+        order = np.lexsort((~self.positive, self.item, self.group))
+        group, item = self.group[order], self.item[order]
+        repeats = np.zeros(len(order), np.bool_)
+        repeats[1:] = (group[1:] == group[:-1]) & (item[1:] == item[:-1]) & (item[1:] != 0)
+        kept = np.ones(len(order), np.bool_)
+        kept[order[repeats]] = False
+        return self.take(kept)
 
 
 class RankingMetrics:
@@ -76,11 +92,16 @@ class RankingMetrics:
         self._open: list[RankedRows] = []
         self._shorten_at = _SHORTEN_BEYOND
 
-    def update(self, scores: Tensor, labels: Tensor, groups: Tensor, weights: Tensor) -> None:
-        """Add rows: (B,) scores (ranked in float64), labels 0 or 1, group ids, weights >= 0, on any device."""
+    def update(
+        self, scores: Tensor, labels: Tensor, groups: Tensor, weights: Tensor, items: Tensor | None = None
+    ) -> None:
+        """Add rows: (B,) scores (ranked in float64), labels 0 or 1, group ids, weights >= 0, on any device.
+
+        `items`: (B,) item ids, if a list counts each item once.
+        """
         counted = weights.detach().reshape(-1) > 0
-        columns = (scores.double(), labels > 0.5, groups.long())
-        score, positive, group = (column.detach().reshape(-1)[counted] for column in columns)
+        columns = (scores.double(), labels > 0.5, groups.long(), torch.zeros_like(groups) if items is None else items)
+        score, positive, group, item = (column.detach().reshape(-1)[counted] for column in columns)
         if not len(score):
             return
         self.sums[:2] += len(score), float((~torch.isfinite(score)).sum())
@@ -93,7 +114,7 @@ class RankingMetrics:
         kept = at_edge | (score >= worst[run])
         starts = torch.cat([run.new_ones(1, dtype=torch.bool), run.diff() > 0])
         self.finished.append(group[starts & ~at_edge].cpu().numpy())
-        rows = RankedRows(*(column[kept].cpu().numpy() for column in (group, score, positive)))
+        rows = RankedRows(*(column[kept].cpu().numpy() for column in (group, score, positive, item.long())))
         edge = at_edge[kept].cpu().numpy()
         self.sums += self._sums_of(rows.take(~edge))
         self._open.append(self._shortened(rows.take(edge)))
@@ -136,6 +157,7 @@ class RankingMetrics:
 
     def _shortened(self, rows: RankedRows) -> RankedRows:
         """The rows without the negatives that stand below as many others of their group as any metric looks at."""
+        rows = rows.distinct()
         order = np.lexsort((-rows.score, rows.positive, rows.group))
         rows = rows.take(order)
         negatives = np.cumsum(~rows.positive)
@@ -146,6 +168,7 @@ class RankingMetrics:
 
     def _sums_of(self, rows: RankedRows) -> NDArray[np.float64]:
         """What whole groups add to `sums`, except for the counts of rows, which `update` adds."""
+        rows = rows.distinct()
         by_label = rows.positive if self._config.ties == "pessimistic" else ~rows.positive
         rows = rows.take(np.lexsort((by_label, -rows.score, rows.group)))
         first = _starts(rows.group)

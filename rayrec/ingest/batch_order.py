@@ -4,10 +4,10 @@ The row groups ("units") of a split, permuted by (seed, epoch), form one long se
 Global batch b of n rows takes the next n*(s+1)//S - n*s//S rows of each lane s in turn, so it mixes rows of S distant
 places, and all lanes end with the last batch. Rank r of W holds rows n*r//W ... n*(r+1)//W of the batch, in this order.
 
-So the rows of global batch b depend only on the seed and the epoch, and ranks mostly read different row groups: those
-of their lanes. A row group is decoded twice only if a lane's end or a rank's border cuts it: at most S - 1 row groups
-in an epoch for the lanes, and the row groups of at most W - 1 lanes for the ranks (none if W divides S). Everything is
-computed from arrays with one entry for each row group; a batch's slices are computed when they are needed.
+So the rows of global batch b depend only on the seed and the epoch. Several ranks need the same row group where there
+are more ranks than lanes, where W does not divide S, and where a lane ends in the middle of one. One of them decodes it
+for all, once an epoch: one that needs it first, so that no rank waits for one that waits for it. Everything is computed
+from arrays with one entry for each row group; a batch's slices are computed when they are needed.
 
 With whole groups the order is the same, but a slice stands for the groups that begin in it: it leaves out its first
 rows if they belong to a group that began before, and extends to the end of its last group. So a batch has a few rows
@@ -110,11 +110,17 @@ class RowOrder:
         `count`: the rows of the row group. `group`: (count,) their group ids; needed with whole groups only.
         """
         order = self._order(unit, count, group)
+        if order is None:
+            return self.rows_of_whole(count, start, stop, group)
+        return order[self.rows_of_whole(count, start, stop, None if group is None else group[order])]
+
+    def rows_of_whole(self, count: int, start: int, stop: int, group: NDArray[np.int64] | None) -> slice:
+        """The same rows as places in the whole row group that is in this order already, as `group` then must be."""
         if self.whole_groups:
             assert group is not None
-            ends = np.append(group_starts(group if order is None else group[order]), count)
+            ends = np.append(group_starts(group), count)
             start, stop = max(0, start - 1), int(ends[np.searchsorted(ends, stop)])
-        return slice(start, stop) if order is None else order[start:stop]
+        return slice(start, stop)
 
     def _order(self, unit: int, count: int, group: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
         """(count,) the permuted rows; None if rows keep their places."""
@@ -228,6 +234,12 @@ class BatchOrder:
         unit, start, stop, _ = self._reads
         return Read(int(unit[index]), int(start[index]), int(stop[index]))
 
+    def decoder(self, index: int) -> tuple[int, int]:
+        """The rank that decodes the row group of a read where ranks share, and the number of others that need it."""
+        decoder, others = self._decoders
+        unit = int(self._reads[0][index])
+        return int(decoder[unit]), int(others[unit])
+
     @property
     def row_order(self) -> RowOrder:
         """The order of the rows in the reads."""
@@ -288,15 +300,66 @@ class BatchOrder:
         Entry `place + lane` of `read_of` is the read of a unit in a lane. A lane ends in the unit in which the next one
         begins, or before it, so no two have the same entry.
         """
-        needs = [self._needs_of_lane(lane) for lane in range(self._num_lanes)]
+        needs = [self._needs_of_lane(lane, self.rank) for lane in range(self._num_lanes)]
         lane, place, batch, start, stop = np.concatenate(needs, axis=1)
         order = np.lexsort((place, lane, batch))
         read_of = np.full(len(self.units) + self._num_lanes, -1)
         read_of[(place + lane)[order]] = np.arange(len(order))
         return self._unit_order[place][order], start[order], stop[order], read_of
 
-    def _needs_of_lane(self, lane: int) -> NDArray[np.int64]:
-        """(5, units): of each unit of a lane that this rank needs, the lane, its place in the epoch's order, the first
+    @cached_property
+    def _decoders(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(units,) the rank that decodes each unit that this rank needs, and the number of other ranks that need it.
+
+        Of the ranks that need it in the first batch and lane, one: each in its turn, so that all decode alike.
+        """
+        decoder, others = np.full(len(self.units), self.rank), np.zeros(len(self.units), np.int64)
+        own = np.zeros(len(self.units), np.bool_)
+        own[self._reads[0]] = True
+        own = own[self._unit_order]
+        if self.world_size == 1 or not own.any():
+            return decoder, others
+        needs = []
+        for lane in self._lanes_with(np.flatnonzero(own)):
+            for rank in self._ranks_of_lane(lane):
+                of_lane, place, batch, _, _ = self._needs_of_lane(lane, rank)
+                found = np.stack([of_lane, place, batch, np.full(len(place), rank)])
+                needs.append(found[:, own[place]])
+        lane, place, batch, rank = np.concatenate(needs, axis=1)
+        order = np.lexsort((rank, lane, batch, place))
+        lane, place, batch, rank = lane[order], place[order], batch[order], rank[order]
+        is_next = np.diff(place, prepend=-1) != 0
+        first, entry = np.flatnonzero(is_next), np.cumsum(is_next) - 1
+        is_earliest = (batch == batch[first][entry]) & (lane == lane[first][entry])
+        turn = place[first] % np.add.reduceat(is_earliest.astype(np.int64), first)
+        units = self._unit_order[place[first]]
+        decoder[units] = rank[first + turn]
+        needed, ranks = np.unique(np.unique(place * self.world_size + rank) // self.world_size, return_counts=True)
+        assert np.array_equal(needed, place[first])
+        others[units] = ranks - 1
+        return decoder, others
+
+    def _lanes_with(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The lanes that units at these places in the epoch's order lie in."""
+        first = np.searchsorted(self._lane_starts, self._unit_starts[places], side="right") - 1
+        stop = np.searchsorted(self._lane_starts, self._unit_starts[places + 1], side="left")
+        begun = np.bincount(np.minimum(first, self._num_lanes), minlength=self._num_lanes + 1)
+        ended = np.bincount(np.minimum(stop, self._num_lanes), minlength=self._num_lanes + 1)
+        return np.flatnonzero(np.cumsum(begun - ended)[: self._num_lanes])
+
+    def _ranks_of_lane(self, lane: int) -> range:
+        """The ranks that take rows of a lane, in full batches or in the last one."""
+        first, stop = self.world_size, 0
+        for edges in (self._full_edges, self._edges(self._remainder)):
+            rows, start, end = int(edges[-1]), int(edges[lane]), int(edges[lane + 1])
+            if start < end:
+                # Row i of a batch is the rank's that starts last at or before it.
+                first = min(first, ((start + 1) * self.world_size - 1) // rows)
+                stop = max(stop, (end * self.world_size - 1) // rows + 1)
+        return range(first, stop)
+
+    def _needs_of_lane(self, lane: int, rank: int) -> NDArray[np.int64]:
+        """(5, units): of each unit of a lane that a rank needs, the lane, its place in the epoch's order, the first
         batch that needs it, and the range of the needed rows."""
         lane_start, lane_stop = (int(edge) for edge in self._lane_starts[lane : lane + 2])
         first = int(np.searchsorted(self._unit_starts, lane_start, side="right")) - 1
@@ -309,7 +372,7 @@ class BatchOrder:
 
         batch = np.full(len(begin), self.num_batches, dtype=np.int64)
         needed_start, needed_stop = end.copy(), begin.copy()
-        offset, count = self._window_in_lane(lane, self._full_edges)
+        offset, count = self._window_in_lane(lane, rank, self._full_edges)
         if count:
             # The rank takes [b * quota + offset, b * quota + offset + count) in each full batch b.
             batch_first = np.maximum((begin - offset - count) // quota + 1, self.start_batch)
@@ -318,7 +381,7 @@ class BatchOrder:
             batch[hit] = batch_first[hit]
             needed_start[hit] = np.maximum(begin, batch_first * quota + offset)[hit]
             needed_stop[hit] = np.minimum(end, batch_last * quota + offset + count)[hit]
-        offset, count = self._window_in_lane(lane, self._edges(self._remainder))
+        offset, count = self._window_in_lane(lane, rank, self._edges(self._remainder))
         if count and max(self.start_batch, self._full_batches) < self.num_batches:
             window_start = self._full_batches * quota + offset
             hit = (begin < window_start + count) & (end > window_start)
@@ -329,8 +392,8 @@ class BatchOrder:
         needs = np.stack([lanes, places, batch, needed_start - unit_starts, needed_stop - unit_starts])
         return needs[:, batch < self.num_batches]
 
-    def _window_in_lane(self, lane: int, edges: NDArray[np.int64]) -> tuple[int, int]:
-        """(offset, count) of this rank's rows among those that a batch with these edges takes from the lane."""
-        start, stop = self._rank_window(int(edges[-1]))
+    def _window_in_lane(self, lane: int, rank: int, edges: NDArray[np.int64]) -> tuple[int, int]:
+        """(offset, count) of a rank's rows among those that a batch with these edges takes from the lane."""
+        start, stop = self._rank_window(int(edges[-1]), rank)
         offset = max(start, int(edges[lane])) - int(edges[lane])
         return offset, max(0, min(stop, int(edges[lane + 1])) - int(edges[lane]) - offset)

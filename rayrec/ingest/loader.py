@@ -14,6 +14,7 @@ from rayrec.config.train import IngestConfig
 from rayrec.ingest.batch_order import BatchOrder, EpochOptions, Units
 from rayrec.ingest.batches import assemble
 from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.exchange import EpochExchange
 from rayrec.ingest.reader import PackedRows
 from rayrec.ingest.reads import InMemorySplit, stream_reads
 from rayrec.models.common.batch import Batch
@@ -68,6 +69,7 @@ def open_batches(
     contiguous: bool = False,
     whole_groups: bool = False,
     store: InMemorySplit | None = None,
+    peers: EpochExchange | None = None,
     **options: Unpack[EpochOptions],
 ) -> "BatchLoader":
     """Open one epoch of a split for one rank; iterate inside a `with` block.
@@ -76,7 +78,8 @@ def open_batches(
     `config.read_streams` places. With `whole_groups` neither a batch nor a rank's share of one cuts a group; batches
     then differ by some rows, and groups are shuffled instead of rows. `store`: the split in memory, kept by the caller
     over several epochs; without one the split is read into memory here if the config says so, and otherwise streamed
-    through Ray Data (needs a Ray session). `options`: see `BatchOrder`.
+    through Ray Data (needs a Ray session). `peers`: with it, ranks that all stream this epoch share what they decode.
+    `options`: see `BatchOrder`.
     Raises UserError if no batch can be filled, or the rows of a group lie in several row groups.
     """
     info = dataset.split(split)
@@ -101,7 +104,7 @@ def open_batches(
         )
     if store is None and config.in_memory:
         store = InMemorySplit.read(dataset, split)
-    return BatchLoader(dataset, order, store, torch.device(device), config)
+    return BatchLoader(dataset, order, store, torch.device(device), config, peers)
 
 
 _Item = tuple[Batch, torch.Event | None] | BaseException | None
@@ -124,9 +127,10 @@ class BatchLoader(EpochLoader):
         store: InMemorySplit | None,
         device: torch.device,
         config: IngestConfig,
+        peers: EpochExchange | None,
     ) -> None:
         super().__init__(order)
-        self._dataset, self._store, self._task_cpus = dataset, store, config.task_cpus
+        self._dataset, self._store, self._task_cpus, self._peers = dataset, store, config.task_cpus, peers
         # Each thread has its own current device, so "cuda" is resolved here, in the caller's thread.
         is_current = device.type == "cuda" and device.index is None
         self._device = torch.device("cuda", torch.cuda.current_device()) if is_current else device
@@ -162,10 +166,18 @@ class BatchLoader(EpochLoader):
             with contextlib.suppress(queue.Empty):
                 self._ready.get_nowait()
             self._thread.join(timeout=0.01)
+        if self._peers is not None:
+            self._peers.close()
 
     def _produce(self) -> None:
         reads = (
-            stream_reads(self._dataset, self._order, task_cpus=self._task_cpus)
+            stream_reads(
+                self._dataset,
+                self._order,
+                peers=self._peers,
+                is_over=self._stopped.is_set,
+                task_cpus=self._task_cpus,
+            )
             if self._store is None
             else self._store.reads(self._order)
         )

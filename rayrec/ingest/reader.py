@@ -80,6 +80,17 @@ class PackedRows:
             group=None if self.group is None else self.group[rows],
         )
 
+    def part(self, rows: slice) -> "PackedRows":
+        """Some rows that follow each other; views of these where they can be."""
+        return PackedRows(
+            label=self.label[rows],
+            dense=self.dense[rows],
+            one_hot=self.one_hot[:, rows],
+            multi_hot=tuple(ragged.take(rows) for ragged in self.multi_hot),
+            weight=None if self.weight is None else self.weight[rows],
+            group=None if self.group is None else self.group[rows],
+        )
+
 
 @dataclass(frozen=True)
 class RowPacker:

@@ -1,13 +1,15 @@
 """The reads of a rank in the order of its batches: streamed through Ray Data, or from memory, bit for bit the same."""
 
-from collections.abc import Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 
 from rayrec.common.ray_blocks import ReportingTask, stream_blocks
-from rayrec.ingest.batch_order import BatchOrder, RowOrder
+from rayrec.ingest.batch_order import BatchOrder, Read, RowOrder
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import PackedRows, RowPacker, from_table, to_table
 
@@ -21,14 +23,88 @@ _BLOCK_BYTES = 2**22
 _CPUS_OF_A_RANK = 3
 
 
+class Peers(Protocol):
+    """The other ranks, with which row groups are shared (`rayrec.ingest.exchange.EpochExchange`)."""
+
+    def offer(self, unit: int, rows: PackedRows, takers: int) -> None: ...
+
+    def take(self, unit: int, is_over: Callable[[], bool]) -> PackedRows | None: ...
+
+
 def stream_reads(
-    dataset: Dataset, order: BatchOrder, *, executions: int | None = None, task_cpus: int | None = None
+    dataset: Dataset,
+    order: BatchOrder,
+    *,
+    peers: Peers | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+    executions: int | None = None,
+    task_cpus: int | None = None,
 ) -> Generator[PackedRows]:
     """A rank's reads, decoded and packed by tasks ahead of the consumer. Closing the iterator ends the execution.
 
-    Needs a Ray session. `executions`: how many executions share the cluster, by default one for each rank. `task_cpus`:
-    see `IngestConfig`. Memory is bounded for any number of reads: Ray Data pauses tasks whose output nobody takes.
+    Needs a Ray session. `peers`: all ranks read this epoch at the same time, and decode each row group once among
+    them; without, this rank decodes all that it needs. `is_over`: whether the consumer has left while a row group of
+    a peer is waited for. `executions`: how many executions share the cluster, by default one for each rank.
+    `task_cpus`: see `IngestConfig`. Memory is bounded for any number of reads: Ray Data pauses tasks whose output
+    nobody takes.
     """
+    decoded = _stream(dataset, order, decoded_reads(order, shares=peers is not None), executions, task_cpus)
+    with closing(decoded):
+        yield from arrange(order, decoded, peers, is_over)
+
+
+def decoded_reads(order: BatchOrder, *, shares: bool) -> list[Read]:
+    """What a rank decodes, in the order of its needs: each row group once, and whole if it is needed again.
+
+    `shares`: leave out what other ranks decode.
+    """
+    reads = [order.read(index) for index in range(order.num_reads)]
+    uses = Counter(read.unit for read in reads)
+    decoded: dict[int, Read] = {}
+    for index, read in enumerate(reads):
+        rank, others = order.decoder(index) if shares else (order.rank, 0)
+        if rank == order.rank and read.unit not in decoded:
+            is_whole = others or uses[read.unit] > 1
+            decoded[read.unit] = Read(read.unit, 0, int(order.units.rows[read.unit])) if is_whole else read
+    return list(decoded.values())
+
+
+def arrange(
+    order: BatchOrder, decoded: Iterator[PackedRows], peers: Peers | None, is_over: Callable[[], bool]
+) -> Iterator[PackedRows]:
+    """A rank's reads in order, from its own `decoded_reads` and from its peers. Ends early if the consumer has left.
+
+    A row group that this rank needs again is held until then: those in which its lanes end, one a lane at most.
+    """
+    uses = Counter(order.read(index).unit for index in range(order.num_reads))
+    held: dict[int, PackedRows] = {}
+    for index in range(order.num_reads):
+        unit, start, stop = order.read(index)
+        rank, others = (order.rank, 0) if peers is None else order.decoder(index)
+        is_whole = unit in held or others > 0 or uses[unit] > 1
+        rows = held.pop(unit, None)
+        if rows is None and rank == order.rank:
+            rows = next(decoded)
+            if others:
+                assert peers is not None
+                peers.offer(unit, rows, others)
+        elif rows is None:
+            assert peers is not None
+            rows = peers.take(unit, is_over)
+            if rows is None:
+                return
+        uses[unit] -= 1
+        if uses[unit]:
+            held[unit] = rows
+        yield rows.part(order.row_order.rows_of_whole(len(rows), start, stop, rows.group)) if is_whole else rows
+
+
+def _stream(
+    dataset: Dataset, order: BatchOrder, reads: list[Read], executions: int | None, task_cpus: int | None
+) -> Generator[PackedRows]:
+    """Decode and pack reads by an execution of Ray Data."""
+    if not reads:
+        return
     import ray
     from ray.data import ExecutionResources, TaskPoolStrategy
 
@@ -39,7 +115,7 @@ def stream_reads(
     if task_cpus is None:
         task_cpus = 1 if cpus >= _CPUS_OF_A_RANK else 0
 
-    tasks = _descriptors(order, concurrency)
+    tasks = _descriptors(order, reads, concurrency)
     # `from_arrow` would run a task, which needs a CPU, to look into them.
     descriptors = ray.data.from_blocks(tasks)
     # This context belongs to the dataset; other datasets of the process keep theirs.
@@ -80,9 +156,9 @@ class _Reader:
             yield to_table(self.packer.read(*place, rows))
 
 
-def _descriptors(order: BatchOrder, concurrency: int) -> list[pa.Table]:
+def _descriptors(order: BatchOrder, reads: list[Read], concurrency: int) -> list[pa.Table]:
     """The reads, in order, as one table for each task."""
-    units, reads = order.units, [order.read(index) for index in range(order.num_reads)]
+    units = order.units
     table = pa.Table.from_pylist(
         [
             {

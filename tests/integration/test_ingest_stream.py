@@ -1,13 +1,17 @@
 """What Ray Data streams is bit for bit what the same plan takes from memory, and what plain pyarrow reads."""
 
 import dataclasses
+import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import ray
 import torch
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import IngestConfig
+from rayrec.ingest import exchange
 from rayrec.ingest.batch_order import BatchOrder, Units
 from rayrec.ingest.loader import open_batches
 from rayrec.ingest.reads import InMemorySplit
@@ -65,6 +69,30 @@ def test_streamed_whole_groups_equal_those_from_memory(tmp_path):
         ):
             for one, other in zip(streamed, stored, strict=True):
                 assert_same(one, other)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 6])
+def test_ranks_that_share_get_the_same_batches(tmp_path, world_size):
+    """More ranks than lanes, each a thread, and one more epoch that all leave early."""
+    groups = {} if world_size == 3 else {"group_sizes": (3, 9, 1, 4)}
+    dataset = make_dataset(tmp_path / "data", 1_200, multi_hot=1, rows_per_row_group=50, **groups)
+    office = ray.remote(exchange._Office).options(num_cpus=0).remote()
+    peers = [exchange.Exchange(world_size, office) for _ in range(world_size)]
+    store = InMemorySplit.read(dataset, "train")
+    order = {"global_batch_size": 64, "world_size": world_size, "seed": 7, "drop_last": False}
+    order |= {"whole_groups": bool(groups)}
+
+    def load(rank, most):
+        with open_batches(dataset, "train", STREAM, peers=peers[rank].open(), rank=rank, **order) as batches:
+            return list(itertools.islice(batches, most))
+
+    with ThreadPoolExecutor(world_size) as threads:
+        assert all(len(found) == 2 for found in threads.map(load, range(world_size), [2] * world_size))
+        for rank, found in enumerate(threads.map(load, range(world_size), [None] * world_size)):
+            with open_batches(dataset, "train", STREAM, store=store, rank=rank, **order) as stored:
+                for one, other in zip(found, stored, strict=True):
+                    assert_same(one, other)
+    assert ray.get(office.held.remote()) == 0, "the exchange keeps nothing that all have left"
 
 
 def test_resuming_streams_the_rest_of_the_epoch(tmp_path):

@@ -40,10 +40,15 @@ RANKING_BATCHES = (1, 13, 100, ROWS)
 
 
 def lists() -> list[torch.Tensor]:
-    """(scores, labels, groups, weights) of groups of 1 to 30 rows, with ties; every thirtieth row is padding."""
+    """(scores, labels, groups, weights, items) of groups of 1 to 30 rows, with ties; every thirtieth row is padding.
+
+    An item has one score in a list, as a model gives it.
+    """
     rng = np.random.default_rng(6)
     groups = np.repeat(np.arange(ROWS)[::-1], rng.integers(1, 31, ROWS))[:ROWS].copy()
-    columns = np.round(rng.normal(0, 2, ROWS), 1), rng.random(ROWS) < 0.1, groups, np.arange(ROWS) % 30 > 0
+    items = rng.integers(0, 20, ROWS)
+    scores = np.round(rng.normal(0, 2, (ROWS, 20)), 1)[groups, items]
+    columns = scores, rng.random(ROWS) < 0.1, groups, np.arange(ROWS) % 30 > 0, items
     return [torch.tensor(column) for column in columns]
 
 

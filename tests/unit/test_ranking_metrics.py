@@ -25,10 +25,12 @@ def config(**changes: object) -> RankingConfig:
     return RankingConfig(**{"k": KS, "metrics": ALL, **changes})
 
 
-def measure(of, groups, scores, labels, weights=None, *, batch=7, parts=1) -> dict[str, float | None]:
+def measure(of, groups, scores, labels, weights=None, *, items=None, batch=7, parts=1) -> dict[str, float | None]:
     """Metrics of rows that reach `parts` accumulators in turn, `batch` at a time."""
     weights = np.ones(len(groups)) if weights is None else weights
-    columns = [torch.tensor(np.asarray(c)) for c in (scores, labels, groups, weights)]
+    columns = [
+        torch.tensor(np.asarray(c)) for c in (scores, labels, groups, weights, *(() if items is None else (items,)))
+    ]
     columns[0] = columns[0].float()
     metrics = [RankingMetrics(of) for _ in range(parts)]
     for number, start in enumerate(range(0, len(groups), batch)):
@@ -83,6 +85,47 @@ def lists(draw):
 def test_equal_a_computation_group_by_group(rows, batch, parts, ties):
     of = config(ties=ties)
     assert measure(of, *rows, batch=batch, parts=parts) == pytest.approx(brute_force(of, *rows), abs=1e-12)
+
+
+@given(lists(), st.integers(1, 50), st.integers(1, 3), st.sampled_from(["pessimistic", "optimistic"]), st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_list_counts_an_item_once(rows, batch, parts, ties, data):
+    """Wherever batches cut it; rows of one item in one list have one score, as a model gives them."""
+    groups, scores, labels = rows
+    of, most = config(ties=ties), data.draw(st.integers(1, 12))
+    items = np.random.default_rng(data.draw(st.integers(0, 10**6))).integers(0, most + 1, len(groups))
+    first: dict[tuple[int, ...], int] = {}
+    kept: dict[tuple[int, ...], int] = {}
+    for row, (group, item) in enumerate(zip(groups.tolist(), items.tolist(), strict=True)):
+        key = (group, item) if item else (group, item, row)  # unknown items are like no other
+        scores[row] = scores[first.setdefault(key, row)]
+        if key not in kept or labels[row] > labels[kept[key]]:
+            kept[key] = row
+    distinct = sorted(kept.values())
+    expected = brute_force(of, groups[distinct], scores[distinct], labels[distinct])
+    assert measure(of, *rows, items=items, batch=batch, parts=parts) == pytest.approx(expected, abs=1e-12)
+
+
+def test_repeated_candidates_are_masked_as_published():
+    """NVIDIA's NCF: sort a list by item, the positive before its equals; later equals score -1; hits among the top."""
+    rng = np.random.default_rng(4)
+    users, candidates, k = 400, 100, 10
+    items = rng.integers(1, 60, (users, candidates + 1))  # a few repeats each, of the positive, too
+    scores = rng.random((users, 61)).astype(np.float32)[np.arange(users)[:, None], items]
+    by_item = np.argsort(items, axis=1, kind="stable")
+    sorted_items = torch.tensor(np.take_along_axis(items, by_item, 1))
+    masked = torch.tensor(np.take_along_axis(scores, by_item, 1))
+    masked[:, 1:][sorted_items[:, 1:] == sorted_items[:, :-1]] = -1
+    place = torch.tensor(by_item == 0).long().argmax(dim=1)
+    top = masked.topk(k, dim=1).indices
+    published = (top == place[:, None]).any(dim=1).float().mean().item()
+
+    labels = np.zeros_like(items)
+    labels[:, 0] = 1
+    columns = np.repeat(np.arange(users), candidates + 1), scores.ravel(), labels.ravel()
+    of = RankingConfig(k=(k,), metrics=("hr",))
+    assert measure(of, *columns, items=items.ravel(), batch=777)["hr@10"] == pytest.approx(published)
+    assert measure(of, *columns, batch=777)["hr@10"] < published - 0.05, "without it repeats cost ranks"
 
 
 def test_ndcg_equals_scikit_learn_where_nothing_is_tied():

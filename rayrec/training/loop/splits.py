@@ -12,9 +12,11 @@ from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
 from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.evaluation.distributed import compute_over_ranks
 from rayrec.evaluation.ranking import RankingMetrics
+from rayrec.features.schema import InteractionColumns
 from rayrec.ingest.all_candidates import AllCandidates
 from rayrec.ingest.batch_order import BatchOrder, EpochOptions, Units
 from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.exchange import Exchange
 from rayrec.ingest.interactions.positives import Positives
 from rayrec.ingest.interactions.sampled_loader import SampledLoader
 from rayrec.ingest.interactions.samples import SampledSplit
@@ -41,7 +43,10 @@ class SplitReader:
     _candidates: dict[str, AllCandidates] = field(default_factory=dict)
 
     def open(self, split: str, *, contiguous: bool = False, **options: Unpack[EpochOptions]) -> EpochLoader:
-        """See `rayrec.ingest.loader.open_batches`. Samples with drawn negatives are always shuffled."""
+        """See `rayrec.ingest.loader.open_batches`. Samples with drawn negatives are always shuffled.
+
+        Every rank opens the same epochs of the same splits in the same order: where they stream, they share.
+        """
         options |= {"rank": self.context.rank, "world_size": self.context.world_size}
         if split == "train" and self.negatives is not None:
             sampled = self._sampled_train
@@ -57,6 +62,7 @@ class SplitReader:
             contiguous=contiguous,
             whole_groups=self.whole_groups and split == "train",
             store=self._stores.get(split),
+            peers=self._exchange.open() if self._shares else None,
             **options,
         )
 
@@ -67,6 +73,14 @@ class SplitReader:
             read = AllCandidates.read(self.dataset, split, rank=context.rank, world_size=context.world_size)
             self._candidates[split] = read
         return self._candidates[split].batches(max(1, global_batch_size // context.world_size), context.device)
+
+    @property
+    def _shares(self) -> bool:
+        return self.context.world_size > 1 and not self.config.in_memory
+
+    @cached_property
+    def _exchange(self) -> Exchange:
+        return Exchange.of_all_ranks()
 
     @cached_property
     def _sampled_train(self) -> SampledSplit:
@@ -99,10 +113,10 @@ def evaluate_split(
             logits = model.logits(batch)
             binary.update(logits, batch.label, batch.weight)
             if ranking is not None and ranks_rows:
-                _rank(ranking, batch, logits)
+                _rank(ranking, batch, logits, splits.dataset.schema.interactions)
     if ranking is not None and not ranks_rows:
         for batch in splits.all_candidates(split, global_batch_size=size):
-            _rank(ranking, batch, model.logits(batch))
+            _rank(ranking, batch, model.logits(batch), None)  # every item once
     model.dense_network.train()
     metrics = compute_over_ranks(binary)
     if ranking is not None:
@@ -110,6 +124,8 @@ def evaluate_split(
     return metrics
 
 
-def _rank(ranking: RankingMetrics, batch: Batch, scores: Tensor) -> None:
+def _rank(ranking: RankingMetrics, batch: Batch, scores: Tensor, lists: InteractionColumns | None) -> None:
+    """Add a batch; `lists`: the columns of a dataset of interactions, whose lists may repeat an item."""
     assert batch.group is not None
-    ranking.update(scores, batch.label, batch.group, batch.weight)
+    items = None if lists is None else batch.sparse[lists.item].values()
+    ranking.update(scores, batch.label, batch.group, batch.weight, items)

@@ -1,0 +1,50 @@
+"""How often a row group is decoded in an epoch, by the number of workers: each for itself, and shared as training does.
+
+    python -m benchmarks.read_amplification --output benchmarks/results/read_amplification.json
+
+Nothing is read: the plans of all ranks are made and counted, for splits of row groups of 32,768 rows.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rayrec.common.files import write_json
+from rayrec.ingest.batch_order import BatchOrder, Units
+from rayrec.ingest.dataset import PartInfo
+from rayrec.ingest.reads import decoded_reads
+
+_ROWS = 32_768
+_ROW_GROUPS = (40, 400, 1_600)
+_WORKERS = (1, 2, 3, 8, 16, 24, 32, 64, 100, 128, 256, 384, 512, 1024)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    rows = []
+    for row_groups in _ROW_GROUPS:
+        for workers in _WORKERS:
+            rows.append({"row_groups": row_groups, "workers": workers, **_decoded(row_groups, workers)})
+            print(rows[-1], flush=True)
+    write_json(arguments.output, {"rows_per_row_group": _ROWS, "read_streams": BatchOrder.read_streams, "runs": rows})
+
+
+def _decoded(row_groups: int, workers: int) -> dict[str, Any]:
+    parts = [
+        PartInfo(path=f"{part}.parquet", rows=20 * _ROWS, row_groups=(_ROWS,) * 20, bytes=0, sha256="")
+        for part in range(row_groups // 20)
+    ]
+    units = Units.of(parts)
+    alone = shared = most = 0
+    for rank in range(workers):
+        order = BatchOrder(units=units, global_batch_size=65_536, world_size=workers, rank=rank)
+        alone += len(decoded_reads(order, shares=False))
+        own = len(decoded_reads(order, shares=True))
+        shared, most = shared + own, max(most, own)
+    return {"each_for_itself": alone / len(units), "shared": shared / len(units), "most_of_one_worker": most}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Ranks that share what they decode: each row group once, the same batches, and nobody waits for ever."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.features.schema import Schema
+from rayrec.ingest.batch_order import BatchOrder, Units
+from rayrec.ingest.batches import assemble
+from rayrec.ingest.reader import PackedRows
+from rayrec.ingest.reads import arrange, decoded_reads
+from tests.builders import make_schema
+from tests.unit.test_batch_order import make_units, plans
+
+SCHEMA: Schema = make_schema(numeric=0, categorical=0)
+
+
+def ranks_of(world_size: int, **arguments: Any) -> list[BatchOrder]:
+    return [BatchOrder(world_size=world_size, rank=rank, **arguments) for rank in range(world_size)]
+
+
+def decoded_times(orders: list[BatchOrder]) -> float:
+    """How often a row group is decoded in an epoch, on average, weighted by its rows."""
+    rows = orders[0].units.rows
+    return sum(int(rows[read.unit]) for order in orders for read in decoded_reads(order, shares=True)) / int(rows.sum())
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8, 16, 24, 32, 64, 100, 128, 384, 1024])
+@pytest.mark.parametrize("row_groups", [5, 150, 1_000])
+def test_a_row_group_is_decoded_once_at_any_number_of_workers(row_groups: int, world_size: int) -> None:
+    if row_groups * world_size > 200_000:
+        row_groups = 300  # a thousand plans take seconds as it is
+    units = make_units(*[(100,) * 9 + (37,)] * -(-row_groups // 10))
+    orders = ranks_of(world_size, units=units, global_batch_size=2_048, drop_last=False)
+    assert decoded_times(orders) == 1
+    # All decode alike: nobody more than twice its share, and two.
+    most = max(len(decoded_reads(order, shares=True)) for order in orders)
+    assert most <= 2 * len(units) / world_size + 2
+
+
+def test_without_sharing_it_is_decoded_by_each_that_needs_it() -> None:
+    """What sharing saves: the default's 16 lanes."""
+    units = make_units(*[(1_000,) * 20] * 20)
+    for world_size, times in ((16, 1.04), (32, 2), (64, 4), (128, 8)):
+        orders = ranks_of(world_size, units=units, global_batch_size=4_096)
+        rows = sum(int(units.rows[read.unit]) for order in orders for read in decoded_reads(order, shares=False))
+        assert rows / orders[0].total_rows == pytest.approx(times, rel=0.05)
+
+
+def first_needs(order: BatchOrder) -> dict[int, tuple[int, int]]:
+    """The batch and lane in which a rank first needs each row group."""
+    found: dict[int, tuple[int, int]] = {}
+    for batch in range(order.start_batch, order.num_batches):
+        for piece in order.slices(batch):
+            found.setdefault(order.read(piece.read).unit, (batch, piece.lane))
+    return found
+
+
+@given(plans, st.sampled_from([1, 2, 3, 5, 8, 13]), st.data())
+@settings(max_examples=80, deadline=None)
+def test_one_that_needs_a_row_group_first_decodes_it(arguments: Any, world_size: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, BatchOrder(**arguments).num_batches))
+    orders = ranks_of(world_size, start_batch=start, **arguments)
+    needs = [first_needs(order) for order in orders]
+    decoded = Counter(read.unit for order in orders for read in decoded_reads(order, shares=True))
+    assert decoded == Counter({unit for needed in needs for unit in needed}), "each once"
+    for order, needed in zip(orders, needs, strict=True):
+        own = {read.unit for read in decoded_reads(order, shares=True)}
+        for index in range(order.num_reads):
+            unit = order.read(index).unit
+            rank, others = order.decoder(index)
+            assert others == sum(unit in other for other in needs) - 1
+            assert (rank == order.rank) == (unit in own)
+            # So of all ranks that wait, the one that waits for what comes first in the order waits for nobody.
+            assert needs[rank][unit] <= needed[unit]
+
+
+class Board:
+    """Where the ranks of a test, a thread each, hand each other row groups."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.offers: dict[int, list[Any]] = {}
+
+    def offer(self, unit: int, rows: PackedRows, takers: int) -> None:
+        with self.changed:
+            assert unit not in self.offers, "offered once"
+            self.offers[unit] = [rows, takers]
+            self.changed.notify_all()
+
+    def take(self, unit: int, is_over: Callable[[], bool]) -> PackedRows | None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: unit in self.offers, timeout=60), "a rank waits for ever"
+            self.offers[unit][1] -= 1
+            assert self.offers[unit][1] >= 0, "taken by those that said so"
+            return self.offers[unit][0]
+
+
+def packed(order: BatchOrder, units: Units, shares: bool, groups: list[np.ndarray] | None) -> Iterator[PackedRows]:
+    """What the tasks of a rank decode; the label of row r of row group u is u + r / 1,000."""
+    for unit, start, stop in decoded_reads(order, shares=shares):
+        count = int(units.rows[unit])
+        group = None if groups is None else groups[unit]
+        rows = order.row_order.rows(unit, count, start, stop, group)
+        label = (unit + np.arange(count) / 1_000).astype(np.float32)[rows]
+        yield PackedRows(
+            label,
+            np.empty((len(label), 0), np.float32),
+            np.empty((0, len(label)), np.int32),
+            (),
+            None,
+            None if group is None else group[rows],
+        )
+
+
+def labels(order: BatchOrder, peers: Board | None, groups: list[np.ndarray] | None, step: Callable[[], Any]) -> list:
+    """The labels of each batch; `step` is called after each, as training waits for all ranks."""
+    rows = packed(order, order.units, peers is not None, groups)
+    found = []
+    for batch in assemble(SCHEMA, order, arrange(order, rows, peers, lambda: False), pin_memory=False):
+        found.append(batch.label[batch.weight > 0].tolist())
+        step()
+    return found
+
+
+def check_shared_batches(orders: list[BatchOrder], groups: list[np.ndarray] | None = None) -> None:
+    """Ranks in lockstep, which read nothing ahead, get what each gets by itself."""
+    board, together = Board(), threading.Barrier(len(orders))
+    found: dict[int, Any] = {}
+
+    def run(order: BatchOrder) -> None:
+        try:
+            found[order.rank] = labels(order, board, groups, lambda: together.wait(60))
+        except BaseException:
+            together.abort()
+            raise
+
+    threads = [threading.Thread(target=run, args=(order,)) for order in orders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for order in orders:
+        assert found[order.rank] == labels(order, None, groups, lambda: None), order.rank
+    assert all(left == 0 for _, left in board.offers.values()), "all that was offered was taken"
+
+
+@given(plans, st.sampled_from([1, 2, 3, 5, 8, 13]), st.data())
+@settings(max_examples=60, deadline=None)
+def test_shared_batches_are_the_same(arguments: Any, world_size: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, BatchOrder(**arguments).num_batches))
+    check_shared_batches(ranks_of(world_size, start_batch=start, **arguments))
+
+
+@given(st.sampled_from([2, 3, 8]), st.integers(1, 40), st.integers(1, 12), st.sampled_from(["none", "rows"]))
+@settings(max_examples=40, deadline=None)
+def test_shared_batches_of_whole_groups_are_the_same(world_size: int, size: int, streams: int, shuffle: Any) -> None:
+    lengths = [3, 1, 4, 1, 5, 2, 2]
+    columns = [np.repeat(np.arange(7) + 7 * unit, lengths) for unit in range(6)]
+    orders = ranks_of(
+        world_size,
+        units=make_units(*[(sum(lengths),) * 3] * 2),
+        global_batch_size=size,
+        read_streams=streams,
+        shuffle=shuffle,
+        drop_last=False,
+        longest_group=max(lengths),
+    )
+    check_shared_batches(orders, columns)
+
+
+def test_a_rank_that_is_no_longer_asked_stops_waiting() -> None:
+    class Nobody(Board):
+        def take(self, unit: int, is_over: Callable[[], bool]) -> PackedRows | None:
+            assert is_over()
+            return None
+
+    units = make_units((10,) * 8)
+    orders = ranks_of(8, units=units, global_batch_size=16, read_streams=1, drop_last=False)
+    waiting = next(
+        order for order in orders if not decoded_reads(order, shares=True)[:1] or order.decoder(0)[0] != order.rank
+    )
+    assert list(arrange(waiting, iter(()), Nobody(), lambda: True)) == []
+
+
+def test_a_terabyte_split_is_shared_by_a_thousand_ranks() -> None:
+    """Criteo Terabyte's 128 thousand row groups, read in the last twentieth of an epoch."""
+    units = make_units(*[(32_768,) * 128] * 1000)
+    order = BatchOrder(units=units, global_batch_size=65_536, world_size=1_024, rank=300, start_batch=60_000)
+    own = decoded_reads(order, shares=True)
+    assert len(own) == pytest.approx(len(units) / 1_024 * 4 / 64, rel=0.5)
+    assert order.num_reads == pytest.approx(64 * len(own), rel=0.5)
