@@ -39,7 +39,7 @@ class FeatureEncoder:
     """Applies the transforms of a schema to raw rows. The result for a row does not depend on the rows around it."""
 
     def __init__(self, schema: Schema, folder: Path, looked_up: Collection[str] = ()) -> None:
-        """Read the vocabularies of `schema` from `folder` (the one that holds schema.json) into memory.
+        """Map the vocabularies of `schema` from `folder`, the one that holds schema.json, into memory.
 
         Features named in `looked_up` read the column `id_column` of ids (int64, or lists of them; null or 0 = missing
         or unlisted, those of unlisted values hashed if the feature hashes them) instead of their own: their vocabulary
@@ -56,6 +56,8 @@ class FeatureEncoder:
                     if vocabulary not in vocabularies:
                         vocabularies[vocabulary] = _load(folder, vocabulary)
                     self._lookups[categorical.name] = vocabularies[vocabulary]
+        self.vocabularies = tuple(vocabularies.values())
+        """The vocabularies that are looked up here, each once."""
         ids = [
             (id_column(f.name), pa.list_(pa.int64()) if isinstance(f, MultiHotFeature) else pa.int64())
             for f in schema.categorical

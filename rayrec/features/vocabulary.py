@@ -1,7 +1,15 @@
-"""Vocabularies: the Parquet files that list a feature's values by id, and their look-up in memory."""
+"""Vocabularies: the Parquet files that list a feature's values by id, and the index in which values are looked up.
 
+The index lies beside the Parquet files and is mapped into memory, so that a vocabulary takes the memory of the pages
+that were looked up, which all processes of a machine share.
+"""
+
+import mmap
+import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.common.files import new_file
 from rayrec.features.string_hash import by_distinct_text, find_hashes, hash_string, hash_strings
 from rayrec.random.splitmix64 import mix
 
@@ -22,33 +31,51 @@ REQUEST_VALUES = 1024
 """Up to this number, values are taken for those of a request, most of which were asked before: about 0.1 us each."""
 _REMEMBERED = 16_384
 """Most answers that a look-up remembers (3 MiB); then it forgets them all, which costs less than knowing the oldest."""
+_LARGE_BYTES = 256 * 2**20
+"""A smaller index is soon in memory as a whole, so for it the file system had better read ahead."""
+_SORTED_AT_ONCE = 4_194_304
+"""About as many hashes are sorted in memory (120 MiB)."""
+_LOOKED_AT_ONCE = 16_777_216
 
 
 class VocabularyLookup:
-    """Value -> id of one vocabulary, exact, in 20 bytes a value plus the value's own bytes.
+    """Value -> id of one vocabulary, exact, in an index that is mapped from its file.
 
-    The values' 64-bit hashes are sorted once and searched by bisection. A hit is confirmed against the value itself, so
-    values that share a hash stay apart.
+    The values' 64-bit hashes are searched by bisection. A hit is confirmed against the value itself, so values that
+    share a hash stay apart.
     """
 
-    def __init__(self, values: pa.Array) -> None:
-        """`values` (string): the value of id 1, 2, ... in order, each once."""
-        self.values = values.cast(pa.large_string())
+    def __init__(self, index: Path) -> None:
+        """Map an index that `write_index` wrote. Raises UserError if it is missing or damaged."""
+        try:
+            with index.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            batch = pa.ipc.open_file(pa.py_buffer(self._map)).get_batch(0)
+            batch.validate()
+            hashes, entries, self.values = (batch[name] for name in ("hash", "entry", "value"))
+        except FileNotFoundError:
+            raise UserError(f"{index}: missing; the index of a vocabulary belongs beside it") from None
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{index}: not the index of a vocabulary ({reason}); preprocess again") from None
+        self.values: pa.Array
         """The value (large_string) of id 1, 2, ..."""
-        hashes = hash_strings(self.values)
-        order = np.argsort(hashes, kind="stable")
-        self._hashes: NDArray[np.uint64] = hashes[order]
-        # 32 bits take half the memory, if they can number the values.
-        self._rank: NDArray[np.integer] = order.astype(np.int32) if len(hashes) <= 2**31 else order
+        self._hashes: NDArray[np.uint64] = hashes.to_numpy()
+        """Those of all values, ascending."""
+        self._entries: NDArray[np.integer] = entries.to_numpy()
+        """For each of the hashes the place of its value in `values`."""
         self._remembered: dict[str | None, int] = {}
+        if len(self._map) > _LARGE_BYTES:
+            self._map.madvise(mmap.MADV_RANDOM)
 
     @classmethod
-    def load(cls, path: Path, max_values: int | None = None) -> "VocabularyLookup":
-        """Read a vocabulary, a Parquet file or a folder of parts; with `max_values`, only its most frequent values.
+    def load(cls, path: Path) -> "VocabularyLookup":
+        """Map the index of a vocabulary, a Parquet file or a folder of parts. Raises UserError if it is missing."""
+        return cls(index_file(path))
 
-        A value beyond those is unlisted for the look-up. Raises UserError if the files are missing or no vocabulary.
-        """
-        return cls(pa.chunked_array(list(_read(path, max_values)), pa.large_string()).combine_chunks())
+    def release(self) -> None:
+        """Give the pages in memory back. Later look-ups map them again from the system's page cache."""
+        self._map.madvise(mmap.MADV_DONTNEED)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -85,16 +112,16 @@ class VocabularyLookup:
         hashed = np.uint64(hash_string(value))
         entry = int(self._hashes.searchsorted(hashed))
         while entry < len(self._hashes) and self._hashes[entry] == hashed:
-            rank = int(self._rank[entry])
-            if self.values[rank].as_py() == value:
-                return rank + 1
+            place = int(self._entries[entry])
+            if self.values[place].as_py() == value:
+                return place + 1
             entry += 1
         return 0
 
     def _ids_of(self, values: pa.Array) -> NDArray[np.int64]:
 
         def is_listed(entries: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray[np.bool_]:
-            listed = self.values.take(pa.array(self._rank[entries]))
+            listed = self.values.take(pa.array(self._entries[entries]))
             return pc.equal(listed, values.take(pa.array(asked))).to_numpy(zero_copy_only=False)
 
         ids = np.zeros(len(values), np.int64)
@@ -102,7 +129,7 @@ class VocabularyLookup:
         hashes = hash_strings(values)
         order = np.argsort(hashes)
         for found, entries in find_hashes(self._hashes, hashes, order[present[order]], is_listed):
-            ids[found] = self._rank[entries].astype(np.int64) + 1
+            ids[found] = self._entries[entries].astype(np.int64) + 1
         return ids
 
 
@@ -122,11 +149,84 @@ def vocabulary_files(path: Path) -> list[Path]:
     return sorted(path.glob("*.parquet")) if path.is_dir() else [path]
 
 
+def index_file(path: Path) -> Path:
+    """The index of a vocabulary: beside a Parquet file, or in a folder of parts."""
+    return path.with_suffix(".arrow") if path.suffix == ".parquet" else path / "index.arrow"
+
+
 def write_vocabulary(path: Path, values: Sequence[str], counts: Sequence[int]) -> None:
-    """Write a vocabulary to one Parquet file; `values` by descending count, ties by value: the first one has id 1."""
+    """Write a vocabulary to one Parquet file, and its index; `values` by descending count, ties by value.
+
+    The first value has id 1.
+    """
     table = pa.table([values, range(1, len(values) + 1), counts], schema=VOCABULARY_SCHEMA)
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path)
+    write_index(path, index_file(path))
+
+
+def write_index(vocabulary: Path, index: Path, max_values: int | None = None) -> None:
+    """Write the index of a vocabulary, or with `max_values` that of its most frequent values, whole or not at all.
+
+    It is an Arrow file of one batch: `hash` (uint64), ascending; `entry` (int32, or int64 beyond 2^31 values), for each
+    hash the place of its value; `value` (large_string), in the order of ids. Memory is bounded: what grows with the
+    values lies in temporary files in the same folder. Raises UserError if `vocabulary` is missing or no vocabulary.
+    """
+    index.parent.mkdir(exist_ok=True)
+    with ExitStack() as stack:
+
+        def column() -> IO[bytes]:
+            return stack.enter_context(tempfile.TemporaryFile(dir=index.parent))
+
+        by_id, offsets, texts, hashes, entries = (column() for _ in range(5))
+        offsets.write(np.int64(0).tobytes())
+        rows = size = 0
+        for values in _read(vocabulary, max_values):
+            by_id.write(hash_strings(values).data)
+            _, starts, data = values.buffers()
+            ends = np.frombuffer(starts, np.int64, len(values) + 1, offset=8 * values.offset)
+            offsets.write((ends[1:] - ends[0] + size).data)
+            if data is not None:
+                texts.write(memoryview(data)[ends[0] : ends[-1]])
+            rows += len(values)
+            size += int(ends[-1] - ends[0])
+        # 32 bits take half the memory, if they can number the values.
+        number = np.dtype(np.int32 if rows <= 2**31 else np.int64)
+        for ascending, places in _sorted(np.frombuffer(_mapped(by_id), np.uint64)):
+            hashes.write(ascending.data)
+            entries.write(places.astype(number).data)
+        columns = {
+            "hash": pa.Array.from_buffers(pa.uint64(), rows, [None, pa.py_buffer(_mapped(hashes))]),
+            "entry": pa.Array.from_buffers(pa.from_numpy_dtype(number), rows, [None, pa.py_buffer(_mapped(entries))]),
+            "value": pa.Array.from_buffers(
+                pa.large_string(), rows, [None, pa.py_buffer(_mapped(offsets)), pa.py_buffer(_mapped(texts))]
+            ),
+        }
+        batch = pa.RecordBatch.from_pydict(columns)
+        temporary = stack.enter_context(new_file(index))
+        with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+
+
+def _mapped(file: IO[bytes]) -> mmap.mmap | bytes:
+    """What was written to a file."""
+    file.flush()
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.tell() else b""
+
+
+def _sorted(hashes: NDArray[np.uint64]) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
+    """The hashes (n,) in ascending order with their places, equal ones by place, a range of hashes at a time."""
+    ranges = -(-len(hashes) // _SORTED_AT_ONCE)
+    for number in range(ranges):
+        first, last = number * 2**64 // ranges, (number + 1) * 2**64 // ranges - 1
+        parts = []
+        for start in range(0, len(hashes), _LOOKED_AT_ONCE):
+            part = hashes[start : start + _LOOKED_AT_ONCE]
+            parts.append(start + np.flatnonzero((part >= np.uint64(first)) & (part <= np.uint64(last))))
+        places = np.concatenate(parts)
+        found = hashes[places]
+        order = np.argsort(found, kind="stable")
+        yield found[order], places[order]
 
 
 def _read(path: Path, max_values: int | None) -> Iterator[pa.Array]:

@@ -32,7 +32,8 @@ CHUNK_ROWS = 1024
 def load_model(folder: str | Path, memory: TableMemory | None = None) -> "Predictor":
     """The predictor of a model folder, on CPU. Raises UserError naming the file that is missing or does not fit.
 
-    `memory` limits what its tables hold in memory; without one they hold the pages of all rows that were looked up.
+    `memory` limits what its tables and vocabularies hold in memory; without one they hold the pages of all rows and
+    values that were looked up.
     """
     return Predictor(ModelFolder.open(folder), memory)
 
@@ -65,8 +66,8 @@ class Predictor:
         ]
         self._memory = memory
         if memory is not None:
-            for table in tables.values():
-                memory.add(table)
+            for mapped in (*tables.values(), *self._encoder.vocabularies):
+                memory.add(mapped)
         self._pooled_width = sum(lookup.dim for lookup in self._lookups)
 
     def predict(self, rows: "Sequence[Mapping[str, Any]] | pa.RecordBatch | pd.DataFrame") -> NDArray[np.float32]:

@@ -120,6 +120,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "metrics is no JSON": (lambda f: (f / "metrics.json").write_text("nan?"), "metrics.json: not JSON"),
     "no metrics": (lambda f: (f / "metrics.json").unlink(), "metrics.json: missing"),
     "no vocabulary": (lambda f: (f / "vocabulary/C2.parquet").unlink(), "C2.parquet: missing"),
+    "no index": (lambda f: (f / "vocabulary/C2.arrow").unlink(), "C2.arrow: missing"),
     "a table is missing": (lambda f: (f / TABLE).unlink(), f"{TABLE}: missing"),
     "a table is cut short": (lambda f: _truncate(f / TABLE), f"{TABLE}: damaged"),
     "a table is a pickle": (lambda f: torch.save({"weight": torch.zeros(SIZE, 8)}, f / TABLE), f"{TABLE}: damaged"),

@@ -1,6 +1,7 @@
 """The look-up of vocabularies against a dict, and what is said of files that are none."""
 
 import re
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from rayrec.features.vocabulary import (
     VOCABULARY_SCHEMA,
     VocabularyLookup,
     fingerprint,
+    index_file,
+    write_index,
     write_vocabulary,
 )
 
@@ -26,7 +29,10 @@ TEXTS = st.text(st.sampled_from("ab0\x00é漢😀"), max_size=20)
 
 
 def lookup_of(values: list[str]) -> VocabularyLookup:
-    return VocabularyLookup(pa.array(values, pa.string()))
+    with tempfile.TemporaryDirectory() as folder:  # mapped files may be removed
+        path = Path(folder) / "v.parquet"
+        write_vocabulary(path, values, range(len(values), 0, -1))
+        return VocabularyLookup.load(path)
 
 
 @settings(deadline=None)
@@ -107,7 +113,8 @@ def test_file_or_folder_of_parts_whole_or_head(tmp_path: Path, parts: int, max_v
         rows = range(part * size, min((part + 1) * size, len(values)))
         table = pa.table([[values[i] for i in rows], [i + 1 for i in rows], [1] * len(rows)], schema=VOCABULARY_SCHEMA)
         pq.write_table(table, folder / f"part-{part:05d}.parquet", row_group_size=100)
-    lookup = VocabularyLookup.load(folder, max_values)
+    write_index(folder, index_file(folder), max_values)
+    lookup = VocabularyLookup.load(folder)
     head = len(values) if max_values is None else min(max_values, len(values))
     assert len(lookup) == head
     expected = [i + 1 if i < head else 0 for i in range(len(values))]
@@ -148,4 +155,54 @@ def test_what_is_no_vocabulary_is_named(tmp_path: Path, make, message: str) -> N
     path = tmp_path / "C7.parquet"
     make(path)
     with pytest.raises(UserError, match=rf"^{re.escape(str(path))}: .*{message}.*$"):
+        write_index(path, index_file(path))
+    assert not index_file(path).exists()
+
+
+def _cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _of_other_columns(path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, VOCABULARY_SCHEMA) as writer:
+        writer.write_batch(pa.RecordBatch.from_pylist([{"value": "a", "id": 1, "count": 1}], VOCABULARY_SCHEMA))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (Path.unlink, "missing"),
+        (lambda path: path.write_bytes(b""), "not the index of a vocabulary"),
+        (lambda path: path.write_bytes(b"no Arrow file at all"), "not the index of a vocabulary"),
+        (_cut_short, "not the index of a vocabulary"),
+        (_of_other_columns, "not the index of a vocabulary"),
+    ],
+)
+def test_a_damaged_index_is_named(tmp_path: Path, damage, message: str) -> None:
+    path = tmp_path / "C7.parquet"
+    write_vocabulary(path, ["a", "b"], [2, 1])
+    damage(index_file(path))
+    with pytest.raises(UserError, match=rf"^{re.escape(str(index_file(path)))}: {message}"):
         VocabularyLookup.load(path)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=200))
+def test_hashes_sorted_range_by_range_are_those_sorted_at_once(hashes: list[int]) -> None:
+    given_hashes = np.array(hashes, np.uint64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vocabulary, "_SORTED_AT_ONCE", 7)
+        patch.setattr(vocabulary, "_LOOKED_AT_ONCE", 10)
+        found = list(vocabulary._sorted(given_hashes))
+    order = np.argsort(given_hashes, kind="stable")
+    assert np.concatenate([np.empty(0, np.uint64), *(part for part, _ in found)]).tolist() == sorted(hashes)
+    assert np.concatenate([np.empty(0, np.int64), *(places for _, places in found)]).tolist() == order.tolist()
+
+
+def test_an_index_that_was_released_is_read_again(tmp_path: Path) -> None:
+    values = [f"v{i}" for i in range(10_000)]
+    lookup = lookup_of(values)
+    asked = pa.array(values)
+    before = lookup.ids(asked)
+    lookup.release()
+    assert lookup.ids(asked).tolist() == before.tolist() == list(range(1, 10_001))

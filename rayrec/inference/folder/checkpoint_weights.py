@@ -15,6 +15,9 @@ from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 
+# As meant here. Python's settings of warnings belong to the process, so threads could not set them for a block.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
 
 class CheckpointWeights:
     """The model's part of a checkpoint, a folder of torch.distributed.checkpoint.
@@ -68,9 +71,7 @@ class CheckpointWeights:
                     f"{tuple(tensor.shape)}; the checkpoint is of another run"
                 )
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                dcp.load({"model": weights}, checkpoint_id=self._folder, no_dist=True)
+            dcp.load({"model": weights}, checkpoint_id=self._folder, no_dist=True)
         except CheckpointException as error:  # a BaseException: `except Exception` would let it pass
             reason = next(iter(error.failures.values()))[0]
             raise UserError(f"{self._folder}: cannot be read: {reason}") from None

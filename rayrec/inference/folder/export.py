@@ -1,4 +1,4 @@
-"""Turns a checkpoint of a run into a model folder, in one process, a table at a time."""
+"""Turns a checkpoint of a run into a model folder, in one process, a few tables at a time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,8 +40,8 @@ def export_checkpoint(
 ) -> dict[str, Any] | None:
     """Write the model folder of `checkpoint`, a folder of torch.distributed.checkpoint, to `output`.
 
-    Each shard is read on its own and written through the map of its table's file, so that memory needs to hold the
-    largest shard, not the model.
+    A few tables are read at once, each shard on its own, and written through the map of the table's file, so that
+    memory needs to hold some shards, not the model.
 
     Args:
         recipe: That of the run.

@@ -3,9 +3,9 @@
     schema.json   vocabulary/   statistics/   config.yaml   metrics.json   MODEL_CARD.md   examples.json
     weights/dense.safetensors   weights/tables/<table>.safetensors
 
-Loading one runs no pickle and no code from the folder. Tables are mapped from disk: a process holds the rows that it
-has looked up, and the replicas of a machine share them. There is no list of checksums: a safetensors file declares its
-length and a Parquet file ends in its index, so a file that was cut short does not load.
+Loading one runs no pickle and no code from the folder. Tables and vocabularies are mapped from disk: a process holds
+what it has looked up, and the replicas of a machine share it. There is no list of checksums: a safetensors file
+declares its length, and a Parquet or Arrow file ends in its index, so a file that was cut short does not load.
 """
 
 import json
@@ -24,6 +24,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder, write_atomically, write_json
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import Schema
+from rayrec.features.vocabulary import index_file
 from rayrec.inference.folder.table_files import (
     DTYPES,
     METADATA,
@@ -31,6 +32,7 @@ from rayrec.inference.folder.table_files import (
     TABLE_TENSOR,
     TABLES_FOLDER,
     MappedTable,
+    for_each_table,
     is_model_folder,
     new_table,
     open_tensors,
@@ -70,8 +72,9 @@ def new_model_folder(
         card: Text of MODEL_CARD.md.
         vocabularies_in: The folder that the schema's vocabulary files are relative to; they are copied.
         dense: State dict of the model's `dense_network`.
-        fill_table: Called with each table and the (rows, columns) float32 tensor that its file is mapped to; writes the
-            weights into it. So no more than what it holds itself needs to fit in memory.
+        fill_table: Called with each table and the (rows, columns) float32 tensor that its file is mapped to, in
+            several threads at once; writes the weights into it. So no more than what it holds itself needs to fit in
+            memory.
     """
     with new_folder(output) as folder:
         schema.save(folder)
@@ -80,12 +83,17 @@ def new_model_folder(
         write_atomically(folder / CARD_FILE, card)
         for file in _vocabulary_files(schema):
             copy(vocabularies_in / file, folder / file)
+            if not (folder / file).is_dir():
+                copy(index_file(vocabularies_in / file), index_file(folder / file))
         (folder / TABLES_FOLDER).mkdir(parents=True)
         contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in dense.items()}
         save_file(contiguous, folder / DENSE_FILE, metadata=METADATA)
-        for table in tables:
+
+        def write(table: EmbeddingTable) -> None:
             with new_table(folder / table_file(table.name), table, "fp32") as tensors:
                 fill_table(table, torch.from_numpy(tensors[TABLE_TENSOR]))
+
+        for_each_table(write, tables)
         yield folder
 
 
@@ -115,8 +123,9 @@ class ModelFolder:
         for table in model.tables:
             opened._check_table(table)
         for file in _vocabulary_files(schema):
-            if not (folder / file).exists():
-                raise UserError(f"{folder / file}: missing; export the model again")
+            for needed in (folder / file, index_file(folder / file)):
+                if not needed.exists():
+                    raise UserError(f"{needed}: missing; export the model again")
         return opened
 
     @property

@@ -12,9 +12,10 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import quote
 from weakref import WeakSet
 
@@ -39,6 +40,8 @@ DTYPES: dict[TablePrecision, str] = {"fp32": "F32", "fp16": "F16", "int8": "I8"}
 _NUMPY: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I8": np.dtype("i1")}
 _LARGEST_INT8 = 127
 _BLOCK_ROWS = 65_536
+_TABLES_AT_ONCE = 4
+"""Reading and writing overlap, and the threads hold the memory of so many shards of a checkpoint."""
 _LARGE_BYTES = 256 * 2**20
 """Smaller tables are soon in memory as a whole, so for these the file system had better read ahead."""
 _ROWS_BETWEEN_LOOKS = 1024
@@ -89,8 +92,15 @@ class MappedTable:
         self._map.madvise(mmap.MADV_DONTNEED)
 
 
+class Mapped(Protocol):
+    """A file that is mapped into memory."""
+
+    def release(self) -> None:
+        """Give the pages in memory back; they are mapped again when they are read."""
+
+
 class TableMemory:
-    """Limits what the mapped tables of a process hold in memory; safe to use from several threads.
+    """Limits what mapped tables and vocabularies of a process hold in memory; safe to use from several threads.
 
     Pages of a mapped file stay with the process that read them until the machine runs out of memory; one that looks up
     a skewed stream of ids in tables of many GiB would seem to hold them all. Beyond the limit they are given back: hot
@@ -98,17 +108,17 @@ class TableMemory:
     """
 
     def __init__(self, limit_bytes: float) -> None:
-        """The limit is for the tables: other files that the process has mapped by now are not counted.
+        """The limit is for what is added: other files that the process has mapped by now are not counted.
 
         It may be exceeded by 64 MiB, or by the pages of one look-up of more than 1,024 rows.
         """
         self._limit = limit_bytes + mapped_bytes()
-        self._tables: WeakSet[MappedTable] = WeakSet()
+        self._mapped: WeakSet[Mapped] = WeakSet()
         self._rows = 0
 
-    def add(self, table: MappedTable) -> None:
-        """Count a table from now on, as long as it is used."""
-        self._tables.add(table)
+    def add(self, mapped: Mapped) -> None:
+        """Count a table or a vocabulary from now on, as long as it is used."""
+        self._mapped.add(mapped)
 
     def note(self, rows: int) -> None:
         """Called after `rows` rows were looked up; gives pages back if the limit is exceeded."""
@@ -117,8 +127,8 @@ class TableMemory:
             return
         self._rows = 0
         if mapped_bytes() > self._limit:
-            for table in tuple(self._tables):
-                table.release()
+            for mapped in tuple(self._mapped):
+                mapped.release()
 
 
 def mapped_bytes() -> int:
@@ -126,12 +136,24 @@ def mapped_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[2]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def for_each_table(work: "Callable[[EmbeddingTable], None]", tables: "Sequence[EmbeddingTable]") -> None:
+    """Do something with each table, a few at once; the first error is raised, and no further table is begun."""
+    with ThreadPoolExecutor(_TABLES_AT_ONCE) as pool:
+        try:
+            for _ in pool.map(work, tables):
+                pass
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
 def quantise_tables(folder: Path, tables: "Sequence[EmbeddingTable]", precision: TablePrecision) -> None:
-    """Write the float32 tables of a model folder anew in a smaller precision, one after the other, each whole.
+    """Write the float32 tables of a model folder anew in a smaller precision, a few at once, each whole.
 
     Raises UserError if weights do not fit, or the disk is full.
     """
-    for table in tables:
+
+    def quantise(table: "EmbeddingTable") -> None:
         path = folder / table_file(table.name)
         with new_file(path) as temporary, new_table(temporary, table, precision) as tensors:
             stored = MappedTable(path, table.columns)
@@ -141,6 +163,8 @@ def quantise_tables(folder: Path, tables: "Sequence[EmbeddingTable]", precision:
                 stored.read(ids, block)
                 for name, values in _quantised(path, block, precision).items():
                     tensors[name][start : start + len(ids)] = values
+
+    for_each_table(quantise, tables)
 
 
 def _quantised(path: Path, block: NDArray[np.float32], precision: TablePrecision) -> dict[str, NDArray[Any]]:

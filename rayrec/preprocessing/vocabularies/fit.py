@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rayrec.common.parquet_files import new_parquet
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.vocabulary import VOCABULARY_SCHEMA, fingerprint
+from rayrec.features.vocabulary import VOCABULARY_SCHEMA, fingerprint, index_file, write_index
 from rayrec.ingest.dataset import VOCABULARY_FOLDER
-from rayrec.preprocessing.segments import ReadRows, Segment, count_rows, new_parquet
+from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
 from rayrec.preprocessing.sorted_rows import rows_by_value
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number, run_tasks
 from rayrec.preprocessing.workspace import Workspace
@@ -171,7 +172,7 @@ def _number(
 ) -> dict[str, int]:
     """Write the ranked files again with ids: into one file a feature, or a file a part for long vocabularies.
 
-    Returns the features' fingerprints.
+    Then writes the indexes. Returns the features' fingerprints.
     """
     files: list[_Numbering] = []
     for number, name in enumerate(features):
@@ -188,7 +189,13 @@ def _number(
     words = dict.fromkeys(features, 0)
     for file, word in zip(files, run_tasks(workspace.spark, files, _write_ids), strict=True):
         words[file.feature] = (words[file.feature] + word) % 2**64
+    paths = [workspace.folder / vocabulary_file(name, sizes[name]) for name in features]
+    run_tasks(workspace.spark, paths, _write_index)
     return words
+
+
+def _write_index(path: Path) -> None:
+    write_index(path, index_file(path))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""Look-ups in vocabularies too long for a worker's memory.
+"""Look-ups in vocabularies too long for a node's memory.
 
-The most frequent values are looked up in memory, so neither they nor missing values reach a shuffle. Each segment sends
+The most frequent values are looked up in an index that the processes of a node map into memory, so neither they nor
+missing values reach a shuffle. Each segment sends
 every other distinct value once, Spark joins these with the rest of the vocabulary, and each segment gets back a small
 table of its own. No key of the join has more rows than there are segments, so the join cannot be skewed.
 """
@@ -16,14 +17,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from rayrec.common.parquet_files import new_parquet
 from rayrec.config.transforms import HashUnlisted, Vocabulary
 from rayrec.features.categorical import hash_unlisted
 from rayrec.features.encoder import id_column
 from rayrec.features.schema import CategoricalFeature, Schema
-from rayrec.features.vocabulary import VocabularyLookup, vocabulary_files
-from rayrec.preprocessing.segments import ReadRows, Segment, count_rows, new_parquet
+from rayrec.features.vocabulary import VocabularyLookup, vocabulary_files, write_index
+from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
 from rayrec.preprocessing.sorted_rows import rows_by_value
-from rayrec.preprocessing.spark_tasks import counted_rows, frame_of_tasks
+from rayrec.preprocessing.spark_tasks import counted_rows, frame_of_tasks, run_tasks
 from rayrec.preprocessing.vocabularies.fit import distinct_values
 from rayrec.preprocessing.workspace import Workspace
 
@@ -43,7 +45,7 @@ class LongVocabularies:
     limit: int
     """Number of values of each vocabulary that are looked up in memory."""
     joined: Path
-    """Folder with a file for each segment."""
+    """Folder with an index of the first `limit` values of each vocabulary, and a file for each segment."""
 
     @cached_property
     def paths(self) -> dict[Path, tuple[str, ...]]:
@@ -53,6 +55,14 @@ class LongVocabularies:
             path = self._path(feature)
             found[path] = tuple(dict.fromkeys((*found.get(path, ()), feature.columns[0])))
         return found
+
+    def first_ids(self, path: Path, values: pa.Array) -> NDArray[np.int64]:
+        """(n,) ids of n values (string) in the vocabulary `path`; 0 for those that are not among its first ones."""
+        return _opened(self.index_of_first(path)).ids(values)
+
+    def index_of_first(self, path: Path) -> Path:
+        """The index of the first values of the vocabulary `path`."""
+        return self.joined / f"first-{list(self.paths).index(path)}.arrow"
 
     @property
     def names(self) -> frozenset[str]:
@@ -86,7 +96,7 @@ class LongVocabularies:
             is_missing = pc.fill_null(pc.equal(values, ""), True)
             return pa.ListArray.from_arrays(offsets, pc.if_else(is_missing, None, self._ids(feature, values, rest)))
         values = column.cast(pa.string())
-        ids = _head(self._path(feature), self.limit).ids(values)
+        ids = self.first_ids(self._path(feature), values)
         pending = np.flatnonzero(ids == 0)
         rest_values, rest_ids = rest[self._path(feature)]
         found = pc.index_in(values.take(pa.array(pending)), value_set=rest_values, skip_nulls=True)
@@ -118,6 +128,11 @@ def join_long_vocabularies(
     if not features:
         return vocabularies
     spark = workspace.spark
+
+    def index_first(path: Path) -> None:
+        write_index(path, vocabularies.index_of_first(path), limit)
+
+    run_tasks(spark, list(vocabularies.paths), index_first)
     with counted_rows(spark, workspace.progress, "join long vocabularies", count_rows(segments)) as counter:
 
         def pending(segment: Segment) -> Iterator[pa.RecordBatch]:
@@ -142,8 +157,8 @@ def join_long_vocabularies(
 
 
 @lru_cache(maxsize=64)
-def _head(path: Path, limit: int) -> VocabularyLookup:
-    return VocabularyLookup.load(path, limit)
+def _opened(index: Path) -> VocabularyLookup:
+    return VocabularyLookup(index)
 
 
 def _pending_values(segment: Segment, read: ReadRows, vocabularies: LongVocabularies) -> Iterator[pa.RecordBatch]:
@@ -153,7 +168,7 @@ def _pending_values(segment: Segment, read: ReadRows, vocabularies: LongVocabula
         for path, columns in vocabularies.paths.items():
             for name in columns:
                 values, _ = distinct_values(batch.column(name))
-                pending[path].append(values.filter(pa.array(_head(path, vocabularies.limit).ids(values) == 0)))
+                pending[path].append(values.filter(pa.array(vocabularies.first_ids(path, values) == 0)))
     for number, parts in enumerate(pending.values()):
         values = pa.chunked_array(parts, pa.string()).unique()
         numbers = [pa.array(np.full(len(values), n, np.int32)) for n in (segment.index, number)]

@@ -1,0 +1,58 @@
+"""Rows written to Parquet files that are whole or absent, in files of a bounded number of rows."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rayrec.common.files import new_file
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file and the number of its rows."""
+
+    path: Path
+    rows: int
+
+
+@contextmanager
+def new_parquet(path: Path, schema: pa.Schema, **options: Any) -> Iterator[pq.ParquetWriter]:
+    """A writer of the file `path`, which appears whole when the block ends without an error, even if a task runs twice.
+
+    The folder of the file is made, but not the one around it: a late task must not bring back an abandoned output.
+    """
+    with new_file(path) as temporary, pq.ParquetWriter(temporary, schema, **options) as writer:
+        yield writer
+
+
+@contextmanager
+def new_parquet_files(
+    path: Path, schema: pa.Schema, most_rows: int, **options: Any
+) -> Iterator[tuple[Callable[[pa.RecordBatch], None], list[WrittenFile]]]:
+    """A function that writes rows to the files PATH-00000.parquet, ..., and the list of the files that it began.
+
+    Each has `most_rows` rows but for the last; there is none without rows. So that no file, however many rows come, has
+    a footer that takes longer to parse than a part of the rows takes to read.
+    """
+    files: list[WrittenFile] = []
+    with ExitStack() as stack:
+        writer: pq.ParquetWriter
+
+        def write(batch: pa.RecordBatch) -> None:
+            nonlocal writer
+            while batch.num_rows:
+                if not files or files[-1].rows == most_rows:
+                    stack.close()
+                    files.append(WrittenFile(path.with_name(f"{path.name}-{len(files):05d}.parquet"), 0))
+                    writer = stack.enter_context(new_parquet(files[-1].path, schema, **options))
+                fitting = batch.slice(0, most_rows - files[-1].rows)
+                writer.write_batch(fitting)
+                files[-1] = replace(files[-1], rows=files[-1].rows + fitting.num_rows)
+                batch = batch.slice(fitting.num_rows)
+
+        yield write, files
