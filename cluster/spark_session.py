@@ -5,8 +5,9 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _GIB = 2**30
+_MOST_CORES = 8
+_MOST_HEAP = 16 * _GIB
+"""Of an executor: 2 GiB a core, where a task sorts a part of up to 0.8 GiB; beyond 32 GiB Java's pointers double."""
+_PYTHON_WORKER = 3 * 2**28
+"""Bytes of a core's Python worker, the most that was measured; vocabularies and tables are mapped and do not count."""
 _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 # A Java process prints these lines when it starts, at any log level.
 _START_UP_NOISE = re.compile(
@@ -38,18 +44,18 @@ def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkS
     import raydp
 
     require_java_on_nodes()
-    executors, cores, memory = _size(config)
+    executors = _size(config)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    parallelism = executors * cores
+    parallelism = executors.count * executors.cores
     # The folders of the packages that the workers import, and those that this process was given.
     packages = [str(Path(errors.__file__).parents[2]), str(Path(__file__).parents[1])]
     paths = [*packages, *filter(None, [os.environ.get("PYTHONPATH")])]
     with _quiet_java(), _interrupts_kept():
         session = raydp.init_spark(
             app_name=f"{name}-{uuid4().hex[:8]}",  # the name of a Ray actor, which must be unique in the cluster
-            num_executors=executors,
-            executor_cores=cores,
-            executor_memory=f"{memory // 2**20}m",
+            num_executors=executors.count,
+            executor_cores=executors.cores,
+            executor_memory=f"{executors.heap // 2**20}m",
             # Only ray.data.from_spark needs fault tolerant mode; datasets are passed on as Parquet.
             fault_tolerant_mode=False,
             configs={
@@ -66,6 +72,8 @@ def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkS
                 "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
                 "spark.sql.shuffle.partitions": str(config.shuffle_partitions or 4 * parallelism),
                 "spark.default.parallelism": str(parallelism),
+                # RayDP would ask Ray for the heap alone.
+                "spark.ray.raydp_spark_executor.actor.resource.memory": str(executors.memory),
                 "spark.ray.raydp_spark_master.actor.resource.CPU": "0",
                 # It owns the executors. On the head, the loss of another node costs only that node's executor.
                 "spark.ray.raydp_spark_master.actor.resource.node:__internal_head__": "0.001",
@@ -77,35 +85,59 @@ def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkS
         raydp.stop_spark()
 
 
-def _size(config: SparkConfig) -> tuple[int, int, int]:
-    """The number of executors, and the cores and bytes of the JVM heap of each; their Python workers are beside it.
+@dataclass(frozen=True)
+class Executors:
+    """The executors of a Spark session, all alike."""
 
-    By default each node has one with the free CPUs and 1/4 of the free memory.
-    A Ray session on one machine may declare more CPUs than the machine has; executors count real ones.
+    count: int
+    cores: int
+    heap: int
+    """Bytes of the JVM heap of each."""
+    memory: int
+    """Bytes that Ray sets aside for each: the heap and what the Python workers beside it need."""
+
+
+def size_executors(config: SparkConfig, nodes: Sequence[int], free_cpus: int, free_memory: int) -> Executors:
+    """The executors for nodes of so many CPUs each, of which Ray has `free_cpus` and `free_memory` (bytes) free.
+
+    By default each node has one for every 8 of its CPUs, rounded up, so that tasks of a large node share several heaps
+    of up to 16 GiB; heaps take 1/4 of the free memory. Raises UserError if Ray lacks what `config` asks for.
     """
-    import ray
-
-    nodes = max(1, sum(node["Alive"] and node["Resources"].get("CPU", 0) >= 1 for node in ray.nodes()))
-    free = ray.available_resources()
-    free_cpus, free_memory = int(free.get("CPU", 0)), int(free.get("memory", 0))
-    executors = config.executors or nodes
-    real_cpus = (os.cpu_count() or 1) if nodes == 1 else free_cpus
-    cores = config.executor_cores or max(1, min(free_cpus, real_cpus) // executors)
-    if config.executor_memory:
-        memory = int(config.executor_memory[:-1]) * _UNITS[config.executor_memory[-1]]
+    if config.executors:
+        count = config.executors
+        cores = config.executor_cores or max(1, free_cpus // count)
     else:
-        memory = max(_GIB, min(free_memory // (4 * executors), 16 * _GIB))
-    if executors * cores > free_cpus:
+        smallest = max(1, min(nodes, default=1))
+        cores = config.executor_cores or smallest // -(-smallest // _MOST_CORES)
+        count = max(1, min(sum(cpus // cores for cpus in nodes), free_cpus // cores))
+    if config.executor_memory:
+        heap = int(config.executor_memory[:-1]) * _UNITS[config.executor_memory[-1]]
+    else:
+        heap = max(_GIB, min(free_memory // (4 * count), _MOST_HEAP))
+    if count * cores > free_cpus:
         raise UserError(
-            f"preprocess.spark: {executors} executors of {cores} cores need {executors * cores} CPUs and Ray has "
+            f"preprocess.spark: {count} executors of {cores} cores need {count * cores} CPUs and Ray has "
             f"{free_cpus} free; lower executors or executor_cores"
         )
-    if executors * memory > free_memory:
+    if count * heap > free_memory:
         raise UserError(
-            f"preprocess.spark: {executors} executors of {memory / _GIB:.1f} GiB need more memory than the "
+            f"preprocess.spark: {count} executors of {heap / _GIB:.1f} GiB need more memory than the "
             f"{free_memory / _GIB:.1f} GiB that Ray has free; lower executors or executor_memory"
         )
-    return executors, cores, memory
+    return Executors(count, cores, heap, heap + min(cores * _PYTHON_WORKER, free_memory // count - heap))
+
+
+def _size(config: SparkConfig) -> Executors:
+    import ray
+
+    cpus = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    nodes = [count for count in cpus if count]
+    free = ray.available_resources()
+    free_cpus = int(free.get("CPU", 0))
+    if len(nodes) == 1:
+        # A Ray session on one machine may declare more CPUs than the machine has; executors count real ones.
+        nodes = [min(free_cpus, os.cpu_count() or 1)]
+    return size_executors(config, nodes, free_cpus, int(free.get("memory", 0)))
 
 
 @contextmanager

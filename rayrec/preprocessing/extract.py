@@ -1,4 +1,4 @@
-"""First stage: raw files -> Parquet files of parsed rows, a file a chunk, with bad rows set aside."""
+"""First stage: raw files -> Parquet files of parsed rows, one or more a chunk, with bad rows set aside."""
 
 from collections import Counter as Tally
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,14 +14,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
+from rayrec.common.parquet_files import new_parquet, new_parquet_files
 from rayrec.ingest.dataset import REJECTED_FOLDER
-from rayrec.preprocessing.segments import Piece, new_parquet
+from rayrec.preprocessing.segments import SEGMENT_ROWS, Piece
 from rayrec.preprocessing.spark_tasks import Counter, counted_rows, run_tasks
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import REJECTED_SCHEMA, RawBlock, RowReader
 from rayrec.raw.files import Chunk, InputFile, plan_chunks
 
 _LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES = 2**22, 2**26
+_ROWS_PER_FILE = 8 * SEGMENT_ROWS
+"""A packed file is one chunk, however long: one Parquet file of it would have a footer that takes a second to parse."""
 _ROWS_PER_REJECTED_PART = 1_000_000
 
 
@@ -46,8 +49,8 @@ class ExtractedChunk:
 
     chunk: Chunk
     lines: int
-    rows: dict[str, tuple[Path, int]]
-    """File and number of rows by split; all rows under the empty name if the split does not follow from the row."""
+    pieces: dict[str, tuple[Piece, ...]]
+    """The files of rows by split; all rows under the empty name if the split does not follow from the row."""
     rejected: dict[str, int]
     """Number of bad rows by reason."""
     rejected_path: Path
@@ -62,8 +65,8 @@ class ExtractedChunk:
 
 
 def pieces_of(chunks: Iterable[ExtractedChunk], split: str = "") -> list[Piece]:
-    """The files of the chunks' rows of a split, in order, without the empty ones."""
-    return [Piece(path, 0, rows) for path, rows in (chunk.rows[split] for chunk in chunks) if rows]
+    """The files of the chunks' rows of a split, in order."""
+    return [piece for chunk in chunks for piece in chunk.pieces[split]]
 
 
 def extract(
@@ -97,12 +100,13 @@ def extract_tables(
     share = total // (4 * workspace.spark.sparkContext.defaultParallelism)
     size = min(max(share, _LEAST_CHUNK_BYTES), _MOST_CHUNK_BYTES)
     planned = {name: plan_chunks(files, size) for name, (_, files) in tables.items()}
-    every_chunk = [(tables[name][0], chunk) for name, chunks in planned.items() for chunk in chunks]
+    readers = {name: reader for name, (reader, _) in tables.items()}
+    every_chunk = [(name, chunk) for name, chunks in planned.items() for chunk in chunks]
     with counted_rows(workspace.spark, workspace.progress, "parse") as counter:
 
-        def run(item: tuple[int, tuple[RowReader, Chunk]]) -> ExtractedChunk:
-            number, (reader, chunk) = item
-            return _extract_chunk(reader, chunk, scratch, f"{number:06d}", division, counter)
+        def run(item: tuple[int, tuple[str, Chunk]]) -> ExtractedChunk:
+            number, (name, chunk) = item
+            return _extract_chunk(readers[name], chunk, scratch, f"{number:06d}", division, counter)
 
         extracted = iter(run_tasks(workspace.spark, list(enumerate(every_chunk)), run))
     by_table = {name: list(islice(extracted, len(chunks))) for name, chunks in planned.items()}
@@ -119,9 +123,7 @@ def _extract_chunk(
     reader: RowReader, chunk: Chunk, scratch: Path, name: str, division: Division | None, count: Counter
 ) -> ExtractedChunk:
     labels, schema = (division.names, division.schema) if division else (("",), reader.schema)
-    paths = {label: scratch / "rows" / f"{name}{label and '-'}{label}.parquet" for label in labels}
     rejected_path = scratch / "rejected" / f"{name}.parquet"
-    rows: Tally[str] = Tally()
     reasons: Tally[str] = Tally()
     lines = 0
     options = {
@@ -130,14 +132,18 @@ def _extract_chunk(
         "write_statistics": False,
     }
     with ExitStack() as stack:
-        writers = {label: stack.enter_context(new_parquet(path, schema, **options)) for label, path in paths.items()}
+        files = {
+            label: stack.enter_context(
+                new_parquet_files(scratch / "rows" / f"{name}{label and '-'}{label}", schema, _ROWS_PER_FILE, **options)
+            )
+            for label in labels
+        }
         rejected_writer: pq.ParquetWriter | None = None
         for block in reader.read(chunk):
             parts = division.divide(block, chunk, first_line=lines + 1) if division else {"": block.rows}
             for label, part in parts.items():
-                if part.num_rows:
-                    writers[label].write_batch(part)
-                    rows[label] += part.num_rows
+                write, _ = files[label]
+                write(part)
             if block.rejected.num_rows:
                 if rejected_writer is None:
                     rejected_writer = stack.enter_context(new_parquet(rejected_path, REJECTED_SCHEMA))
@@ -145,9 +151,8 @@ def _extract_chunk(
                 reasons.update(block.rejected.column("reason").to_pylist())
             lines += block.num_lines
             count.add(block.num_lines)
-    return ExtractedChunk(
-        chunk, lines, {label: (path, rows[label]) for label, path in paths.items()}, dict(reasons), rejected_path
-    )
+    pieces = {label: tuple(Piece(f.path, 0, f.rows) for f in written) for label, (_, written) in files.items()}
+    return ExtractedChunk(chunk, lines, pieces, dict(reasons), rejected_path)
 
 
 def _check_rejected(

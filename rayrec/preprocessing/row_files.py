@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.preprocessing.segments import Piece, Segment, count_rows, new_parquet
+from rayrec.common.parquet_files import new_parquet
+from rayrec.preprocessing.segments import Piece, Segment, count_rows
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
 from rayrec.preprocessing.workspace import Workspace
 
@@ -46,11 +47,12 @@ def frame_of_rows(
     """
     items = [(number, segment) for number, (segments, _) in enumerate(sources) for segment in segments]
     total = count_rows(segment for _, segment in items)
+    functions = [function for _, function in sources]
     with counted_rows(workspace.spark, workspace.progress, stage, total) as counter:
 
         def read(item: tuple[int, Segment]) -> Iterator[pa.RecordBatch]:
             number, segment = item
-            yield from sources[number][1](segment)
+            yield from functions[number](segment)
             counter.add(segment.piece.rows)
 
         yield frame_of_tasks(workspace.spark, items, read, spark_schema(schema))

@@ -1,28 +1,15 @@
 """The Parquet files of rows that stages pass on to each other, and the ranges of rows that tasks work on."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.common.files import new_file
-
 SEGMENT_ROWS = 262_144
 """Most rows of a segment: limits what a task holds in memory."""
-
-
-@contextmanager
-def new_parquet(path: Path, schema: pa.Schema, **options: Any) -> Iterator[pq.ParquetWriter]:
-    """A writer of the file `path`, which appears whole when the block ends without an error, even if a task runs twice.
-
-    The folder of the file is made, but not the one around it: a late task must not bring back an abandoned output.
-    """
-    with new_file(path) as temporary, pq.ParquetWriter(temporary, schema, **options) as writer:
-        yield writer
 
 
 @dataclass(frozen=True)
@@ -83,15 +70,19 @@ def count_rows(segments: Iterable[Segment]) -> int:
     return sum(segment.piece.rows for segment in segments)
 
 
-def cut_segments(segments: Iterable[Segment], start: int, stop: int) -> list[Segment]:
-    """The rows `start` ... `stop` - 1 of a split, as segments that keep the index of the one they are cut from."""
-    result = []
+def segments_by_part(segments: Iterable[Segment], size: int) -> list[list[Segment]]:
+    """The rows of a split in parts of `size` rows, as segments that keep the index of the one they are cut from."""
+    parts: list[list[Segment]] = []
     for segment in segments:
-        low, high = max(start, segment.first), min(stop, segment.first + segment.piece.rows)
-        if low < high:
+        low, end = segment.first, segment.first + segment.piece.rows
+        while low < end:
+            high = min(end, (low // size + 1) * size)
             piece = Piece(segment.piece.path, segment.piece.start + low - segment.first, high - low)
-            result.append(Segment(segment.index, piece, low))
-    return result
+            if low % size == 0:
+                parts.append([])
+            parts[-1].append(Segment(segment.index, piece, low))
+            low = high
+    return parts
 
 
 def read_piece(piece: Piece, columns: Sequence[str], dictionaries: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from rayrec.common.background import in_background
 from rayrec.common.errors import DiskFullError, UserError
 from rayrec.common.progress import Progress
-from rayrec.internals.spark import has_running_tasks, java
+from rayrec.internals.spark import frame_of_batches, has_running_tasks, java
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -113,14 +113,24 @@ def run_tasks(spark: "SparkSession", items: Sequence[Item], function: Callable[[
 def frame_of_tasks(
     spark: "SparkSession", items: Sequence[Item], function: Callable[[Item], Iterator[pa.RecordBatch]], schema: str
 ) -> "DataFrame":
-    """A data frame (`schema` as Spark's DDL) of the batches that `function` yields, with a partition for each item."""
+    """A data frame (`schema` as Spark's DDL) of the batches that `function` yields, with a partition for each item.
+
+    A task is sent its own item and the function, so what `function` refers to must not grow with the items.
+    """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for index in batch.column(0).to_pylist():
-                yield from function(items[index])
+            for item in batch.column(0).to_pylist():
+                yield from function(pickle.loads(item))
 
-    return spark.range(0, len(items), 1, max(1, len(items))).mapInArrow(run, schema)
+    return frame_of_batches(spark, packed_items(items)).mapInArrow(run, schema)
+
+
+def packed_items(items: Sequence[Any]) -> list[pa.RecordBatch]:
+    """What the tasks of `items` are sent: a batch for each; one without rows if there are no items."""
+    schema = pa.schema([("item", pa.binary())])
+    batches = [pa.RecordBatch.from_arrays([pa.array([pickle.dumps(item)])], schema=schema) for item in items]
+    return batches or [pa.RecordBatch.from_arrays([pa.array([], pa.binary())], schema=schema)]
 
 
 def collect_rows(frame: "DataFrame") -> list[tuple[Any, ...]]:

@@ -11,7 +11,7 @@ import pytest
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.lists import weighted_type
 from rayrec.preprocessing import segments
-from rayrec.preprocessing.segments import Piece, cut_pieces, cut_segments, make_segments, read_piece
+from rayrec.preprocessing.segments import Piece, cut_pieces, make_segments, read_piece, segments_by_part
 from rayrec.preprocessing.write.shards import RowPacking, rows_of_a_part, write_part
 
 SCHEMA = pa.schema(
@@ -135,11 +135,14 @@ def test_segments_cover_a_split_and_are_cut_to_parts(monkeypatch: pytest.MonkeyP
     assert [s.index for s in made] == list(range(7, 13))
     assert [s.first for s in made] == [0, 2, 4, 5, 6, 8]
     assert expand([s.piece for s in made]) == expand(PIECES)
-    for start in range(10):
-        cut = cut_segments(made, start, start + 3)
-        assert expand([s.piece for s in cut]) == expand(PIECES)[start : start + 3]
-        assert all(s.piece.path == made[s.index - 7].piece.path for s in cut)
-        assert [s.first for s in cut][:1] == [start]
+    for size in range(1, 12):
+        parts = segments_by_part(made, size)
+        everything = expand(PIECES)
+        assert [expand([s.piece for s in part]) for part in parts] == [
+            everything[start : start + size] for start in range(0, len(everything), size)
+        ]
+        assert all(s.piece.path == made[s.index - 7].piece.path for part in parts for s in part)
+        assert [part[0].first for part in parts] == list(range(0, len(everything), size))
 
 
 def test_pieces_are_read_across_row_groups(tmp_path: Path) -> None:

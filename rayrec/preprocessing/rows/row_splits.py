@@ -131,7 +131,7 @@ def split_rows(
     """
     match config:
         case HashSplitConfig() | ColumnSplitConfig():
-            result = {name: pieces_of(extracted, name) for name in extracted[0].rows}
+            result = {name: pieces_of(extracted, name) for name in extracted[0].pieces}
         case FileSplitConfig():
             given = sorted({s for s in splits if s is not None}, key=_split_rank)
             result = {s: pieces_of(c for c in extracted if splits[c.chunk.file_index] == s) for s in given}
@@ -252,7 +252,7 @@ def _by_day(
 
 def rows_by_day(pieces: Iterable[Piece], extracted: Sequence[ExtractedChunk], days: Sequence[int | None]) -> list[int]:
     """The number of rows of each day, in the order of days."""
-    day_of_path = {path: days[c.chunk.file_index] for c in extracted for path, _ in c.rows.values()}
+    day_of_path = {p.path: days[c.chunk.file_index] for c in extracted for of in c.pieces.values() for p in of}
     totals: dict[int | None, int] = {}
     for piece in pieces:
         day = day_of_path[piece.path]

@@ -10,7 +10,7 @@ from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
-from rayrec.preprocessing.segments import ReadRows, Segment, count_rows, cut_segments, read_segment
+from rayrec.preprocessing.segments import ReadRows, Segment, count_rows, read_segment, segments_by_part
 from rayrec.preprocessing.spark_tasks import counted_rows, run_tasks
 from rayrec.preprocessing.vocabularies.long import LongVocabularies
 from rayrec.preprocessing.workspace import Workspace
@@ -60,15 +60,17 @@ def write_in_order(
     size = rows_of_a_part(rows, layout)
     with counted_rows(workspace.spark, workspace.progress, f"encode {split}", rows) as counter:
 
-        def run(index: int) -> WrittenPart:
+        def run(item: tuple[int, list[Segment]]) -> WrittenPart:
+            index, of_part = item
+
             def batches() -> Iterator[pa.RecordBatch]:
-                for segment in cut_segments(segments, index * size, (index + 1) * size):
+                for segment in of_part:
                     yield from encode(segment)
                     counter.add(segment.piece.rows)
 
             return write_part(dataset, split, index, label, layout, batches())
 
-        return split_info(run_tasks(workspace.spark, range(-(-rows // size)), run))
+        return split_info(run_tasks(workspace.spark, list(enumerate(segments_by_part(segments, size))), run))
 
 
 def split_info(parts: Sequence[WrittenPart]) -> SplitInfo:

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rayrec.common.parquet_files import new_parquet
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.lists import element_dtype, elements_from_numpy, elements_to_numpy
 from rayrec.ingest.dataset import PartInfo
-from rayrec.preprocessing.segments import new_parquet
 from rayrec.preprocessing.sorted_rows import group_starts
 
 _PARTS_AIMED_AT = 16
