@@ -58,7 +58,7 @@ class ReportingTask:
 
 
 class ReportingWorker:
-    """A worker of actors, `worker(**arguments)`, that reports its UserErrors, and those of its input, as blocks."""
+    """A worker of actors, `worker(**arguments)`, that reports its UserErrors as blocks."""
 
     def __init__(self, worker: Callable[..., Callable[[pa.Table], pa.Table]], arguments: dict[str, Any]) -> None:
         self._error: pa.Table | None = None
@@ -70,8 +70,6 @@ class ReportingWorker:
     def __call__(self, table: pa.Table) -> pa.Table:
         if self._error is not None:
             return self._error
-        if _reports_error(table):
-            return table
         try:
             return self._worker(table)
         except UserError as error:

@@ -10,7 +10,7 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.common.ray_blocks import ReportingTask, stream_blocks
-from rayrec.inference.batch.pool import map_with_pool
+from rayrec.inference.batch.pool import run_in_pool
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -103,19 +103,12 @@ class Worker:
         return task
 
 
-@pytest.mark.parametrize(
-    ("fails", "message"), [("start", "worker at its start"), ("work", "worker at task 3"), ("read", "reader at task 3")]
-)
+@pytest.mark.parametrize(("fails", "message"), [("start", "worker at its start"), ("work", "worker at task 3")])
 def test_a_user_error_of_a_pool_is_raised_in_its_place(fails, message):
-    def reader(task: pa.Table):
-        if fails == "read" and task["number"].to_pylist() == [3]:
-            raise UserError("reader at task 3; do better")
-        yield task
-
     tasks = [pa.table({"number": [number]}) for number in range(5)]
     numbers = []
     with pytest.raises(UserError) as caught:
-        for block in map_with_pool(tasks, reader, Worker, {"fails": fails}):
+        for block in run_in_pool(tasks, Worker, {"fails": fails}):
             numbers += block["number"].to_pylist()
     assert str(caught.value) == f"{message}; do better"
     assert numbers == ([] if fails == "start" else [0, 1, 2])

@@ -1,35 +1,37 @@
-"""What batch jobs share: a pool of actors that each hold a model, and the Parquet parts of the output."""
+"""What batch jobs share: a pool of actors that each hold a model and write Parquet parts; the driver sees reports."""
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.common.ray_blocks import ReportingTask, ReportingWorker, stream_blocks
+from rayrec.common.errors import UserError
+from rayrec.common.parquet_files import new_parquet
+from rayrec.common.ray_blocks import ReportingWorker, stream_blocks
 
 if TYPE_CHECKING:
     from ray.data import Dataset as RayDataset
 
-_BLOCK_BYTES = 2**23
-_ROWS_PER_PART = 4_194_304
+ROWS_PER_PART = 1_048_576
+_PARTS_AIMED_AT = 64
 
 
-def map_with_pool(
-    tasks: list[pa.Table],
-    reader: Callable[[pa.Table], Iterator[pa.Table]],
-    worker: type[Callable[[pa.Table], pa.Table]],
-    arguments: dict[str, Any],
+def run_in_pool(
+    tasks: Sequence[pa.Table], worker: type[Callable[[pa.Table], pa.Table]], arguments: dict[str, Any]
 ) -> Iterator[pa.Table]:
-    """The blocks that actors `worker(**arguments)` make of what `reader` reads, in the order of the tasks.
+    """The reports, small tables, of actors `worker(**arguments)` on tasks, in the order of the tasks.
 
-    Memory is bounded: Ray Data pauses tasks whose output nobody takes. Needs a Ray session. Raises the UserError that
-    a reader or a worker raises.
+    Needs a Ray session. Raises the UserError that a worker raises.
     """
+    if not tasks:
+        return
     import ray
     from ray.data import ActorPoolStrategy, DataContext
 
@@ -39,52 +41,70 @@ def map_with_pool(
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    context.target_max_block_size = _BLOCK_BYTES
     # A Ray session on one machine may declare more CPUs than there are.
     nodes = sum(node["Alive"] for node in ray.nodes())
     actors = max(1, min(len(tasks), nodes * (os.cpu_count() or 1)))
-    # Ray Data fuses the two maps: an actor reads what it scores, so raw rows do not pass through the object store.
     with DataContext.current(context):
-        data: RayDataset = (
-            ray.data.from_arrow(tasks)
-            .map_batches(ReportingTask(reader), batch_size=None, batch_format="pyarrow")
-            .map_batches(
-                ReportingWorker,
-                fn_constructor_kwargs={"worker": worker, "arguments": arguments},
-                batch_size=None,
-                batch_format="pyarrow",
-                compute=ActorPoolStrategy(min_size=1, max_size=actors),
-            )
+        data: RayDataset = ray.data.from_arrow(list(tasks)).map_batches(
+            ReportingWorker,
+            fn_constructor_kwargs={"worker": worker, "arguments": arguments},
+            batch_size=None,
+            batch_format="pyarrow",
+            compute=ActorPoolStrategy(min_size=1, max_size=actors),
         )
     with closing(stream_blocks(data)) as blocks:
         yield from blocks
 
 
+def rows_of_parts(rows: int) -> int:
+    """About how many rows a part of `rows` rows in all has: many parts are written at once, and none is long."""
+    return max(1, min(-(-rows // _PARTS_AIMED_AT), ROWS_PER_PART))
+
+
+def part_path(folder: Path, number: int) -> Path:
+    """The path of a part."""
+    return folder / f"part-{number:05d}.parquet"
+
+
 @contextmanager
-def new_parts(folder: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], None]]:
-    """Yield a function that writes tables one after the other to `folder`/part-00000.parquet, ...
+def new_part(path: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], None]]:
+    """A function that writes rows to a part, which appears whole when the block ends.
 
-    The folder is made with the first row.
+    Raises UserError if the node of the actor does not see the output folder.
     """
-    writer: pq.ParquetWriter | None = None
-    parts = rows = 0
+    require_output(path.parent.parent)
+    with new_parquet(path, schema, compression="zstd") as writer:
+        yield writer.write_table
 
-    def write(table: pa.Table) -> None:
-        nonlocal writer, parts, rows
-        if table.num_rows == 0:
-            return
-        if writer is None:
-            folder.mkdir(exist_ok=True)
-            writer = pq.ParquetWriter(folder / f"part-{parts:05d}.parquet", schema, compression="zstd")
-            parts, rows = parts + 1, 0
-        writer.write_table(table)
-        rows += table.num_rows
-        if rows >= _ROWS_PER_PART:
-            writer.close()
-            writer = None
 
-    try:
-        yield write
-    finally:
-        if writer is not None:
-            writer.close()
+def require_output(folder: Path) -> None:
+    """Raise UserError if the node of this actor does not see the unfinished output folder of the driver."""
+    if not folder.is_dir():
+        raise UserError(f"{folder.parent}: not the same folder on all nodes; give an --output that all of them see")
+
+
+class NumberLines:
+    """An actor of the pool: writes rows again whose column `line` counts from the beginning of a piece of a file."""
+
+    def __call__(self, task: pa.Table) -> pa.Table:
+        """Write the files `source`, one after the other, to `target` with `before` added to the lines of each."""
+        pieces = task.to_pylist()
+        schema = pq.read_schema(pieces[0]["source"])
+        column = schema.get_field_index("line")
+        with new_part(Path(pieces[0]["target"]), schema) as write:
+            for piece in pieces:
+                with pq.ParquetFile(piece["source"]) as file:
+                    for batch in file.iter_batches():
+                        lines = pa.array(batch["line"].to_numpy() + piece["before"])
+                        write(pa.Table.from_batches([batch.set_column(column, schema.field(column), lines)]))
+        return pa.table({"rows": [sum(piece["rows"] for piece in pieces)]})
+
+
+def grouped(rows: Sequence[int], most: int) -> Iterator[range]:
+    """Numbers of items that follow each other, in groups that have `most` rows or a few less; `rows` are the items'."""
+    ends = np.cumsum(rows)
+    starts = [0]
+    while starts[-1] < len(rows):
+        before = ends[starts[-1] - 1] if starts[-1] else 0
+        starts.append(max(starts[-1] + 1, int(np.searchsorted(ends, before + most, side="right"))))
+    yield from (range(first, end) for first, end in pairwise(starts))

@@ -1,8 +1,10 @@
-"""Scores of whole files: read by Ray Data tasks, scored by a pool of predictors, written in the order of the input.
+"""Scores of whole files: read, scored and written by a pool of predictors, in the order of the input.
 
 OUTPUT/scores/part-00000.parquet ...    OUTPUT/rejected/part-00000.parquet ... (raw rows that cannot be used)
 """
 
+import pickle
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,35 +12,40 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 
 from rayrec.common.allocator import keep_freed_memory
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder
+from rayrec.common.parquet_files import WrittenFile, new_parquet_files
 from rayrec.common.progress import Progress
-from rayrec.inference.batch.pool import map_with_pool, new_parts
+from rayrec.inference.batch.pool import (
+    ROWS_PER_PART,
+    NumberLines,
+    grouped,
+    new_part,
+    part_path,
+    require_output,
+    rows_of_parts,
+    run_in_pool,
+)
 from rayrec.inference.folder.model_folder import ModelFolder
-from rayrec.inference.predictor import load_model
-from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
+from rayrec.inference.predictor import Predictor, load_model
+from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset, PartInfo
 from rayrec.raw.blocks import REJECTED_SCHEMA, ExampleReader
 from rayrec.raw.files import Chunk, InputFile, list_inputs, plan_chunks
 
 SCORES_FOLDER = "scores"
 _CHUNK_BYTES = 2**26
-
-# Columns that travel beside the features; no feature's name begins with \0.
-_LABEL, _SCORE, _CHUNK, _LINE, _REASON = "\0label", "\0score", "\0chunk", "\0line", "\0reason"
+_CHUNKS_FOLDER = ".chunks"
+"""Holds the rows of each chunk, until it is known in which lines of its file the chunk lies."""
 _LABEL_AND_SCORE = [pa.field("label", pa.float32()), pa.field("score", pa.float32(), nullable=False)]
 _RAW_SCORES = pa.schema(
     [pa.field("file", pa.string(), nullable=False), pa.field("line", pa.int64(), nullable=False), *_LABEL_AND_SCORE]
 )
-_REJECTED_COLUMNS = {name: f"\0{name}" for name in REJECTED_SCHEMA.names if name != "file"}
-# The columns of every raw block, whether its rows are good or bad, with or without labels.
-_EMPTY_RAW = pa.schema(
-    [(_LABEL, pa.float32()), *((inner, REJECTED_SCHEMA.field(name).type) for name, inner in _REJECTED_COLUMNS.items())]
-).empty_table()
+_FOLDERS = {SCORES_FOLDER: _RAW_SCORES, REJECTED_FOLDER: REJECTED_SCHEMA}
 
 
 @dataclass(frozen=True)
@@ -62,27 +69,28 @@ def predict_dataset(
     """
     schema = dataset.schema
     model.schema.require_same_features(schema, dataset.folder)
-    parts = dataset.split(split).parts
-    tasks = [
-        pa.table({"path": [str(dataset.folder / part.path)], "row_group": [index]})
-        for part in parts
-        for index in range(len(part.row_groups))
-    ]
+    info = dataset.split(split)
+    tasks = row_group_tasks(dataset.folder, info.parts, rows_of_parts(info.rows))
     kept = [schema.group, schema.candidate] if schema.group and schema.candidate else []
-    renamed = {schema.label: _LABEL, **{name: f"\0{name}" for name in kept}}
-    reader = _DatasetReader(tuple(f.name for f in model.schema.features), renamed)
-    ids = [pa.field(name, pa.int64(), nullable=False) for name in ("row", *kept)]
-    columns = pa.schema([*ids, *_LABEL_AND_SCORE])
-    progress.stage(f"predict {split}", dataset.split(split).rows)
-    rows = 0
-    with new_folder(output) as folder, new_parts(folder / SCORES_FOLDER, columns) as write:
-        for block in map_with_pool(tasks, reader, _ScoreBlocks, {"folder": model.folder, "is_raw": False}):
-            position = pa.array(np.arange(rows, rows + len(block)))
-            shown = [block[name] for name in (*(renamed[name] for name in kept), _LABEL, _SCORE)]
-            write(pa.table([position, *shown], schema=columns))
-            rows += len(block)
-            progress.advance(len(block))
-    return PredictionCounts(rows, {})
+    progress.stage(f"predict {split}", info.rows)
+    with new_folder(output) as folder:
+        arguments = {"model": model.folder, "output": folder, "label": schema.label, "kept": tuple(kept)}
+        for report in run_in_pool(tasks, _ScoreRowGroups, arguments):
+            progress.advance(sum(report["rows"].to_pylist()))
+    return PredictionCounts(info.rows, {})
+
+
+def row_group_tasks(folder: Path, parts: Sequence[PartInfo], rows: int) -> list[pa.Table]:
+    """The tasks that score the row groups of a split, each of about `rows` rows, in order."""
+    groups = [(part.path, index, count) for part in parts for index, count in enumerate(part.row_groups)]
+    tasks, first = [], 0
+    for number, places in enumerate(grouped([count for *_, count in groups], rows)):
+        of_task = [groups[place] for place in places]
+        paths, row_groups, counts = (list(column) for column in zip(*of_task, strict=True))
+        task = {"path": [str(folder / path) for path in paths], "row_group": row_groups}
+        tasks.append(pa.table({"part": [number] * len(of_task), "first": [first] * len(of_task), **task}))
+        first += sum(counts)
+    return tasks
 
 
 def predict_raw(
@@ -102,107 +110,136 @@ def predict_raw(
     """
     files = list_inputs(paths)
     chunks = plan_chunks(files, _CHUNK_BYTES)
-    reader = _RawReader(open_reader(files), chunks)
-    tasks = [pa.table({"chunk": pa.array([index], pa.int32())}) for index in range(len(chunks))]
+    tasks = [pa.table({"number": [number], "chunk": [pickle.dumps(chunk)]}) for number, chunk in enumerate(chunks)]
     progress.stage("predict")
-    lines = _LineNumbers(chunks)
-    scored, rejected = 0, Counter[str]()
-    with (
-        new_folder(output) as folder,
-        new_parts(folder / SCORES_FOLDER, _RAW_SCORES) as write_scores,
-        new_parts(folder / REJECTED_FOLDER, REJECTED_SCHEMA) as write_rejected,
-    ):
-        for block in map_with_pool(tasks, reader, _ScoreBlocks, {"folder": model.folder, "is_raw": True}):
-            file, line = lines.of(block)
-            placed = block.append_column("file", file).append_column("line", line)
-            is_good = pc.is_null(block[_REASON])
-            good, bad = placed.filter(is_good), placed.filter(pc.invert(is_good))
-            write_scores(pa.table([good[n] for n in ("file", "line", _LABEL, _SCORE)], schema=_RAW_SCORES))
-            shown = [bad[n] if n in ("file", "line") else bad[_REJECTED_COLUMNS[n]] for n in REJECTED_SCHEMA.names]
-            write_rejected(pa.table(shown, schema=REJECTED_SCHEMA))
-            scored += len(good)
-            rejected.update(bad[_REASON].to_pylist())
-            progress.advance(len(block))
+    lines: list[int] = []
+    written: list[dict[str, list[WrittenFile]]] = []
+    rejected = Counter[str]()
+    with new_folder(output) as folder:
+        arguments = {"model": model.folder, "output": folder, "reader": open_reader(files)}
+        for reports in run_in_pool(tasks, _ScoreChunks, arguments):
+            for report in map(pickle.loads, reports["report"].to_pylist()):
+                lines.append(report.lines)
+                written.append(report.files)
+                rejected.update(report.rejected)
+                progress.advance(report.lines)
+        scored = sum(file.rows for files in written for file in files[SCORES_FOLDER])
         if scored == 0:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in rejected.items()) or "no rows"
             raise UserError(
                 f"{', '.join(paths)}: nothing to score ({reasons}); give files of kind '{model.recipe.source.kind}'"
             )
+        progress.stage("number lines", scored + rejected.total())
+        for report in run_in_pool(_numbering(folder, _lines_before(chunks, lines), written), NumberLines, {}):
+            progress.advance(sum(report["rows"].to_pylist()))
+        shutil.rmtree(folder / _CHUNKS_FOLDER)
     return PredictionCounts(scored, dict(rejected))
 
 
+def _lines_before(chunks: Sequence[Chunk], lines: Sequence[int]) -> list[int]:
+    """For each chunk the lines of its file before it."""
+    before = Counter[int]()
+    result = []
+    for chunk, of_chunk in zip(chunks, lines, strict=True):
+        result.append(before[chunk.file_index])
+        before[chunk.file_index] += of_chunk
+    return result
+
+
+def _numbering(folder: Path, before: Sequence[int], written: Sequence[dict[str, list[WrittenFile]]]) -> list[pa.Table]:
+    """The tasks of `NumberLines` that make the parts, from what was written for each chunk."""
+    tasks = []
+    for name in _FOLDERS:
+        files = [(file, lines) for lines, files in zip(before, written, strict=True) for file in files[name]]
+        for number, places in enumerate(grouped([file.rows for file, _ in files], ROWS_PER_PART)):
+            target = str(part_path(folder / name, number))
+            pieces = [files[place] for place in places]
+            rows = [{"source": str(f.path), "rows": f.rows, "before": lines, "target": target} for f, lines in pieces]
+            tasks.append(pa.Table.from_pylist(rows))
+    return tasks
+
+
+class _ScoreRowGroups:
+    """An actor of the pool: scores row groups of a dataset and writes a part of the scores."""
+
+    def __init__(self, model: Path, output: Path, label: str, kept: tuple[str, ...]) -> None:
+        """`kept`: columns (int64) that are written beside the score and the label."""
+        self._predictor = _load(model)
+        self._output, self._label, self._kept = output, label, kept
+        self._features = [feature.name for feature in self._predictor.schema.features]
+        ids = [pa.field(name, pa.int64(), nullable=False) for name in ("row", *kept)]
+        self._columns = pa.schema([*ids, *_LABEL_AND_SCORE])
+
+    def __call__(self, task: pa.Table) -> pa.Table:
+        groups = task.to_pylist()
+        row = groups[0]["first"]
+        with new_part(part_path(self._output / SCORES_FOLDER, groups[0]["part"]), self._columns) as write:
+            for group in groups:
+                with pq.ParquetFile(group["path"], memory_map=True) as part:
+                    names = [*self._features, self._label, *self._kept]
+                    rows = part.read_row_group(group["row_group"], columns=names)
+                (batch,) = rows.select(self._features).combine_chunks().to_batches()
+                shown = [rows[name] for name in (*self._kept, self._label)]
+                scores = pa.array(self._predictor.predict_encoded(batch))
+                write(pa.table([pa.array(np.arange(row, row + len(rows))), *shown, scores], schema=self._columns))
+                row += len(rows)
+        return pa.table({"rows": [row - groups[0]["first"]]})
+
+
 @dataclass(frozen=True)
-class _DatasetReader:
-    """Reads row groups of a dataset's parts."""
+class _ChunkReport:
+    """What an actor found in a chunk of a raw file."""
 
-    features: tuple[str, ...]
-    others: dict[str, str]
-    """Columns that are not features, with their new names."""
-
-    def __call__(self, tasks: pa.Table) -> Iterator[pa.Table]:
-        for task in tasks.to_pylist():
-            with pq.ParquetFile(task["path"], memory_map=True) as part:
-                rows = part.read_row_group(task["row_group"], columns=[*self.features, *self.others])
-            yield rows.rename_columns([self.others.get(name, name) for name in rows.column_names])
+    lines: int
+    files: dict[str, list[WrittenFile]]
+    """What it wrote, by folder; lines count from the chunk's first."""
+    rejected: dict[str, int]
+    """Bad rows by reason."""
 
 
-@dataclass(frozen=True)
-class _RawReader:
-    """Reads and parses chunks of raw files: good rows, and bad ones with a reason; lines count per chunk."""
+class _ScoreChunks:
+    """An actor of the pool: parses a chunk of a raw file, scores its good rows and sets the bad ones aside."""
 
-    reader: ExampleReader
-    chunks: list[Chunk]
+    def __init__(self, model: Path, output: Path, reader: ExampleReader) -> None:
+        self._predictor = _load(model)
+        self._output, self._reader = output, reader
+        self._features = frozenset(self._predictor.raw_rows.columns.names)
 
-    def __call__(self, tasks: pa.Table) -> Iterator[pa.Table]:
-        label = self.reader.label
-        for index in tasks["chunk"].to_pylist():
-            for block in self.reader.read(self.chunks[index]):
-                good = pa.Table.from_batches([block.rows]).append_column(_LINE, pa.array(block.lines))
-                good = good.rename_columns([_LABEL if name == label else name for name in good.column_names])
-                bad = pa.table({inner: block.rejected[name] for name, inner in _REJECTED_COLUMNS.items()})
-                rows = pa.concat_tables([_EMPTY_RAW, good, bad], promote_options="default")
-                yield rows.append_column(_CHUNK, pa.array(np.full(len(rows), index, np.int32)))
+    def __call__(self, task: pa.Table) -> pa.Table:
+        reports = [self._score(row["number"], pickle.loads(row["chunk"])) for row in task.to_pylist()]
+        return pa.table({"report": [pickle.dumps(report) for report in reports]})
 
+    def _score(self, number: int, chunk: Chunk) -> _ChunkReport:
+        require_output(self._output)
+        folder = self._output / _CHUNKS_FOLDER
+        folder.mkdir(exist_ok=True)
+        lines, rejected = 0, Counter[str]()
+        with (
+            new_parquet_files(folder / f"scores-{number:06d}", _RAW_SCORES, ROWS_PER_PART) as (write, scores),
+            new_parquet_files(folder / f"rejected-{number:06d}", REJECTED_SCHEMA, ROWS_PER_PART) as (set_aside, bad),
+        ):
+            for block in self._reader.read(chunk):
+                for batch in self._scored(block.rows, block.lines, chunk.file.name):
+                    write(batch)
+                for batch in block.rejected.to_batches():
+                    set_aside(batch)
+                rejected.update(block.rejected["reason"].to_pylist())
+                lines += block.num_lines
+        return _ChunkReport(lines, {SCORES_FOLDER: scores, REJECTED_FOLDER: bad}, dict(rejected))
 
-class _ScoreBlocks:
-    """An actor of the pool: adds the score to the columns that are not features, which it drops."""
-
-    def __init__(self, folder: Path, is_raw: bool) -> None:
-        torch.set_num_threads(1)  # the actors of the pool run in parallel
-        keep_freed_memory()
-        self._predictor = load_model(folder)
-        self._predict = self._predictor.predict if is_raw else self._predictor.predict_encoded
-        self._features = frozenset(
-            self._predictor.raw_rows.columns.names if is_raw else (f.name for f in self._predictor.schema.features)
-        )
-
-    def __call__(self, block: pa.Table) -> pa.Table:
-        rows = block.select([name for name in block.column_names if name in self._features])
-        scores = np.full(len(block), np.nan, np.float32)
-        good = np.ones(len(block), bool)
-        if _REASON in block.column_names:
-            good = pc.is_null(block[_REASON]).to_numpy()
-            rows = rows.filter(pa.array(good))
-        if len(rows):
-            (batch,) = rows.combine_chunks().to_batches()
-            scores[good] = self._predict(batch)
-        return block.drop_columns(rows.column_names).append_column(_SCORE, pa.array(scores))
+    def _scored(self, rows: pa.RecordBatch, lines: NDArray[np.int64], file: str) -> Iterator[pa.RecordBatch]:
+        if rows.num_rows == 0:
+            return
+        features = rows.select([name for name in rows.schema.names if name in self._features])
+        label = self._reader.label
+        labels = rows[label] if label in rows.schema.names else pa.nulls(len(rows), pa.float32())
+        files = pa.array([file]).take(pa.array(np.zeros(len(rows), np.int32)))
+        columns = [files, pa.array(lines), labels.cast(pa.float32()), pa.array(self._predictor.predict(features))]
+        yield pa.RecordBatch.from_arrays(columns, schema=_RAW_SCORES)
 
 
-class _LineNumbers:
-    """Finds file and line of rows that come in order, from their chunk and their line in it."""
-
-    def __init__(self, chunks: list[Chunk]) -> None:
-        self._file_index = np.array([chunk.file_index for chunk in chunks])
-        self._names = pa.array([chunk.file.name for chunk in chunks], pa.string())
-        # The last line of a chunk gives a row, good or bad, and all of its rows come before those of the next chunk.
-        self._lines = np.zeros(len(chunks), np.int64)
-
-    def of(self, block: pa.Table) -> tuple[pa.Array, pa.Array]:
-        chunk = block[_CHUNK].to_numpy()
-        line = block[_LINE].to_numpy()
-        np.maximum.at(self._lines, chunk, line)
-        before = np.cumsum(self._lines) - self._lines
-        first_of_file = np.searchsorted(self._file_index, self._file_index)
-        base = before - before[first_of_file]
-        return self._names.take(pa.array(chunk)), pa.array(line + base[chunk])
+def _load(model: Path) -> Predictor:
+    """The predictor of an actor, beside which others run."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    return load_model(model)

@@ -1,22 +1,22 @@
-"""The best items of every user: ranked by a pool of recommenders, written in the order of the user ids.
+"""The best items of every user: ranked and written by a pool of recommenders, in the order of the user ids.
 
 OUTPUT/recommendations/part-00000.parquet ...
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 
 from rayrec.common.files import new_folder
 from rayrec.common.progress import Progress
-from rayrec.inference.batch.pool import map_with_pool, new_parts
+from rayrec.inference.batch.pool import new_part, part_path, rows_of_parts, run_in_pool
 from rayrec.inference.recommender import load_recommender
 
 RECOMMENDATIONS_FOLDER = "recommendations"
-_SCORES_PER_TASK = 4_194_304
+_SCORES_AT_ONCE = 4_194_304
 _COLUMNS = pa.schema(
     [
         pa.field("user", pa.string(), nullable=False),
@@ -34,34 +34,39 @@ def recommend_to_all(folder: Path, k: int, output: Path, progress: Progress) -> 
     to the user. `output` is written whole or not at all. Raises UserError if the model does not rate users and items.
     """
     recommender = load_recommender(folder)
-    users_per_task = max(1, _SCORES_PER_TASK // max(1, recommender.num_items))
-    starts = range(1, recommender.num_users + 1, users_per_task)
-    ends = [min(start + users_per_task, recommender.num_users + 1) for start in starts]
-    tasks = [pa.table({"first": [start], "end": [end]}) for start, end in zip(starts, ends, strict=True)]
+    rows_a_user = max(1, min(k, recommender.num_items))
+    users_per_part = max(1, rows_of_parts(recommender.num_users * rows_a_user) // rows_a_user)
+    starts = range(1, recommender.num_users + 1, users_per_part)
+    ends = [min(start + users_per_part, recommender.num_users + 1) for start in starts]
+    tasks = [
+        pa.table({"part": [part], "first": [start], "end": [end]})
+        for part, (start, end) in enumerate(zip(starts, ends, strict=True))
+    ]
     progress.stage("recommend", recommender.num_users)
-    with new_folder(output) as temporary, new_parts(temporary / RECOMMENDATIONS_FOLDER, _COLUMNS) as write:
-        blocks = map_with_pool(tasks, _user_ids, _RecommendBlocks, {"folder": folder, "k": k})
-        for block in blocks:
-            write(block.cast(_COLUMNS))
-            progress.advance(int((block["rank"].to_numpy() == 1).sum()))
+    with new_folder(output) as temporary:
+        for report in run_in_pool(tasks, _RecommendBlocks, {"folder": folder, "k": k, "output": temporary}):
+            progress.advance(sum(report["users"].to_pylist()))
     return recommender.num_users
 
 
-def _user_ids(tasks: pa.Table) -> Iterator[pa.Table]:
-    for task in tasks.to_pylist():
-        yield pa.table({"user_id": np.arange(task["first"], task["end"])})
-
-
 class _RecommendBlocks:
-    """An actor of the pool: a block of user ids to a block of their best items."""
+    """An actor of the pool: writes the best items of some users as a part."""
 
-    def __init__(self, folder: Path, k: int) -> None:
+    def __init__(self, folder: Path, k: int, output: Path) -> None:
         torch.set_num_threads(1)  # the actors of the pool run in parallel
         self._recommender = load_recommender(folder)
-        self._k = k
+        self._k, self._output = k, output
 
-    def __call__(self, block: pa.Table) -> pa.Table:
-        users = block["user_id"].to_numpy()
+    def __call__(self, task: pa.Table) -> pa.Table:
+        part, first, end = (task[name][0].as_py() for name in ("part", "first", "end"))
+        users_at_once = max(1, _SCORES_AT_ONCE // max(1, self._recommender.num_items))
+        with new_part(part_path(self._output / RECOMMENDATIONS_FOLDER, part), _COLUMNS) as write:
+            for start in range(first, end, users_at_once):
+                write(self._best(np.arange(start, min(start + users_at_once, end))))
+        return pa.table({"users": [end - first]})
+
+    def _best(self, users: NDArray[np.int64]) -> pa.Table:
+        """The rows of users, by their ids."""
         ranked = [self._recommender.recommend_ids(int(user), self._k) for user in users]
         counts = np.array([len(items) for items, _ in ranked], np.int64)
         items = np.concatenate([np.empty(0, np.int64), *(items for items, _ in ranked)])
@@ -73,5 +78,6 @@ class _RecommendBlocks:
                 "rank": (np.arange(len(items)) - first + 1).astype(np.int32),
                 "item": self._recommender.item_values(items),
                 "score": scores,
-            }
+            },
+            schema=_COLUMNS,
         )
