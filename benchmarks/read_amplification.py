@@ -2,7 +2,8 @@
 
     python -m benchmarks.read_amplification --output benchmarks/results/read_amplification.json
 
-Nothing is read: the plans of all ranks are made and counted, for splits of row groups of 32,768 rows.
+Nothing is read: the plans of all ranks are made and counted, for splits of files of 20 row groups of 32,768 rows, of
+which the last has a third.
 """
 
 import argparse
@@ -12,7 +13,7 @@ from typing import Any
 from rayrec.common.files import write_json
 from rayrec.ingest.batch_order import BatchOrder, Units
 from rayrec.ingest.dataset import PartInfo
-from rayrec.ingest.reads import decoded_reads
+from rayrec.ingest.reads import units_to_decode
 
 _ROWS = 32_768
 _ROW_GROUPS = (40, 400, 1_600)
@@ -32,16 +33,14 @@ def main() -> None:
 
 
 def _decoded(row_groups: int, workers: int) -> dict[str, Any]:
-    parts = [
-        PartInfo(path=f"{part}.parquet", rows=20 * _ROWS, row_groups=(_ROWS,) * 20, bytes=0, sha256="")
-        for part in range(row_groups // 20)
-    ]
-    units = Units.of(parts)
+    of_part = (*(_ROWS,) * 19, _ROWS // 3)
+    part = PartInfo(path="part.parquet", rows=sum(of_part), row_groups=of_part, bytes=0, sha256="")
+    units = Units.of([part] * (row_groups // 20))
     alone = shared = most = 0
     for rank in range(workers):
         order = BatchOrder(units=units, global_batch_size=65_536, world_size=workers, rank=rank)
-        alone += len(decoded_reads(order, shares=False))
-        own = len(decoded_reads(order, shares=True))
+        alone += len(units_to_decode(order, shares=False))
+        own = len(units_to_decode(order, shares=True))
         shared, most = shared + own, max(most, own)
     return {"each_for_itself": alone / len(units), "shared": shared / len(units), "most_of_one_worker": most}
 

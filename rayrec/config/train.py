@@ -187,7 +187,7 @@ class IngestConfig(Config):
     """`row_groups` permutes whole row groups each epoch, `rows` also the rows inside each. `none` with one read stream
     is the order of the files."""
     read_streams: PositiveInt = 16
-    """Row groups that one global batch mixes rows of; a worker holds its share of them in memory."""
+    """Row groups that one global batch mixes rows of, at any number of workers, which hold them in memory."""
     prefetch_batches: PositiveInt = 4
     in_memory: bool = False
     """Read the split into memory once instead of streaming it each epoch; the batches are the same."""

@@ -18,6 +18,7 @@ counts an item once, as in NVIDIA's NCF: a negative that repeats another one, or
 import logging
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -164,6 +165,11 @@ class RankingMetrics:
         first = _starts(rows.group)
         # Negatives come first within a group, so this counts them from 1 in each.
         place: NDArray[np.int64] = negatives - (negatives - ~rows.positive)[first][_run_of(first)]
+        if rows.item.any():
+            # Some of these may turn out to repeat a positive of another batch, which has the same score then. So that
+            # no equal of that score is missing, rows of one score share the best place among them.
+            first |= _starts(rows.score)
+            place = place[first][_run_of(first)]
         return rows.take(rows.positive | (place <= max(self._config.k)))
 
     def _sums_of(self, rows: RankedRows) -> NDArray[np.float64]:
@@ -205,10 +211,10 @@ def _gain(
     return number / rank / np.minimum(positives, k)
 
 
-def _starts(group: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(n,) whether another group begins at each of n sorted ids."""
-    first = np.ones(len(group), np.bool_)
-    first[1:] = group[1:] != group[:-1]
+def _starts(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """(n,) whether each of n values, of which equal ones are next to each other, is the first of its kind."""
+    first = np.ones(len(values), np.bool_)
+    first[1:] = values[1:] != values[:-1]
     return first
 
 

@@ -6,8 +6,8 @@ places, and all lanes end with the last batch. Rank r of W holds rows n*r//W ...
 
 So the rows of global batch b depend only on the seed and the epoch. Several ranks need the same row group where there
 are more ranks than lanes, where W does not divide S, and where a lane ends in the middle of one. One of them decodes it
-for all, once an epoch: one that needs it first, so that no rank waits for one that waits for it. Everything is computed
-from arrays with one entry for each row group; a batch's slices are computed when they are needed.
+for all, once an epoch: one that needs it first, so that no two ranks wait for each other. Everything is computed from
+arrays with one entry for each row group; a batch's slices are computed when they are needed.
 
 With whole groups the order is the same, but a slice stands for the groups that begin in it: it leaves out its first
 rows if they belong to a group that began before, and extends to the end of its last group. So a batch has a few rows
@@ -234,11 +234,13 @@ class BatchOrder:
         unit, start, stop, _ = self._reads
         return Read(int(unit[index]), int(start[index]), int(stop[index]))
 
-    def decoder(self, index: int) -> tuple[int, int]:
-        """The rank that decodes the row group of a read where ranks share, and the number of others that need it."""
-        decoder, others = self._decoders
-        unit = int(self._reads[0][index])
-        return int(decoder[unit]), int(others[unit])
+    def decoder(self, unit: int) -> int:
+        """The rank that decodes a row group for all ranks that need it."""
+        return int(self._decoders[unit])
+
+    def takers(self, unit: int) -> int:
+        """The number of other ranks that need a row group which this rank decodes."""
+        return int(self._takers[unit])
 
     @property
     def row_order(self) -> RowOrder:
@@ -300,7 +302,7 @@ class BatchOrder:
         Entry `place + lane` of `read_of` is the read of a unit in a lane. A lane ends in the unit in which the next one
         begins, or before it, so no two have the same entry.
         """
-        needs = [self._needs_of_lane(lane, self.rank) for lane in range(self._num_lanes)]
+        needs = [self._needs_of_lane(lane, range(self.rank, self.rank + 1)) for lane in range(self._num_lanes)]
         lane, place, batch, start, stop = np.concatenate(needs, axis=1)
         order = np.lexsort((place, lane, batch))
         read_of = np.full(len(self.units) + self._num_lanes, -1)
@@ -308,44 +310,41 @@ class BatchOrder:
         return self._unit_order[place][order], start[order], stop[order], read_of
 
     @cached_property
-    def _decoders(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(units,) the rank that decodes each unit that this rank needs, and the number of other ranks that need it.
+    def _decoders(self) -> NDArray[np.int64]:
+        """(units,) the rank that decodes each unit: those that need it in the first batch and lane take turns."""
+        needs = [self._needs_of_lane(lane, range(self.world_size)) for lane in range(self._num_lanes)]
+        lane, place, batch, start, _ = found = np.concatenate(needs, axis=1)
+        order = np.lexsort((lane, batch, place))
+        lane, place, batch, start, _ = found[:, order[np.unique(place[order], return_index=True)[1]]]
 
-        Of the ranks that need it in the first batch and lane, one: each in its turn, so that all decode alike.
-        """
-        decoder, others = np.full(len(self.units), self.rank), np.zeros(len(self.units), np.int64)
-        own = np.zeros(len(self.units), np.bool_)
-        own[self._reads[0]] = True
-        own = own[self._unit_order]
-        if self.world_size == 1 or not own.any():
-            return decoder, others
-        needs = []
-        for lane in self._lanes_with(np.flatnonzero(own)):
-            for rank in self._ranks_of_lane(lane):
-                of_lane, place, batch, _, _ = self._needs_of_lane(lane, rank)
-                found = np.stack([of_lane, place, batch, np.full(len(place), rank)])
-                needs.append(found[:, own[place]])
-        lane, place, batch, rank = np.concatenate(needs, axis=1)
-        order = np.lexsort((rank, lane, batch, place))
-        lane, place, batch, rank = lane[order], place[order], batch[order], rank[order]
-        is_next = np.diff(place, prepend=-1) != 0
-        first, entry = np.flatnonzero(is_next), np.cumsum(is_next) - 1
-        is_earliest = (batch == batch[first][entry]) & (lane == lane[first][entry])
-        turn = place[first] % np.add.reduceat(is_earliest.astype(np.int64), first)
-        units = self._unit_order[place[first]]
-        decoder[units] = rank[first + turn]
-        needed, ranks = np.unique(np.unique(place * self.world_size + rank) // self.world_size, return_counts=True)
-        assert np.array_equal(needed, place[first])
-        others[units] = ranks - 1
-        return decoder, others
+        # The rows begin ... end - 1 of that batch are the unit's.
+        full, last, is_full = self._full_edges, self._edges(self._remainder), batch < self._full_batches
+        rows = np.where(is_full, self.global_batch_size, self._remainder)
+        edge = np.where(is_full, full[lane], last[lane])
+        next_edge = np.where(is_full, full[lane + 1], last[lane + 1])
+        position = self._unit_starts[place] + start
+        begin = edge + position - self._lane_starts[lane] - batch * (full[lane + 1] - full[lane])
+        end = np.minimum(next_edge, begin + self._unit_starts[place + 1] - position)
+        # Row i of a batch is the rank's that starts last at or before it.
+        first_rank, last_rank = ((begin + 1) * self.world_size - 1) // rows, (end * self.world_size - 1) // rows
+        decoder = np.full(len(self.units), -1)
+        decoder[self._unit_order[place]] = first_rank + place % (last_rank - first_rank + 1)
+        return decoder
 
-    def _lanes_with(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The lanes that units at these places in the epoch's order lie in."""
-        first = np.searchsorted(self._lane_starts, self._unit_starts[places], side="right") - 1
-        stop = np.searchsorted(self._lane_starts, self._unit_starts[places + 1], side="left")
-        begun = np.bincount(np.minimum(first, self._num_lanes), minlength=self._num_lanes + 1)
-        ended = np.bincount(np.minimum(stop, self._num_lanes), minlength=self._num_lanes + 1)
-        return np.flatnonzero(np.cumsum(begun - ended)[: self._num_lanes])
+    @cached_property
+    def _takers(self) -> NDArray[np.int64]:
+        """(units,) the number of other ranks that need each unit that this rank decodes."""
+        is_own = self._decoders[self._unit_order] == self.rank
+        own = np.flatnonzero(is_own)
+        needed = np.zeros((len(own), self.world_size), np.bool_)
+        for lane in range(self._num_lanes):
+            if is_own[self._places_of_lane(lane)].any():
+                for rank in self._ranks_of_lane(lane):
+                    _, place, _, _, _ = self._needs_of_lane(lane, range(rank, rank + 1))
+                    needed[np.isin(own, place), rank] = True
+        takers = np.zeros(len(self.units), np.int64)
+        takers[self._unit_order[own]] = needed.sum(axis=1) - 1
+        return takers
 
     def _ranks_of_lane(self, lane: int) -> range:
         """The ranks that take rows of a lane, in full batches or in the last one."""
@@ -353,17 +352,22 @@ class BatchOrder:
         for edges in (self._full_edges, self._edges(self._remainder)):
             rows, start, end = int(edges[-1]), int(edges[lane]), int(edges[lane + 1])
             if start < end:
-                # Row i of a batch is the rank's that starts last at or before it.
                 first = min(first, ((start + 1) * self.world_size - 1) // rows)
                 stop = max(stop, (end * self.world_size - 1) // rows + 1)
         return range(first, stop)
 
-    def _needs_of_lane(self, lane: int, rank: int) -> NDArray[np.int64]:
-        """(5, units): of each unit of a lane that a rank needs, the lane, its place in the epoch's order, the first
-        batch that needs it, and the range of the needed rows."""
+    def _places_of_lane(self, lane: int) -> slice:
+        """The places in the epoch's order of the units that a lane lies in."""
+        start, stop = self._lane_starts[lane : lane + 2]
+        first = int(np.searchsorted(self._unit_starts, start, side="right")) - 1
+        return slice(first, max(first, int(np.searchsorted(self._unit_starts, stop, side="left"))))
+
+    def _needs_of_lane(self, lane: int, ranks: range) -> NDArray[np.int64]:
+        """(5, units): of each unit of a lane that some of these ranks, neighbours, need, the lane, its place in the
+        epoch's order, the first batch that needs it, and the range of the needed rows."""
         lane_start, lane_stop = (int(edge) for edge in self._lane_starts[lane : lane + 2])
-        first = int(np.searchsorted(self._unit_starts, lane_start, side="right")) - 1
-        stop = max(first, int(np.searchsorted(self._unit_starts, lane_stop, side="left")))  # an empty lane has none
+        of_lane = self._places_of_lane(lane)
+        first, stop = of_lane.start, of_lane.stop
         # Positions from here on are relative to the lane.
         unit_starts = self._unit_starts[first:stop] - lane_start
         begin = np.maximum(unit_starts, 0)
@@ -372,16 +376,16 @@ class BatchOrder:
 
         batch = np.full(len(begin), self.num_batches, dtype=np.int64)
         needed_start, needed_stop = end.copy(), begin.copy()
-        offset, count = self._window_in_lane(lane, rank, self._full_edges)
+        offset, count = self._window_in_lane(lane, ranks, self._full_edges)
         if count:
-            # The rank takes [b * quota + offset, b * quota + offset + count) in each full batch b.
+            # The ranks take [b * quota + offset, b * quota + offset + count) in each full batch b.
             batch_first = np.maximum((begin - offset - count) // quota + 1, self.start_batch)
             batch_last = np.minimum((end - offset - 1) // quota, self._full_batches - 1)
             hit = batch_first <= batch_last
             batch[hit] = batch_first[hit]
             needed_start[hit] = np.maximum(begin, batch_first * quota + offset)[hit]
             needed_stop[hit] = np.minimum(end, batch_last * quota + offset + count)[hit]
-        offset, count = self._window_in_lane(lane, rank, self._edges(self._remainder))
+        offset, count = self._window_in_lane(lane, ranks, self._edges(self._remainder))
         if count and max(self.start_batch, self._full_batches) < self.num_batches:
             window_start = self._full_batches * quota + offset
             hit = (begin < window_start + count) & (end > window_start)
@@ -392,8 +396,9 @@ class BatchOrder:
         needs = np.stack([lanes, places, batch, needed_start - unit_starts, needed_stop - unit_starts])
         return needs[:, batch < self.num_batches]
 
-    def _window_in_lane(self, lane: int, rank: int, edges: NDArray[np.int64]) -> tuple[int, int]:
-        """(offset, count) of a rank's rows among those that a batch with these edges takes from the lane."""
-        start, stop = self._rank_window(int(edges[-1]), rank)
+    def _window_in_lane(self, lane: int, ranks: range, edges: NDArray[np.int64]) -> tuple[int, int]:
+        """(offset, count) of the ranks' rows among those that a batch with these edges takes from the lane."""
+        rows = int(edges[-1])
+        start, stop = self._rank_window(rows, ranks[0])[0], self._rank_window(rows, ranks[-1])[1]
         offset = max(start, int(edges[lane])) - int(edges[lane])
         return offset, max(0, min(stop, int(edges[lane + 1])) - int(edges[lane]) - offset)

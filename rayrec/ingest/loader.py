@@ -161,23 +161,17 @@ class BatchLoader(EpochLoader):
 
     def __exit__(self, *error: object) -> None:
         self._stopped.set()
+        if self._peers is not None:
+            self._peers.leave()
         while self._thread.is_alive():
             # This unblocks a producer that waits for room; one that waits for Ray Data ends with the next read.
             with contextlib.suppress(queue.Empty):
                 self._ready.get_nowait()
             self._thread.join(timeout=0.01)
-        if self._peers is not None:
-            self._peers.close()
 
     def _produce(self) -> None:
         reads = (
-            stream_reads(
-                self._dataset,
-                self._order,
-                peers=self._peers,
-                is_over=self._stopped.is_set,
-                task_cpus=self._task_cpus,
-            )
+            stream_reads(self._dataset, self._order, peers=self._peers, task_cpus=self._task_cpus)
             if self._store is None
             else self._store.reads(self._order)
         )

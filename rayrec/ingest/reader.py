@@ -81,7 +81,9 @@ class PackedRows:
         )
 
     def part(self, rows: slice) -> "PackedRows":
-        """Some rows that follow each other; views of these where they can be."""
+        """Some rows that follow each other; views of these, except for lists of ids if rows are left out."""
+        if rows == slice(0, len(self)):
+            return self
         return PackedRows(
             label=self.label[rows],
             dense=self.dense[rows],

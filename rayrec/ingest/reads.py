@@ -1,15 +1,16 @@
 """The reads of a rank in the order of its batches: streamed through Ray Data, or from memory, bit for bit the same."""
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Protocol
 
 import pyarrow as pa
 
 from rayrec.common.ray_blocks import ReportingTask, stream_blocks
-from rayrec.ingest.batch_order import BatchOrder, Read, RowOrder
+from rayrec.ingest.batch_order import BatchOrder, RowOrder, Units
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import PackedRows, RowPacker, from_table, to_table
 
@@ -28,7 +29,7 @@ class Peers(Protocol):
 
     def offer(self, unit: int, rows: PackedRows, takers: int) -> None: ...
 
-    def take(self, unit: int, is_over: Callable[[], bool]) -> PackedRows | None: ...
+    def take(self, unit: int) -> PackedRows: ...
 
 
 def stream_reads(
@@ -36,43 +37,34 @@ def stream_reads(
     order: BatchOrder,
     *,
     peers: Peers | None = None,
-    is_over: Callable[[], bool] = lambda: False,
     executions: int | None = None,
     task_cpus: int | None = None,
 ) -> Generator[PackedRows]:
     """A rank's reads, decoded and packed by tasks ahead of the consumer. Closing the iterator ends the execution.
 
     Needs a Ray session. `peers`: all ranks read this epoch at the same time, and decode each row group once among
-    them; without, this rank decodes all that it needs. `is_over`: whether the consumer has left while a row group of
-    a peer is waited for. `executions`: how many executions share the cluster, by default one for each rank.
-    `task_cpus`: see `IngestConfig`. Memory is bounded for any number of reads: Ray Data pauses tasks whose output
-    nobody takes.
+    them; without, this rank decodes all that it needs. `executions`: how many executions share the cluster, by default
+    one for each rank. `task_cpus`: see `IngestConfig`. Memory is bounded for any number of reads: Ray Data pauses tasks
+    whose output nobody takes.
     """
-    decoded = _stream(dataset, order, decoded_reads(order, shares=peers is not None), executions, task_cpus)
-    with closing(decoded):
-        yield from arrange(order, decoded, peers, is_over)
+    units = units_to_decode(order, shares=peers is not None)
+    with closing(_decode(dataset, order, units, executions, task_cpus)) as decoded:
+        # Every rank begins to decode before any of them waits for another.
+        first = list(islice(decoded, 1))
+        yield from arrange(order, chain(first, decoded), peers)
 
 
-def decoded_reads(order: BatchOrder, *, shares: bool) -> list[Read]:
-    """What a rank decodes, in the order of its needs: each row group once, and whole if it is needed again.
+def units_to_decode(order: BatchOrder, *, shares: bool) -> list[int]:
+    """The row groups that a rank needs, each once, in the order of its needs.
 
-    `shares`: leave out what other ranks decode.
+    `shares`: leave out those that other ranks decode for it.
     """
-    reads = [order.read(index) for index in range(order.num_reads)]
-    uses = Counter(read.unit for read in reads)
-    decoded: dict[int, Read] = {}
-    for index, read in enumerate(reads):
-        rank, others = order.decoder(index) if shares else (order.rank, 0)
-        if rank == order.rank and read.unit not in decoded:
-            is_whole = others or uses[read.unit] > 1
-            decoded[read.unit] = Read(read.unit, 0, int(order.units.rows[read.unit])) if is_whole else read
-    return list(decoded.values())
+    needed = dict.fromkeys(order.read(index).unit for index in range(order.num_reads))
+    return [unit for unit in needed if not shares or order.decoder(unit) == order.rank]
 
 
-def arrange(
-    order: BatchOrder, decoded: Iterator[PackedRows], peers: Peers | None, is_over: Callable[[], bool]
-) -> Iterator[PackedRows]:
-    """A rank's reads in order, from its own `decoded_reads` and from its peers. Ends early if the consumer has left.
+def arrange(order: BatchOrder, decoded: Iterator[PackedRows], peers: Peers | None) -> Iterator[PackedRows]:
+    """A rank's reads in order, from the whole row groups that it decodes (`units_to_decode`) and from its peers.
 
     A row group that this rank needs again is held until then: those in which its lanes end, one a lane at most.
     """
@@ -80,30 +72,25 @@ def arrange(
     held: dict[int, PackedRows] = {}
     for index in range(order.num_reads):
         unit, start, stop = order.read(index)
-        rank, others = (order.rank, 0) if peers is None else order.decoder(index)
-        is_whole = unit in held or others > 0 or uses[unit] > 1
-        rows = held.pop(unit, None)
-        if rows is None and rank == order.rank:
+        if unit in held:
+            rows = held.pop(unit)
+        elif peers is not None and order.decoder(unit) != order.rank:
+            rows = peers.take(unit)
+        else:
             rows = next(decoded)
-            if others:
-                assert peers is not None
-                peers.offer(unit, rows, others)
-        elif rows is None:
-            assert peers is not None
-            rows = peers.take(unit, is_over)
-            if rows is None:
-                return
+            if peers is not None and order.takers(unit):
+                peers.offer(unit, rows, order.takers(unit))
         uses[unit] -= 1
         if uses[unit]:
             held[unit] = rows
-        yield rows.part(order.row_order.rows_of_whole(len(rows), start, stop, rows.group)) if is_whole else rows
+        yield rows.part(order.row_order.rows_of_whole(len(rows), start, stop, rows.group))
 
 
-def _stream(
-    dataset: Dataset, order: BatchOrder, reads: list[Read], executions: int | None, task_cpus: int | None
+def _decode(
+    dataset: Dataset, order: BatchOrder, decoded: list[int], executions: int | None, task_cpus: int | None
 ) -> Generator[PackedRows]:
-    """Decode and pack reads by an execution of Ray Data."""
-    if not reads:
+    """Decode and pack whole row groups by an execution of Ray Data; their rows are in the epoch's order."""
+    if not decoded:
         return
     import ray
     from ray.data import ExecutionResources, TaskPoolStrategy
@@ -115,7 +102,7 @@ def _stream(
     if task_cpus is None:
         task_cpus = 1 if cpus >= _CPUS_OF_A_RANK else 0
 
-    tasks = _descriptors(order, reads, concurrency)
+    tasks = _descriptors(order.units, decoded, concurrency)
     # `from_arrow` would run a task, which needs a CPU, to look into them.
     descriptors = ray.data.from_blocks(tasks)
     # This context belongs to the dataset; other datasets of the process keep theirs.
@@ -143,37 +130,32 @@ def _stream(
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads and packs a task's part of the list of reads."""
+    """Decodes and packs a task's part of the list of row groups."""
 
     packer: RowPacker
     row_order: RowOrder
 
-    def __call__(self, reads: pa.Table) -> Iterator[pa.Table]:
-        for read in reads.to_pylist():
-            place = read["path"], read["row_group"]
+    def __call__(self, row_groups: pa.Table) -> Iterator[pa.Table]:
+        for each in row_groups.to_pylist():
+            place, count = (each["path"], each["row_group"]), each["rows"]
             group = self.packer.read_group(*place) if self.row_order.whole_groups else None
-            rows = self.row_order.rows(read["unit"], read["rows"], read["start"], read["stop"], group)
-            yield to_table(self.packer.read(*place, rows))
+            yield to_table(self.packer.read(*place, self.row_order.rows(each["unit"], count, 0, count, group)))
 
 
-def _descriptors(order: BatchOrder, reads: list[Read], concurrency: int) -> list[pa.Table]:
-    """The reads, in order, as one table for each task."""
-    units = order.units
-    table = pa.Table.from_pylist(
-        [
-            {
-                **read._asdict(),
-                "path": units.files[units.file[read.unit]],
-                "row_group": int(units.row_group[read.unit]),
-                "rows": int(units.rows[read.unit]),
-            }
-            for read in reads
-        ]
+def _descriptors(units: Units, decoded: list[int], concurrency: int) -> list[pa.Table]:
+    """The row groups, in order, as one table for each task."""
+    table = pa.table(
+        {
+            "unit": decoded,
+            "path": [units.files[file] for file in units.file[decoded]],
+            "row_group": units.row_group[decoded],
+            "rows": units.rows[decoded],
+        }
     )
     mean_rows = max(1, int(units.rows.mean()))
     # Small splits are cut finer, so that all tasks have work.
-    per_task = max(1, min(_ROWS_PER_TASK // mean_rows, -(-len(reads) // (4 * concurrency))))
-    return [table.slice(start, per_task).combine_chunks() for start in range(0, len(reads), per_task)]
+    per_task = max(1, min(_ROWS_PER_TASK // mean_rows, -(-len(decoded) // (4 * concurrency))))
+    return [table.slice(start, per_task).combine_chunks() for start in range(0, len(decoded), per_task)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,8 +76,8 @@ def test_ranks_that_share_get_the_same_batches(tmp_path, world_size):
     """More ranks than lanes, each a thread, and one more epoch that all leave early."""
     groups = {} if world_size == 3 else {"group_sizes": (3, 9, 1, 4)}
     dataset = make_dataset(tmp_path / "data", 1_200, multi_hot=1, rows_per_row_group=50, **groups)
-    office = ray.remote(exchange._Office).options(num_cpus=0).remote()
-    peers = [exchange.Exchange(world_size, office) for _ in range(world_size)]
+    offices = [exchange.office(f"{tmp_path}", world_size) for _ in range(world_size)]
+    peers = [exchange.Exchange(office) for office in offices]
     store = InMemorySplit.read(dataset, "train")
     order = {"global_batch_size": 64, "world_size": world_size, "seed": 7, "drop_last": False}
     order |= {"whole_groups": bool(groups)}
@@ -92,7 +92,7 @@ def test_ranks_that_share_get_the_same_batches(tmp_path, world_size):
             with open_batches(dataset, "train", STREAM, store=store, rank=rank, **order) as stored:
                 for one, other in zip(found, stored, strict=True):
                     assert_same(one, other)
-    assert ray.get(office.held.remote()) == 0, "the exchange keeps nothing that all have left"
+    assert ray.get(offices[0].held.remote()) == 0, "the exchange keeps nothing that all have left"
 
 
 def test_resuming_streams_the_rest_of_the_epoch(tmp_path):

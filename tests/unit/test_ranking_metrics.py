@@ -106,6 +106,12 @@ def test_a_list_counts_an_item_once(rows, batch, parts, ties, data):
     assert measure(of, *rows, items=items, batch=batch, parts=parts) == pytest.approx(expected, abs=1e-12)
 
 
+def test_an_equal_of_a_repeated_positive_is_not_cut_before_the_repeat_is_known():
+    """The best negative of the first batch is the positive of the second; another one of its score stands before it."""
+    found = measure(config(k=(1,), metrics=("hr",)), [1, 1, 1], [0.5, 0.5, 0.5], [0, 0, 1], items=[5, 6, 5], batch=2)
+    assert found["hr@1"] == 0
+
+
 def test_repeated_candidates_are_masked_as_published():
     """NVIDIA's NCF: sort a list by item, the positive before its equals; later equals score -1; hits among the top."""
     rng = np.random.default_rng(4)
