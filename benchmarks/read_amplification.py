@@ -13,7 +13,6 @@ from typing import Any
 from rayrec.common.files import write_json
 from rayrec.ingest.batch_order import BatchOrder, Units
 from rayrec.ingest.dataset import PartInfo
-from rayrec.ingest.reads import units_to_decode
 
 _ROWS = 32_768
 _ROW_GROUPS = (40, 400, 1_600)
@@ -39,8 +38,8 @@ def _decoded(row_groups: int, workers: int) -> dict[str, Any]:
     alone = shared = most = 0
     for rank in range(workers):
         order = BatchOrder(units=units, global_batch_size=65_536, world_size=workers, rank=rank)
-        alone += len(units_to_decode(order, shares=False))
-        own = len(units_to_decode(order, shares=True))
+        alone += len(order.decoded(shares=False))
+        own = len(order.decoded(shares=True))
         shared, most = shared + own, max(most, own)
     return {"each_for_itself": alone / len(units), "shared": shared / len(units), "most_of_one_worker": most}
 

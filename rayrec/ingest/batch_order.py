@@ -5,9 +5,9 @@ Global batch b of n rows takes the next n*(s+1)//S - n*s//S rows of each lane s 
 places, and all lanes end with the last batch. Rank r of W holds rows n*r//W ... n*(r+1)//W of the batch, in this order.
 
 So the rows of global batch b depend only on the seed and the epoch. Several ranks need the same row group where there
-are more ranks than lanes, where W does not divide S, and where a lane ends in the middle of one. One of them decodes it
-for all, once an epoch: one that needs it first, so that no two ranks wait for each other. Everything is computed from
-arrays with one entry for each row group; a batch's slices are computed when they are needed.
+are more ranks than lanes, where W does not divide S, and where a lane ends in the middle of one. One rank decodes it
+for all, once an epoch. Everything is computed from arrays with one entry for each row group; a batch's slices are
+computed when they are needed.
 
 With whole groups the order is the same, but a slice stands for the groups that begin in it: it leaves out its first
 rows if they belong to a group that began before, and extends to the end of its last group. So a batch has a few rows
@@ -209,7 +209,7 @@ class BatchOrder:
         assert self.start_batch <= batch < self.num_batches, batch
         edges = self._edges(self.row_count(batch))
         window_start, window_stop = self._rank_window(int(edges[-1]))
-        _, read_start, _, read_of = self._reads
+        _, read_start, _, _, read_of = self._reads
         for lane in range(*self._lanes_of(self.rank, batch)):
             edge, next_edge = int(edges[lane]), int(edges[lane + 1])
             # Before the last, partial batch a lane has given `batch` full quotas as well.
@@ -231,16 +231,32 @@ class BatchOrder:
 
     def read(self, index: int) -> Read:
         """One of the reads, which are in the order in which the batches from `start_batch` on first need them."""
-        unit, start, stop, _ = self._reads
+        unit, start, stop, _, _ = self._reads
         return Read(int(unit[index]), int(start[index]), int(stop[index]))
 
-    def decoder(self, unit: int) -> int:
-        """The rank that decodes a row group for all ranks that need it."""
-        return int(self._decoders[unit])
+    def reads_of(self, batch: int) -> range:
+        """The reads that `batch` is the first to need, as indices."""
+        first, stop = np.searchsorted(self._reads[3], [batch, batch + 1]).tolist()
+        return range(first, stop)
+
+    def decoded(self, *, shares: bool) -> list[tuple[int, int]]:
+        """(batch, unit) of each row group that this rank decodes, once each, in the order of the batches.
+
+        `shares`: one rank decodes a row group for all, and `batch` is the first in which any of them needs it.
+        Otherwise this rank decodes all that it needs, and `batch` is its own first one.
+        """
+        batch, lane, place = self._first_needs(range(self.world_size) if shares else range(self.rank, self.rank + 1))
+        if shares:
+            # The ranks of a lane take turns.
+            ranks = [self._ranks_of_lane(number) for number in range(self._num_lanes)]
+            first, count = np.array([each.start for each in ranks]), np.array([max(1, len(each)) for each in ranks])
+            is_own = first[lane] + place % count[lane] == self.rank
+            batch, place = batch[is_own], place[is_own]
+        return list(zip(batch.tolist(), self._unit_order[place].tolist(), strict=True))
 
     def takers(self, unit: int) -> int:
-        """The number of other ranks that need a row group which this rank decodes."""
-        return int(self._takers[unit])
+        """The number of other ranks that need a row group which this rank decodes for all."""
+        return self._takers[unit]
 
     @property
     def row_order(self) -> RowOrder:
@@ -296,8 +312,8 @@ class BatchOrder:
         return np.concatenate([[0], np.cumsum(self.units.rows[self._unit_order])])
 
     @cached_property
-    def _reads(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """(unit, start, stop) of each read, in the order of the batches that need them first; and `read_of`.
+    def _reads(self) -> tuple[NDArray[np.int64], ...]:
+        """(unit, start, stop, batch) of each read, in the order of the batches that need them first; and `read_of`.
 
         Entry `place + lane` of `read_of` is the read of a unit in a lane. A lane ends in the unit in which the next one
         begins, or before it, so no two have the same entry.
@@ -307,34 +323,20 @@ class BatchOrder:
         order = np.lexsort((place, lane, batch))
         read_of = np.full(len(self.units) + self._num_lanes, -1)
         read_of[(place + lane)[order]] = np.arange(len(order))
-        return self._unit_order[place][order], start[order], stop[order], read_of
+        return self._unit_order[place][order], start[order], stop[order], batch[order], read_of
+
+    def _first_needs(self, ranks: range) -> NDArray[np.int64]:
+        """(3, units): batch, lane and place in the epoch's order of the first need of each unit that some of these
+        ranks, neighbours, need; sorted."""
+        needs = [self._needs_of_lane(lane, ranks)[[2, 0, 1]] for lane in range(self._num_lanes)]
+        found = np.concatenate(needs, axis=1)
+        found = found[:, np.lexsort(found[::-1])]
+        return found[:, np.sort(np.unique(found[2], return_index=True)[1])]
 
     @cached_property
-    def _decoders(self) -> NDArray[np.int64]:
-        """(units,) the rank that decodes each unit: those that need it in the first batch and lane take turns."""
-        needs = [self._needs_of_lane(lane, range(self.world_size)) for lane in range(self._num_lanes)]
-        lane, place, batch, start, _ = found = np.concatenate(needs, axis=1)
-        order = np.lexsort((lane, batch, place))
-        lane, place, batch, start, _ = found[:, order[np.unique(place[order], return_index=True)[1]]]
-
-        # The rows begin ... end - 1 of that batch are the unit's.
-        full, last, is_full = self._full_edges, self._edges(self._remainder), batch < self._full_batches
-        rows = np.where(is_full, self.global_batch_size, self._remainder)
-        edge = np.where(is_full, full[lane], last[lane])
-        next_edge = np.where(is_full, full[lane + 1], last[lane + 1])
-        position = self._unit_starts[place] + start
-        begin = edge + position - self._lane_starts[lane] - batch * (full[lane + 1] - full[lane])
-        end = np.minimum(next_edge, begin + self._unit_starts[place + 1] - position)
-        # Row i of a batch is the rank's that starts last at or before it.
-        first_rank, last_rank = ((begin + 1) * self.world_size - 1) // rows, (end * self.world_size - 1) // rows
-        decoder = np.full(len(self.units), -1)
-        decoder[self._unit_order[place]] = first_rank + place % (last_rank - first_rank + 1)
-        return decoder
-
-    @cached_property
-    def _takers(self) -> NDArray[np.int64]:
-        """(units,) the number of other ranks that need each unit that this rank decodes."""
-        is_own = self._decoders[self._unit_order] == self.rank
+    def _takers(self) -> dict[int, int]:
+        """The number of other ranks that need each unit that this rank decodes for all."""
+        is_own = np.isin(self._unit_order, [unit for _, unit in self.decoded(shares=True)])
         own = np.flatnonzero(is_own)
         needed = np.zeros((len(own), self.world_size), np.bool_)
         for lane in range(self._num_lanes):
@@ -342,9 +344,8 @@ class BatchOrder:
                 for rank in self._ranks_of_lane(lane):
                     _, place, _, _, _ = self._needs_of_lane(lane, range(rank, rank + 1))
                     needed[np.isin(own, place), rank] = True
-        takers = np.zeros(len(self.units), np.int64)
-        takers[self._unit_order[own]] = needed.sum(axis=1) - 1
-        return takers
+        needed[:, self.rank] = False
+        return dict(zip(self._unit_order[own].tolist(), needed.sum(axis=1).tolist(), strict=True))
 
     def _ranks_of_lane(self, lane: int) -> range:
         """The ranks that take rows of a lane, in full batches or in the last one."""
@@ -352,6 +353,7 @@ class BatchOrder:
         for edges in (self._full_edges, self._edges(self._remainder)):
             rows, start, end = int(edges[-1]), int(edges[lane]), int(edges[lane + 1])
             if start < end:
+                # Row i of a batch is the rank's that starts last at or before it.
                 first = min(first, ((start + 1) * self.world_size - 1) // rows)
                 stop = max(stop, (end * self.world_size - 1) // rows + 1)
         return range(first, stop)

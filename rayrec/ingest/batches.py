@@ -95,20 +95,23 @@ _Piece = tuple[PackedRows, slice]
 
 
 def assemble(
-    schema: Schema, order: BatchOrder, arriving: Iterator[PackedRows], *, pin_memory: bool
+    schema: Schema, order: BatchOrder, arriving: Iterator[Iterator[PackedRows]], *, pin_memory: bool
 ) -> Iterator[BatchArrays]:
-    """One rank's batches from `start_batch` on; `arriving` yields its reads in order. Holds one read of each lane."""
+    """One rank's batches from `start_batch` on. Holds one read of each lane.
+
+    `arriving` yields of each batch the reads that it is the first to need.
+    """
     held: dict[int, _CurrentRead] = {}
-    arrived = 0
-    for number in range(order.start_batch, order.num_batches):
-        pieces = []
+    for number, reads in enumerate(arriving, order.start_batch):
+        pieces, arrived = [], iter(order.reads_of(number))
         for lane, read, start, stop in order.slices(number):
             if lane not in held or held[lane].index != read:
-                assert read == arrived, (read, arrived)
+                assert read == next(arrived), read
                 held.pop(lane, None)  # before waiting for the next one
-                held[lane] = _CurrentRead.of(read, next(arriving), order)
-                arrived += 1
+                held[lane] = _CurrentRead.of(read, next(reads), order)
             pieces.append(held[lane].piece(start, stop))
+        not_needed = list(reads)  # which also lets the reads of this batch end
+        assert not not_needed, number
         yield _merge(schema, pieces, order.local_size(number), pin_memory)
 
 

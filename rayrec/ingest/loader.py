@@ -182,7 +182,7 @@ class BatchLoader(EpochLoader):
         except BaseException as error:  # raised again in the consumer
             self._put(error)
 
-    def _produce_batches(self, reads: Iterator[PackedRows]) -> None:
+    def _produce_batches(self, reads: Iterator[Iterator[PackedRows]]) -> None:
         schema, cuda = self._dataset.schema, self._device.type == "cuda"
         if cuda:
             torch.cuda.set_device(self._device)  # otherwise pinning memory would open a context on the first GPU

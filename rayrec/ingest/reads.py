@@ -1,6 +1,6 @@
 """The reads of a rank in the order of its batches: streamed through Ray Data, or from memory, bit for bit the same."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -39,51 +39,58 @@ def stream_reads(
     peers: Peers | None = None,
     executions: int | None = None,
     task_cpus: int | None = None,
-) -> Generator[PackedRows]:
-    """A rank's reads, decoded and packed by tasks ahead of the consumer. Closing the iterator ends the execution.
+) -> Generator[Iterator[PackedRows]]:
+    """Of each batch the reads that it is the first to need, decoded and packed by tasks ahead of the consumer.
 
-    Needs a Ray session. `peers`: all ranks read this epoch at the same time, and decode each row group once among
-    them; without, this rank decodes all that it needs. `executions`: how many executions share the cluster, by default
-    one for each rank. `task_cpus`: see `IngestConfig`. Memory is bounded for any number of reads: Ray Data pauses tasks
-    whose output nobody takes.
+    Needs a Ray session. Closing the iterator ends the execution. `peers`: all ranks read this epoch at the same time,
+    and decode each row group once among them; without, this rank decodes all that it needs. `executions`: how many
+    executions share the cluster, by default one for each rank. `task_cpus`: see `IngestConfig`. Memory is bounded for
+    any number of reads: Ray Data pauses tasks whose output nobody takes.
     """
-    units = units_to_decode(order, shares=peers is not None)
+    units = [unit for _, unit in order.decoded(shares=peers is not None)]
     with closing(_decode(dataset, order, units, executions, task_cpus)) as decoded:
         # Every rank begins to decode before any of them waits for another.
         first = list(islice(decoded, 1))
         yield from arrange(order, chain(first, decoded), peers)
 
 
-def units_to_decode(order: BatchOrder, *, shares: bool) -> list[int]:
-    """The row groups that a rank needs, each once, in the order of its needs.
+def arrange(order: BatchOrder, decoded: Iterator[PackedRows], peers: Peers | None) -> Iterator[Iterator[PackedRows]]:
+    """Of each batch the reads that it is the first to need, from the row groups that this rank decodes and its peers.
 
-    `shares`: leave out those that other ranks decode for it.
-    """
-    needed = dict.fromkeys(order.read(index).unit for index in range(order.num_reads))
-    return [unit for unit in needed if not shares or order.decoder(unit) == order.rank]
+    `decoded` yields whole row groups, as `order.decoded` says. Each batch's reads must be taken to their end.
 
-
-def arrange(order: BatchOrder, decoded: Iterator[PackedRows], peers: Peers | None) -> Iterator[PackedRows]:
-    """A rank's reads in order, from the whole row groups that it decodes (`units_to_decode`) and from its peers.
+    Before this rank waits for a peer in a batch, and before it leaves the batch, it has offered what it decodes for
+    that batch and earlier ones. So who waits, waits for a rank that is in an earlier batch, and nobody waits for ever.
 
     A row group that this rank needs again is held until then: those in which its lanes end, one a lane at most.
     """
+    due = deque(order.decoded(shares=peers is not None))
     uses = Counter(order.read(index).unit for index in range(order.num_reads))
     held: dict[int, PackedRows] = {}
-    for index in range(order.num_reads):
-        unit, start, stop = order.read(index)
-        if unit in held:
-            rows = held.pop(unit)
-        elif peers is not None and order.decoder(unit) != order.rank:
-            rows = peers.take(unit)
-        else:
-            rows = next(decoded)
-            if peers is not None and order.takers(unit):
-                peers.offer(unit, rows, order.takers(unit))
-        uses[unit] -= 1
+
+    def decode() -> None:
+        _, unit = due.popleft()
+        rows = next(decoded)
+        if peers is not None and order.takers(unit):
+            peers.offer(unit, rows, order.takers(unit))
         if uses[unit]:
             held[unit] = rows
-        yield rows.part(order.row_order.rows_of_whole(len(rows), start, stop, rows.group))
+
+    def reads_of(batch: int) -> Iterator[PackedRows]:
+        for index in order.reads_of(batch):
+            unit, start, stop = order.read(index)
+            while unit not in held and due and due[0][0] <= batch:
+                decode()
+            if unit not in held:
+                assert peers is not None, "without peers a rank decodes what it needs"
+                held[unit] = peers.take(unit)
+            uses[unit] -= 1
+            rows = held[unit] if uses[unit] else held.pop(unit)
+            yield rows.part(order.row_order.rows_of_whole(len(rows), start, stop, rows.group))
+        while due and due[0][0] <= batch:
+            decode()
+
+    return map(reads_of, range(order.start_batch, order.num_batches))
 
 
 def _decode(
@@ -172,10 +179,11 @@ class InMemorySplit:
         packer = RowPacker(dataset.folder, dataset.schema)
         return cls(tuple(packer.read_split(dataset.split(split), threads=True)))
 
-    def reads(self, order: BatchOrder) -> Generator[PackedRows]:
-        """A rank's reads."""
-        row_order = order.row_order
-        for index in range(order.num_reads):
-            unit, start, stop = order.read(index)
-            rows = self.packed[unit]
-            yield rows.take(row_order.rows(unit, len(rows), start, stop, rows.group))
+    def reads(self, order: BatchOrder) -> Generator[Iterator[PackedRows]]:
+        """Of each batch of a rank the reads that it is the first to need."""
+        for batch in range(order.start_batch, order.num_batches):
+            yield (self._read(order, *order.read(index)) for index in order.reads_of(batch))
+
+    def _read(self, order: BatchOrder, unit: int, start: int, stop: int) -> PackedRows:
+        rows = self.packed[unit]
+        return rows.take(order.row_order.rows(unit, len(rows), start, stop, rows.group))

@@ -1,6 +1,7 @@
 """The positives of a split as tensors on the device, which are filled once and kept for all epochs."""
 
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class Positives:
             # One batch of all rows, in one lane, gives the row groups whole and in order.
             units = Units.of(info.parts)
             order = BatchOrder(units=units, global_batch_size=info.rows, read_streams=1, shuffle="none")
-            reads = stream_reads(dataset, order, executions=world_size, task_cpus=task_cpus)
+            reads = chain.from_iterable(stream_reads(dataset, order, executions=world_size, task_cpus=task_cpus))
         one_hot = [f.name for f in schema.categorical if f.kind == "categorical"]
         user, item = one_hot.index(columns.user), one_hot.index(columns.item)
         ids_are = getattr(torch, id_type(schema).name)
