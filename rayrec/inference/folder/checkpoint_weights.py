@@ -1,16 +1,17 @@
 """The undistributed weights of a run's checkpoint, read by one process without torch.distributed."""
 
+import pickle
 import warnings
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rayrec.common.errors import UserError
 from rayrec.features.schema import Schema
+from rayrec.internals.torch_checkpoint import load, read_metadata
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
@@ -36,9 +37,11 @@ class CheckpointWeights:
         self.tables = self._model.tables
         self._folder = folder
         try:
-            metadata = dcp.FileSystemReader(folder).read_metadata()
-        except (OSError, EOFError) as error:
+            metadata = read_metadata(folder)
+        except OSError as error:
             raise UserError(f"{folder}: not a whole checkpoint ({type(error).__name__}); give another one") from None
+        except pickle.UnpicklingError as error:
+            raise UserError(f"{folder}: not a checkpoint: {error}; give another one") from None
         self._shapes = {
             name: tuple(stored.size)
             for name, stored in metadata.state_dict_metadata.items()
@@ -71,7 +74,7 @@ class CheckpointWeights:
                     f"{tuple(tensor.shape)}; the checkpoint is of another run"
                 )
         try:
-            dcp.load({"model": weights}, checkpoint_id=self._folder, no_dist=True)
+            load({"model": weights}, self._folder, no_dist=True)
         except CheckpointException as error:  # a BaseException: `except Exception` would let it pass
             reason = next(iter(error.failures.values()))[0]
             raise UserError(f"{self._folder}: cannot be read: {reason}") from None

@@ -12,12 +12,12 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.config.evaluate import higher_is_better
 from rayrec.config.train import CheckpointConfig
+from rayrec.internals.torch_checkpoint import load
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.run.folder import (
     CHECKPOINT_INDEX_FILE,
@@ -90,11 +90,8 @@ class Checkpoints:
 
 def load_state(state: dict[str, Any], checkpoint: Path) -> None:
     """Fill the tensors of `state` in place from `checkpoint`. Raises UserError where it does not fit."""
-    # Flattening drops tables of which this rank has no shard, and the planner then takes the checkpoint for one of an
-    # old format of torch's, whose optimizer states have other names.
-    planner = DefaultLoadPlanner(flatten_sharded_tensors=False)
     try:
-        dcp.load(state, checkpoint_id=checkpoint, planner=planner)
+        load(state, checkpoint)
     except CheckpointException as error:  # a BaseException: `except Exception` would let it pass
         reason = next(iter(error.failures.values()))[0]
         raise UserError(f"{checkpoint}: cannot be loaded into this model: {reason}") from None

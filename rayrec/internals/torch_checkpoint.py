@@ -1,0 +1,103 @@
+"""Reads checkpoints of torch.distributed.checkpoint without running code from them.
+
+Torch reads their metadata, and what is not a tensor, by plain pickle, so that a checkpoint from elsewhere could run
+code. Here metadata may name torch's own classes of metadata alone, and all else is what `torch.load` calls weights.
+"""
+
+import io
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_ALLOWED = frozenset({
+    *((_METADATA, name) for name in (
+        "Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata",
+        "ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING",
+    )),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+})  # fmt: skip
+
+
+def read_metadata(folder: Path) -> "Metadata":
+    """The metadata of a checkpoint. Raises OSError if there is none, UnpicklingError if it is damaged or names code."""
+    return _reader(folder).read_metadata()
+
+
+def load(state: dict[str, Any], folder: Path, *, no_dist: bool = False) -> None:
+    """Fill the tensors of `state` in place from a checkpoint; a collective unless `no_dist`.
+
+    Raises torch's CheckpointException, whose `failures` has what each rank met.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    dcp.load(state, storage_reader=_reader(folder), planner=_planner(), no_dist=no_dist)
+
+
+def _reader(folder: Path) -> Any:
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.metadata import StorageMeta
+
+    class Reader(FileSystemReader):
+        def read_metadata(self, *args: Any, **kwargs: Any) -> "Metadata":
+            with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as stream:
+                metadata = _unpickled(stream)
+            metadata.storage_meta = metadata.storage_meta or StorageMeta()
+            metadata.storage_meta.load_id = self.load_id
+            return metadata
+
+    return Reader(folder)
+
+
+def _planner() -> Any:
+    import torch
+    from torch.distributed.checkpoint._nested_dict import set_element
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+    class Planner(DefaultLoadPlanner):
+        def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+            path = self.mappings[read_item.dest_index.fqn]
+            set_element(self.original_state_dict, path, torch.load(value, weights_only=True))
+
+    # Flattening drops tables of which this rank has no shard, and the planner then takes the checkpoint for one of an
+    # old format of torch's, whose optimizer states have other names.
+    return Planner(flatten_sharded_tensors=False)
+
+
+def _unpickled(stream: Any) -> "Metadata":
+    """The metadata in a stream. Raises UnpicklingError."""
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    try:
+        metadata = _Unpickler(stream).load()
+        # A file outside the checkpoint is none of its parts.
+        whole = isinstance(metadata, Metadata) and all(
+            Path(part.relative_path).name == part.relative_path for part in metadata.storage_data.values()
+        )
+    except pickle.UnpicklingError:
+        raise
+    except Exception as error:  # damaged bytes raise whatever they lead to
+        raise pickle.UnpicklingError(f"its metadata is damaged ({type(error).__name__})") from None
+    if not whole:
+        raise pickle.UnpicklingError("its metadata is not that of a checkpoint")
+    return metadata
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        import torch
+
+        if module == "pathlib":
+            # The folder that the checkpoint was written to, which nobody reads.
+            return lambda *parts: "/".join(map(str, parts))
+        if (module, name) in _ALLOWED:
+            return super().find_class(module, name)
+        found = getattr(torch, name, None) if module == "torch" and "." not in name else None
+        if isinstance(found, torch.dtype):
+            return found
+        raise pickle.UnpicklingError(f"its metadata names {f'{module}.{name}'!a}, which no checkpoint of rayrec does")
