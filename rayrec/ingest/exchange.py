@@ -119,7 +119,7 @@ class _Office:
         await offer.there.wait()
         offer.takers -= 1
         if not offer.takers:
-            del self._offers[epoch][unit]
+            self._offers[epoch].pop(unit, None)
         return offer.reference
 
     async def leave(self, epoch: int) -> None:

@@ -60,7 +60,7 @@ def arrange(order: BatchOrder, decoded: Iterator[PackedRows], peers: Peers | Non
     `decoded` yields whole row groups, as `order.decoded` says. Each batch's reads must be taken to their end.
 
     Before this rank waits for a peer in a batch, and before it leaves the batch, it has offered what it decodes for
-    that batch and earlier ones. So who waits, waits for a rank that is in an earlier batch, and nobody waits for ever.
+    that batch and earlier ones. So a rank waits for one that decodes or that is in an earlier batch: never for ever.
 
     A row group that this rank needs again is held until then: those in which its lanes end, one a lane at most.
     """
