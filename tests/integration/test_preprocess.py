@@ -18,7 +18,7 @@ from rayrec.common.parquet_files import new_parquet
 from rayrec.features.vocabulary import fingerprint
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import extract, segments
-from rayrec.preprocessing.spark_tasks import run_tasks, user_errors
+from rayrec.preprocessing.spark_tasks import packed_items, partition_number, run_tasks, user_errors
 from rayrec.sources.criteo.config import CriteoSourceConfig
 from rayrec.sources.registry import preprocessing
 from tests.builders import make_recipe
@@ -332,6 +332,28 @@ def test_empty_gzip(run: Run, tmp_path: Path) -> None:
     (tmp_path / "rows.gz").write_bytes(gzip.compress(b""))
     with pytest.raises(UserError, match=r"rows\.gz: empty"):
         run({None: [str(tmp_path / "rows.gz")]})
+
+
+def test_long_gzip_gives_several_files_and_the_same_dataset(
+    run: Run, skewed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = tmp_path / f"{skewed.name}.gz"
+    packed.write_bytes(gzip.compress(skewed.read_bytes()))
+    config = {"split": {"kind": "fraction", "test": 0.2}, "layout": {"rows_per_row_group": 128}}
+    plain = run({None: [str(skewed)]}, "plain", **config)
+    monkeypatch.setattr(extract, "_ROWS_PER_FILE", 1_000)
+    cut = run({None: [str(packed)]}, "cut", **config)
+    assert contents(cut)["splits"] == contents(plain)["splits"]
+    assert contents(cut)["schema"] == contents(plain)["schema"]
+
+
+def test_a_task_is_sent_its_own_item(spark: Any) -> None:
+    """Each partition holds one item, in order, however small they are."""
+    items = [(number, bytes([number % 256]) * 10_000) for number in range(200)]
+    assert max(batch.nbytes for batch in packed_items(items)) < 11_000
+    found = run_tasks(spark, items, lambda item: (item[0], len(item[1]), partition_number()))
+    assert found == [(number, 10_000, number) for number in range(200)]
+    assert run_tasks(spark, [], lambda item: item) == []
 
 
 def test_damaged_gzip_is_named(run: Run, tmp_path: Path) -> None:

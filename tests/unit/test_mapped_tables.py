@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 from rayrec.common.errors import UserError
+from rayrec.features.vocabulary import VocabularyLookup, write_vocabulary
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import (
     MappedTable,
@@ -129,3 +131,24 @@ def test_memory_of_tables_is_limited(tmp_path: Path) -> None:
         assert mapped_bytes() - before <= limit
         table.read(ids, out)
         np.testing.assert_array_equal(out, values[ids])
+
+
+def test_memory_of_vocabularies_is_limited(tmp_path: Path) -> None:
+    """Values all over an index of 32 MiB, all of which a process would hold."""
+    values = [f"value-{number:07d}" for number in range(1_000_000)]
+    write_vocabulary(tmp_path / "v.parquet", values, range(len(values), 0, -1))
+    before, limit = mapped_bytes(), 16 * 2**20
+    lookup = VocabularyLookup.load(tmp_path / "v.parquet")
+    asked = pa.array(values)
+    for start in range(0, len(values), 2_000):
+        assert lookup.ids(asked.slice(start, 2_000))[0] == start + 1
+    assert mapped_bytes() - before > 24 * 2**20
+    lookup.release()
+    before, memory = mapped_bytes(), TableMemory(limit)
+    memory.add(lookup)
+    rng = np.random.default_rng(1)
+    for _ in range(100):
+        places = rng.integers(0, len(values), 64)
+        memory.note(1024)
+        assert mapped_bytes() - before <= limit
+        assert lookup.ids(asked.take(pa.array(places))).tolist() == (places + 1).tolist()
