@@ -20,7 +20,7 @@ class ServeConfig(Config):
     retry_after_seconds: PositiveInt = 1
     """How long a client that was answered 503 should wait; the header Retry-After says so."""
     table_memory_gib: PositiveFloat = 1.0
-    """Most memory that the embedding tables mapped by a replica hold; hot rows beyond are read from the page cache."""
+    """Most memory that the tables and vocabularies mapped by a replica hold; more is read from the page cache."""
     max_rows_per_request: PositiveInt = 8192
     max_body_mib: PositiveFloat = 64.0
     request_timeout_seconds: PositiveFloat = 30.0
