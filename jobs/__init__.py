@@ -11,6 +11,7 @@ COMMANDS = {
     "inspect": "Look at a sample of raw files, and write a recipe for them; or compare new files with a dataset.",
     "generate": "Write data with the real layout, drawn from a known truth.",
     "preprocess": "Turn raw logs into a dataset folder, with Spark on Ray.",
+    "verify": "Compare every file of a dataset folder with the checksums in its manifest.",
     "train": "Train a recipe's model on a dataset folder, with Ray Train and TorchRec.",
     "run": "Preprocess, train, evaluate and export in one job; run again, it continues where it stopped.",
     "evaluate": "Compute exact metrics over a split, each row once.",

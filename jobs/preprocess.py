@@ -7,6 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field
 
 from jobs.command import Command, PathTexts, RecipeRequest, Result, absolute_path, main
+from rayrec.common.files import owned
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe
 from rayrec.storage.location import Folder
@@ -44,7 +45,7 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     recipe = request.load_recipe()
     job = preprocessing(recipe, request.inputs(recipe), request.output)
     progress.stage("start Spark on Ray")
-    with ray_session(), spark_session(recipe.preprocess.spark) as spark:
+    with owned(request.output), ray_session(), spark_session(recipe.preprocess.spark) as spark:
         manifest = job.run(spark, progress)
     splits = {name: split.rows for name, split in manifest.splits.items()}
     return Result(

@@ -10,7 +10,7 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,8 +26,8 @@ PIPELINE_FILE = "pipeline.json"
 _LOCK_FILE = ".lock"
 _UNFINISHED_MODEL = ".export"
 """The model folder until it is whole."""
-_LEFTOVERS = (".run.unfinished-*", ".evaluation.unfinished-*", ".rayrec-evaluate-*", f"*{_UNFINISHED_MODEL}*")
-"""What killed phases leave beside the folders that they write, and do not continue."""
+_LEFTOVERS = (".rayrec-evaluate-*", _UNFINISHED_MODEL)
+"""What killed phases leave beside the folders that they write, and neither continue nor remove."""
 # These say where and how often, not what: a finished phase stays valid when they change.
 _IRRELEVANT_KEYS = frozenset({
     "preprocess.spark", "train.workers", "train.min_workers", "train.elastic_interval_seconds", "train.device",
@@ -96,13 +96,11 @@ def _owned(request: RunRequest) -> Iterator[None]:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    # A killed preprocessing is continued from what it left.
-    patterns = (*_LEFTOVERS, ".dataset.unfinished-*") if (folder / "dataset").exists() else _LEFTOVERS
-    for leftover in (found for pattern in patterns for found in list(folder.glob(pattern))):
-        if leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
+    for leftover in (found for pattern in _LEFTOVERS for found in list(folder.glob(pattern))):
+        shutil.rmtree(leftover, ignore_errors=True)
+    for lock in folder.glob(".*.lock"):
+        with suppress(UserError), locked(lock, folder):  # which removes it, unless another process holds it
+            pass
 
 
 class Phase(ABC):

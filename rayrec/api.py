@@ -26,7 +26,19 @@ if TYPE_CHECKING:
     from rayrec.recipes import Recipe
 
 AnyPath = str | PathLike[str]
-COMMANDS = ("inspect", "generate", "preprocess", "train", "run", "evaluate", "predict", "export", "tune", "plan")
+COMMANDS = (
+    "inspect",
+    "generate",
+    "preprocess",
+    "verify",
+    "train",
+    "run",
+    "evaluate",
+    "predict",
+    "export",
+    "tune",
+    "plan",
+)
 """The commands that are functions of this module."""
 
 

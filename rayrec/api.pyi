@@ -71,6 +71,13 @@ def preprocess(
     progress: Show progress on stderr.
     """
 
+def verify(folder: AnyPath, *, progress: bool = True) -> Result:
+    """Compare every file of a dataset folder with the checksums in its manifest.
+
+    folder: Dataset folder, the output of `rayrec preprocess`.
+    progress: Show progress on stderr.
+    """
+
 def train(
     recipe: AnyPath,
     data: AnyPath,

@@ -1,10 +1,15 @@
-"""Files and folders that are either complete or absent, even if the process dies at any moment; locks on them."""
+"""Files and folders that are either complete or absent, even if the process or the machine dies at any moment.
 
+What is written is brought to the disk before it gets its name. Locks keep two processes from writing the same output.
+"""
+
+import glob
+import hashlib
 import json
+import logging
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +17,8 @@ from typing import Any
 from uuid import uuid4
 
 from rayrec.common.errors import DiskFullError, UserError
+
+logger = logging.getLogger(__name__)
 
 _URI = re.compile(r"^[a-z][a-z0-9+.-]*://")
 _UNFINISHED_FILE = re.compile(r"\..+\.[0-9a-f]{32}")
@@ -25,10 +32,8 @@ def is_uri(path: str) -> bool:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write `content` to `path` so that a reader sees the old file or the new one, never a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(path) as temporary, temporary.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
+    with new_file(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -40,14 +45,17 @@ def write_json(path: Path, value: Any) -> None:
 def new_file(path: Path) -> Iterator[Path]:
     """Yield a path beside `path` to write to, which becomes `path` when the block ends without an error.
 
-    Two processes may write the same file at once; the last one wins. The file's folder is made if missing, but not the
-    folder around that: a late task must not bring back an output that was given up.
+    The file and its name are on the disk then. Two processes may write the same file at once; the last one wins. The
+    file's folder is made if missing, but not the folder around that: a late task must not bring back an output that was
+    given up.
     """
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
         yield temporary
+        sync(temporary)
         os.replace(temporary, path)
+        sync(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -61,55 +69,81 @@ def remove_unfinished_files(folder: Path) -> None:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary sibling of `path` that becomes `path` when the block ends without an error.
+def new_folder(path: Path, fingerprint: str | None = None) -> Iterator[Path]:
+    """Yield a sibling of `path` that becomes `path` when the block ends without an error, all of it on the disk.
 
-    On an error the sibling is removed. Raises UserError if `path` exists and is not an empty folder.
+    On an error the sibling is removed. With `fingerprint`, for long work, it survives a kill and every error except a
+    `UserError` after which the same work could not succeed (one of a full disk is survived), and the next caller with
+    the same fingerprint finds what was done. Siblings of other attempts, which are dead, are removed. Raises UserError
+    if `path` exists and is not an empty folder, or if another process writes it.
     """
     require_absent(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.unfinished-"))
-    try:
-        temporary.chmod(0o755)
-        yield temporary
-        if path.exists():
-            path.rmdir()  # require_absent allowed an empty folder; a race that filled it fails here
-        os.rename(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-@contextmanager
-def resumable_folder(path: Path, fingerprint: str) -> Iterator[Path]:
-    """Like `new_folder`, for long work: the next caller with the same fingerprint finds what was done of it.
-
-    The sibling survives a kill and every error except a `UserError` after which the same work could not succeed (one of
-    a full disk is survived). Raises UserError if another process writes the folder.
-    """
-    require_absent(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.parent / f".{path.name}.unfinished-{fingerprint}"
-    with locked(unfinished.with_name(f"{unfinished.name}.lock"), path):
+    with owned(path):
+        require_absent(path)
+        unfinished = path.with_name(f".{path.name}.unfinished-{fingerprint or 'new'}")
+        for left in path.parent.glob(f".{glob.escape(path.name)}.unfinished-*"):
+            if fingerprint is None or left != unfinished:
+                logger.warning("%s: unfinished work of an attempt that was killed or had other inputs; removed", left)
+                shutil.rmtree(left, ignore_errors=True)
         unfinished.mkdir(exist_ok=True)
         try:
             yield unfinished
+            for written in (*unfinished.rglob("*"), unfinished):
+                sync(written)
             if path.exists():
                 path.rmdir()
             os.rename(unfinished, path)
-        except DiskFullError:
+            sync(path.parent)
+        except BaseException as error:
+            goes_on = isinstance(error, DiskFullError) or not isinstance(error, UserError)
+            if fingerprint is not None and goes_on:
+                logger.warning("%s: keeps what is done; the same command goes on from there", unfinished)
+            else:
+                shutil.rmtree(unfinished, ignore_errors=True)
             raise
-        except UserError:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk, so that a loss of power does not undo them."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folders(root: Path) -> None:
+    """Bring the names in `root` and all folders below it to the disk; the files themselves were synced before."""
+    for folder, _, _ in os.walk(root):
+        sync(Path(folder))
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
-def locked(lock: Path, output: Path | str) -> Iterator[None]:
-    """Hold a lock file, which is released when the process dies. Raises UserError if another process holds it."""
+def owned(output: Path) -> Iterator[None]:
+    """Be the only process that writes `output`, which need not exist; the thread that is so may ask again.
+
+    Raises UserError if another process, or another thread of this one, writes it.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with locked(output.with_name(f".{output.name}.lock"), output, again=True):
+        yield
+
+
+@contextmanager
+def locked(lock: Path, output: Path | str, *, again: bool = False) -> Iterator[None]:
+    """Hold a lock file, which is released when the process dies. Raises UserError if it is held already.
+
+    `again`: the thread that holds it may hold it once more.
+    """
     from filelock import FileLock, Timeout
 
-    held = FileLock(lock)
+    held = FileLock(lock, is_singleton=again)
     try:
         held.acquire(blocking=False)
     except Timeout:
@@ -117,7 +151,8 @@ def locked(lock: Path, output: Path | str) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
+        if held.lock_counter == 1:
+            lock.unlink(missing_ok=True)
         held.release()
 
 

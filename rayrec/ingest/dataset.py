@@ -21,15 +21,20 @@ VOCABULARY_FOLDER = "vocabulary"
 REJECTED_FOLDER = "rejected"
 
 
-class PartInfo(Config):
-    """One Parquet part, its path relative to the dataset folder."""
+class StoredFile(Config):
+    """One file of the dataset, its path relative to the folder."""
 
     path: str
+    bytes: int
+    sha256: str
+
+
+class PartInfo(StoredFile):
+    """One Parquet part."""
+
     rows: int
     row_groups: tuple[int, ...]
     """Rows of each row group."""
-    bytes: int
-    sha256: str
     longest_group: int | None = None
     """Rows of the largest group (`Schema.group`) if the rows of each group follow each other in one row group; None if
     that is not known."""
@@ -66,14 +71,34 @@ class Manifest(Config):
 
     version: int = 1
     splits: dict[str, SplitInfo]
+    files: tuple[StoredFile, ...] = ()
+    """All files but the parts and this one: the schema, vocabularies, statistics, rejected rows."""
     rejected: dict[str, int]
     """Rejected rows by reason."""
     sources: tuple[SourceFile, ...]
     config: dict[str, Any]
     """The resolved recipe."""
 
+    @property
+    def every_file(self) -> list[StoredFile]:
+        """All files but this one."""
+        return [*(part for split in self.splits.values() for part in split.parts), *self.files]
+
     def save(self, folder: Path) -> None:
         write_json(folder / MANIFEST_FILE, self.model_dump(mode="json"))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Manifest":
+        """Read the manifest of a dataset folder. Raises UserError if it is missing or invalid."""
+        path = folder / MANIFEST_FILE
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise UserError(
+                f"{path}: missing, so this is no dataset, or an unfinished one; give the output of `rayrec preprocess`"
+            ) from None
+        except ValidationError as error:
+            raise UserError(f"{path}: {describe_validation_error(error, cls)}") from None
 
 
 @dataclass(frozen=True)
@@ -86,19 +111,17 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Dataset":
-        """Open a finished dataset folder. Raises UserError if it is missing, unfinished or invalid."""
+        """Open a finished dataset folder.
+
+        Raises UserError if it is missing, unfinished or invalid, or if a file does not have the size that it should.
+        """
         folder = Path(folder).absolute()
-        path = folder / MANIFEST_FILE
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; give the output of `rayrec preprocess`")
-        try:
-            manifest = Manifest.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            raise UserError(
-                f"{path}: missing, so this is no dataset, or an unfinished one; give the output of `rayrec preprocess`"
-            ) from None
-        except ValidationError as error:
-            raise UserError(f"{path}: {describe_validation_error(error, Manifest)}") from None
+        manifest = Manifest.load(folder)
+        for file in manifest.every_file:
+            if wrong := wrong_size(folder, file):
+                raise UserError(f"{wrong}; `rayrec verify {folder}` looks at every file")
         return cls(folder, Schema.load(folder), manifest)
 
     def split(self, name: str) -> SplitInfo:
@@ -128,3 +151,13 @@ class Dataset:
     def recipe(self) -> Recipe:
         """The recipe with which the dataset was made."""
         return Recipe.model_validate(self.manifest.config)
+
+
+def wrong_size(folder: Path, file: StoredFile) -> str | None:
+    """What is wrong with the size of a file of a dataset folder; None if it is as it should be."""
+    path = folder / file.path
+    try:
+        found = path.stat().st_size
+    except FileNotFoundError:
+        return f"{path}: missing"
+    return None if found == file.bytes else f"{path}: has {found:,} bytes and had {file.bytes:,} when it was written"

@@ -47,7 +47,9 @@ class Division(Protocol):
 class ExtractedChunk:
     """The parsed rows of a chunk of a raw file."""
 
-    chunk: Chunk
+    file: str
+    """Name of the raw file."""
+    file_index: int
     lines: int
     pieces: dict[str, tuple[Piece, ...]]
     """The files of rows by split; all rows under the empty name if the split does not follow from the row."""
@@ -64,6 +66,10 @@ class ExtractedChunk:
         return line - pc.sum(pc.less_equal(rejected, line)).as_py()
 
 
+Extracted = tuple[list[ExtractedChunk], dict[str, int]]
+"""The chunks of files of one kind, in order, and the number of bad rows by reason."""
+
+
 def pieces_of(chunks: Iterable[ExtractedChunk], split: str = "") -> list[Piece]:
     """The files of the chunks' rows of a split, in order."""
     return [piece for chunk in chunks for piece in chunk.pieces[split]]
@@ -76,7 +82,7 @@ def extract(
     max_rejected: float,
     division: Division | None = None,
     fixes: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[list[ExtractedChunk], dict[str, int]]:
+) -> Extracted:
     """Parse files of one kind, as `extract_tables` does; with `division`, into its files for each chunk."""
     tables = {"": (reader, files)}
     extracted, rejected = extract_tables(workspace, tables, workspace.scratch, max_rejected, division, fixes)
@@ -152,7 +158,7 @@ def _extract_chunk(
             lines += block.num_lines
             count.add(block.num_lines)
     pieces = {label: tuple(Piece(f.path, 0, f.rows) for f in written) for label, (_, written) in files.items()}
-    return ExtractedChunk(chunk, lines, pieces, dict(reasons), rejected_path)
+    return ExtractedChunk(chunk.file.name, chunk.file_index, lines, pieces, dict(reasons), rejected_path)
 
 
 def _check_rejected(
@@ -161,7 +167,7 @@ def _check_rejected(
     """The number of bad rows by reason. Raises UserError if there are no rows, or if too large a share is bad."""
     lines = sum(chunk.lines for chunk in extracted)
     if lines == 0:
-        raise UserError(f"{extracted[0].chunk.file.name}: empty; there are no rows to preprocess")
+        raise UserError(f"{extracted[0].file}: empty; there are no rows to preprocess")
     reasons: Tally[str] = Tally()
     for chunk in extracted:
         reasons.update(chunk.rejected)
@@ -194,6 +200,8 @@ def _write_rejected(workspace: Workspace, extracted: Sequence[ExtractedChunk], p
         groups[-1].append((chunk.rejected_path, offset))
         filled += number
     folder = workspace.folder / REJECTED_FOLDER
+    for left in folder.glob(f"{prefix}part-*"):  # by an attempt that was killed
+        left.unlink()
 
     def run(item: tuple[int, list[tuple[Path, int]]]) -> None:
         index, files = item
@@ -213,6 +221,6 @@ def _first_lines(extracted: Sequence[ExtractedChunk]) -> list[int]:
     before: Tally[int] = Tally()
     result = []
     for chunk in extracted:
-        result.append(before[chunk.chunk.file_index])
-        before[chunk.chunk.file_index] += chunk.lines
+        result.append(before[chunk.file_index])
+        before[chunk.file_index] += chunk.lines
     return result

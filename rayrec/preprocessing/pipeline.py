@@ -1,22 +1,21 @@
 """Turns raw files into a dataset folder: what every source's job has around it.
 
 Stages hand rows to each other as Parquet files in a scratch folder, so memory stays flat and a task that runs again
-finds its input. Everything lies in an unfinished folder beside the output, which takes the output's name at the end.
+finds its input. Everything lies in an unfinished folder beside the output, which takes the output's name at the end; a
+job that was killed goes on from what it finds there.
 """
 
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rayrec.common.errors import DiskFullError, UserError
-from rayrec.common.files import new_folder, remove_unfinished_files, require_absent, resumable_folder
+from rayrec.common.files import new_folder, remove_unfinished_files, require_absent, sha256_of
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.ingest.dataset import Manifest, SourceFile
-from rayrec.preprocessing.spark_tasks import no_tasks_left_behind, user_errors
+from rayrec.ingest.dataset import MANIFEST_FILE, Manifest, SourceFile, StoredFile
+from rayrec.preprocessing.spark_tasks import no_tasks_left_behind, run_tasks, user_errors
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset
 from rayrec.raw.files import InputFile
 from rayrec.recipes import Recipe
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SCRATCH = ".scratch"
-_STAGES_VERSION = 1
+_STAGES_VERSION = 2
 """Goes up when the files of a stage change, so that they are not mixed with those of an earlier version."""
 
 
@@ -34,14 +33,14 @@ class PreprocessingJob(Protocol):
 
     @property
     def files(self) -> tuple[InputFile, ...]:
-        """The raw files."""
-
-    @property
-    def is_resumable(self) -> bool:
-        """Whether `write` goes on from what it finds in the workspace."""
+        """All raw files that are read."""
 
     def write(self, workspace: Workspace) -> WrittenDataset:
-        """Write everything in the dataset but the schema and the manifest. Raises UserError."""
+        """Write everything in the dataset but the schema and the manifest. Raises UserError.
+
+        After a kill the workspace holds what was written before; `rayrec.preprocessing.workspace.Stages` tells what of
+        it is whole.
+        """
 
 
 class Preprocessing:
@@ -57,38 +56,38 @@ class Preprocessing:
     def run(self, spark: "SparkSession", progress: Progress | None = None) -> Manifest:
         """Write the dataset folder. Whatever fails, the output stays as it was. Raises UserError.
 
-        A resumable job that was killed, or failed for another reason than its inputs, goes on from its last finished
-        stage when the same files are preprocessed to the same output by the same recipe.
+        A job that was killed, or failed for another reason than its inputs, goes on from its last finished stage when
+        the same files are preprocessed to the same output by the same recipe.
         """
         progress = progress or SilentProgress()
-        with user_errors(), self._unfinished_folder(progress) as folder, no_tasks_left_behind(spark):
+        with user_errors(), new_folder(self._output, self._fingerprint()) as folder, no_tasks_left_behind(spark):
             scratch = folder / _SCRATCH
-            scratch.mkdir(exist_ok=True)
-            written = self._job.write(Workspace(spark, folder, scratch, progress))
-            shutil.rmtree(scratch)
-            remove_unfinished_files(folder)
-            written.schema.save(folder)
-            manifest = Manifest(
-                splits=written.splits, rejected=written.rejected, sources=source_files(self._job), config=self._resolved
-            )
-            manifest.save(folder)
-            return manifest
-
-    @contextmanager
-    def _unfinished_folder(self, progress: Progress) -> Iterator[Path]:
-        if not self._job.is_resumable:
-            with new_folder(self._output) as folder:
-                yield folder
-            return
-        with resumable_folder(self._output, self._fingerprint()) as folder:
             if any(folder.iterdir()):
                 progress.message(f"{folder}: unfinished work of an earlier run; going on from there")
-            try:
-                yield folder
-            except BaseException as error:
-                if isinstance(error, DiskFullError) or not isinstance(error, UserError):
-                    progress.message(f"{folder}: keeps the finished stages; the same command goes on from there")
-                raise
+            if not (folder / MANIFEST_FILE).exists():
+                scratch.mkdir(exist_ok=True)
+                self._write(Workspace(spark, folder, scratch, progress))
+            # The manifest is there: a kill from here on has no work done again, however much of the scratch is gone.
+            shutil.rmtree(scratch, ignore_errors=True)
+            return Manifest.load(folder)
+
+    def _write(self, workspace: Workspace) -> None:
+        """Write all files of the dataset; the manifest is the last."""
+        folder = workspace.folder
+        written = self._job.write(workspace)
+        remove_unfinished_files(folder)
+        written.schema.save(folder)
+        parts = {part.path for split in written.splits.values() for part in split.parts}
+        others = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
+        wanted = [path for path in others if path.parts[0] != _SCRATCH and path.as_posix() not in parts]
+        manifest = Manifest(
+            splits=written.splits,
+            files=tuple(run_tasks(workspace.spark, wanted, partial(_stored_file, folder))),
+            rejected=written.rejected,
+            sources=source_files(self._job),
+            config=self._resolved,
+        )
+        manifest.save(folder)
 
     def _fingerprint(self) -> str:
         """Differs whenever the files of a stage, or their paths, would differ."""
@@ -106,3 +105,7 @@ class Preprocessing:
 def source_files(job: PreprocessingJob) -> tuple[SourceFile, ...]:
     """The raw files as a dataset's manifest describes them."""
     return tuple(SourceFile(path=file.name, bytes=file.bytes, modified=file.modified) for file in job.files)
+
+
+def _stored_file(folder: Path, path: Path) -> StoredFile:
+    return StoredFile(path=path.as_posix(), bytes=(folder / path).stat().st_size, sha256=sha256_of(folder / path))

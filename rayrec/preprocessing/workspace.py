@@ -5,20 +5,22 @@ The files of each stage stay until no other needs them, so a job that died can c
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from types import NoneType
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from rayrec.common.files import write_json
+from pydantic import TypeAdapter
+
+from rayrec.common.files import sync_folders, write_json
 from rayrec.common.progress import Progress
-from rayrec.config import Config
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ResultT = TypeVar("ResultT", bound=Config)
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,10 @@ class Workspace:
     """A folder for the files that stages pass on to each other."""
     progress: Progress
 
+    def within(self, scratch: Path) -> Self:
+        """The same workspace for a stage whose scratch files lie in a folder of their own."""
+        return replace(self, scratch=scratch)
+
 
 @dataclass(frozen=True)
 class WrittenDataset:
@@ -43,19 +49,16 @@ class WrittenDataset:
     """Number of bad rows by reason."""
 
 
-class _Nothing(Config):
-    """The result of a stage that has none."""
-
-
 class Stages:
     """Runs stages by name, each once however often the job is started.
 
-    A stage is done when its mark NAME.json, which holds its result, lies in `folder`; it is written last. The files
-    that it leaves lie in a folder of their own. Paths in results are absolute: the job must start in the same place.
+    A stage is done when its mark NAME.json, which holds its result, lies in `folder`; it is written last, when the
+    files are on the disk. These lie in a folder of their own. Paths in results are absolute: the job must start in the
+    same place.
     """
 
     def __init__(self, folder: Path, progress: Progress, reclaim: Callable[[], None] = lambda: None) -> None:
-        """`reclaim`: called when files are released, to free what else finished stages hold."""
+        """`folder` lies in that of the dataset. `reclaim`: frees what else finished stages hold than their files."""
         self._folder = folder
         self._progress = progress
         self._reclaim = reclaim
@@ -63,29 +66,25 @@ class Stages:
     def run(
         self, name: str, kind: type[ResultT], work: Callable[[Path], ResultT], folder: Path | None = None
     ) -> ResultT:
-        """The result of `work(folder)`, or what it was when the stage was done before.
+        """The result of `work(folder)`, or what it was when the stage was done before. JSON must be able to hold it.
 
         `folder`: where the stage's files lie, by default NAME, next to the mark; it is empty when `work` begins.
         """
         mark = self._folder / f"{name}.json"
         if mark.exists():
             self._progress.message(f"{name}: done before")
-            return kind.model_validate_json(mark.read_bytes())
+            return TypeAdapter(kind).validate_json(mark.read_bytes())
         files = folder or self._folder / name
         shutil.rmtree(files, ignore_errors=True)
         files.mkdir(parents=True)
         result = work(files)
-        write_json(mark, result.model_dump(mode="json"))
+        sync_folders(self._folder.parent)
+        write_json(mark, TypeAdapter(kind).dump_python(result, mode="json"))
         return result
 
     def leave(self, name: str, work: Callable[[Path], None], folder: Path | None = None) -> None:
         """Run a stage that has no result but its files."""
-
-        def run(files: Path) -> _Nothing:
-            work(files)
-            return _Nothing()
-
-        self.run(name, _Nothing, run, folder)
+        self.run(name, NoneType, work, folder)
 
     def release(self, *names: str) -> None:
         """Remove the files of stages that no later stage reads; they stay done."""

@@ -31,7 +31,8 @@ class Copied(NamedTuple):
 class Journal:
     """A file of JSON lines to which any thread appends as files are copied.
 
-    A kill loses only the copies in progress. `begun` has their names, as nobody knows whether they arrived.
+    A kill, or a loss of power, loses only the copies in progress. `begun` has their names, as nobody knows whether they
+    arrived.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,6 +67,8 @@ class Journal:
         with self._lock:
             with self._path.open("a") as file:
                 file.write(_line(name, state))
+                file.flush()
+                os.fsync(file.fileno())  # before the remote file may change
             self._note(name, state)
 
     def _note(self, name: str, state: object) -> None:

@@ -77,7 +77,7 @@ def test_preprocessing(environment: dict[str, str], tmp_path: Path) -> None:
         attached = {**environment, "RAY_ADDRESS": head.address}
         nodes = stack.enter_context(ray_nodes(head, environment, 2))
         run_module("jobs.preprocess", *arguments("undisturbed"), environment=attached)
-        for output, sign in {"parsing": ".scratch/rows/*.parquet", "writing": "train/*.parquet"}.items():
+        for output, sign in {"parsing": ".scratch/parse/rows/*.parquet", "writing": "train/*.parquet"}.items():
             nodes += stack.enter_context(ray_nodes(head, environment, 2 - len(nodes)))
             # The command cannot end before the kill.
             hold = Hold(tmp_path / f"hold-{output}", rf"\.{output}\.unfinished-[^/]+/manifest\.json")

@@ -13,11 +13,11 @@ import pytest
 from rayrec.common.errors import UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.config.table import FileFormat, SideTableConfig
-from rayrec.features.lookups import Lookups
-from rayrec.features.schema import Rate, RawColumn, Schema, SideTable
+from rayrec.features.lookups import RATES_FOLDER, Lookups
+from rayrec.features.schema import STATISTICS_FOLDER, Rate, RawColumn, Schema, SideTable
 from rayrec.preprocessing import segments
 from rayrec.preprocessing.extract import extract, pieces_of
-from rayrec.preprocessing.lookups.rates import write_rates
+from rayrec.preprocessing.lookups.rates import write_rates, write_served_rates
 from rayrec.preprocessing.lookups.rows import CompletedRows, Folds
 from rayrec.preprocessing.lookups.side_tables import write_side_table
 from rayrec.preprocessing.segments import cut_pieces, make_segments
@@ -196,6 +196,9 @@ def test_completed_rows_equal_pandas_row_by_row(
     assert write(ITEMS, write_parquet(tables["items"], tmp_path / "items", files)) == {}
     folds = Folds(FOLDS, SEED, workspace.scratch / "rates")
     rates = write_rates(workspace, CompletedRows(SCHEMA, workspace.folder), train, RATES, folds)
+    served = workspace.folder / STATISTICS_FOLDER / RATES_FOLDER
+    served.mkdir()
+    write_served_rates(workspace, rates, folds, served)
     mean = float(log["click"][:TRAIN].sum()) / TRAIN
     assert [rate.mean for rate in rates] == [mean] * len(RATES)
 

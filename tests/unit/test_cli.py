@@ -34,6 +34,7 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
         ["r", "--input", "train=a", "--input", "test=b", "--output", "o", "--set", "preprocess.seed=1"],
         {"recipe": "r", "input": ("train=a", "test=b"), "output": Path("o"), "set": ("preprocess.seed=1",)},
     ),
+    ("verify", ["s3://b/d"], {"folder": local_path("s3://b/d")}),
     (
         "train",
         ["r", "--data", "d", "--output", "o", "--workers", "2", "--device", "cpu", "--precision", "bf16", "--resume"],

@@ -1,6 +1,7 @@
 """Files and folders are whole or absent."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import (
     new_file,
     new_folder,
+    owned,
     remove_unfinished_files,
     require_absent,
     write_atomically,
@@ -73,6 +75,55 @@ def test_a_failed_folder_leaves_nothing(tmp_path: Path) -> None:
         (folder / "a").write_text("1")
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
+
+
+def test_all_is_on_the_disk_before_a_folder_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[str] = set()
+    fsync, rename = os.fsync, os.rename
+
+    def note(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def named(source: Path, target: Path) -> None:
+        assert {str(path) for path in (source, source / "a", source / "a" / "b")} <= synced
+        synced.clear()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "rename", named)
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "a").mkdir()
+        (folder / "a" / "b").write_text("1")
+    assert synced == {str(tmp_path)}
+
+
+def test_what_a_killed_writer_of_a_folder_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".out.unfinished-new").mkdir()
+    (tmp_path / ".out.unfinished-new" / "half").touch()
+    with new_folder(tmp_path / "out") as folder:
+        assert not any(folder.iterdir())
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_output_has_one_owner(tmp_path: Path) -> None:
+    """Who has it may ask again; another thread, as another process, is refused at once, and what it tries leaves it."""
+    output = tmp_path / "deep" / "out"
+
+    def refused() -> str:
+        with pytest.raises(UserError, match="out: another run is writing it") as error, owned(output):
+            pass
+        return str(error.value)
+
+    with ThreadPoolExecutor(1) as other:
+        with owned(output):
+            with owned(output), new_folder(output) as folder:
+                (folder / "a").touch()
+                assert other.submit(refused).result()
+            assert other.submit(refused).result()
+        assert [p.name for p in output.parent.iterdir()] == ["out"]
+        with owned(output):
+            assert other.submit(refused).result()
 
 
 @pytest.mark.parametrize(("make", "allowed"), [("nothing", True), ("empty", True), ("full", False), ("file", False)])

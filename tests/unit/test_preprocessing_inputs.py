@@ -9,7 +9,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.config import RowsPreprocessConfig
 from rayrec.preprocessing.rows.inputs import resolve_inputs
 from rayrec.recipes import Recipe
-from rayrec.sources.registry import preprocessing
+from rayrec.sources.registry import preprocessing, preprocessing_job
 from tests.builders import make_recipe
 
 
@@ -99,3 +99,18 @@ def test_other_files_are_read_in_the_order_given(folder: Path) -> None:
     inputs = resolve_inputs(RowsPreprocessConfig(), paths)
     assert [file.base_name for file in inputs.files] == ["train.tsv", "day_0"]
     assert inputs.days == (None, 0)
+
+
+def test_side_tables_are_among_the_files_of_a_job(tmp_path: Path) -> None:
+    """So another side table makes another dataset, and a killed job does not go on with what the old one gave."""
+    (tmp_path / "log.csv").write_text("label,user\n1,a\n0,b\n")
+    (tmp_path / "users.csv").write_text("user,age\na,1\nb,2\n")
+    source = {
+        "kind": "table",
+        "label": "label",
+        "tables": {"users": {"path": str(tmp_path / "users.csv"), "key": "user"}},
+        "features": [{"columns": "users_age", "kind": "numeric"}, {"columns": "user", "kind": "categorical"}],
+    }
+    recipe = make_recipe(source=source, preprocess={"kind": "rows"})
+    job = preprocessing_job(recipe, {None: [str(tmp_path / "log.csv")]})
+    assert [file.base_name for file in job.files] == ["log.csv", "users.csv"]

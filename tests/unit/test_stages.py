@@ -5,14 +5,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rayrec.common.errors import DiskFullError, UserError
-from rayrec.common.files import resumable_folder
+from rayrec.common.files import new_file, new_folder
 from rayrec.common.progress import SilentProgress
 from rayrec.config import Config
+from rayrec.config.transforms import Fill, NumericTransform, Standardize
+from rayrec.preprocessing.extract import Extracted, ExtractedChunk
+from rayrec.preprocessing.segments import Piece
 from rayrec.preprocessing.workspace import Stages
+from rayrec.sources.interactions.histories import HistoryCounts
 
 
 class Found(Config):
@@ -44,6 +49,49 @@ def test_a_stage_runs_once(tmp_path: Path) -> None:
     assert messages.texts == ["parse: done before"]
 
 
+def test_results_are_what_they_were(tmp_path: Path) -> None:
+    """Of types that JSON has no word for."""
+    chunk = ExtractedChunk("day_0", 0, 3, {"": (Piece(tmp_path / "rows", 0, 3),)}, {}, tmp_path / "bad")
+    numbers = {"a": (Standardize(mean=0.1, deviation=1 / 3), Fill(value=-1e-300))}
+    results: list[tuple[Any, Any]] = [
+        (Extracted, ([chunk], {"bad": 1})),
+        (dict[str, tuple[NumericTransform, ...]], numbers),
+        (tuple[list[Piece], HistoryCounts], ([Piece(tmp_path / "x", 1, 2)], HistoryCounts(train=5))),
+    ]
+    for number, (kind, result) in enumerate(results):
+        for _ in range(2):
+            assert Stages(tmp_path, SilentProgress()).run(f"s{number}", kind, lambda _, r=result: r) == result
+    assert list(Stages(tmp_path, SilentProgress()).run("s1", results[1][0], pytest.fail)) == ["a"]
+
+
+def test_a_mark_is_written_when_all_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    fsync, replace = os.fsync, os.replace
+
+    def note(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def named(source: Path, target: Path) -> None:
+        if target.name == "parse.json":
+            assert {files, files / "rows", dataset, tmp_path, source} <= set(synced)
+            assert any(path.name.startswith(".part.") for path in synced)
+        synced.clear() if target.name == "parse.json" else None
+        replace(source, target)
+
+    def work(folder: Path) -> None:
+        with new_file(folder / "rows" / "part") as temporary:
+            temporary.write_text("1")
+
+    files, dataset = tmp_path / ".scratch" / "parse", tmp_path / "vocabulary"
+    dataset.mkdir()
+    (tmp_path / ".scratch").mkdir()
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "replace", named)
+    Stages(tmp_path / ".scratch", SilentProgress()).leave("parse", work)
+    assert synced == [tmp_path / ".scratch"], "the mark's own name"
+
+
 def test_an_unfinished_stage_begins_from_nothing(tmp_path: Path) -> None:
     def dies(folder: Path) -> None:
         (folder / "half").write_text("1")
@@ -73,22 +121,29 @@ def test_released_files_are_gone_and_the_stage_stays_done(tmp_path: Path) -> Non
 def test_work_is_found_again_after_every_error_but_the_users(tmp_path: Path) -> None:
     output = tmp_path / "out"
     for error in (KeyboardInterrupt, RuntimeError, DiskFullError):
-        with pytest.raises(error), resumable_folder(output, "abc") as folder:
+        with pytest.raises(error), new_folder(output, "abc") as folder:
             (folder / error.__name__).touch()
             raise error
         assert not output.exists()
-    with resumable_folder(output, "other") as folder:
-        assert not any(folder.iterdir())
-        raised = sorted(p.name for p in (tmp_path / ".out.unfinished-abc").iterdir())
-    assert raised == ["DiskFullError", "KeyboardInterrupt", "RuntimeError"]
-    output.rmdir()
-    with resumable_folder(output, "abc") as folder:
-        assert len(list(folder.iterdir())) == 3
+    with new_folder(output, "abc") as folder:
+        assert sorted(p.name for p in folder.iterdir()) == ["DiskFullError", "KeyboardInterrupt", "RuntimeError"]
     assert [p.name for p in tmp_path.iterdir()] == ["out"] and len(list(output.iterdir())) == 3
 
 
+def test_the_work_of_other_inputs_is_removed(tmp_path: Path) -> None:
+    for name in ("out", "out2"):
+        with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / name, "abc") as folder:
+            (folder / "rows").touch()
+            raise KeyboardInterrupt
+    with new_folder(tmp_path / "out", "other") as folder:
+        assert not any(folder.iterdir())
+        assert sorted(p.name for p in tmp_path.glob(".out*.unfinished-*")) == [
+            ".out.unfinished-other", ".out2.unfinished-abc",
+        ]  # fmt: skip
+
+
 def test_a_users_error_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="bad rows"), resumable_folder(tmp_path / "out", "abc") as folder:
+    with pytest.raises(UserError, match="bad rows"), new_folder(tmp_path / "out", "abc") as folder:
         (folder / "rows").touch()
         raise UserError("bad rows")
     assert list(tmp_path.iterdir()) == []
@@ -97,8 +152,8 @@ def test_a_users_error_leaves_nothing(tmp_path: Path) -> None:
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     """Another process holds it; when that is killed, it is free, with what lies in it."""
     code = (
-        "import sys, time; from pathlib import Path; from rayrec.common.files import resumable_folder\n"
-        "with resumable_folder(Path(sys.argv[1]), 'abc') as folder:\n"
+        "import sys, time; from pathlib import Path; from rayrec.common.files import new_folder\n"
+        "with new_folder(Path(sys.argv[1]), 'abc') as folder:\n"
         "    (folder / 'held').touch(); time.sleep(60)\n"
     )
     output = tmp_path / "out"
@@ -109,12 +164,13 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
         deadline = time.monotonic() + 30
         while not held.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
-        with pytest.raises(UserError, match="another run is writing it"), resumable_folder(output, "abc"):
-            pass
+        for fingerprint in ("abc", "other", None):
+            with pytest.raises(UserError, match="another run is writing it"), new_folder(output, fingerprint):
+                pass
         assert held.exists()
     finally:
         other.kill()
         other.wait()
-    with resumable_folder(output, "abc") as folder:
+    with new_folder(output, "abc") as folder:
         assert [p.name for p in folder.iterdir()] == ["held"]
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

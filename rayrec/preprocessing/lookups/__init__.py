@@ -11,6 +11,7 @@ A job of rows calls, after its rows are parsed and split (`side_tables`, `rates`
     # rates: a Rate for each rate, whose mean is not known yet
     folds = Folds(source.rate_folds, config.seed, workspace.scratch / "rates", source.group)
     rates = write_rates(workspace, CompletedRows(schema, workspace.folder), segments["train"], rates, folds)
+    write_served_rates(workspace, rates, folds, workspace.folder / STATISTICS_FOLDER / RATES_FOLDER)
     schema = schema.model_copy(update={"lookups": (*tables, *rates)})
 
     train_rows = CompletedRows(schema, workspace.folder, folds)  # rates are out of fold

@@ -1,13 +1,14 @@
 """Rates of the label: the rows of `train`, and the positive ones, by key and fold."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from rayrec.features.keyed_table import HASH, hash_texts
-from rayrec.features.lookups import COUNTS, KEY, POSITIVES, RATE_SCHEMA, RATES_FOLDER, ROWS, folder_name, joined_keys
-from rayrec.features.schema import STATISTICS_FOLDER, Rate
+from rayrec.features.lookups import COUNTS, KEY, POSITIVES, RATE_SCHEMA, ROWS, folder_name, joined_keys
+from rayrec.features.schema import Rate
 from rayrec.preprocessing.lookups.counts import added_counts, count_columns, write_totals
 from rayrec.preprocessing.lookups.rows import CompletedRows, Folds
 from rayrec.preprocessing.row_files import batch_of, frame_of_rows
@@ -26,16 +27,14 @@ _COUNTED = pa.schema([("rate", pa.int32()), *RATE_SCHEMA, (_FOLD, pa.int64())])
 def write_rates(
     workspace: Workspace, rows: CompletedRows, train: Sequence[Segment], rates: Sequence[Rate], folds: Folds
 ) -> tuple[Rate, ...]:
-    """Write the tables of rates: with the counts of each fold into `folds.tables`, without into the dataset.
+    """Write the tables of rates with the counts of each fold into `folds.tables`.
 
     `rows`: read with the side tables of keys; their schema names the label's column (0 or 1 in each row). `rates`: the
     mean that they state is replaced. Returns them with the label's mean in `train`.
     """
-    if not rates:
-        return ()
     names = count_columns(COUNTS, folds.count)
     schema = pa.schema([*RATE_SCHEMA, *(pa.field(name, pa.int64(), False) for name in names[len(COUNTS) :])])
-    folds.tables.mkdir()
+    folds.tables.mkdir(exist_ok=True)
 
     def read(segment: Segment) -> Iterator[pa.RecordBatch]:
         return _count(segment, rows, rates, folds)
@@ -52,10 +51,12 @@ def write_rates(
         dealt = in_hash_ranges(by_key, range_count(workspace.spark, count_rows(train)))
         ordered = dealt.sortWithinPartitions("rate", HASH, KEY)
         ((total, positives),) = collect_rows(ordered.mapInArrow(write, f"{ROWS} long, {POSITIVES} long"))
-    folder = workspace.folder / STATISTICS_FOLDER / RATES_FOLDER
-    folder.mkdir(parents=True)
-    write_totals(workspace, folds.tables, folder, {folder_name(rate.name): RATE_SCHEMA for rate in rates})
     return tuple(rate.model_copy(update={"mean": positives / total}) for rate in rates)
+
+
+def write_served_rates(workspace: Workspace, rates: Sequence[Rate], folds: Folds, folder: Path) -> None:
+    """Write the tables of rates without the counts of folds into `folder`, from those that `write_rates` wrote."""
+    write_totals(workspace, folds.tables, folder, {folder_name(rate.name): RATE_SCHEMA for rate in rates})
 
 
 def _count(segment: Segment, rows: CompletedRows, rates: Sequence[Rate], folds: Folds) -> Iterator[pa.RecordBatch]:

@@ -58,7 +58,7 @@ def write_side_table(
     """
     name = folder_name(table.name)
     scratch = workspace.scratch / "tables" / name
-    scratch.mkdir(parents=True)
+    scratch.mkdir(parents=True, exist_ok=True)
     chunks, rejected = extract_tables(workspace, {name: (reader, files)}, scratch, max_rejected)
     segments = make_segments(pieces_of(chunks[name]))
     raw_names = [config.key, *(_raw_name(table, column) for column in table.columns)]

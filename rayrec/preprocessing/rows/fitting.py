@@ -20,12 +20,13 @@ from rayrec.config.transforms import (
     Vocabulary,
 )
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
+from rayrec.ingest.dataset import VOCABULARY_FOLDER
 from rayrec.preprocessing.numbers.fit import Number, Summaries, UnfittedNumber, fit_numbers, summarize
 from rayrec.preprocessing.numbers.summary import Summary
 from rayrec.preprocessing.rows.columns import ColumnPlan, PlannedFeature
 from rayrec.preprocessing.segments import ReadRows, Segment
 from rayrec.preprocessing.vocabularies.fit import Listing, fit_vocabularies
-from rayrec.preprocessing.workspace import Workspace
+from rayrec.preprocessing.workspace import Stages, Workspace
 
 _MOST_ROWS = 2**40
 
@@ -41,11 +42,17 @@ class Fits:
 
 
 def fit_features(
-    workspace: Workspace, read: ReadRows, train: Sequence[Segment], plan: ColumnPlan, config: RowsPreprocessConfig
+    workspace: Workspace,
+    stages: Stages,
+    read: ReadRows,
+    train: Sequence[Segment],
+    plan: ColumnPlan,
+    config: RowsPreprocessConfig,
 ) -> tuple[Feature, ...]:
     """The features of a schema, fitted to the rows of `train`; vocabularies are written into the dataset folder.
 
-    Raises UserError if the label is constant, a cardinality is too small, or no categorical feature has a value.
+    Numbers and vocabularies are stages of their own. Raises UserError if the label is constant, a cardinality is too
+    small, or no categorical feature has a value.
     """
     looked_at = [Number(plan.label, (plan.label,))]
     looked_at += [Number(feature.name, feature.inputs[:1]) for feature in plan.features if _needs_values(feature)]
@@ -57,12 +64,18 @@ def fit_features(
             "nothing to learn; give rows of both kinds, or change preprocess.split"
         )
     numbers = [UnfittedNumber(f.name, f.inputs, f.steps) for f in plan.features if f.steps is not None]
-    fits = Fits(
-        fit_numbers(workspace, read, train, numbers),
-        fit_vocabularies(workspace, read, train, listings(plan.features, config)),
-        values,
+    fitted = stages.run(
+        "numbers",
+        dict[str, tuple[NumericTransform, ...]],
+        lambda files: fit_numbers(workspace.within(files), read, train, numbers),
     )
-    features = build_features(plan.features, config, fits)
+    vocabularies = stages.run(
+        "vocabularies",
+        dict[str, Vocabulary],
+        lambda _: fit_vocabularies(workspace, read, train, listings(plan.features, config)),
+        workspace.folder / VOCABULARY_FOLDER,
+    )
+    features = build_features(plan.features, config, Fits(fitted, vocabularies, values))
     categorical = [feature for feature in features if isinstance(feature, CategoricalFeature)]
     if categorical and all(feature.cardinality == 1 for feature in categorical):
         raise UserError(

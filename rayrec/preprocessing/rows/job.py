@@ -1,16 +1,19 @@
-"""The job of tables: parse, split, look up, fit, encode, write."""
+"""The job of tables: parse, split, look up, fit, encode, write. Each is a stage, or several (`Stages`)."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.preprocess import HashSplitConfig, PreprocessConfig, RowsPreprocessConfig, TimeSplitConfig
 from rayrec.config.table import SideTableConfig, TableSourceConfig
-from rayrec.features.schema import Lookup, Schema
+from rayrec.features.lookups import RATES_FOLDER, folder_name, lookup_folder
+from rayrec.features.schema import STATISTICS_FOLDER, Feature, Lookup, Rate, Schema, SideTable
 from rayrec.ingest.dataset import SplitInfo
-from rayrec.preprocessing.extract import ExtractedChunk, extract
-from rayrec.preprocessing.lookups.rates import write_rates
+from rayrec.preprocessing.extract import Extracted, ExtractedChunk, extract
+from rayrec.preprocessing.lookups.rates import write_rates, write_served_rates
 from rayrec.preprocessing.lookups.rows import CompletedRows, Folds
 from rayrec.preprocessing.lookups.side_tables import table_reader, write_side_table
 from rayrec.preprocessing.rows.columns import plan_columns
@@ -19,8 +22,8 @@ from rayrec.preprocessing.rows.inputs import resolve_inputs
 from rayrec.preprocessing.rows.kept_columns import KeptColumns
 from rayrec.preprocessing.rows.row_splits import RowDivision, rows_by_day, split_rows
 from rayrec.preprocessing.segments import Piece, Segment, segments_by_split
-from rayrec.preprocessing.vocabularies.long import join_long_vocabularies
-from rayrec.preprocessing.workspace import Workspace, WrittenDataset
+from rayrec.preprocessing.vocabularies.long import LongVocabularies, join_long_vocabularies
+from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
 from rayrec.preprocessing.write.shuffle import NewPositions, RandomGroups, write_shuffled
 from rayrec.random.permutation import BlockwisePermutation, HashPermutation
@@ -31,8 +34,6 @@ from rayrec.raw.table import TableFiles, open_table
 
 class RowsJob:
     """A job whose inputs and config were checked."""
-
-    is_resumable = False
 
     def __init__(
         self, source: TableSourceConfig, config: PreprocessConfig, inputs: Mapping[str | None, Sequence[str]]
@@ -46,9 +47,9 @@ class RowsJob:
             )
         self._source, self._config = source, config
         self._inputs = resolve_inputs(config, inputs)
-        self.files = self._inputs.files
-        log = open_table(self.files, source)
+        log = open_table(self._inputs.files, source)
         self._tables = {name: open_side_table(name, table) for name, table in source.tables.items()}
+        self.files = (*self._inputs.files, *(file for table in self._tables.values() for file in table.files))
         names = {name: table.columns.names for name, table in self._tables.items()}
         self._plan = plan_columns(source, config.split, log.columns.names, names)
         self._hashed: str | None = None
@@ -69,37 +70,64 @@ class RowsJob:
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write look-ups, vocabularies, splits and bad rows. Raises UserError."""
-        config, plan = self._config, self._plan
+        config, plan, inputs = self._config, self._plan, self._inputs
+        stages = Stages(workspace.scratch, workspace.progress)
         kept = self._kept_columns()
         division = RowDivision(config.split, config.seed, self._hashed, kept)
         fixes: dict[str, str] = {
             Reason.LABEL: f"source.label: {{column: {plan.label}, at_least: NUMBER}} makes a label of other values",
             Reason.TIME: "`format` of its rule, or of source.time, says how times are written",
         }
-        extracted, rejected = extract(
-            workspace, self._reader, self.files, config.max_rejected_fraction, division, fixes
+        most = config.max_rejected_fraction
+        extracted, rejected = stages.run(
+            "parse",
+            Extracted,
+            lambda files: extract(workspace.within(files), self._reader, inputs.files, most, division, fixes),
         )
-        pieces = split_rows(workspace, config.split, extracted, self._inputs.splits, self._inputs.days, self._time)
+        pieces = stages.run(
+            "split",
+            dict[str, list[Piece]],
+            lambda files: split_rows(
+                workspace.within(files), config.split, extracted, inputs.splits, inputs.days, self._time
+            ),
+        )
         segments = segments_by_split(pieces)
 
         roles = {column.role: column.name for column in plan.kept}
         schema = Schema(label=plan.label, features=(), columns=plan.columns, **roles)
-        train, others = self._write_lookups(workspace, schema, segments["train"], rejected)
-        features = fit_features(workspace, train.read, segments["train"], plan, config)
+        train, others = self._write_lookups(workspace, stages, schema, segments["train"], rejected)
+        features = stages.run(
+            "fit",
+            tuple[Feature, ...],
+            lambda files: fit_features(workspace.within(files), stages, train.read, segments["train"], plan, config),
+        )
         schema = Schema.model_validate({**dict(others.schema), "features": features})
         every_segment = [segment for of_split in segments.values() for segment in of_split]
-        joined = join_long_vocabularies(workspace, others.read, every_segment, schema, config.broadcast_limit)
+        long = LongVocabularies.of(workspace, schema, config.broadcast_limit)
+        stages.leave("joined", lambda _: join_long_vocabularies(workspace, others.read, every_segment, long))
 
         splits: dict[str, SplitInfo] = {}
         for split, of_split in segments.items():
             rows = train if split == "train" else others
-            encoder = RowEncoder(schema, workspace.folder, joined, kept.fields, rows.read)
+            encoder = RowEncoder(schema, workspace.folder, long, kept.fields, rows.read)
             order = self._order(split, pieces[split], extracted)
-            if order is None:
-                splits[split] = write_in_order(workspace, encoder.encode, schema.label, split, of_split, config.layout)
-            else:
-                splits[split] = write_shuffled(workspace, encoder, split, of_split, order, config.layout)
+            write = partial(self._write_split, workspace, encoder, split, of_split, order)
+            splits[split] = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
         return WrittenDataset(schema, splits, rejected)
+
+    def _write_split(
+        self,
+        workspace: Workspace,
+        encoder: RowEncoder,
+        split: str,
+        segments: Sequence[Segment],
+        order: NewPositions | RandomGroups | None,
+        _: Path,
+    ) -> SplitInfo:
+        layout, label = self._config.layout, encoder.schema.label
+        if order is None:
+            return write_in_order(workspace, encoder.encode, label, split, segments, layout)
+        return write_shuffled(workspace, encoder, split, segments, order, layout)
 
     def _kept_columns(self) -> KeptColumns:
         plan = self._plan
@@ -108,22 +136,35 @@ class RowsJob:
         return KeptColumns(plan.label, plan.kept, tuple(pa.field(column.name, column.arrow) for column in raw))
 
     def _write_lookups(
-        self, workspace: Workspace, schema: Schema, train: Sequence[Segment], rejected: dict[str, int]
+        self, workspace: Workspace, stages: Stages, schema: Schema, train: Sequence[Segment], rejected: dict[str, int]
     ) -> tuple[CompletedRows, CompletedRows]:
         """Write side tables and rates; returns the readers of rows of `train` and of others. Counts bad rows."""
-        source, plan, most = self._source, self._plan, self._config.max_rejected_fraction
+        source, plan, statistics = self._source, self._plan, workspace.folder / STATISTICS_FOLDER
         for table in plan.tables:
-            reader, files = self._readers[table.name], self._tables[table.name].files
-            bad = write_side_table(workspace, table, source.tables[table.name], reader, files, most)
+            folder = lookup_folder(statistics, table)
+            write = partial(self._write_table, workspace, table)
+            bad = stages.run(f"table-{folder_name(table.name)}", dict[str, int], write, folder)
             for reason, number in bad.items():
                 rejected[reason] = rejected.get(reason, 0) + number
         with_tables = schema.model_copy(update={"lookups": plan.tables})
         folds = Folds(source.rate_folds, self._config.seed, workspace.scratch / "rates", source.group)
-        rates = write_rates(workspace, CompletedRows(with_tables, workspace.folder), train, plan.rates, folds)
+        rates: tuple[Rate, ...] = ()
+        if plan.rates:
+            rows = CompletedRows(with_tables, workspace.folder)
+            rates = stages.run(
+                "rates", tuple[Rate, ...], lambda _: write_rates(workspace, rows, train, plan.rates, folds)
+            )
+            served = partial(write_served_rates, workspace, rates, folds)
+            stages.leave("served-rates", served, statistics / RATES_FOLDER)
         lookups: tuple[Lookup, ...] = (*plan.tables, *rates)
         complete = schema.model_copy(update={"lookups": lookups})
         others = CompletedRows(complete, workspace.folder)
         return CompletedRows(complete, workspace.folder, folds) if rates else others, others
+
+    def _write_table(self, workspace: Workspace, table: SideTable, _: Path) -> dict[str, int]:
+        reader, files = self._readers[table.name], self._tables[table.name].files
+        config, most = self._source.tables[table.name], self._config.max_rejected_fraction
+        return write_side_table(workspace, table, config, reader, files, most)
 
     def _order(
         self, split: str, pieces: Sequence[Piece], extracted: Sequence[ExtractedChunk]

@@ -134,7 +134,7 @@ def split_rows(
             result = {name: pieces_of(extracted, name) for name in extracted[0].pieces}
         case FileSplitConfig():
             given = sorted({s for s in splits if s is not None}, key=_split_rank)
-            result = {s: pieces_of(c for c in extracted if splits[c.chunk.file_index] == s) for s in given}
+            result = {s: pieces_of(c for c in extracted if splits[c.file_index] == s) for s in given}
         case FractionSplitConfig():
             result = _by_fraction(config, pieces_of(extracted))
         case DaySplitConfig():
@@ -144,7 +144,7 @@ def split_rows(
             result = _by_time(workspace, config, pieces_of(extracted), time)
     total = sum(_count_rows(pieces) for pieces in result.values())
     if total == 0:
-        raise UserError(f"{extracted[0].chunk.file.name}: no good rows in the input; give files with rows")
+        raise UserError(f"{extracted[0].file}: no good rows in the input; give files with rows")
     if _count_rows(result["train"]) == 0:
         raise UserError(f"preprocess.split: of {total:,} good rows none falls into train; give more rows or change it")
     if isinstance(config, (ColumnSplitConfig, TimeSplitConfig)):
@@ -234,7 +234,7 @@ def _by_fraction(config: FractionSplitConfig, pieces: list[Piece]) -> dict[str, 
 def _by_day(
     config: DaySplitConfig, extracted: Sequence[ExtractedChunk], days: Sequence[int | None]
 ) -> dict[str, list[Piece]]:
-    held_out = [c for c in extracted if days[c.chunk.file_index] == config.held_out_day]
+    held_out = [c for c in extracted if days[c.file_index] == config.held_out_day]
     # As `head -n` counts: bad lines are counted too, and the first half is the longer one.
     remaining = -(-sum(c.lines for c in held_out) // 2)
     test_rows = 0
@@ -244,7 +244,7 @@ def _by_day(
         remaining -= lines
     pieces = pieces_of(held_out)
     return {
-        "train": pieces_of(c for c in extracted if days[c.chunk.file_index] != config.held_out_day),
+        "train": pieces_of(c for c in extracted if days[c.file_index] != config.held_out_day),
         "validation": cut_pieces(pieces, test_rows, _count_rows(pieces)),
         "test": cut_pieces(pieces, 0, test_rows),
     }
@@ -252,7 +252,7 @@ def _by_day(
 
 def rows_by_day(pieces: Iterable[Piece], extracted: Sequence[ExtractedChunk], days: Sequence[int | None]) -> list[int]:
     """The number of rows of each day, in the order of days."""
-    day_of_path = {p.path: days[c.chunk.file_index] for c in extracted for of in c.pieces.values() for p in of}
+    day_of_path = {p.path: days[c.file_index] for c in extracted for of in c.pieces.values() for p in of}
     totals: dict[int | None, int] = {}
     for piece in pieces:
         day = day_of_path[piece.path]

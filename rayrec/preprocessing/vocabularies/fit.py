@@ -17,13 +17,15 @@ from rayrec.common.parquet_files import new_parquet
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.vocabulary import VOCABULARY_SCHEMA, fingerprint, index_file, write_index
 from rayrec.ingest.dataset import VOCABULARY_FOLDER
-from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
+from rayrec.preprocessing.segments import Piece, ReadRows, Segment, count_rows, cut_pieces, read_piece
 from rayrec.preprocessing.sorted_rows import rows_by_value
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number, run_tasks
 from rayrec.preprocessing.workspace import Workspace
+from rayrec.preprocessing.write.shards import cut_row_groups
 
 _VALUES_PER_FILE = 4_194_304
 """A longer vocabulary is a folder of parts."""
+_VALUES_PER_ROW_GROUP = 65_536
 _GIVEN = 0
 """The partition that given values are written as."""
 _COUNTED = pa.schema([("feature", pa.int32()), ("value", pa.string()), ("count", pa.int64())])
@@ -177,14 +179,11 @@ def _number(
     files: list[_Numbering] = []
     for number, name in enumerate(features):
         path = workspace.folder / vocabulary_file(name, sizes[name])
-        sources = [(_rank_path(ranked, number, partition), rows) for partition, rows in parts[number]]
-        if path.suffix:
-            files.append(_Numbering(name, path, sources, first_id=1))
-            continue
-        first_id = 1
-        for index, (source, rows) in enumerate(sources):
-            files.append(_Numbering(name, path / f"part-{index:05d}.parquet", [(source, rows)], first_id))
-            first_id += rows
+        pieces = [Piece(_rank_path(ranked, number, partition), 0, rows) for partition, rows in parts[number]]
+        # Spark draws its ranges by chance, so files and row groups are cut anew: a new run writes the same bytes.
+        for index, start in enumerate(range(0, max(1, sizes[name]), _VALUES_PER_FILE)):
+            file = path if path.suffix else path / f"part-{index:05d}.parquet"
+            files.append(_Numbering(name, file, cut_pieces(pieces, start, start + _VALUES_PER_FILE), start + 1))
 
     words = dict.fromkeys(features, 0)
     for file, word in zip(files, run_tasks(workspace.spark, files, _write_ids), strict=True):
@@ -200,12 +199,11 @@ def _write_index(path: Path) -> None:
 
 @dataclass(frozen=True)
 class _Numbering:
-    """A vocabulary file to write: values of `sources`, in order, with ids from `first_id`."""
+    """A vocabulary file to write: the values of `pieces`, in order, with ids from `first_id`."""
 
     feature: str
     path: Path
-    sources: Sequence[tuple[Path, int]]
-    """Files, and the number of values of each, which are the first ones."""
+    pieces: Sequence[Piece]
     first_id: int
 
 
@@ -213,14 +211,10 @@ def _write_ids(file: _Numbering) -> int:
     """Write a vocabulary file; returns the fingerprint of its values."""
     next_id, word = file.first_id, 0
     with new_parquet(file.path, VOCABULARY_SCHEMA) as writer:
-        for source, rows in file.sources:
-            end = next_id + rows
-            with pq.ParquetFile(source) as ranked:
-                for whole in ranked.iter_batches():
-                    batch = whole.slice(0, end - next_id)
-                    ids = pa.array(np.arange(next_id, next_id + batch.num_rows))
-                    columns = [batch["value"], ids, batch["count"]]
-                    writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=VOCABULARY_SCHEMA))
-                    word = (word + fingerprint(batch["value"], next_id)) % 2**64
-                    next_id += batch.num_rows
+        ranked = (batch for piece in file.pieces for batch in read_piece(piece, _RANKED.names, ()))
+        for table in cut_row_groups(ranked, _VALUES_PER_ROW_GROUP):
+            ids = pa.array(np.arange(next_id, next_id + table.num_rows))
+            writer.write_table(pa.table([table["value"], ids, table["count"]], schema=VOCABULARY_SCHEMA))
+            word = (word + fingerprint(table["value"].combine_chunks(), next_id)) % 2**64
+            next_id += table.num_rows
     return word

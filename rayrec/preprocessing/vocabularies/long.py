@@ -47,6 +47,16 @@ class LongVocabularies:
     joined: Path
     """Folder with an index of the first `limit` values of each vocabulary, and a file for each segment."""
 
+    @classmethod
+    def of(cls, workspace: Workspace, schema: Schema, limit: int) -> "LongVocabularies":
+        """Those of the features of a schema that have a vocabulary of more than `limit` values."""
+        features = tuple(
+            feature
+            for feature in schema.categorical
+            if any(isinstance(transform, Vocabulary) and transform.size > limit for transform in feature.transforms)
+        )
+        return cls(features, workspace.folder, limit, workspace.scratch / "joined")
+
     @cached_property
     def paths(self) -> dict[Path, tuple[str, ...]]:
         """The long vocabularies, with the columns whose values are looked up in each."""
@@ -116,21 +126,15 @@ def _vocabulary(feature: CategoricalFeature) -> Vocabulary:
 
 
 def join_long_vocabularies(
-    workspace: Workspace, read: ReadRows, segments: Sequence[Segment], schema: Schema, limit: int
-) -> LongVocabularies:
-    """Look up the values of every segment beyond the `limit` most frequent ones of each vocabulary of the schema."""
-    features = tuple(
-        feature
-        for feature in schema.categorical
-        if any(isinstance(transform, Vocabulary) and transform.size > limit for transform in feature.transforms)
-    )
-    vocabularies = LongVocabularies(features, workspace.folder, limit, workspace.scratch / "joined")
-    if not features:
-        return vocabularies
+    workspace: Workspace, read: ReadRows, segments: Sequence[Segment], vocabularies: LongVocabularies
+) -> None:
+    """Look up the values of every segment beyond the most frequent ones of each vocabulary."""
+    if not vocabularies.features:
+        return
     spark = workspace.spark
 
     def index_first(path: Path) -> None:
-        write_index(path, vocabularies.index_of_first(path), limit)
+        write_index(path, vocabularies.index_of_first(path), vocabularies.limit)
 
     run_tasks(spark, list(vocabularies.paths), index_first)
     with counted_rows(spark, workspace.progress, "join long vocabularies", count_rows(segments)) as counter:
@@ -140,7 +144,7 @@ def join_long_vocabularies(
             counter.add(segment.piece.rows)
 
         def rest(file: tuple[int, Path]) -> Iterator[pa.RecordBatch]:
-            yield from _rest_of_vocabulary(*file, limit)
+            yield from _rest_of_vocabulary(*file, vocabularies.limit)
 
         wanted = frame_of_tasks(spark, segments, pending, "segment int, vocabulary int, value string")
         files = [(number, file) for number, path in enumerate(vocabularies.paths) for file in vocabulary_files(path)]
@@ -153,7 +157,6 @@ def join_long_vocabularies(
         partitions = min(len(segments), int(spark.conf.get("spark.sql.shuffle.partitions") or len(segments)))
         by_segment = found.repartition(partitions, "segment").sortWithinPartitions("segment")
         by_segment.mapInArrow(write, "segment int").count()
-    return vocabularies
 
 
 @lru_cache(maxsize=64)

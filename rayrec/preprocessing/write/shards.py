@@ -59,7 +59,7 @@ def write_part(
     options = {"compression": layout.compression, "use_dictionary": True, "write_statistics": False}
     positives, longest = 0.0, 0
     with new_parquet(dataset / path, first.schema, **options) as writer:
-        for table in _row_groups(chain([first], batches), layout.rows_per_row_group, group):
+        for table in cut_row_groups(chain([first], batches), layout.rows_per_row_group, group):
             writer.write_table(table, row_group_size=table.num_rows)
             row_groups.append(table.num_rows)
             positives += pc.sum(table[label]).as_py()
@@ -80,7 +80,7 @@ def write_part(
     return WrittenPart(info, positives)
 
 
-def _row_groups(batches: Iterable[pa.RecordBatch], size: int, group: str | None) -> Iterator[pa.Table]:
+def cut_row_groups(batches: Iterable[pa.RecordBatch], size: int, group: str | None = None) -> Iterator[pa.Table]:
     """The rows in tables of `size` rows, or with `group` up to the end of the last row's group; the rest comes last."""
     buffered: list[pa.RecordBatch] = []
     held = 0

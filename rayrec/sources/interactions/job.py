@@ -1,24 +1,27 @@
 """Sources whose rows are interactions of a user with an item: parse, order by user and time, cut, number, draw, write.
 
-Known positives are the rows of `train`; a held-out interaction is a list of rows: itself, then its negatives.
+Known positives are the rows of `train`; a held-out interaction is a list of rows: itself, then its negatives. Each step
+is a stage, after the last finished one of which a job that was killed goes on.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
+from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
-from rayrec.ingest.dataset import SplitInfo
-from rayrec.preprocessing.extract import extract, pieces_of
-from rayrec.preprocessing.segments import Segment, make_segments, read_segment, segments_by_split
+from rayrec.ingest.dataset import VOCABULARY_FOLDER, SplitInfo
+from rayrec.preprocessing.extract import Extracted, extract, pieces_of
+from rayrec.preprocessing.segments import Piece, Segment, make_segments, read_segment, segments_by_split
 from rayrec.preprocessing.vocabularies.fit import Listing, fit_vocabularies
-from rayrec.preprocessing.vocabularies.long import join_long_vocabularies
-from rayrec.preprocessing.workspace import Workspace, WrittenDataset
+from rayrec.preprocessing.vocabularies.long import LongVocabularies, join_long_vocabularies
+from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.preprocessing.write.encode import Encode, RowEncoder, write_in_order
 from rayrec.sources.interactions.config import (
     InteractionPreprocessConfig,
@@ -39,8 +42,6 @@ _HISTORIES = "histories"
 class InteractionJob:
     """A job whose inputs and config were checked."""
 
-    is_resumable = False
-
     def __init__(
         self,
         source: InteractionSourceConfig,
@@ -54,26 +55,44 @@ class InteractionJob:
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write vocabularies, splits and bad rows. Raises UserError."""
-        config, progress = self._config, workspace.progress
-        extracted, rejected = extract(workspace, self._inputs.reader, self.files, config.max_rejected_fraction)
+        config, progress, most = self._config, workspace.progress, self._config.max_rejected_fraction
+        stages = Stages(workspace.scratch, progress)
+        extracted, rejected = stages.run(
+            "parse", Extracted, lambda files: extract(workspace.within(files), self._inputs.reader, self.files, most)
+        )
         pieces = {
-            split: pieces_of(chunk for chunk in extracted if self._inputs.splits[chunk.chunk.file_index] == split)
+            split: pieces_of(chunk for chunk in extracted if self._inputs.splits[chunk.file_index] == split)
             for split in ("train", *_HELD_OUT)
         }
         given = {split: of_split for split, of_split in pieces.items() if split != "train" and of_split}
         listed = [segment for of_split in given.values() for segment in make_segments(of_split)]
-        histories, counts = write_histories(workspace, make_segments(pieces["train"]), listed, config.split)
+        own = make_segments(pieces["train"])
+        histories, counts = stages.run(
+            _HISTORIES,
+            tuple[list[Piece], HistoryCounts],
+            lambda _: write_histories(workspace, own, listed, config.split),
+        )
         _report(progress, counts, config)
 
         segments = segments_by_split({_HISTORIES: histories, **given})
         listings = {name: Listing((name,)) for name in (USER, ITEM)}
-        vocabularies = fit_vocabularies(workspace, read_segment, segments[_HISTORIES], listings)
+        vocabularies = stages.run(
+            "vocabularies",
+            dict[str, Vocabulary],
+            lambda _: fit_vocabularies(workspace, read_segment, segments[_HISTORIES], listings),
+            workspace.folder / VOCABULARY_FOLDER,
+        )
         schema = interactions_schema(vocabularies)
         every_segment = [segment for of_split in segments.values() for segment in of_split]
-        joined = join_long_vocabularies(workspace, read_segment, every_segment, schema, config.broadcast_limit)
-        encoder = RowEncoder(schema, workspace.folder, joined, (pa.field(SPLIT, pa.int8(), False),))
+        long = LongVocabularies.of(workspace, schema, config.broadcast_limit)
+        stages.leave("joined", lambda _: join_long_vocabularies(workspace, read_segment, every_segment, long))
+        encoder = RowEncoder(schema, workspace.folder, long, (pa.field(SPLIT, pa.int8(), False),))
         held_out = self._held_out(vocabularies[ITEM].size)
-        drawn, short_lists = write_rows(workspace, segments[_HISTORIES], encoder, Rows(schema), held_out)
+        drawn, short_lists = stages.run(
+            "ordered",
+            tuple[dict[str, list[Piece]], dict[str, int]],
+            lambda _: write_rows(workspace, segments[_HISTORIES], encoder, Rows(schema), held_out),
+        )
         for split, users in short_lists.items():
             progress.message(
                 f"{split}: {users:,} users know so many items that fewer than {config.split.negatives} negatives are "
@@ -85,11 +104,12 @@ class InteractionJob:
             **{split: (partial(encode_lists, of_lists), segments[split]) for split in given},
             **{s: (partial(read_rows, Rows(schema)), make_segments(p)) for s, p in drawn.items()},
         }
-        splits: dict[str, SplitInfo] = {
-            split: write_in_order(workspace, sources[split][0], LABEL, split, sources[split][1], config.layout)
-            for split in ("train", *_HELD_OUT)
-            if split in sources
-        }
+        splits: dict[str, SplitInfo] = {}
+        for split in ("train", *_HELD_OUT):
+            if split in sources:
+                encode, of_split = sources[split]
+                write = partial(_write_split, workspace, encode, split, of_split, config.layout)
+                splits[split] = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
         return WrittenDataset(schema, splits, rejected)
 
     def _held_out(self, num_items: int) -> dict[str, HeldOut]:
@@ -107,6 +127,12 @@ class InteractionJob:
             )
             for name in names
         }
+
+
+def _write_split(
+    workspace: Workspace, encode: Encode, split: str, segments: Sequence[Segment], layout: ShardLayoutConfig, _: Path
+) -> SplitInfo:
+    return write_in_order(workspace, encode, LABEL, split, segments, layout)
 
 
 def interactions_schema(vocabularies: Mapping[str, Vocabulary]) -> Schema:

@@ -56,8 +56,6 @@ from rayrec.sources.outbrain.statistics import Constants, Statistics
 class DisplayJob:
     """A checked job."""
 
-    is_resumable = True
-
     def __init__(self, config: DisplayPreprocessConfig, inputs: Mapping[str | None, Sequence[str]]) -> None:
         """Find the tables. Raises UserError on inputs that cannot work."""
         self._config = config

@@ -1,0 +1,194 @@
+"""`rayrec preprocess` of every kind of data, killed at ten random moments: the same files, and how much is done again?
+
+    python -m benchmarks.preprocess_kills --output benchmarks/results/preprocess_kills.json [--kills 10] [--kinds ...]
+
+An undisturbed run of each kind is the reference. Then the same command is started again and again, each time with
+SIGKILL for its process group after a random part of the time that the undisturbed run worked, counted from the moment
+at which Spark has started. Where it ends before that, all files of its dataset are compared byte by byte (but
+`result.json`, which tells how long it took), and another dataset is begun. Marks of finished stages are watched: a
+stage whose mark is written a second time was done again. What a kill costs is the time since the last mark. All
+commands run on one Ray session. A kind that is in the file already is not run again.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import rayrec
+from benchmarks.process_tree import machine
+from benchmarks.result_rows import ResultRows
+from cluster.ray_session import ray_session
+from jobs.command import RESULT_FILE
+from rayrec.common.files import sha256_of
+from rayrec.sources.registry import source_of
+from tests.wide_table import SOURCE, SPLIT, side_tables, write_log, write_side_tables
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+ROWS = {"criteo": 200_000, "table": 40_000, "interactions": 400_000, "displays": 40_000}
+_GENERATED = {
+    "criteo": ("criteo", "dlrm-criteo-debug"),
+    "interactions": ("interactions", "neumf-ml-1m-debug"),
+    "displays": ("outbrain", "wide-deep-outbrain-debug"),
+}
+"""The source that generates the rows of a kind, and the recipe."""
+_POLL_SECONDS = 0.02
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--kinds", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    options = parser.parse_args()
+    results = ResultRows(options.output, keys=("kind",), printed=("kind", "kills", "datasets"))
+    with ray_session():
+        for kind in options.kinds:
+            if not results.has(kind=kind):
+                # Spark's processes may still be removing files of their own.
+                with tempfile.TemporaryDirectory(prefix="rayrec-kills-", ignore_cleanup_errors=True) as folder:
+                    results.add(measure(Path(folder), kind, ROWS[kind], options.kills, options.seed))
+
+
+def measure(folder: Path, kind: str, rows: int, kills: int, seed: int | None) -> dict[str, Any]:
+    """What `kills` kills of one kind cost. Needs a Ray session.
+
+    Raises AssertionError if the files differ in the end, or if a finished stage was done again.
+    """
+    arguments = _write_raw(folder, kind, rows)
+    undisturbed = _Dataset(folder / "undisturbed", arguments)
+    undisturbed.attempt(None)
+    expected, work = _files(undisturbed.output), undisturbed.seconds
+    moments = random.Random(seed)
+    killed: list[dict[str, Any]] = []
+    datasets = 0
+    while len(killed) < kills:
+        dataset = _Dataset(folder / f"dataset-{datasets}", arguments)
+        while not dataset.output.exists():
+            kill = dataset.attempt(moments.uniform(0.0, work) if len(killed) < kills else None)
+            if kill is not None:
+                killed.append(kill)
+                print(f"{kind}: {kill}", file=sys.stderr, flush=True)
+        assert _files(dataset.output) == expected, f"{dataset.output} differs from {undisturbed.output}"
+        datasets += 1
+    return {
+        "kind": kind,
+        "rows": rows,
+        "machine": machine(),
+        "seconds_undisturbed": round(work, 1),
+        "seconds_by_stage": undisturbed.seconds_by_stage(),
+        "kills": killed,
+        "datasets": datasets,
+        "same_files": True,
+        "finished_stages_done_again": 0,
+    }
+
+
+@dataclass
+class _Dataset:
+    """A dataset that one attempt after another works on."""
+
+    output: Path
+    arguments: list[str]
+    marks: dict[str, float] = field(default_factory=dict)
+    """When each stage was finished (Unix time), in order."""
+    began: float = 0.0
+    seconds: float = 0.0
+    """From the start of the last attempt's work to its end."""
+
+    def attempt(self, limit: float | None) -> dict[str, Any] | None:
+        """Run the command; None if it finished, else what it lost as it was killed `limit` seconds into its work."""
+        before = set(self.marks)
+        self.began = 0.0
+        log_file = self.output.with_suffix(".log")
+        command = [sys.executable, "-m", "jobs.preprocess", *self.arguments, "--output", str(self.output)]
+        with log_file.open("w") as log:
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=_environment(), start_new_session=True, cwd=REPOSITORY
+            )
+            while process.poll() is None:
+                self._look(is_new=not before, said=log_file)
+                if limit is not None and self.began and time.time() >= self.began + limit:
+                    os.killpg(process.pid, signal.SIGKILL)
+                time.sleep(_POLL_SECONDS)
+        ended = time.time()
+        self._look(is_new=not before, said=log_file)
+        self.seconds = ended - self.began
+        if process.returncode == 0:
+            return None
+        if process.returncode != -signal.SIGKILL or limit is None:
+            raise RuntimeError(f"exit code {process.returncode}:\n{log_file.read_text()}")
+        last = max([self.began, *self.marks.values()])
+        return {
+            "after_seconds": round(self.seconds, 2),
+            "stages_done": len(self.marks),
+            "of_them_before": len(before),
+            "lost_seconds": round(ended - last, 2),
+        }
+
+    def seconds_by_stage(self) -> dict[str, float]:
+        """The time from one mark to the next."""
+        times = [self.began, *self.marks.values()]
+        return {name: round(end - start, 2) for name, start, end in zip(self.marks, times, times[1:], strict=False)}
+
+    def _look(self, is_new: bool, said: Path) -> None:
+        """Note the marks, and whether the work has begun. Raises AssertionError if a mark was written again."""
+        found: dict[str, float] = {}
+        for scratch in self.output.parent.glob(f".{self.output.name}.unfinished-*/.scratch"):
+            if not self.began and (is_new or "going on from there" in said.read_text()):
+                self.began = time.time()
+            for mark in scratch.glob("[!.]*.json"):
+                with suppress(FileNotFoundError):
+                    found[mark.stem] = mark.stat().st_mtime
+        for name, moment in sorted(found.items(), key=lambda item: item[1]):
+            assert self.marks.setdefault(name, moment) == moment, f"{name} was done again"
+
+
+def _write_raw(folder: Path, kind: str, rows: int) -> list[str]:
+    """Write raw data; returns the arguments of `preprocess` but for the output."""
+    raw, settings = folder / "raw", ["--set", "preprocess.spark.executor_memory=1g"]
+    if kind != "table":
+        source, recipe = _GENERATED[kind]
+        rayrec.generate(source, rows, raw, progress=False)
+        generated = source_of(source).generated
+        assert generated is not None
+        split = ["--set", f"preprocess.split.kind={generated.split}"]
+        return [recipe, "--input", str(raw / generated.path), *split, *settings]
+    raw.mkdir()
+    write_log(raw, rows, 4)
+    write_side_tables(raw)
+    recipe_file = folder / "recipe.yaml"
+    source_section = {"kind": "table", "tables": side_tables(raw), **SOURCE}
+    preprocess = {"split": SPLIT, "frequency_limit": 15, "broadcast_limit": 100}  # so that there are long vocabularies
+    model = {"kind": "dcnv2", "embedding_dim": 8}
+    sections = {"source": source_section, "preprocess": preprocess, "model": model}
+    recipe_file.write_text(yaml.safe_dump(sections, sort_keys=False))
+    return [str(recipe_file), "--input", str(raw / "csv"), *settings]
+
+
+def _environment() -> dict[str, str]:
+    """That of a command on the Ray session of this process."""
+    import ray
+
+    return {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+
+
+def _files(dataset: Path) -> dict[str, str]:
+    """The SHA-256 of every file but the result, which has the time that the command took."""
+    files = (path for path in sorted(dataset.rglob("*")) if path.is_file() and path.name != RESULT_FILE)
+    return {path.relative_to(dataset).as_posix(): sha256_of(path) for path in files}
+
+
+if __name__ == "__main__":
+    main()

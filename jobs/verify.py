@@ -1,0 +1,56 @@
+"""`rayrec verify`: compares every file of a dataset folder with the checksums in its manifest."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Annotated
+
+from jobs.command import Command, Positional, Request, Result, main
+from rayrec.common.errors import UserError
+from rayrec.common.files import sha256_of
+from rayrec.common.progress import Progress
+from rayrec.storage.location import Folder
+
+if TYPE_CHECKING:
+    from rayrec.ingest.dataset import StoredFile
+
+
+class VerifyRequest(Request):
+    """Compare every file of a dataset folder with the checksums in its manifest."""
+
+    folder: Annotated[Folder, Positional()]
+    """Dataset folder, the output of `rayrec preprocess`."""
+
+
+def run(request: VerifyRequest, progress: Progress) -> Result:
+    """Read all files; `rows` are those of the dataset. Raises UserError if a file is missing or was changed."""
+    from rayrec.ingest.dataset import Manifest, wrong_size
+
+    manifest = Manifest.load(request.folder)
+    files = manifest.every_file
+
+    def check(file: "StoredFile") -> str | None:
+        wrong = wrong_size(request.folder, file)
+        path = request.folder / file.path
+        if wrong is None and sha256_of(path) != file.sha256:
+            wrong = f"{path}: has other content than when it was written"
+        progress.advance(1)
+        return wrong
+
+    progress.stage("files", len(files))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # computing a hash lets other threads run
+        damaged = [wrong for wrong in pool.map(check, files) if wrong is not None]
+    for wrong in damaged:
+        progress.message(wrong)
+    if damaged:
+        raise UserError(f"{damaged[0]}; {len(damaged):,} of {len(files):,} files are damaged; preprocess again")
+    return Result(
+        command="verify",
+        rows=sum(split.rows for split in manifest.splits.values()),
+        details={"files": len(files), "bytes": sum(file.bytes for file in files)},
+    )
+
+
+COMMAND = Command("verify", VerifyRequest, run)
+
+if __name__ == "__main__":
+    raise SystemExit(main(COMMAND))
