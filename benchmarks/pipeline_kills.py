@@ -23,7 +23,7 @@ from typing import Any
 from safetensors.numpy import load_file
 
 RECIPE = "dlrm-criteo-debug"
-PHASES = ("preprocess", "train", "evaluate", "export")
+PHASES = ("preprocess", "train", "export")
 
 
 def main() -> None:

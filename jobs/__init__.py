@@ -13,7 +13,7 @@ COMMANDS = {
     "preprocess": "Turn raw logs into a dataset folder, with Spark on Ray.",
     "verify": "Compare every file of a dataset folder with the checksums in its manifest.",
     "train": "Train a recipe's model on a dataset folder, with Ray Train and TorchRec.",
-    "run": "Preprocess, train, evaluate and export in one job; run again, it continues where it stopped.",
+    "run": "Preprocess, train and export in one job; run again, it continues where it stopped.",
     "evaluate": "Compute exact metrics over a split, each row once.",
     "predict": "Score a file or folder, streaming; or recommend items to every user.",
     "export": "Write the model folder that serve and predict read.",

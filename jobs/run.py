@@ -1,7 +1,8 @@
 """`rayrec run`: raw files to a model folder in one job.
 
-Each phase of this pipeline is a command. Its folder is whole or absent (dataset, evaluation, model) or can be continued
-(run), so a rerun continues with the first unfinished phase, whatever ended the last one.
+Each phase of this pipeline is a command. Its folder is whole or absent (dataset, model) or can be continued (run), so a
+rerun continues with the first unfinished phase, whatever ended the last one. Training itself ends with exact metrics of
+every held-out split.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from typing import Any, ClassVar
 from jobs.command import RESULT_FILE, Command, Result, TrainingRecipeRequest, describe_result, main
 from jobs.preprocess import PreprocessRequest
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import locked, new_folder, require_absent, write_json
+from rayrec.common.files import locked, require_absent, write_json
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe
 from rayrec.storage.location import Folder, location
@@ -25,9 +26,7 @@ from rayrec.storage.location import Folder, location
 PIPELINE_FILE = "pipeline.json"
 _LOCK_FILE = ".lock"
 _UNFINISHED_MODEL = ".export"
-"""The model folder until it is whole."""
-_LEFTOVERS = (".rayrec-evaluate-*", _UNFINISHED_MODEL)
-"""What killed phases leave beside the folders that they write, and neither continue nor remove."""
+"""The model folder until its result is in it too; what a killed phase leaves of it is removed."""
 # These say where and how often, not what: a finished phase stays valid when they change.
 _IRRELEVANT_KEYS = frozenset({
     "preprocess.spark", "train.workers", "train.min_workers", "train.elastic_interval_seconds", "train.device",
@@ -36,10 +35,10 @@ _IRRELEVANT_KEYS = frozenset({
 
 
 class RunRequest(PreprocessRequest, TrainingRecipeRequest):
-    """Preprocess, train, evaluate and export in one job; run again, it continues where it stopped."""
+    """Preprocess, train and export in one job; run again, it continues where it stopped."""
 
     output: Folder
-    """Folder of all phases (dataset/, run/, evaluation/, model/); an earlier attempt in it is continued."""
+    """Folder of all phases (dataset/, run/, model/); an earlier attempt in it is continued."""
 
     @property
     def continues(self) -> bool:
@@ -47,7 +46,7 @@ class RunRequest(PreprocessRequest, TrainingRecipeRequest):
 
 
 def run(request: RunRequest, progress: Progress) -> Result:
-    """Run the unfinished phases; `rows` are those of the dataset, `metrics` the evaluation's.
+    """Run the unfinished phases; `rows` are those of the dataset, `metrics` those of every held-out split.
 
     `details.phases` has the seconds of each phase, None if it was finished before. Raises ConfigError if a finished
     phase was made from another recipe or other raw files.
@@ -75,7 +74,7 @@ def run(request: RunRequest, progress: Progress) -> Result:
                     results.append(result.model_copy(update={"seconds": seconds[phase.name]}))
                     progress.finish()
                     progress.message(describe_result(results[-1]))
-    rows, metrics = results[0].rows, results[2].metrics
+    rows, metrics = results[0].rows, results[1].metrics
     return Result(command="run", output=request.output, rows=rows, metrics=metrics, details={"phases": seconds})
 
 
@@ -96,8 +95,7 @@ def _owned(request: RunRequest) -> Iterator[None]:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    for leftover in (found for pattern in _LEFTOVERS for found in list(folder.glob(pattern))):
-        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(folder / _UNFINISHED_MODEL, ignore_errors=True)
     for lock in folder.glob(".*.lock"):
         with suppress(UserError), locked(lock, folder):  # which removes it, unless another process holds it
             pass
@@ -204,8 +202,10 @@ class TrainPhase(Phase):
         return run(request, progress)
 
 
-class _AfterTraining(Phase):
-    """A phase that reads the finished run, whose fingerprint is in its result."""
+class ExportPhase(Phase):
+    """run/ to model/, whose result has the fingerprint of the run that it was made from."""
+
+    name, folder_name = "export", "model"
 
     def finished(self) -> Result | None:
         if not (self.folder / RESULT_FILE).is_file():
@@ -215,6 +215,18 @@ class _AfterTraining(Phase):
         result = Result.load(self.folder)
         if result.details.get("run") != self._run_fingerprint():
             raise self._changed(f"{self._run_folder} is not what it was")
+        return result
+
+    def run(self, progress: Progress) -> Result:
+        from jobs.export import ExportRequest, run
+
+        # It gets its name when its result, by which it is recognised, is in it too.
+        unfinished = self._request.output / _UNFINISHED_MODEL
+        result = run(ExportRequest(run=self._run_folder, output=unfinished), progress)
+        details = {**result.details, "run": self._run_fingerprint()}
+        result = result.model_copy(update={"output": self.folder, "details": details})
+        result.save(unfinished)
+        unfinished.rename(self.folder)
         return result
 
     def _run_fingerprint(self) -> str:
@@ -229,56 +241,8 @@ class _AfterTraining(Phase):
             digest.update(file.read_bytes())
         return digest.hexdigest()
 
-    def _finish(self, result: Result, folder: Path) -> Result:
-        """Write into `folder`, which becomes the phase's, the result that shows that it is finished."""
-        details = {**result.details, "run": self._run_fingerprint()}
-        result = result.model_copy(update={"output": self.folder, "details": details})
-        result.save(folder)
-        return result
 
-
-class EvaluatePhase(_AfterTraining):
-    """run/ to evaluation/, which has the metrics of a held-out split."""
-
-    name, folder_name = "evaluate", "evaluation"
-
-    def run(self, progress: Progress) -> Result:
-        from jobs.evaluate import EvaluateRequest, run
-        from rayrec.ingest.dataset import Dataset
-
-        dataset = Dataset.open(self._dataset_folder)
-        splits = [name for name, split in dataset.manifest.splits.items() if name != "train" and split.rows]
-        result = Result(command="evaluate")
-        if splits:
-            workers = self._request.workers
-            request = EvaluateRequest(
-                source=self._run_folder,
-                data=dataset.folder,
-                split="test" if "test" in splits else splits[0],
-                workers=workers if isinstance(workers, int) else None,
-                device=self._request.device,
-            )
-            result = run(request, progress)
-        with new_folder(self.folder) as folder:
-            return self._finish(result, folder)
-
-
-class ExportPhase(_AfterTraining):
-    """run/ to model/."""
-
-    name, folder_name = "export", "model"
-
-    def run(self, progress: Progress) -> Result:
-        from jobs.export import ExportRequest, run
-
-        # It gets its name when its result, by which it is recognised, is in it too.
-        unfinished = self._request.output / _UNFINISHED_MODEL
-        result = self._finish(run(ExportRequest(run=self._run_folder, output=unfinished), progress), unfinished)
-        unfinished.rename(self.folder)
-        return result
-
-
-PHASES = (PreprocessPhase, TrainPhase, EvaluatePhase, ExportPhase)
+PHASES = (PreprocessPhase, TrainPhase, ExportPhase)
 """All phases in order; each reads what those before it wrote."""
 
 

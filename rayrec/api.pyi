@@ -114,11 +114,11 @@ def run(
     set: Mapping[str, Any] | Sequence[str] = (),
     progress: bool = True,
 ) -> Result:
-    """Preprocess, train, evaluate and export in one job; run again, it continues where it stopped.
+    """Preprocess, train and export in one job; run again, it continues where it stopped.
 
     recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
     input: Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable.
-    output: Folder of all phases (dataset/, run/, evaluation/, model/); an earlier attempt in it is continued.
+    output: Folder of all phases (dataset/, run/, model/); an earlier attempt in it is continued.
     workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
     device: Device to train on (train.device), by default as in the recipe.
     precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
