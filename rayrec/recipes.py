@@ -5,7 +5,6 @@ Precedence: the models' defaults, then the recipe's file, then `section.key=valu
 
 import contextlib
 import copy
-import difflib
 import functools
 import operator
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from rayrec.common.errors import ConfigError
+from rayrec.common.errors import ConfigError, did_you_mean
 from rayrec.common.plugins import MODELS, SOURCES
 from rayrec.config import Config, EvaluateConfig, ModelConfig, PreprocessConfig, ServeConfig, SourceConfig, TrainConfig
 from rayrec.config.evaluate import is_ranking_metric
@@ -138,9 +137,8 @@ def read_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> RecipeCont
     else:
         shipped = shipped_recipes()
         if origin not in shipped:
-            nearest = difflib.get_close_matches(origin, shipped, n=1)
-            hint = f"did you mean '{nearest[0]}'?" if nearest else f"shipped: {', '.join(shipped)}."
-            raise ConfigError(f"recipe '{origin}': not shipped; {hint} A recipe file's name ends in .yaml")
+            hint = did_you_mean(origin, shipped, "shipped:")
+            raise ConfigError(f"recipe '{origin}': not shipped; {hint} (a recipe file's name ends in .yaml)")
         text = shipped[origin]
     content = parse_mapping(origin, text, "a recipe is a mapping of sections (model:, train:, ...)")
     for override in overrides:

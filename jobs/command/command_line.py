@@ -1,6 +1,5 @@
 """The command line of a command, made from its request."""
 
-import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from jobs import COMMANDS
 from jobs.command.fields import RequestField, fields_of
 from jobs.command.request import Request
 from jobs.command.runner import Command, RequestT, build_request, load_command, run_command
-from rayrec.common.errors import ConfigError
+from rayrec.common.errors import ConfigError, did_you_mean
 from rayrec.common.program import run_program, usage_error
 from rayrec.storage.location import location
 
@@ -53,9 +52,7 @@ def parse_command(words: Sequence[str]) -> tuple[Command[Any], Request, list[str
     """
     name, *arguments = words
     if name not in COMMANDS:
-        nearest = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else f"commands: {', '.join(COMMANDS)}"
-        raise ConfigError(f"no command '{name}'; {hint}")
+        raise ConfigError(f"no command '{name}'; {did_you_mean(name, COMMANDS, 'commands:')}")
     command = load_command(name)
     try:
         values = typer_command(command).make_context(f"rayrec {name}", arguments).params

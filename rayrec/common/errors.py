@@ -1,5 +1,10 @@
 """Errors that are the user's to fix: one line that names the file or field and the fix."""
 
+import difflib
+from collections.abc import Iterable
+
+_MOST_NAMES = 20
+
 
 class UserError(ValueError):
     """A failure whose message alone tells the user what to change; printed without a traceback, exit code 1."""
@@ -15,3 +20,12 @@ class SmallClusterError(ConfigError):
 
 class DiskFullError(UserError):
     """A disk is full; unfinished work can continue once there is space."""
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """A hint for an unknown name: the nearest of the known ones, or else `otherwise` and the first of them."""
+    names = list(known)
+    nearest = difflib.get_close_matches(name, names, n=1)
+    if nearest:
+        return f"did you mean '{nearest[0]}'?"
+    return f"{otherwise} {', '.join(names[:_MOST_NAMES])}{', ...' if len(names) > _MOST_NAMES else ''}"

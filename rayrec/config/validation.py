@@ -1,16 +1,15 @@
 """Values and YAML files that people write: reading them, and one line on what is wrong with them."""
 
-import difflib
 import re
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from rayrec.common.errors import ConfigError
+from rayrec.common.errors import ConfigError, did_you_mean
 
 _TAGS = ("kind", "op")
 """Keys that tell apart the members of a union."""
@@ -36,14 +35,14 @@ def describe_validation_error(error: ValidationError, root: type[BaseModel]) -> 
         *parents, key = first["loc"]
         _, configs = _locate(root, parents)
         known = sorted({name for c in configs for name in c.model_fields})
-        return f"unknown key '{location}'; {_nearest(str(key), known, 'known keys:')}{more}"
+        return f"unknown key '{location}'; {did_you_mean(str(key), known, 'known keys:')}{more}"
     if first["type"] == "union_tag_not_found":
         tag = first["ctx"]["discriminator"].strip("'")
         return f"{location}: say which {tag} it is (key '{tag}'){more}"
     if first["type"] == "union_tag_invalid":
         tag, given = first["ctx"]["discriminator"].strip("'"), first["ctx"]["tag"]
         known = re.findall("'([^']*)'", first["ctx"]["expected_tags"])
-        return f"{location}.{tag}: no such {tag} '{given}'; {_nearest(given, known, 'use')}{more}"
+        return f"{location}.{tag}: no such {tag} '{given}'; {did_you_mean(given, known, 'use')}{more}"
     if first["type"] == "missing":
         return f"{location}: missing; it is required{more}"
     if first["type"] == "json_invalid":
@@ -52,11 +51,6 @@ def describe_validation_error(error: ValidationError, root: type[BaseModel]) -> 
     is_section = isinstance(first["input"], (dict, BaseModel))
     shown = "" if is_section else f" (got {_PASSWORD.sub('://...@', repr(first['input']))})"
     return f"{f'{location}: ' if location else ''}{message}{shown}{more}"
-
-
-def _nearest(name: str, known: Sequence[str], otherwise: str) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean '{nearest[0]}'?" if nearest else f"{otherwise} {', '.join(known)}"
 
 
 def _one_for_each_place(error: ValidationError, root: type[BaseModel]) -> list[tuple[str, Any]]:

@@ -5,7 +5,6 @@ values of another type are errors that name the row (from 0) and the field.
 """
 
 import contextlib
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rayrec.common.errors import UserError
+from rayrec.common.errors import UserError, did_you_mean
 from rayrec.features.lists import wrong_lists
 from rayrec.features.raw_values import needs, read_column
 from rayrec.features.schema import ListLength, RawColumn, Schema
@@ -84,9 +83,7 @@ class RawRows:
         """The error message for a name that is not a feature."""
         if name in self._not_features:
             return f"'{name}' is not a feature (the model does not read it); leave it out"
-        nearest = difflib.get_close_matches(str(name), self._known, n=1)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else f"features: {', '.join(self.columns.names)}"
-        return f"unknown feature '{str(name)[:100]}'; {hint}"
+        return f"unknown feature '{str(name)[:100]}'; {did_you_mean(str(name), self._known, 'features:')}"
 
     def checked(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
         """The columns as a batch, if vectors are as long as they must be and values have weights. Raises UserError."""

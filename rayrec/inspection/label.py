@@ -1,6 +1,5 @@
 """Finds the label of a table, and what each row's is."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.errors import ConfigError, UserError, did_you_mean
 from rayrec.config.table import LabelCondition
 from rayrec.inspection.columns import FALSE_WORDS, TRUE_WORDS, Column
 
@@ -77,9 +76,7 @@ def _given_label(columns: Mapping[str, Column], given: str) -> Label:
     found = re.fullmatch(r"\s*(?P<column>.+?)\s*(?P<sign>>=|==|=|>|<=|<)\s*(?P<value>.+?)\s*", given)
     name = found["column"] if found else given
     if name not in columns:
-        nearest = difflib.get_close_matches(name, columns, n=1)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else f"columns: {', '.join(columns)}"
-        raise ConfigError(f"--label {given}: no column '{name}'; {hint}")
+        raise ConfigError(f"--label {given}: no column '{name}'; {did_you_mean(name, columns, 'columns:')}")
     assert found is not None
     column, sign, value = columns[name], found["sign"], found["value"]
     if sign not in (">=", "=", "=="):

@@ -4,7 +4,6 @@ table = open_table(list_inputs(paths), FileFormat())
 reader = table.reader(columns, "click")
 """
 
-import difflib
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from rayrec.common.errors import UserError
+from rayrec.common.errors import UserError, did_you_mean
 from rayrec.config.table import FileFormat, LabelCondition
 from rayrec.features.schema import ListLength, RawColumn
 from rayrec.raw.blocks import RawBlock, blocks_of
@@ -102,8 +101,7 @@ class TableFiles:
         types = RowTypes(tuple(columns), label, weight, frozenset(required), tuple(list_lengths))
         for name in types.wanted:
             if name not in self.columns.names and name not in self.optional:
-                nearest = difflib.get_close_matches(name, self.columns.names, n=1)
-                hint = f"did you mean '{nearest[0]}'?" if nearest else f"it has {', '.join(self.columns.names)}"
+                hint = did_you_mean(name, self.columns.names, "it has")
                 raise UserError(f"{self.files[0].name}: no column '{name}'; {hint}")
         for layout in dict.fromkeys(self.layouts):
             file = self.files[self.layouts.index(layout)]

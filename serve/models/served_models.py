@@ -4,7 +4,6 @@ The state of a model is one immutable value that is replaced as a whole: a reque
 keeps the version that it was given until it is answered.
 """
 
-import difflib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.common.errors import did_you_mean
 from serve.errors import RequestError
 from serve.models.served_version import Rows, ServedVersion
 from serve.models.shadow import Shadow
@@ -70,8 +70,5 @@ class ServedModels:
         """The model of that name. Raises RequestError 404 if there is none."""
         models = self.current
         if name not in models:
-            names = sorted(models)
-            nearest = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean '{nearest[0]}'?" if nearest else f"models: {', '.join(names)}"
-            raise RequestError(404, f"no model '{name[:100]}'; {hint}")
+            raise RequestError(404, f"no model '{name[:100]}'; {did_you_mean(name, sorted(models), 'models:')}")
         return models[name]

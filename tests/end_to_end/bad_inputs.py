@@ -114,7 +114,7 @@ CONFIG = [
         "unknown recipe",
         "train dlrm-critoe --data dataset --output run",
         2,
-        "recipe 'dlrm-critoe': not shipped; did you mean 'dlrm-criteo'? A recipe file's name ends in .yaml",
+        "recipe 'dlrm-critoe': not shipped; did you mean 'dlrm-criteo'? (a recipe file's name ends in .yaml)",
     ),
     BadInput(
         "recipe file missing",

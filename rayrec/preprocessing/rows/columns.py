@@ -3,13 +3,12 @@
 Everything that is wrong with the columns is found here, before Spark starts.
 """
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
-from rayrec.common.errors import ConfigError
+from rayrec.common.errors import ConfigError, did_you_mean
 from rayrec.config.preprocess import ColumnSplitConfig, HashSplitConfig, SplitConfig, TimeSplitConfig
 from rayrec.config.table import (
     BucketsRule,
@@ -258,7 +257,7 @@ class _Planner:
     def _unknown(self, where: str, name: str, known: Iterable[str]) -> NoReturn:
         is_row = any(_NUMBER.fullmatch(column) for column in known)
         header = "; if their first line is a row, name the columns as `header`" if is_row else ""
-        _fail(where, f"the files have no column '{name}'; {_nearest(name, known, 'they have')}{header}")
+        _fail(where, f"the files have no column '{name}'; {did_you_mean(name, known, 'they have')}{header}")
 
     # --- rules
 
@@ -323,7 +322,7 @@ class _Planner:
         if not any(matches(name, entry) for name in self.available):
             is_pattern = "*" in entry or "?" in entry
             what = f"no column matches '{entry}'" if is_pattern else f"the files have no column '{entry}'"
-            _fail(where, f"{what}; {_nearest(entry, self.available, 'they have')}")
+            _fail(where, f"{what}; {did_you_mean(entry, self.available, 'they have')}")
 
     def _add(self, rule: Rule, column: str, where: str) -> None:
         """Make the features of a column, and say how it is read."""
@@ -446,7 +445,7 @@ class _Planner:
                 continue
             where, owner = f"{feature.where}.share", by_name.get(rule.share)
             if owner is None:
-                _fail(where, f"no feature '{rule.share}'; {_nearest(rule.share, by_name, 'there are')}")
+                _fail(where, f"no feature '{rule.share}'; {did_you_mean(rule.share, by_name, 'there are')}")
             if not isinstance(owner.rule, (CategoricalRule, ListRule)):
                 _fail(
                     where,
@@ -461,7 +460,7 @@ class _Planner:
             if isinstance(feature.rule, CrossRule):
                 for name in feature.rule.of:
                     if name not in by_name:
-                        nearest = _nearest(name, by_name, "features before it are")
+                        nearest = did_you_mean(name, by_name, "features before it are")
                         _fail(f"{feature.where}.of", f"no feature '{name}' before it; {nearest}")
                     if not by_name[name].is_one_id:
                         _fail(
@@ -497,14 +496,6 @@ def _described(column: RawColumn, other: RawColumn) -> str:
     if column.separator != other.separator:
         return f"{column.type} with separator {column.separator!r}"
     return f"{column.type} in format {column.time_format} and zone {column.zone}"
-
-
-def _nearest(name: str, known: Iterable[str], otherwise: str) -> str:
-    names = list(known)
-    nearest = difflib.get_close_matches(name, names, n=1)
-    if nearest:
-        return f"did you mean '{nearest[0]}'?"
-    return f"{otherwise} {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
 
 
 def _fail(where: str, message: str) -> NoReturn:
