@@ -2,12 +2,12 @@
 
     python -m benchmarks.preprocess_kills --output benchmarks/results/preprocess_kills.json [--kills 10] [--kinds ...]
 
-An undisturbed run of each kind is the reference. Then the same command is started again and again, each time with
-SIGKILL for its process group after a random part of the time that the undisturbed run worked, counted from the moment
-at which Spark has started. Where it ends before that, all files of its dataset are compared byte by byte (but
-`result.json`, which tells how long it took), and another dataset is begun. Marks of finished stages are watched: a
-stage whose mark is written a second time was done again. What a kill costs is the time since the last mark. All
-commands run on one Ray session. A kind that is in the file already is not run again.
+An undisturbed run of each kind is the reference. Its work is the time from when Spark has started; moments are drawn
+uniformly from it. Then the same command is started again and again, each time with SIGKILL for its process group at the
+next moment, counted from what was finished before. After five kills it may end: all files of its dataset are compared
+byte by byte (but `result.json`, which tells how long it took), and another dataset is begun. Marks of finished stages
+are watched: a stage whose mark is written a second time was done again. What a kill costs is the time since the last
+mark. All commands run on one Ray session. A kind that is in the file already is not run again.
 """
 
 import argparse
@@ -35,13 +35,14 @@ from rayrec.sources.registry import source_of
 from tests.wide_table import SOURCE, SPLIT, side_tables, write_log, write_side_tables
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-ROWS = {"criteo": 200_000, "table": 40_000, "interactions": 400_000, "displays": 40_000}
+ROWS = {"criteo": 100_000, "table": 20_000, "interactions": 200_000, "displays": 20_000}
 _GENERATED = {
     "criteo": ("criteo", "dlrm-criteo-debug"),
     "interactions": ("interactions", "neumf-ml-1m-debug"),
     "displays": ("outbrain", "wide-deep-outbrain-debug"),
 }
 """The source that generates the rows of a kind, and the recipe."""
+_KILLS_PER_DATASET = 5
 _POLL_SECONDS = 0.02
 
 
@@ -52,7 +53,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     options = parser.parse_args()
-    results = ResultRows(options.output, keys=("kind",), printed=("kind", "kills", "datasets"))
+    results = ResultRows(options.output, keys=("kind",), printed=("kind", "datasets"))
     with ray_session():
         for kind in options.kinds:
             if not results.has(kind=kind):
@@ -75,11 +76,17 @@ def measure(folder: Path, kind: str, rows: int, kills: int, seed: int | None) ->
     datasets = 0
     while len(killed) < kills:
         dataset = _Dataset(folder / f"dataset-{datasets}", arguments)
-        while not dataset.output.exists():
-            kill = dataset.attempt(moments.uniform(0.0, work) if len(killed) < kills else None)
-            if kill is not None:
-                killed.append(kill)
-                print(f"{kind}: {kill}", file=sys.stderr, flush=True)
+        remaining = min(_KILLS_PER_DATASET, kills - len(killed))
+        for moment in sorted(moments.uniform(0.0, work) for _ in range(remaining)):
+            done = [ended for name, ended in undisturbed.marks.items() if name in dataset.marks]
+            begins = max([undisturbed.began, *done]) - undisturbed.began
+            kill = dataset.attempt(max(0.0, moment - begins))
+            if kill is None:  # it was faster than the undisturbed run
+                break
+            killed.append({"moment": round(moment, 2), **kill})
+            print(f"{kind}: {killed[-1]}", file=sys.stderr, flush=True)
+        if not dataset.output.exists():
+            dataset.attempt(None)
         assert _files(dataset.output) == expected, f"{dataset.output} differs from {undisturbed.output}"
         datasets += 1
     return {

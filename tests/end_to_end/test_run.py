@@ -14,7 +14,7 @@ from tests.holding import Hold
 
 Rayrec = Callable[..., Finished]
 MOMENTS = {
-    "preprocess": [r"\.scratch$", r"/schema\.json$", r"/manifest\.json$"],
+    "preprocess": [r"\.scratch$", r"\.scratch/fit\.json$", r"/schema\.json$", r"/manifest\.json$"],
     "train": [r"/run\.json$", r"/history\.jsonl$", r"/\.unfinished-step-\d+$", r"/step-\d+$"],
     "export": [r"\.export\.unfinished-[^/]+$", r"\.export/result\.json$", r"\bmodel$"],
 }
