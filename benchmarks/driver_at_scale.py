@@ -79,7 +79,7 @@ def _segments(rows: int) -> list[Segment]:
     chunks = _chunks(rows)
     per_chunk = rows // len(chunks)
     return make_segments(
-        Piece(Path(f"/out/.scratch/rows/{n:06d}-00000.parquet"), 0, per_chunk) for n in range(len(chunks))
+        Piece(Path(f"/out/.scratch/parse/rows/{n:06d}-00000.parquet"), 0, per_chunk) for n in range(len(chunks))
     )
 
 
@@ -107,11 +107,12 @@ def _parse(rows: int, nodes: int) -> dict[str, Any]:
     reports = [
         pickle.dumps(
             ExtractedChunk(
-                chunk,
+                chunk.file.name,
+                chunk.file_index,
                 per_chunk,
-                {"": (Piece(Path(f"/out/.scratch/rows/{n:06d}-00000.parquet"), 0, per_chunk),)},
+                {"": (Piece(Path(f"/out/.scratch/parse/rows/{n:06d}-00000.parquet"), 0, per_chunk),)},
                 {},
-                Path(f"/out/.scratch/rejected/{n:06d}.parquet"),
+                Path(f"/out/.scratch/parse/rejected/{n:06d}.parquet"),
             )
         )
         for n, chunk in enumerate(chunks)

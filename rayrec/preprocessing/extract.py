@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -66,8 +66,11 @@ class ExtractedChunk:
         return line - pc.sum(pc.less_equal(rejected, line)).as_py()
 
 
-Extracted = tuple[list[ExtractedChunk], dict[str, int]]
-"""The chunks of files of one kind, in order, and the number of bad rows by reason."""
+class Extracted(NamedTuple):
+    """The chunks of files of one kind, in order, and the number of bad rows by reason."""
+
+    chunks: list[ExtractedChunk]
+    rejected: dict[str, int]
 
 
 def pieces_of(chunks: Iterable[ExtractedChunk], split: str = "") -> list[Piece]:
@@ -86,7 +89,7 @@ def extract(
     """Parse files of one kind, as `extract_tables` does; with `division`, into its files for each chunk."""
     tables = {"": (reader, files)}
     extracted, rejected = extract_tables(workspace, tables, workspace.scratch, max_rejected, division, fixes)
-    return extracted[""], rejected
+    return Extracted(extracted[""], rejected)
 
 
 def extract_tables(

@@ -54,7 +54,7 @@ def test_results_are_what_they_were(tmp_path: Path) -> None:
     chunk = ExtractedChunk("day_0", 0, 3, {"": (Piece(tmp_path / "rows", 0, 3),)}, {}, tmp_path / "bad")
     numbers = {"a": (Standardize(mean=0.1, deviation=1 / 3), Fill(value=-1e-300))}
     results: list[tuple[Any, Any]] = [
-        (Extracted, ([chunk], {"bad": 1})),
+        (Extracted, Extracted([chunk], {"bad": 1})),
         (dict[str, tuple[NumericTransform, ...]], numbers),
         (tuple[list[Piece], HistoryCounts], ([Piece(tmp_path / "x", 1, 2)], HistoryCounts(train=5))),
     ]

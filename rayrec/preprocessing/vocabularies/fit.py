@@ -182,8 +182,8 @@ def _number(
         pieces = [Piece(_rank_path(ranked, number, partition), 0, rows) for partition, rows in parts[number]]
         # Spark draws its ranges by chance, so files and row groups are cut anew: a new run writes the same bytes.
         for index, start in enumerate(range(0, max(1, sizes[name]), _VALUES_PER_FILE)):
-            file = path if path.suffix else path / f"part-{index:05d}.parquet"
-            files.append(_Numbering(name, file, cut_pieces(pieces, start, start + _VALUES_PER_FILE), start + 1))
+            part = path if path.suffix else path / f"part-{index:05d}.parquet"
+            files.append(_Numbering(name, part, cut_pieces(pieces, start, start + _VALUES_PER_FILE), start + 1))
 
     words = dict.fromkeys(features, 0)
     for file, word in zip(files, run_tasks(workspace.spark, files, _write_ids), strict=True):
