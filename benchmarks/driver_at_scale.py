@@ -44,10 +44,11 @@ def main() -> None:
     arguments = parser.parse_args()
     runs = []
     for rows in arguments.rows:
-        steps = {name: _in_own_process(step, rows, arguments.nodes) for name, step in _STEPS.items()}
+        steps = {}
+        for name, step in _STEPS.items():
+            steps[name] = _in_own_process(step, rows, arguments.nodes)
+            print(f"{rows:,} {name}: {steps[name]}", flush=True)
         runs.append({"rows": rows, "steps": steps})
-        for name, found in steps.items():
-            print(f"{rows:,} {name}: {found}", flush=True)
     write_json(arguments.output, {"nodes": arguments.nodes, "gpus_a_node": _GPUS_A_NODE, "runs": runs})
 
 
@@ -152,11 +153,10 @@ def _batches(rows: int, nodes: int) -> dict[str, Any]:
     )
     batches = min(_BATCHES, order.num_batches)
     slices = sum(len(list(order.slices(batch))) for batch in range(batches))
-    decoded = sum(order.decoder(read)[0] == order.rank for read in range(order.num_reads))
     return {
         "row_groups": len(order.units),
         "reads": order.num_reads,
-        "decoded_by_this_rank": decoded,
+        "decoded_by_this_rank": len(order.decoded(shares=True)),
         "slices_a_batch": round(slices / max(1, batches), 1),
     }
 
