@@ -145,3 +145,20 @@ def test_a_spark_session_stands_for_java_objects() -> None:
     assert (
         has_running_tasks(session(0, 2)) and not has_running_tasks(session(0, 0)) and not has_running_tasks(session())
     )
+
+
+def test_spark_sends_batches_as_its_own_data_frames_are_sent() -> None:
+    """An integration test sends some; this one says what an upgrade has changed."""
+    from pyspark import SparkContext
+    from pyspark.sql.pandas.conversion import SparkConversionMixin
+
+    message = GONE.format("PySpark", "spark")
+    given = [name for name in inspect.signature(SparkContext._serialize_to_jvm).parameters if name != "self"]
+    assert given == ["data", "serializer", "reader_func", "server_func"], message
+    own = inspect.getsource(SparkConversionMixin._create_from_pandas_with_arrow)
+    for used in (
+        "PythonSQLUtils.readArrowStreamFromFile(temp_filename)",
+        "ArrowIteratorServer()",
+        "PythonSQLUtils.toDataFrame(jiter, schema.json(), jsparkSession)",
+    ):
+        assert used in own, message
