@@ -14,10 +14,13 @@ from rayrec.common.files import new_file, new_folder
 from rayrec.common.progress import SilentProgress
 from rayrec.config import Config
 from rayrec.config.transforms import Fill, NumericTransform, Standardize
+from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.extract import Extracted, ExtractedChunk
+from rayrec.preprocessing.pipeline import Preprocessing
 from rayrec.preprocessing.segments import Piece
-from rayrec.preprocessing.workspace import Stages
+from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.sources.interactions.histories import HistoryCounts
+from tests.builders import make_dataset, make_recipe
 
 
 class Found(Config):
@@ -174,3 +177,27 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     with new_folder(output, "abc") as folder:
         assert [p.name for p in folder.iterdir()] == ["held"]
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+# --- the job around the stages
+
+
+class NothingLeft:
+    """A job whose work is done."""
+
+    files = ()
+
+    def write(self, workspace: Workspace) -> WrittenDataset:
+        pytest.fail("works again")
+
+
+def test_a_kill_while_the_scratch_is_removed_costs_nothing(tmp_path: Path) -> None:
+    """The manifest is there, but marks may be gone in any order."""
+    job = Preprocessing(NothingLeft(), make_recipe(), tmp_path / "out")
+    folder = tmp_path / f".out.unfinished-{job._fingerprint()}"
+    manifest = make_dataset(folder).manifest
+    (folder / ".scratch" / "parse").mkdir(parents=True)
+    (folder / ".scratch" / "fit.json").touch()
+    assert job.run(spark=None, progress=SilentProgress()) == manifest  # type: ignore[arg-type]
+    assert Dataset.open(tmp_path / "out").manifest == manifest
+    assert not list((tmp_path / "out").glob(".*")) and [p.name for p in tmp_path.iterdir()] == ["out"]
