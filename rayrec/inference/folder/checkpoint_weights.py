@@ -16,9 +16,6 @@ from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 
-# As meant here. Python's settings of warnings belong to the process, so threads could not set them for a block.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-
 
 class CheckpointWeights:
     """The model's part of a checkpoint, a folder of torch.distributed.checkpoint.
@@ -30,6 +27,8 @@ class CheckpointWeights:
 
     def __init__(self, folder: Path, recipe: Recipe, schema: Schema) -> None:
         """`recipe` is the run's, `schema` its dataset's or its model's."""
+        # It is meant to be. Settings of warnings belong to the process, so threads cannot set them for a block.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         self.recipe = recipe
         self._model = build_model(recipe.model, schema, device="meta")
         self.schema = self._model.schema
