@@ -63,8 +63,12 @@ INTENDED = {
     "no rates of sources, publishers, advertisers and campaigns with 10 rows": "only these defects read them",
     "source `movielens` is called `interactions`": "the same code reads interactions of any origin",
     "`ads` of :rank are called `candidates`": "the server ranks the candidates of any data set",
+    "schema.json names raw columns, and what features are computed from": "tables of one's own have any columns",
+    "rejected rows name the column and the value": "one's own files have many columns in which to look",
 }
 """Differences that are wanted, with the reason. They are taken out of both sides before these are compared."""
+NEW_KEYS = {"columns", "lookups", "inputs", "table"}
+"""Keys of schema.json and of its features that there were not before."""
 RATES_WITH_MORE_ROWS = {"source", "publisher", "advertiser", "campaign"}
 
 
@@ -133,9 +137,13 @@ class Side:
                 lines.write(BROKEN_LINES[file])
         self._rayrec("preprocess", RECIPES[model], "--input", raw / file, "--output", dataset)
         schema = json.loads((dataset / "schema.json").read_text())
-        schema.pop("leak", None)
+        schema = {key: value for key, value in schema.items() if key not in {"leak", *NEW_KEYS}}
+        schema["features"] = [
+            {key: value for key, value in feature.items() if key not in NEW_KEYS} for feature in schema["features"]
+        ]
         manifest = json.loads((dataset / "manifest.json").read_text())
         rejected = [row for path in sorted(dataset.glob("rejected/*")) for row in pq.read_table(path).to_pylist()]
+        rejected = [{key: value for key, value in row.items() if key not in {"column", "value"}} for row in rejected]
         return {
             f"{data}: raw files": generated,
             f"{data}: dataset folder": _hashes(dataset, without=("manifest.json", "schema.json", "rejected")),

@@ -83,7 +83,7 @@ class RawRows:
         """The error message for a name that is not a feature."""
         if name in self._not_features:
             return f"'{name}' is not a feature (the model does not read it); leave it out"
-        return f"unknown feature '{str(name)[:100]}'; {did_you_mean(str(name), self._known, 'features:')}"
+        return f"unknown feature '{str(name)[:100]}'; {did_you_mean(str(name), self.columns.names, 'features:')}"
 
     def checked(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
         """The columns as a batch, if vectors are as long as they must be and values have weights. Raises UserError."""
