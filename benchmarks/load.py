@@ -52,14 +52,16 @@ class Sample:
     """Of HTTP; 0 where the connection failed."""
 
 
-def at_rate(address: str, body: bytes, per_second: float, seconds: float) -> list[Sample]:
+def at_rate(address: str, body: bytes, per_second: float, seconds: float, token: str | None = None) -> list[Sample]:
     """POST `body` so often, whether earlier requests were answered or not; waits for all answers."""
-    return asyncio.run(_at_rate(address, body, per_second, seconds))
+    return asyncio.run(_at_rate(address, body, per_second, seconds, token))
 
 
-async def _at_rate(address: str, body: bytes, per_second: float, seconds: float) -> list[Sample]:
+async def _at_rate(address: str, body: bytes, per_second: float, seconds: float, token: str | None) -> list[Sample]:
     url = urlsplit(address)
     head = f"POST {url.path} HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Type: application/json\r\n"
+    if token is not None:
+        head += f"Authorization: Bearer {token}\r\n"
     request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
     client = _Client(url.hostname or "", url.port or 80, request)
     began = time.perf_counter()

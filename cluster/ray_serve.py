@@ -15,6 +15,7 @@ from pathlib import Path
 from rayrec.common.ports import free_ports
 
 HAPROXY_SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
+GRPC_LIMIT = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
 SETTINGS = {
     HAPROXY_SWITCH: "1",
     # One event loop in a replica, without threads beside it, and an HTTP server in each replica.
@@ -25,6 +26,10 @@ SETTINGS = {
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     # A busy machine takes longer to start three processes than Serve's 5 seconds.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    # A replica receives bodies under its own rule before Serve takes up their requests.
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.protocols.http.middlewares",
+    # Bytes of a message; `max_body_mib`, which Serve does not know, is this by default. Serve's own limit is 2 GiB.
+    GRPC_LIMIT: str(16 * 2**20),
     # How long a replica that is about to end still takes requests: until HAProxy no longer sends it any.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
 }

@@ -110,8 +110,9 @@ def run(request: ServeRequest, progress: Progress) -> Result:
 @contextmanager
 def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
     """Serve during the block; yields the URL, and shows it with a request to try."""
-    from cluster.ray_serve import HAPROXY_SWITCH
+    from cluster.ray_serve import GRPC_LIMIT, HAPROXY_SWITCH
     from cluster.ray_session import ray_session
+    from rayrec.inference.folder.model_folder import ModelFolder
     from serve.arguments import ServeArguments
     from serve.models.repository import scan
     from serve.operations.tokens import read_tokens
@@ -129,6 +130,8 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
         }
         arguments = ServeArguments(model=served, log_folder=request.log_folder, token_file=request.token_file)
         models = {name: next(iter(source.versions.values())) for name, source in scan(served).items()}
+        settings = arguments.settings(ModelFolder.open(next(iter(models.values()))).recipe.serve)
+        os.environ.setdefault(GRPC_LIMIT, str(int(settings.max_body_mib * 2**20)))
         if request.tls_certificate is not None:
             # HAProxy has no TLS here; Serve's own proxy does.
             os.environ.setdefault(HAPROXY_SWITCH, "0")

@@ -19,7 +19,7 @@ from rayrec.config import ServeConfig
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import TableMemory
 from serve.arguments import ServeArguments
-from serve.engine.admission import Admission
+from serve.engine.admission import Admission, set_of_this_replica
 from serve.http_app import create_app
 from serve.models.repository import StagedModels, scan
 from serve.models.served_models import ServedModels
@@ -82,7 +82,9 @@ class ModelServer(GrpcMethods):
         replica = ray_serve.get_replica_context().replica_id.unique_id
         access_log = JsonLog("access", log_folder, replica) if log_folder is not None else None
         models = ServedModels()
-        super().__init__(models, Admission(settings, tokens, metrics, access_log))
+        admission = Admission(settings, tokens, metrics, access_log)
+        set_of_this_replica(admission)
+        super().__init__(models, admission)
 
         def load(name: str, version: str, folder: Path) -> ServedVersion:
             return ServedVersion(name, version, folder, executor, settings, metrics, memory)

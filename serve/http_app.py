@@ -25,8 +25,8 @@ def create_app(models: ServedModels, admission: Admission) -> FastAPI:
     """The application that answers for `models`, whatever they are at the moment of a request."""
     app = FastAPI(title="rayrec", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Gate, admission=admission)
-    app.include_router(v1.routes(models, admission.settings))
-    app.include_router(v2.routes(models, admission.settings))
+    app.include_router(v1.routes(models, admission))
+    app.include_router(v2.routes(models, admission))
 
     page = Path(__file__).with_name("playground.html").read_bytes()
 

@@ -25,7 +25,8 @@ class DiskFullError(UserError):
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     """A hint for an unknown name: the nearest of the known ones, or else `otherwise` and the first of them."""
     names = list(known)
-    nearest = difflib.get_close_matches(name, names, n=1)
+    # Names come from outside: of one of megabytes the comparison would make a list of as many positions.
+    nearest = difflib.get_close_matches(name[:100], names, n=1)
     if nearest:
         return f"did you mean '{nearest[0]}'?"
     return f"{otherwise} {', '.join(names[:_MOST_NAMES])}{', ...' if len(names) > _MOST_NAMES else ''}"

@@ -22,7 +22,11 @@ class ServeConfig(Config):
     table_memory_gib: PositiveFloat = 1.0
     """Most memory that the tables and vocabularies mapped by a replica hold; more is read from the page cache."""
     max_rows_per_request: PositiveInt = 8192
-    max_body_mib: PositiveFloat = 64.0
+    max_body_mib: PositiveFloat = 16.0
+    """Most that a request may send; over gRPC Ray Serve's own limit, set when Ray starts, holds too."""
+    request_memory_mib: PositiveFloat = 256.0
+    """Most memory that the requests of a replica hold together, half of it as they came, half of it read; further ones
+    wait. What a single request needs while it is read comes on top, up to 200 MiB."""
     request_timeout_seconds: PositiveFloat = 30.0
     """A request that is not done by then is answered 504, and is not scored if it was still waiting."""
     max_replicas: PositiveInt | None = None

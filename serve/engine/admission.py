@@ -1,14 +1,17 @@
-"""The rule that admits a request over HTTP and gRPC: its token, size and time limit, its metrics and log line."""
+"""The rule that admits a request over HTTP and gRPC: its token, size, memory and time, its metrics and log line."""
 
 import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from rayrec.config import ServeConfig
+from serve.engine.memory import Memory
 from serve.errors import RequestError
 from serve.operations.json_log import JsonLog
 from serve.operations.metrics import ServingMetrics
@@ -16,6 +19,15 @@ from serve.operations.tokens import is_allowed
 
 CLIENT_LEFT = 499
 """The status, as nginx has it, of a request whose client went away before the answer."""
+
+MOST_VALUES = 2**20
+"""Objects, lists and values that a request may have, of which each takes up to 170 bytes once it is parsed; numbers and
+strings that are sent as bytes are not among them."""
+
+_AT_ONCE_BYTES = 16 * 2**10
+"""A smaller body is parsed in the event loop: to hand it to a thread takes as long."""
+
+ResultT = TypeVar("ResultT")
 
 logger = logging.getLogger("ray.serve.rayrec")
 
@@ -53,6 +65,31 @@ class Admission:
     metrics: ServingMetrics
     access_log: JsonLog | None = None
     """The log of requests; if absent, a request leaves metrics only."""
+    bodies: Memory = field(init=False)
+    """Holds the bodies, from their first byte to the answer."""
+    _parsed: Memory = field(init=False)
+    """Holds what they are parsed into, up to the answer."""
+    _parser: ThreadPoolExecutor = field(init=False, default_factory=lambda: ThreadPoolExecutor(1, "parsing"))
+    """One thread: what a body is while it is parsed is many times its size, and no two of them are there at once."""
+
+    def __post_init__(self) -> None:
+        half = int(self.settings.request_memory_mib * 2**20) // 2
+        object.__setattr__(self, "bodies", Memory(half))
+        object.__setattr__(self, "_parsed", Memory(half))
+
+    @asynccontextmanager
+    async def receive(self, call: Call) -> AsyncIterator[None]:
+        """Read the body of a request within the block; if it is not refused, `admit` records it later.
+
+        Raises RequestError as `admit`.
+        """
+        began = time.perf_counter()
+        try:
+            async with self._limits(call):
+                yield
+        except BaseException:
+            self._record(call, time.perf_counter() - began)
+            raise
 
     @asynccontextmanager
     async def admit(self, call: Call) -> AsyncIterator[None]:
@@ -62,6 +99,30 @@ class Admission:
         the block raises; other errors come through only if the answer has already begun.
         """
         began = time.perf_counter()
+        try:
+            async with self._limits(call):
+                yield
+        finally:
+            self._record(call, time.perf_counter() - began)
+
+    @asynccontextmanager
+    async def parsed(self, size: int, row_bytes: int, parse: Callable[[], ResultT]) -> AsyncIterator[ResultT]:
+        """What `parse` makes of a body of `size` bytes, for the block. Raises RequestError as `parse` does.
+
+        `row_bytes` is what a row takes in memory when all of its features are missing; a byte of the body may be a row.
+        """
+        with self._parsed.hold() as share:
+            await share.grow(2 * size + min(size, self.settings.max_rows_per_request) * row_bytes)
+            if size <= _AT_ONCE_BYTES:
+                yield parse()
+                return
+            content = await asyncio.get_running_loop().run_in_executor(self._parser, _attempt, parse)
+            if isinstance(content, RequestError):
+                raise content
+            yield content
+
+    @asynccontextmanager
+    async def _limits(self, call: Call) -> AsyncIterator[None]:
         try:
             self._check(call)
             async with asyncio.timeout(self.settings.request_timeout_seconds):
@@ -75,8 +136,6 @@ class Admission:
             refused = self._unanswered(call, error)
             call.status = refused.status
             raise refused from None
-        finally:
-            self._record(call, time.perf_counter() - began)
 
     def _check(self, call: Call) -> None:
         if call.needs_token and not is_allowed(call.authorization, self.tokens):
@@ -100,6 +159,28 @@ class Admission:
         if self.access_log is not None:
             request = {name: getattr(call, name) for name in ("request_id", "client", "http_method", "path")}
             self.access_log.write({**request, **tags, "status": status, "seconds": round(seconds, 6)})
+
+
+def _attempt(parse: Callable[[], ResultT]) -> ResultT | RequestError:
+    """What `parse` gives, or the error that it raises without its frames: with them, what they had made of the body
+    would stay in memory for as long as the error does."""
+    try:
+        return parse()
+    except RequestError as error:
+        return RequestError(error.status, error.message, error.headers)
+
+
+_replica: list[Admission] = []
+
+
+def set_of_this_replica(admission: Admission) -> None:
+    """Let the servers of this process, which Ray Serve starts, find the admission of the replica that it runs."""
+    _replica[:] = [admission]
+
+
+def of_this_replica() -> Admission | None:
+    """The admission of the replica that this process runs; None in a proxy of Ray Serve."""
+    return _replica[0] if _replica else None
 
 
 def require_size(size: int, settings: ServeConfig) -> None:

@@ -66,6 +66,12 @@ class ServedModels:
     def __init__(self) -> None:
         self.current: Mapping[str, ServedModel] = {}
 
+    @property
+    def row_bytes(self) -> int:
+        """The most that a row of any model takes; see `ServedVersion.row_bytes`."""
+        versions = (version for model in self.current.values() for version in model.versions.values())
+        return max((version.row_bytes for version in versions), default=0)
+
     def model(self, name: str) -> ServedModel:
         """The model of that name. Raises RequestError 404 if there is none."""
         models = self.current

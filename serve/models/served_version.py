@@ -61,6 +61,8 @@ class ServedVersion:
         self.recommender = Recommender(self.predictor) if can_recommend(schema) else None
         """Present if the model reads a user and an item alone."""
         self.ranker = ranker_of(self.predictor)
+        self.row_bytes = 8 * len(schema.raw_columns)
+        """Bytes that a row takes whose features are all missing, at most."""
         self._executor = executor
         self._score = Batcher(
             self._score_together,

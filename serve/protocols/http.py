@@ -3,6 +3,7 @@
 Plain ASGI: the middleware of Starlette that reads requests costs as much as the rest of the application.
 """
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +11,51 @@ import pydantic_core
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
+from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rayrec.config import ServeConfig
-from serve.engine.admission import CLIENT_LEFT, Admission, Call, request_id, require_size
+from serve.engine.admission import CLIENT_LEFT, MOST_VALUES, Admission, Call, of_this_replica, request_id, require_size
 from serve.errors import RequestError
 
 _CALL = "rayrec.call"
 _OPEN_PATHS = frozenset({"/", "/healthz", "/v2/health/live", "/v2/health/ready"})
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Receives the body of a request before Ray Serve takes it up, under the rule of the replica's admission.
+
+    Ray Serve counts a request as one in work, and reads its body to the end, whether its application does or not: slow
+    clients would take the places of others, and bodies that nobody has looked at would add up in memory.
+    """
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        admission = of_this_replica()
+        headers = Headers(scope=scope) if scope["type"] == "http" else None
+        if admission is None or headers is None or not _has_body(headers):
+            await self.app(scope, receive, send)
+            return
+        call = _call(scope, headers)
+        with admission.bodies.hold() as share:
+            try:
+                async with admission.receive(call), share.arriving():
+                    body = bytearray()
+                    async for chunk in _chunks(receive):
+                        await share.grow(len(chunk))
+                        body += chunk
+                        require_size(len(body), admission.settings)
+            except RequestError as error:
+                await error_response(error, call.request_id)(scope, receive, send)
+                return
+            await self.app(scope, _received(bytes(body), receive), send)
+
+
+def middlewares() -> list[Middleware]:
+    """What Ray Serve puts around a replica's HTTP server, which is given this function by its name."""
+    return [Middleware(Intake)]
 
 
 @dataclass(frozen=True)
@@ -32,16 +69,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        call = scope[_CALL] = Call(
-            request_id=request_id(headers.get("X-Request-Id")),
-            client=(scope.get("client") or ("",))[0],
-            http_method=scope["method"],
-            path=scope["path"],
-            authorization=headers.get("Authorization"),
-            size=_stated_size(headers),
-            needs_token=scope["path"] not in _OPEN_PATHS,
-        )
+        call = scope[_CALL] = _call(scope, Headers(scope=scope))
 
         async def send_noting_status(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -55,9 +83,47 @@ class Gate:
             await error_response(error)(scope, receive, send)
 
 
-def error_response(error: RequestError) -> JSONResponse:
-    """The answer to a request that is refused."""
-    return JSONResponse({"error": error.message}, status_code=error.status, headers=error.headers)
+def error_response(error: RequestError, request_id: str | None = None) -> JSONResponse:
+    """The answer to a request that is refused, with the request's id if Ray Serve does not add it."""
+    headers = {**(error.headers or {}), **({"X-Request-Id": request_id} if request_id is not None else {})}
+    return JSONResponse({"error": error.message}, status_code=error.status, headers=headers)
+
+
+def _call(scope: Scope, headers: Headers) -> Call:
+    return Call(
+        request_id=request_id(headers.get("X-Request-Id")),
+        client=(scope.get("client") or ("",))[0],
+        http_method=scope["method"],
+        path=scope["path"],
+        authorization=headers.get("Authorization"),
+        size=_stated_size(headers),
+        needs_token=scope["path"] not in _OPEN_PATHS,
+    )
+
+
+def _has_body(headers: Headers) -> bool:
+    return "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0"
+
+
+async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises RequestError if the client goes away."""
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RequestError(CLIENT_LEFT, "the client went away before its request was read")
+        yield message.get("body", b"")
+        more = message.get("more_body", False)
+
+
+def _received(body: bytes, receive: Receive) -> Receive:
+    """What an application receives if `body` has been received before."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return next_message
 
 
 def call_of(request: Request) -> Call:
@@ -71,20 +137,24 @@ async def read_body(request: Request, settings: ServeConfig) -> bytes:
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise RequestError(415, f"Content-Encoding '{encoding[:50]}': send the body as it is")
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            require_size(len(body), settings)
-    except ClientDisconnect:
-        raise RequestError(CLIENT_LEFT, "the client went away before its request was read") from None
-    return bytes(body)
+    chunks, size = [], 0
+    async for chunk in _chunks(request.receive):
+        size += len(chunk)
+        require_size(size, settings)
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def parse_json(body: bytes, example: str) -> Any:
-    """The value of a body. Raises RequestError 400 unless it is JSON; an empty body is answered with `example`."""
+    """The value of a body. Raises RequestError: 400 unless it is JSON, 413 if it is of too many values.
+
+    An empty body is answered with `example`.
+    """
     if not body:
         raise RequestError(400, f"the body is empty; send {example}")
+    # Before there is an object for each of them. Commas in strings count too: nobody sends a million of these.
+    if (values := sum(map(body.count, (b",", b"{", b"[")))) > MOST_VALUES:
+        raise RequestError(413, f"the body has {values} values, at most {MOST_VALUES} a request; send several requests")
     try:
         return pydantic_core.from_json(body, allow_inf_nan=False)
     except ValueError as error:

@@ -25,44 +25,48 @@ from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.config import ServeConfig
 from rayrec.inference.ranker import Ranking
 from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.recommender import UnknownUserError
+from serve.engine.admission import Admission
 from serve.errors import RequestError
 from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import Rows, ServedVersion
 from serve.protocols.http import call_of, parse_json, read_body
 
-Verb = Callable[[ServedModel, ServedVersion, bytes, int], Awaitable[bytes]]
-"""(model, version, body, most rows or items) -> body of the answer. Raises RequestError."""
+Verb = Callable[[ServedModel, ServedVersion, bytes, Admission], Awaitable[bytes]]
+"""(model, version, body, admission) -> body of the answer. Raises RequestError."""
 
 
-async def _predict(model: ServedModel, version: ServedVersion, body: bytes, max_rows: int) -> bytes:
-    rows = Rows(parse_instances(body, version.predictor.raw_rows, max_rows))
-    return predictions(model.name, version.version, await model.score(version, rows))
+async def _predict(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
+    max_rows = admission.settings.max_rows_per_request
+    parse = partial(parse_instances, body, version.predictor.raw_rows, max_rows)
+    async with admission.parsed(len(body), version.row_bytes, parse) as rows:
+        return predictions(model.name, version.version, await model.score(version, Rows(rows)))
 
 
-async def _recommend(model: ServedModel, version: ServedVersion, body: bytes, max_rows: int) -> bytes:
+async def _recommend(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
     if version.recommender is None:
         raise _cannot(model, "scores more than a user and an item: it cannot recommend")
-    asked = parse_recommend(body, max_rows)
-    recommend = partial(version.recommender.recommend, asked.user, asked.k, exclude_known=asked.exclude_known)
-    try:
-        best = await version.evaluate(recommend)
-    except UnknownUserError as error:
-        raise RequestError(404, str(error)) from None
+    parse = partial(parse_recommend, body, admission.settings.max_rows_per_request)
+    async with admission.parsed(len(body), 0, parse) as asked:
+        recommend = partial(version.recommender.recommend, asked.user, asked.k, exclude_known=asked.exclude_known)
+        try:
+            best = await version.evaluate(recommend)
+        except UnknownUserError as error:
+            raise RequestError(404, str(error)) from None
     items = _with_scores("item", best.items, best.scores)
     return _answer(model.name, version.version, user=asked.user, items=items)
 
 
-async def _rank(model: ServedModel, version: ServedVersion, body: bytes, max_rows: int) -> bytes:
-    asked = parse_rank(body, max_rows)
-    try:
-        rows = await version.evaluate(partial(version.ranker.rows, asked.context, asked.candidates))
-    except UserError as error:
-        raise RequestError(422, str(error)) from None
-    best = Ranking.of(asked.candidates, await model.score(version, Rows(rows)), asked.k)
+async def _rank(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
+    parse = partial(parse_rank, body, admission.settings.max_rows_per_request)
+    async with admission.parsed(len(body), version.row_bytes, parse) as asked:
+        try:
+            rows = await version.evaluate(partial(version.ranker.rows, asked.context, asked.candidates))
+        except UserError as error:
+            raise RequestError(422, str(error)) from None
+        best = Ranking.of(asked.candidates, await model.score(version, Rows(rows)), asked.k)
     candidates = _with_scores("candidate", best.candidates, best.scores)
     return _answer(model.name, version.version, candidates=candidates)
 
@@ -74,7 +78,7 @@ def _cannot(model: ServedModel, why: str) -> RequestError:
 VERBS: dict[str, Verb] = {"predict": _predict, "recommend": _recommend, "rank": _rank}
 
 
-def routes(models: ServedModels, settings: ServeConfig) -> APIRouter:
+def routes(models: ServedModels, admission: Admission) -> APIRouter:
     """The routes over `models`."""
     router = APIRouter(prefix="/v1/models")
 
@@ -86,8 +90,8 @@ def routes(models: ServedModels, settings: ServeConfig) -> APIRouter:
         model = models.model(name)
         chosen = model.version(version)
         call_of(request).answered_by(name, chosen.version, verb)
-        body = await read_body(request, settings)
-        content = await VERBS[verb](model, chosen, body, settings.max_rows_per_request)
+        body = await read_body(request, admission.settings)
+        content = await VERBS[verb](model, chosen, body, admission)
         return Response(content, media_type="application/json")
 
     router.add_api_route("/{name}:{verb}", call, methods=["GET", "POST"])

@@ -261,7 +261,7 @@ BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
     "huge number": ("POST", PREDICT, b'{"I1": 1e39}', 422, "row 0, 'I1': the number 1e+39 is out of range"),
     "huge integer": ("POST", PREDICT, b'{"I1": ' + b"9" * 400 + b"}", 422, "an integer of more than 38 digits"),
     "too many rows": ("POST", PREDICT, json.dumps({"instances": [{}] * 8193}).encode(), 413, "8193 rows, at most 8192"),
-    "too large a body": ("POST", PREDICT, b" " * (64 * 2**20 + 1), 413, "larger than 64 MiB"),
+    "too large a body": ("POST", PREDICT, b" " * (64 * 2**20 + 1), 413, "larger than 16 MiB"),
     "unknown model": ("POST", "/v1/models/dlrn:predict", b"{}", 404, "no model 'dlrn'; did you mean 'dlrm'?"),
     "unknown model described": ("GET", "/v1/models/zzz", b"", 404, "no model 'zzz'; models: ads, dcnv2"),
     "GET": ("GET", PREDICT, b"", 405, "use POST"),

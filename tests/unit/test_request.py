@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -333,3 +334,12 @@ def test_example_row_is_known_to_the_model(tmp_path: Path) -> None:
     row = example_row(predictor.folder)
     assert row == {"I1": 0, "I2": 0, "I3": 0, "C1": "C1-0", "C2": "C2-0", "M1": ["M1-0", "M1-0"]}
     assert predictor.predict([row]).shape == (1,)
+
+
+def test_a_name_of_megabytes_is_answered_at_once() -> None:
+    """To compare all of it with the features would take minutes and gigabytes."""
+    began = time.perf_counter()
+    with pytest.raises(RequestError, match=r"unknown feature 'a{100}'; ") as refused:
+        parse_instances(b'{"%s":1}' % (b"a" * 10**7), RAW_ROWS, 8)
+    assert time.perf_counter() - began < 5
+    assert len(refused.value.message) < 1000

@@ -25,11 +25,7 @@ def _load_service() -> Any:
 def _call(name: str) -> tuple[Any, Any]:
     """The classes of a call's request and response."""
     method = _service.FindMethodByName(name)
-    classes = message_factory.GetMessageClass(method.input_type), message_factory.GetMessageClass(method.output_type)
-    for message in classes:
-        # Serve's proxy sends a request on by pickle, which finds the class of a message by its module.
-        message.__module__ = __name__
-    return classes
+    return message_factory.GetMessageClass(method.input_type), message_factory.GetMessageClass(method.output_type)
 
 
 _service = _load_service()

@@ -1,11 +1,12 @@
 """The routes of the Open Inference Protocol, `/v2`."""
 
+from functools import partial
 from importlib.metadata import version as installed_version
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from rayrec.config import ServeConfig
+from serve.engine.admission import Admission
 from serve.errors import RequestError
 from serve.models.served_models import ServedModels
 from serve.protocols.http import call_of, read_body
@@ -14,7 +15,7 @@ from serve.protocols.v2.messages import answer, metadata, parse_infer
 _JSON_LENGTH = "Inference-Header-Content-Length"
 
 
-def routes(models: ServedModels, settings: ServeConfig) -> APIRouter:
+def routes(models: ServedModels, admission: Admission) -> APIRouter:
     """The routes over `models`."""
     router = APIRouter(prefix="/v2")
 
@@ -42,9 +43,11 @@ def routes(models: ServedModels, settings: ServeConfig) -> APIRouter:
         model = models.model(name)
         chosen = model.version(version)
         call_of(request).answered_by(name, chosen.version, "infer")
-        body = await read_body(request, settings)
-        asked = parse_infer(body, request.headers.get(_JSON_LENGTH), chosen.predictor, settings.max_rows_per_request)
-        content, json_length = answer(name, chosen.version, asked, await model.score(chosen, asked.rows))
+        body = await read_body(request, admission.settings)
+        max_rows = admission.settings.max_rows_per_request
+        parse = partial(parse_infer, body, request.headers.get(_JSON_LENGTH), chosen.predictor, max_rows)
+        async with admission.parsed(len(body), chosen.row_bytes, parse) as asked:
+            content, json_length = answer(name, chosen.version, asked, await model.score(chosen, asked.rows))
         if json_length is None:
             return Response(content, media_type="application/json")
         return Response(content, media_type="application/octet-stream", headers={_JSON_LENGTH: str(json_length)})

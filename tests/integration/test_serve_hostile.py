@@ -1,0 +1,21 @@
+"""Hostile requests of all kinds: a replica stays within its memory, none makes it fail, and honest clients beside them
+are answered as ever."""
+
+import pytest
+
+from benchmarks.serving_hostile import BOUND_MIB, attacks, server, under
+
+
+@pytest.mark.minutes
+def test_hostile_requests(ray_cluster: str) -> None:
+    with server() as target:
+        found = {name: under(attack, target, least_seconds=0) for name, attack in attacks().items()}
+    # The first attack's companions are the first requests of all.
+    idle = next(iter(found.values()))["resident_mib"]["before"]
+    for name, told in found.items():
+        assert told["same_replica"], name
+        assert told["honest"]["requests"] > 0 and told["honest"]["failed"] == 0, (name, told)
+        assert told["resident_mib"]["most"] - idle <= BOUND_MIB, (name, told)
+        assert not set(told["answers"]) & {"500", "no answer", "INTERNAL", "UNKNOWN"}, (name, told)
+        if "without a token" in name:
+            assert set(told["answers"]) <= {"401", "cut off", "UNAUTHENTICATED"}, (name, told)

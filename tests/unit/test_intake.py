@@ -1,0 +1,247 @@
+"""Bodies are received under the replica's rule before Ray Serve takes up their requests, over HTTP and gRPC."""
+
+import asyncio
+import gc
+import json
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+from unittest.mock import Mock
+
+import grpc
+import pytest
+from ray.serve._private.grpc_util import gRPCGenericServer
+from starlette.types import Receive, Scope, Send
+
+from rayrec.config import ServeConfig
+from serve.engine import admission as admission_module
+from serve.engine import memory as memory_module
+from serve.engine.admission import Admission, set_of_this_replica
+from serve.errors import RequestError
+from serve.operations.metrics import ServingMetrics
+from serve.operations.tokens import read_tokens
+from serve.protocols.grpc import proto
+from serve.protocols.grpc.service import add_to_server
+from serve.protocols.http import Intake, middlewares, parse_json
+
+TOKEN = "0123456789abcdef"
+METRICS = ServingMetrics()
+KIB = 2**10
+SETTINGS = ServeConfig(max_body_mib=1 / KIB, request_memory_mib=4 / KIB, request_timeout_seconds=2)
+
+
+@pytest.fixture(autouse=True)
+def admission(monkeypatch: pytest.MonkeyPatch) -> Iterator[Admission]:
+    """The admission of a replica with a token, 1 KiB a body and 2 KiB for all of them."""
+    monkeypatch.setattr(memory_module, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(admission_module, "_replica", [])
+    replica = Admission(SETTINGS, read_tokens(None, {"RAYREC_SERVE_TOKENS": TOKEN}), METRICS)
+    set_of_this_replica(replica)
+    yield replica
+    assert replica.bodies.held == 0 and not replica.bodies._arriving
+
+
+class Client:
+    """A client of the intake, which sends pieces, each after a pause."""
+
+    def __init__(self, *pieces: bytes, pause: float = 0.0, stated: int | None = None, token: bool = True) -> None:
+        self.left, self.pause, self.stated, self.token = list(pieces), pause, stated, token
+        self.taken = 0
+        self.status, self.answer, self.headers = 0, b"", dict[str, str]()
+
+    async def receive(self) -> Any:
+        await asyncio.sleep(self.pause)
+        if not self.left:
+            return {"type": "http.disconnect"}
+        self.taken += 1
+        return {"type": "http.request", "body": self.left.pop(0), "more_body": bool(self.left)}
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            self.answer += message["body"]
+
+    async def ask(self, app: Any) -> "Client":
+        length = (b"transfer-encoding", b"chunked") if self.stated is None else (b"content-length", b"%d" % self.stated)
+        headers = [length, *([(b"authorization", f"Bearer {TOKEN}".encode())] if self.token else [])]
+        scope = {"type": "http", "method": "POST", "path": "/v1/models/m:predict", "headers": headers}
+        await asyncio.wait_for(Intake(app)(scope, self.receive, self.send), 10)
+        return self
+
+
+async def counting(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the number and size of the messages that it receives, which Ray Serve reads ahead."""
+    first, second = await receive(), await receive()
+    content = json.dumps([len(first["body"]), first["more_body"], second["type"]]).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": content})
+
+
+async def never(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError("the request was let through")
+
+
+def test_an_application_receives_the_whole_body_at_once() -> None:
+    client = asyncio.run(Client(b"a" * 400, b"b" * 400).ask(counting))
+    assert (client.status, json.loads(client.answer)) == (200, [800, False, "http.disconnect"])
+
+
+@pytest.mark.parametrize(
+    ("client", "status", "taken"),
+    [
+        (Client(b"a" * 2000, stated=2000, token=False), 401, 0),
+        (Client(b"a", stated=2000), 413, 0),
+        (Client(*[b"a" * 300] * 1000), 413, 4),
+        (Client(b"a" * 100), 200, 1),
+    ],
+    ids=["no token", "too large, as it says", "too large, as it shows", "honest"],
+)
+def test_what_is_refused_is_not_read_further(client: Client, status: int, taken: int) -> None:
+    asyncio.run(client.ask(counting if status == 200 else never))
+    assert (client.status, client.taken if status != 200 else 1) == (status, taken)
+    if status != 200:
+        assert len(client.headers["x-request-id"]) == 32
+        assert list(json.loads(client.answer)) == ["error"]
+
+
+def test_slow_bodies_make_room_for_others() -> None:
+    async def test() -> list[Client]:
+        slow = [Client(b"a" * 900, b"a" * 100, pause=0.5) for _ in range(4)]
+        asked = [asyncio.create_task(client.ask(counting)) for client in slow]
+        await asyncio.sleep(0.7)
+        honest = await Client(b"a" * 1000).ask(counting)
+        return [honest, *await asyncio.gather(*asked)]
+
+    honest, *slow = asyncio.run(test())
+    assert honest.status == 200
+    assert {client.status for client in slow} <= {200, 503}
+    assert any(client.status == 503 for client in slow)
+
+
+def test_a_body_that_never_ends_is_answered_in_time() -> None:
+    client = asyncio.run(Client(b"a", b"b", pause=1.2).ask(never))
+    assert client.status == 504
+
+
+def test_a_proxy_lets_everything_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no replica, whose rule it would be."""
+    monkeypatch.setattr(admission_module, "_replica", [])
+    client = asyncio.run(Client(*[b"a" * 900] * 2, token=False).ask(counting))
+    assert json.loads(client.answer) == [900, True, "http.request"]
+
+
+def test_ray_serve_takes_it() -> None:
+    from ray.serve._private.http_util import validate_http_proxy_callback_return
+
+    from cluster.ray_serve import SETTINGS as VARIABLES
+
+    assert VARIABLES["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] == f"{middlewares.__module__}.{middlewares.__name__}"
+    assert validate_http_proxy_callback_return(middlewares()) is not None
+    assert VARIABLES["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] == str(int(ServeConfig().max_body_mib * 2**20))
+
+
+def test_json_of_too_many_values_makes_no_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was parsed")
+
+    monkeypatch.setattr("pydantic_core.from_json", parse)
+    for unit in (b"{},", b"[],", b'"",', b'"abc":1,'):
+        with pytest.raises(RequestError, match="values, at most 1048576 a request") as refused:
+            parse_json(b"[" + unit * 2**20 + b"0]", "")
+        assert refused.value.status == 413
+
+
+def test_what_is_parsed_waits_for_memory(admission: Admission) -> None:
+    """Of two requests of 700 bytes, each of which may be 1,000 rows of a byte, the second waits for the first."""
+
+    async def test() -> list[str]:
+        order: list[str] = []
+
+        async def work(name: str) -> None:
+            async with admission.parsed(700, 1, lambda: name) as content:
+                order.append(content)
+                await asyncio.sleep(0.1)
+                order.append("end")
+
+        await asyncio.gather(work("a"), work("b"))
+        return order
+
+    assert asyncio.run(test()) == ["a", "end", "b", "end"]
+
+
+def test_an_error_does_not_hold_what_was_parsed(admission: Admission) -> None:
+    class Content:
+        pass
+
+    made: list[weakref.ref[Content]] = []
+
+    def parse() -> None:
+        content = Content()
+        made.append(weakref.ref(content))
+        raise RequestError(422, "wrong")
+
+    async def test() -> RequestError:
+        with pytest.raises(RequestError, match="wrong") as refused:
+            async with admission.parsed(100_000, 0, parse):
+                pass
+        return refused.value
+
+    gc.disable()
+    try:
+        error = asyncio.run(test())
+        assert error.status == 422 and made[0]() is None
+    finally:
+        gc.enable()
+
+
+@asynccontextmanager
+async def _grpc_server(size: int) -> AsyncIterator[Any]:
+    """A channel to a server of Ray Serve's whose methods tell, as bytes, whether they were sent `size` of them."""
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        return proto.ModelReadyResponse(ready=len(request) == size).SerializeToString()
+
+    server = gRPCGenericServer(lambda service_method, streaming_type: answer)
+    add_to_server(Mock(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    await server.stop(None)
+
+
+def test_grpc_reads_a_message_after_its_token() -> None:
+    async def test() -> None:
+        async with _grpc_server(900) as channel:
+            ask = channel.unary_unary(f"/{proto.SERVICE}/ModelReady")
+            metadata = (("authorization", f"Bearer {TOKEN}"),)
+            answer = await ask(b"a" * 900, metadata=metadata)
+            assert proto.ModelReadyResponse.FromString(answer).ready
+            answers = await asyncio.gather(*(ask(b"a" * 900, metadata=metadata) for _ in range(50)))
+            assert all(proto.ModelReadyResponse.FromString(answer).ready for answer in answers)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await ask(b"a" * 900)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_grpc_messages_that_do_not_come_make_room() -> None:
+    async def test() -> None:
+        async with _grpc_server(900) as channel:
+            metadata = (("authorization", f"Bearer {TOKEN}"),)
+            slow = [channel.stream_unary(f"/{proto.SERVICE}/ModelReady")(metadata=metadata) for _ in range(4)]
+            for call in slow:
+                await call.wait_for_connection()
+            await asyncio.sleep(0.2)
+            ask = channel.unary_unary(f"/{proto.SERVICE}/ModelReady")
+            answer = await ask(b"a" * 900, metadata=metadata, timeout=5)
+            assert proto.ModelReadyResponse.FromString(answer).ready
+            codes = [await call.code() for call in slow]
+            assert grpc.StatusCode.RESOURCE_EXHAUSTED in codes
+            assert set(codes) <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED}
+
+    asyncio.run(asyncio.wait_for(test(), 30))
