@@ -125,7 +125,7 @@ class _Office:
     async def leave(self, epoch: int) -> None:
         self._left[epoch] += 1
         if self._is_over(epoch):
-            for offer in self._offers.pop(epoch, {}).values():
+            for offer in self._offers.pop(epoch, defaultdict(_Offer)).values():
                 offer.there.set()  # ends the calls that still wait
 
     def _is_over(self, epoch: int) -> bool:
