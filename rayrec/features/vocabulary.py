@@ -52,13 +52,13 @@ class VocabularyLookup:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             batch = pa.ipc.open_file(pa.py_buffer(self._map)).get_batch(0)
             batch.validate()
-            hashes, entries, self.values = (batch[name] for name in ("hash", "entry", "value"))
+            hashes, entries, values = (batch[name] for name in ("hash", "entry", "value"))
         except FileNotFoundError:
             raise UserError(f"{index}: missing; the index of a vocabulary belongs beside it") from None
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{index}: not the index of a vocabulary ({reason}); preprocess again") from None
-        self.values: pa.Array
+        self.values: pa.Array = values
         """The value (large_string) of id 1, 2, ..."""
         self._hashes: NDArray[np.uint64] = hashes.to_numpy()
         """Those of all values, ascending."""

@@ -66,8 +66,10 @@ class Predictor:
         ]
         self._memory = memory
         if memory is not None:
-            for mapped in (*tables.values(), *self._encoder.vocabularies):
-                memory.add(mapped)
+            for table in tables.values():
+                memory.add(table)
+            for vocabulary in self._encoder.vocabularies:
+                memory.add(vocabulary)
         self._pooled_width = sum(lookup.dim for lookup in self._lookups)
 
     def predict(self, rows: "Sequence[Mapping[str, Any]] | pa.RecordBatch | pd.DataFrame") -> NDArray[np.float32]:
