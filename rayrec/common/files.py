@@ -74,17 +74,15 @@ def new_folder(path: Path, fingerprint: str | None = None) -> Iterator[Path]:
 
     On an error the sibling is removed. With `fingerprint`, for long work, it survives a kill and every error except a
     `UserError` after which the same work could not succeed (one of a full disk is survived), and the next caller with
-    the same fingerprint finds what was done. Siblings of other attempts, which are dead, are removed. Raises UserError
-    if `path` exists and is not an empty folder, or if another process writes it.
+    the same fingerprint finds what was done. What attempts with other fingerprints left is kept until one succeeds.
+    Raises UserError if `path` exists and is not an empty folder, or if another process writes it.
     """
     require_absent(path)
     with owned(path):
         require_absent(path)
         unfinished = path.with_name(f".{path.name}.unfinished-{fingerprint or 'new'}")
-        for left in path.parent.glob(f".{glob.escape(path.name)}.unfinished-*"):
-            if fingerprint is None or left != unfinished:
-                logger.warning("%s: unfinished work of an attempt that was killed or had other inputs; removed", left)
-                shutil.rmtree(left, ignore_errors=True)
+        if fingerprint is None:
+            shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(exist_ok=True)
         try:
             yield unfinished
@@ -94,6 +92,8 @@ def new_folder(path: Path, fingerprint: str | None = None) -> Iterator[Path]:
                 path.rmdir()
             os.rename(unfinished, path)
             sync(path.parent)
+            for left in path.parent.glob(f".{glob.escape(path.name)}.unfinished-*"):
+                shutil.rmtree(left, ignore_errors=True)
         except BaseException as error:
             goes_on = isinstance(error, DiskFullError) or not isinstance(error, UserError)
             if fingerprint is not None and goes_on:
