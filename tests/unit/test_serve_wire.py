@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.errors import RequestError
@@ -73,6 +73,7 @@ def _messages() -> st.SearchStrategy[Any]:
 
 
 @given(_messages())
+@settings(max_examples=40)
 def test_honest_messages_have_no_more_than_their_values(message: Any) -> None:
     values = len(message.raw_input_contents) + 2
     for tensor in message.inputs:
