@@ -73,7 +73,7 @@ def predict_dataset(
     tasks = row_group_tasks(dataset.folder, info.parts, rows_of_parts(info.rows))
     kept = [schema.group, schema.candidate] if schema.group and schema.candidate else []
     progress.stage(f"predict {split}", info.rows)
-    with new_folder(output) as folder:
+    with new_folder(output.absolute()) as folder:
         arguments = {"model": model.folder, "output": folder, "label": schema.label, "kept": tuple(kept)}
         for report in run_in_pool(tasks, _ScoreRowGroups, arguments):
             progress.advance(sum(report["rows"].to_pylist()))
@@ -115,7 +115,7 @@ def predict_raw(
     lines: list[int] = []
     written: list[dict[str, list[WrittenFile]]] = []
     rejected = Counter[str]()
-    with new_folder(output) as folder:
+    with new_folder(output.absolute()) as folder:
         arguments = {"model": model.folder, "output": folder, "reader": open_reader(files)}
         for reports in run_in_pool(tasks, _ScoreChunks, arguments):
             for report in map(pickle.loads, reports["report"].to_pylist()):

@@ -43,7 +43,7 @@ def recommend_to_all(folder: Path, k: int, output: Path, progress: Progress) -> 
         for part, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
     progress.stage("recommend", recommender.num_users)
-    with new_folder(output) as temporary:
+    with new_folder(output.absolute()) as temporary:
         for report in run_in_pool(tasks, _RecommendBlocks, {"folder": folder, "k": k, "output": temporary}):
             progress.advance(sum(report["users"].to_pylist()))
     return recommender.num_users
