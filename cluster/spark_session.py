@@ -105,7 +105,7 @@ def size_executors(config: SparkConfig, nodes: Sequence[int], free_cpus: int, fr
     """
     if config.executors:
         count = config.executors
-        cores = config.executor_cores or max(1, free_cpus // count)
+        cores = config.executor_cores or max(1, min(free_cpus, sum(nodes)) // count)
     else:
         smallest = max(1, min(nodes, default=1))
         cores = config.executor_cores or smallest // -(-smallest // _MOST_CORES)

@@ -31,6 +31,12 @@ def test_large_nodes_have_several_executors(nodes: list[int], gib: int, expected
     assert sizes(size_executors(SparkConfig(), nodes, sum(nodes), gib * GIB)) == expected
 
 
+def test_a_machine_of_which_ray_declares_more_cpus_than_it_has() -> None:
+    """Both ways of asking for one executor count the CPUs that are there."""
+    for config in (SparkConfig(), SparkConfig(executors=1)):
+        assert size_executors(config, [2], 8, 16 * GIB).cores == 2
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
