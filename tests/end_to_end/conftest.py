@@ -26,6 +26,8 @@ RECIPE = "dlrm-criteo-debug"
 # Known to the shared Ray cluster too, as it starts after this: the test of S3 has a server that takes any.
 os.environ.setdefault("AWS_ACCESS_KEY_ID", "testing")
 os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "testing")
+# A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
