@@ -126,7 +126,7 @@ def sha256_of(path: Path) -> str:
 
 @contextmanager
 def owned(output: Path) -> Iterator[None]:
-    """Be the only process that writes `output`, which need not exist; the thread that is so may ask again.
+    """Hold `output`, which need not exist, for this thread alone to write; the thread may hold it more than once.
 
     Raises UserError if another process, or another thread of this one, writes it.
     """

@@ -36,8 +36,8 @@ def new_parquet_files(
 ) -> Iterator[tuple[Callable[[pa.RecordBatch], None], list[WrittenFile]]]:
     """A function that writes rows to the files PATH-00000.parquet, ..., and the list of the files that it began.
 
-    Each has `most_rows` rows but for the last; there is none without rows. So that no file, however many rows come, has
-    a footer that takes longer to parse than a part of the rows takes to read.
+    Each file has `most_rows` rows but for the last one, and without rows there is no file. So no file, however many
+    rows come, has a footer that takes longer to parse than a part of the rows takes to read.
     """
     files: list[WrittenFile] = []
     with ExitStack() as stack:

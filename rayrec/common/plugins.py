@@ -31,7 +31,7 @@ class Plugins:
         return dict(sorted(found.items()))
 
     def known(self, kind: str) -> str:
-        """`kind`, if there is such a one; otherwise raises ValueError with those that there are."""
+        """Return `kind` if there is such a kind. Raises ValueError, which lists the kinds, if there is none."""
         if kind not in self.packages:
             raise ValueError(f"no such kind; use {', '.join(self.packages)}")
         return kind

@@ -45,7 +45,8 @@ class RankedRows:
     score: NDArray[np.float64]
     positive: NDArray[np.bool_]
     item: NDArray[np.int64]
-    """Of rows that are compared by it; 0, the id of all unknown items, stands for an item like no other."""
+    """The id of each row's item if a list counts an item once, else 0. The id 0, also that of all unknown items,
+    stands for an item like no other."""
 
     def __len__(self) -> int:
         return len(self.group)
@@ -63,7 +64,7 @@ class RankedRows:
         return RankedRows(self.group[rows], self.score[rows], self.positive[rows], self.item[rows])
 
     def distinct(self) -> "RankedRows":
-        """Every item of a group once: its positive row, else one of those that repeat each other."""
+        """The rows that remain when each group has every item once: its positive row, or else one of its rows."""
         if not self.item.any():
             return self
         order = np.lexsort((~self.positive, self.item, self.group))

@@ -136,9 +136,9 @@ def joined_keys(columns: Sequence[pa.Array]) -> pa.Array:
 def counts_of(
     table: KeyedTable, names: Sequence[str], rows: NDArray[np.int64], folds: NDArray[np.int64] | None
 ) -> dict[str, NDArray]:
-    """(n,) of each of these columns of counts for rows that `find` gave, less those of its own fold (NAME_0, ...).
+    """The columns `names` of counts, (n,) each, for n rows that `find` gave; unknown rows have 0.
 
-    Unknown rows have 0; `folds`: as `Lookups.complete` takes them.
+    `folds`: as `Lookups.complete` takes them; the counts of a row's own fold (NAME_0, ...) are subtracted.
     """
     counts = {name: table.numbers(name, rows).values for name in names}
     for fold in [] if folds is None else np.unique(folds[folds >= 0]):

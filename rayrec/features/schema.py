@@ -39,7 +39,7 @@ class RawColumn(Config):
 
     name: str
     type: RawType
-    """The last three are lists of the first three. An integer that stands for a text is its decimal digits."""
+    """The type of a value: numbers, integers and texts are lists. An integer read as a text is its decimal digits."""
     separator: str | None = None
     """What separates the values of a list that a file or a request gives as one text; None takes lists alone."""
     time_format: TimeFormat = "iso"
@@ -239,7 +239,7 @@ class ListLength(NamedTuple):
     """A number of elements, or the raw column of the lists whose elements these numbers weigh."""
 
     def renamed(self, name: Callable[[str], str]) -> "ListLength":
-        """The same of columns that have other names."""
+        """This rule for columns that have other names."""
         return ListLength(name(self.column), name(self.length) if isinstance(self.length, str) else self.length)
 
 

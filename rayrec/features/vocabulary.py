@@ -61,9 +61,9 @@ class VocabularyLookup:
         self.values: pa.Array = values
         """The value (large_string) of id 1, 2, ..."""
         self._hashes: NDArray[np.uint64] = hashes.to_numpy()
-        """Those of all values, ascending."""
+        """The hashes of all values, ascending."""
         self._entries: NDArray[np.integer] = entries.to_numpy()
-        """For each of the hashes the place of its value in `values`."""
+        """The place in `values` of the value of each hash."""
         self._remembered: dict[str | None, int] = {}
         if len(self._map) > _LARGE_BYTES:
             self._map.madvise(mmap.MADV_RANDOM)
@@ -150,7 +150,7 @@ def vocabulary_files(path: Path) -> list[Path]:
 
 
 def index_file(path: Path) -> Path:
-    """The index of a vocabulary: beside a Parquet file, or in a folder of parts."""
+    """The path of a vocabulary's index, which lies beside a Parquet file or in a folder of parts."""
     return path.with_suffix(".arrow") if path.suffix == ".parquet" else path / "index.arrow"
 
 

@@ -115,7 +115,7 @@ class RowOrder:
         return order[self.rows_of_whole(count, start, stop, None if group is None else group[order])]
 
     def rows_of_whole(self, count: int, start: int, stop: int, group: NDArray[np.int64] | None) -> slice:
-        """The same rows as places in the whole row group that is in this order already, as `group` then must be."""
+        """Places of the rows that `rows` gives in a whole row group that already is in this order, as is `group`."""
         if self.whole_groups:
             assert group is not None
             ends = np.append(group_starts(group), count)
@@ -326,8 +326,10 @@ class BatchOrder:
         return self._unit_order[place][order], start[order], stop[order], batch[order], read_of
 
     def _first_needs(self, ranks: range) -> NDArray[np.int64]:
-        """(3, units): batch, lane and place in the epoch's order of the first need of each unit that some of these
-        ranks, neighbours, need; sorted."""
+        """(3, units): the batch, the lane and the place in the epoch's order of the first need of each unit, sorted.
+
+        The units are those that some of `ranks`, which are neighbours, need.
+        """
         needs = [self._needs_of_lane(lane, ranks)[[2, 0, 1]] for lane in range(self._num_lanes)]
         found = np.concatenate(needs, axis=1)
         found = found[:, np.lexsort(found[::-1])]
@@ -365,8 +367,10 @@ class BatchOrder:
         return slice(first, max(first, int(np.searchsorted(self._unit_starts, stop, side="left"))))
 
     def _needs_of_lane(self, lane: int, ranks: range) -> NDArray[np.int64]:
-        """(5, units): of each unit of a lane that some of these ranks, neighbours, need, the lane, its place in the
-        epoch's order, the first batch that needs it, and the range of the needed rows."""
+        """(5, units): lane, place in the epoch's order, first batch that needs the unit, and the range of needed rows.
+
+        The units are those of the lane that some of `ranks`, which are neighbours, need.
+        """
         lane_start, lane_stop = (int(edge) for edge in self._lane_starts[lane : lane + 2])
         of_lane = self._places_of_lane(lane)
         first, stop = of_lane.start, of_lane.stop

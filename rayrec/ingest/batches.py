@@ -99,7 +99,7 @@ def assemble(
 ) -> Iterator[BatchArrays]:
     """One rank's batches from `start_batch` on. Holds one read of each lane.
 
-    `arriving` yields of each batch the reads that it is the first to need.
+    `arriving` yields, for each batch, the reads that this batch is the first to need.
     """
     held: dict[int, _CurrentRead] = {}
     for number, reads in enumerate(arriving, order.start_batch):

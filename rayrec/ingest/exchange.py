@@ -40,7 +40,7 @@ class Exchange:
         return cls(office(name[0], dist.get_world_size()))
 
     def open(self) -> "EpochExchange":
-        """The next epoch's."""
+        """This worker's access to the next epoch."""
         self._opened += 1
         return EpochExchange(self._office, self._opened)
 
@@ -73,7 +73,7 @@ class EpochExchange:
         return rows
 
     def leave(self) -> None:
-        """Need no more row groups; what nobody has taken is forgotten when all have left."""
+        """Say that this worker needs no more row groups; those not taken are forgotten when all workers have left."""
         self._left.set()
         self._office.leave.remote(self._epoch)
 
@@ -83,7 +83,7 @@ class LeftError(Exception):
 
 
 def office(name: str, world_size: int) -> Any:
-    """The actor of a name; who asks first starts it."""
+    """The actor with this name, which the first worker that asks for it starts."""
     import ray
 
     actor: Any = ray.remote(_Office)
@@ -103,7 +103,7 @@ class _Office:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._offers: defaultdict[int, defaultdict[int, _Offer]] = defaultdict(lambda: defaultdict(_Offer))
-        """By epoch and row group; those that are taken before they are offered, too."""
+        """The offers by epoch and row group, made when somebody first offers a row group or waits for it."""
         self._left: Counter[int] = Counter()
 
     async def offer(self, epoch: int, unit: int, reference: "list[ObjectRef[Any]]", takers: int) -> None:

@@ -35,7 +35,7 @@ class EpochLoader:
 
     @property
     def rows_dropped(self) -> int:
-        """Rows, or samples if negatives are drawn, that are in no batch of this epoch; about, with whole groups."""
+        """Rows, or samples if negatives are drawn, that are in no batch of this epoch; estimated with whole groups."""
         return self._order.rows_dropped
 
     def row_count(self, batch: int) -> int | None:

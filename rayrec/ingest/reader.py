@@ -32,7 +32,7 @@ class Ragged:
     """(n + 1,) where each list starts in `values`; the first is 0."""
     values: NDArray[np.integer[Any]]
     weights: NDArray[np.float32] | None = None
-    """One for each of `values`; None if all weigh the same."""
+    """The weight of each of `values`; None if all weigh the same."""
 
     def part(self, rows: slice) -> "Ragged":
         """Some lists that follow each other; their first offset need not be 0."""
@@ -81,7 +81,7 @@ class PackedRows:
         )
 
     def part(self, rows: slice) -> "PackedRows":
-        """Some rows that follow each other; views of these, except for lists of ids if rows are left out."""
+        """Some rows that follow each other, as views; lists of ids are copied if rows are left out."""
         if rows == slice(0, len(self)):
             return self
         return PackedRows(

@@ -40,7 +40,7 @@ def stream_reads(
     executions: int | None = None,
     task_cpus: int | None = None,
 ) -> Generator[Iterator[PackedRows]]:
-    """Of each batch the reads that it is the first to need, decoded and packed by tasks ahead of the consumer.
+    """Yield, for each batch, the reads that it is the first to need; tasks decode and pack them ahead of the consumer.
 
     Needs a Ray session. Closing the iterator ends the execution. `peers`: all ranks read this epoch at the same time,
     and decode each row group once among them; without, this rank decodes all that it needs. `executions`: how many
@@ -55,7 +55,7 @@ def stream_reads(
 
 
 def arrange(order: BatchOrder, decoded: Iterator[PackedRows], peers: Peers | None) -> Iterator[Iterator[PackedRows]]:
-    """Of each batch the reads that it is the first to need, from the row groups that this rank decodes and its peers.
+    """Yield, for each batch, the reads that it is the first to need, from row groups of this rank and of its peers.
 
     `decoded` yields whole row groups, as `order.decoded` says. Each batch's reads must be taken to their end.
 
@@ -150,7 +150,7 @@ class _Reader:
 
 
 def _descriptors(units: Units, decoded: list[int], concurrency: int) -> list[pa.Table]:
-    """The row groups, in order, as one table for each task."""
+    """The tables of the tasks, each of which lists the row groups that a task decodes, in order."""
     table = pa.table(
         {
             "unit": decoded,
@@ -180,7 +180,7 @@ class InMemorySplit:
         return cls(tuple(packer.read_split(dataset.split(split), threads=True)))
 
     def reads(self, order: BatchOrder) -> Generator[Iterator[PackedRows]]:
-        """Of each batch of a rank the reads that it is the first to need."""
+        """Yield, for each batch of a rank, the reads that it is the first to need."""
         for batch in range(order.start_batch, order.num_batches):
             yield (self._read(order, *order.read(index)) for index in order.reads_of(batch))
 

@@ -61,14 +61,14 @@ class Admission:
 
     settings: ServeConfig
     tokens: frozenset[str]
-    """What `read_tokens` gives."""
+    """The hashes of the tokens of which a request must have one (`read_tokens`); if empty, everybody may ask."""
     metrics: ServingMetrics
     access_log: JsonLog | None = None
     """The log of requests; if absent, a request leaves metrics only."""
     bodies: Memory = field(init=False)
     """Holds the bodies, from their first byte to the answer."""
     _parsed: Memory = field(init=False)
-    """Holds what they are parsed into, up to the answer."""
+    """Holds what the bodies are parsed into, up to the answer."""
     _parser: ThreadPoolExecutor = field(init=False, default_factory=lambda: ThreadPoolExecutor(1, "parsing"))
     """One thread: what a body is while it is parsed is many times its size, and no two of them are there at once."""
 

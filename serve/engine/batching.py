@@ -31,7 +31,7 @@ class Batcher(Generic[RequestT, AnswerT]):
     size: Callable[[RequestT], int]
     max_requests: int
     max_size: int
-    """Most that a pass takes, as the sum of the `size` of its requests; one request alone may be larger."""
+    """The largest sum of the `size` of a pass's requests; one request alone may be larger."""
     wait_seconds: float
     _waiting: deque[tuple[RequestT, asyncio.Future[AnswerT]]] = field(init=False, default_factory=deque)
     _passes: asyncio.Task[None] | None = field(init=False, default=None)

@@ -21,7 +21,7 @@ class Memory:
         """Bytes held now."""
         self._arriving: set[Share] = set()
         self._waiting: deque[tuple[Share, int, asyncio.Future[None]]] = deque()
-        """Who waits for how many bytes, the first come first."""
+        """The shares that wait, and for how many bytes, in the order in which they began to wait."""
 
     @contextmanager
     def hold(self) -> Iterator["Share"]:
@@ -58,7 +58,7 @@ class Share:
 
     def __init__(self, memory: Memory) -> None:
         self.held = 0
-        """Bytes."""
+        """Bytes that the request holds."""
         self.began = 0.0
         self._memory = memory
         self._task: asyncio.Task[object] | None = None

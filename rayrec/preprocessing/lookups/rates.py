@@ -29,8 +29,8 @@ def write_rates(
 ) -> tuple[Rate, ...]:
     """Write the tables of rates with the counts of each fold into `folds.tables`.
 
-    `rows`: read with the side tables of keys; their schema names the label's column (0 or 1 in each row). `rates`: the
-    mean that they state is replaced. Returns them with the label's mean in `train`.
+    `rows` are read with the side tables of keys; their schema names the label's column (0 or 1 in each row). Returns
+    `rates` with the label's mean in `train` instead of the mean that they state.
     """
     names = count_columns(COUNTS, folds.count)
     schema = pa.schema([*RATE_SCHEMA, *(pa.field(name, pa.int64(), False) for name in names[len(COUNTS) :])])
@@ -82,6 +82,6 @@ def _count(segment: Segment, rows: CompletedRows, rates: Sequence[Rate], folds: 
 
 
 def _added(counts: pa.Table) -> pa.Table:
-    """Lines of equal key and fold as one."""
+    """Add up the counts of lines that have the same key and fold."""
     added = counts.group_by([KEY, _FOLD], use_threads=False).aggregate([(name, "sum") for name in COUNTS])
     return added.rename_columns({f"{name}_sum": name for name in COUNTS})

@@ -21,7 +21,7 @@ from rayrec.preprocessing.workspace import Workspace
 
 _FILES_AT_ONCE = 32
 Summaries = dict[str, Summary]
-"""By name; a number that is missing in every row has none."""
+"""The summaries of numbers by name; a number that is missing in every row has none."""
 
 
 @dataclass(frozen=True)

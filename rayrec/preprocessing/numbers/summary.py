@@ -28,17 +28,17 @@ class Summary:
     """Numbers (finite float64) as counts by range: the numbers that agree in all but their last `shift` bits."""
 
     keys: NDArray[np.int64]
-    """Ascending: the other bits of the numbers, as integers that have the numbers' order."""
+    """The other bits of the numbers of each range, as integers that have the numbers' order; ascending."""
     counts: NDArray[np.int64]
     """Number of values in each range, at least 1."""
     shift: int
-    """0 if each range is one value."""
+    """The number of last bits in which the numbers of a range may differ; 0 if each range is one value."""
     least: float
     most: float
     total: int
     """Exact sum of the values, in units of 2^-1200."""
     squares: int
-    """Exact sum of their squares, in these units, but for what is lost below 1e-290."""
+    """Exact sum of the squares of the values, in units of 2^-1200, but for what is lost below 1e-290."""
 
     @classmethod
     def of(cls, values: NDArray[np.float64]) -> "Summary | None":

@@ -99,7 +99,7 @@ class ColumnPlan:
     """The raw columns of a request: those that features are computed from or looked up by, and those looked up."""
     tables: tuple[SideTable, ...]
     rates: tuple[Rate, ...]
-    """The mean that they state is not known yet."""
+    """The rates of the label to look up; the mean that they state is not known yet."""
     features: tuple[PlannedFeature, ...]
     """The features in the order of the schema: crosses are last."""
     label: str

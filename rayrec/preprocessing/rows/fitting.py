@@ -38,7 +38,7 @@ class Fits:
     numbers: Mapping[str, tuple[NumericTransform, ...]]
     vocabularies: Mapping[str, Vocabulary]
     values: Summaries
-    """Of numbers that become categories: buckets and given ids."""
+    """The summaries of numbers that become categories: buckets and given ids."""
 
 
 def fit_features(

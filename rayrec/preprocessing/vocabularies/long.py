@@ -1,9 +1,9 @@
 """Look-ups in vocabularies too long for a node's memory.
 
 The most frequent values are looked up in an index that the processes of a node map into memory, so neither they nor
-missing values reach a shuffle. Each segment sends
-every other distinct value once, Spark joins these with the rest of the vocabulary, and each segment gets back a small
-table of its own. No key of the join has more rows than there are segments, so the join cannot be skewed.
+missing values reach a shuffle. Each segment sends every other distinct value once, Spark joins these with the rest of
+the vocabulary, and each segment gets back a small table of its own. No key of the join has more rows than there are
+segments, so the join cannot be skewed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ class LongVocabularies:
 
     @classmethod
     def of(cls, workspace: Workspace, schema: Schema, limit: int) -> "LongVocabularies":
-        """Those of the features of a schema that have a vocabulary of more than `limit` values."""
+        """Choose the features of a schema that have a vocabulary of more than `limit` values."""
         features = tuple(
             feature
             for feature in schema.categorical

@@ -143,7 +143,7 @@ class RowPacking:
         )
 
     def unpack(self, packed: pa.BinaryArray) -> pa.RecordBatch:
-        """The rows again, as columns."""
+        """The encoded rows, as columns, that `pack` made values of."""
         _, offsets, data = packed.buffers()
         start = np.frombuffer(offsets, np.int32)[packed.offset]
         rows = np.frombuffer(data, self._dtype, len(packed), offset=int(start))
