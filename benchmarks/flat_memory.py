@@ -9,12 +9,10 @@ process the largest one counts. Spark's executor has a heap of 1 GiB. A number o
 run again.
 """
 
-import argparse
 import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +22,7 @@ import psutil
 
 from benchmarks.process_tree import MIB, folder_size, machine
 from benchmarks.repeated import repeated
-from benchmarks.result_rows import ResultRows
+from benchmarks.result_rows import add_by_rows, parser_by_rows
 from rayrec.raw.files import list_inputs
 from rayrec.sources.criteo.generator import generate
 
@@ -40,17 +38,8 @@ _KINDS = {"spark_python_daemon": "Python worker of Spark", "raylet": "raylet", "
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 4_000_000])
-    parser.add_argument("--interval", type=float, default=0.5)
-    parser.add_argument("--folder", type=Path, help="for all files; a temporary one by default")
-    parser.add_argument("--output", type=Path, required=True)
-    arguments = parser.parse_args()
-    results = ResultRows(arguments.output, keys=("rows",), printed=("rows", "commands"))
-    for rows in arguments.rows:
-        if not results.has(rows=rows):
-            with tempfile.TemporaryDirectory(dir=arguments.folder, ignore_cleanup_errors=True) as name:
-                results.add(_measure(Path(name), rows, arguments.interval))
+    arguments = parser_by_rows(__doc__, rows=[1_000_000, 4_000_000], interval=0.5).parse_args()
+    add_by_rows(arguments, "commands", _measure)
 
 
 def _measure(folder: Path, rows: int, interval: float) -> dict[str, Any]:

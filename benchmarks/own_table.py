@@ -10,12 +10,10 @@ rows. Memory is what each kind of process has for itself (USS), sampled every `-
 counts; Spark's executor has a heap of 1 GiB. A number of rows that is in FILE already is not run again.
 """
 
-import argparse
 import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ import psutil
 import yaml
 
 from benchmarks.process_tree import MIB, folder_size, machine, sampled
-from benchmarks.result_rows import ResultRows
+from benchmarks.result_rows import add_by_rows, parser_by_rows
 from rayrec.ingest.dataset import Dataset
 from tests.dataset_cells import compare_datasets
 from tests.table_reference import TableReference
@@ -37,18 +35,8 @@ _STAGE = re.compile(r"^(.+?): ([0-9.]+) s(, |$)")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[200_000, 2_000_000])
-    parser.add_argument("--interval", type=float, default=1.0)
-    parser.add_argument("--folder", type=Path, help="for all files; a temporary one by default")
-    parser.add_argument("--output", type=Path, required=True)
-    arguments = parser.parse_args()
-    results = ResultRows(arguments.output, keys=("rows",), printed=("rows", "compared_with_pandas"))
-    for rows in arguments.rows:
-        if not results.has(rows=rows):
-            # Spark's processes may still be removing files of their own.
-            with tempfile.TemporaryDirectory(dir=arguments.folder, ignore_cleanup_errors=True) as name:
-                results.add(_measure(Path(name), rows, arguments.interval))
+    arguments = parser_by_rows(__doc__, rows=[200_000, 2_000_000], interval=1.0).parse_args()
+    add_by_rows(arguments, "compared_with_pandas", _measure)
 
 
 def _measure(folder: Path, rows: int, interval: float) -> dict[str, Any]:

@@ -9,7 +9,6 @@ all these processes, which other work on the machine disturbs less than the time
 FILE when the next one begins.
 """
 
-import argparse
 import os
 import shutil
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any, Literal
 import psutil
 
 from benchmarks.process_tree import MIB, folder_size, machine, sampled
+from benchmarks.result_rows import parser_by_rows
 from cluster.ray_session import ray_session
 from cluster.spark_session import spark_session
 from rayrec.common.files import write_json
@@ -34,12 +34,8 @@ _WARM_UP_ROWS = 10_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser = parser_by_rows(__doc__, rows=[100_000, 1_000_000], interval=2.0)
     parser.add_argument("--feature-set", choices=["full", "lean"], default="full")
-    parser.add_argument("--interval", type=float, default=2.0)
-    parser.add_argument("--folder", type=Path, help="for all files; a temporary one by default")
-    parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
@@ -48,14 +44,8 @@ def main() -> None:
             runs = []
             for rows in [_WARM_UP_ROWS, *arguments.rows]:
                 runs.append(_measure(spark, folder, rows, arguments.feature_set, arguments.interval))
-                write_json(
-                    arguments.output,
-                    {
-                        "feature_set": arguments.feature_set,
-                        "machine": machine(),
-                        "runs": runs[1:],
-                    },
-                )
+                settings = {"feature_set": arguments.feature_set, "machine": machine()}
+                write_json(arguments.output, {**settings, "runs": runs[1:]})
 
 
 def _measure(
