@@ -49,7 +49,7 @@ demo: setup
 
 # Two processes: those of the integration and end-to-end tests have a Ray session each, and wait for processes to start.
 test: setup
-	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -p no:logging tests/unit
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -p no:logging -p no:schemathesis tests/unit
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=10 -m "not minutes" \
 		tests/integration tests/end_to_end
 

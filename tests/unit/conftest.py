@@ -2,9 +2,24 @@
 
 import gc
 import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
 
 # Two processes of tests share two cores: further threads of each would only wait. Libraries read it when imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# On a busy machine any example may take long.
+settings.register_profile("unit", deadline=None)
+settings.load_profile("unit")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_synced() -> Iterator[None]:
+    """No test waits for the disk; tests of what is brought to it note the calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 def pytest_collection() -> None:

@@ -68,7 +68,7 @@ plans = st.fixed_dictionaries(
 
 
 @given(plans, st.sampled_from([1, 2, 3, 4, 8]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_row_is_in_exactly_one_batch(arguments, world_size):
     plan = BatchOrder(**arguments)
     batches = global_batches(world_size, **arguments)
@@ -85,13 +85,13 @@ def test_every_row_is_in_exactly_one_batch(arguments, world_size):
 
 
 @given(plans, st.sampled_from([2, 3, 4, 8]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_global_batches_do_not_depend_on_the_world_size(arguments, world_size):
     assert global_batches(world_size, **arguments) == global_batches(1, **arguments)
 
 
 @given(plans, st.sampled_from([1, 2, 3, 4, 8]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_ranks_agree_on_padded_sizes(arguments, world_size):
     ranks = [BatchOrder(world_size=world_size, rank=rank, **arguments) for rank in range(world_size)]
     for batch in range(ranks[0].num_batches):
@@ -103,7 +103,7 @@ def test_ranks_agree_on_padded_sizes(arguments, world_size):
 
 
 @given(plans, st.sampled_from([1, 2, 3]), st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_resuming_is_cutting_the_plan(arguments, world_size, data):
     plan = BatchOrder(world_size=world_size, rank=world_size - 1, **arguments)
     start = data.draw(st.integers(0, plan.num_batches))

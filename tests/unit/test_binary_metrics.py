@@ -70,7 +70,7 @@ rows = st.lists(
 
 
 @given(rows, st.integers(3, 20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_auc_is_the_share_of_pairs_in_order(examples, batch):
     logits, labels, weights = (np.array(column) for column in zip(*examples, strict=True))
     logits = logits.astype(np.float32)
@@ -85,7 +85,7 @@ def test_auc_is_the_share_of_pairs_in_order(examples, batch):
 
 
 @given(rows, st.integers(0, 45), st.integers(2, 50))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_histogram_is_within_its_bound_wherever_the_limit_is_crossed(examples, limit, bins):
     logits, labels, weights = (np.array(column) for column in zip(*examples, strict=True))
     exact = measure(logits, labels, weights)

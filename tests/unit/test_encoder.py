@@ -77,7 +77,7 @@ def encoder(folder: Path) -> FeatureEncoder:
     return FeatureEncoder(SCHEMA, folder)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(*5 * [st.none() | st.floats(width=64)]), min_size=1, max_size=20))
 def test_numbers_of_a_request_are_those_of_a_table(rows: list[tuple[float | None, ...]]) -> None:
     """Few rows, all columns of which come as the schema has them, go another way, to the same bits."""
@@ -165,7 +165,6 @@ RAW_ROWS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(rows=st.lists(RAW_ROWS, min_size=1, max_size=8), cut=st.integers(0, 8), copies=st.sampled_from([1, 20]))
 def test_a_row_has_the_same_bits_in_any_batch(encoder: FeatureEncoder, rows: list[dict], cut: int, copies: int) -> None:
     batch = pa.RecordBatch.from_pylist(rows * copies, schema=encoder.raw_schema)
@@ -220,7 +219,6 @@ def test_a_column_given_twice_is_named(encoder: FeatureEncoder) -> None:
         encoder.encode(twice)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 2**62), max_size=20), st.integers(2, 2**31))
 def test_folding_keeps_frequent_ids_and_stays_in_the_table(ids: list[int], buckets: int) -> None:
     folded = fold_ids(np.array(ids, np.int64), buckets).tolist()
@@ -414,7 +412,6 @@ def test_clipped_values_and_quantiles(
     np.testing.assert_allclose(encoded, np.float32(expected), rtol=1e-6, atol=1e-9)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(-1e9, 1e9, width=32), min_size=2, max_size=20, unique=True).map(sorted),
     st.lists(st.floats(-2e9, 2e9), max_size=20),

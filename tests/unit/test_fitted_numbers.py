@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.config.table import FitFill, FitMinMax, FitQuantile, FitStandardize
@@ -76,7 +76,6 @@ def test_values_of_lists_and_of_two_times() -> None:
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 
 
-@settings(deadline=None)
 @given(values=st.lists(NUMBERS, min_size=1, max_size=60), data=st.data())
 def test_bits_do_not_depend_on_the_tasks(values: list[float], data: st.DataObject) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(values)), max_size=4))
@@ -90,7 +89,6 @@ def test_bits_do_not_depend_on_the_tasks(values: list[float], data: st.DataObjec
         assert [fitted(fit, whole) for fit in FITS] == [fitted(fit, parts) for fit in FITS]
 
 
-@settings(deadline=None)
 @given(values=st.lists(NUMBERS, min_size=1, max_size=60))
 def test_sums_are_exact(values: list[float]) -> None:
     found = Summary.of(np.array(values))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.common.errors import ConfigError, UserError
@@ -167,7 +167,6 @@ def test_form_of_typed_columns(values: pa.Array, form: str) -> None:
     assert column.rows == len(values)
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.none(), st.text(max_size=12), st.integers().map(str), st.floats().map(str)), max_size=40))
 def test_every_column_of_text_is_described(values: list[str | None]) -> None:
     column = describe(values)
@@ -188,7 +187,6 @@ def test_distinct_values_of_all_rows_are_estimated_from_a_sample() -> None:
 # --- evidence
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=2, max_size=50))
 def test_auc_is_the_share_of_pairs_in_order(rows: list[tuple[int, bool]]) -> None:
     scores, label = (np.array(part, float) for part in zip(*rows, strict=True))

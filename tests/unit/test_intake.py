@@ -28,7 +28,7 @@ from serve.protocols.http import Intake, middlewares, parse_json
 TOKEN = "0123456789abcdef"
 METRICS = ServingMetrics()
 KIB = 2**10
-SETTINGS = ServeConfig(max_body_mib=1 / KIB, request_memory_mib=4 / KIB, request_timeout_seconds=2)
+SETTINGS = ServeConfig(max_body_mib=1 / KIB, request_memory_mib=4 / KIB, request_timeout_seconds=1)
 
 
 @pytest.fixture(autouse=True)
@@ -109,9 +109,9 @@ def test_what_is_refused_is_not_read_further(client: Client, status: int, taken:
 
 def test_slow_bodies_make_room_for_others() -> None:
     async def test() -> list[Client]:
-        slow = [Client(b"a" * 900, b"a" * 100, pause=0.5) for _ in range(4)]
+        slow = [Client(b"a" * 900, b"a" * 100, pause=0.2) for _ in range(4)]
         asked = [asyncio.create_task(client.ask(counting)) for client in slow]
-        await asyncio.sleep(0.7)
+        await asyncio.sleep(0.3)
         honest = await Client(b"a" * 1000).ask(counting)
         return [honest, *await asyncio.gather(*asked)]
 
@@ -122,7 +122,7 @@ def test_slow_bodies_make_room_for_others() -> None:
 
 
 def test_a_body_that_never_ends_is_answered_in_time() -> None:
-    client = asyncio.run(Client(b"a", b"b", pause=1.2).ask(never))
+    client = asyncio.run(Client(b"a", b"b", pause=0.6).ask(never))
     assert client.status == 504
 
 

@@ -249,7 +249,7 @@ OTHERS = [{"user": name, "item": name, "hour": 0} for name in list(USER_ROWS)[-1
 TEXT = st.one_of(st.none(), st.sampled_from([*TEXTS, *list(USER_ROWS)[20:25]]), st.text(max_size=20))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(rows=st.lists(st.fixed_dictionaries({"user": TEXT, "item": TEXT, "hour": st.none() | st.integers(-3, 13)})))
 def test_a_batch_and_its_rows_alone_give_the_same_bits(folder: Path, rows: list[dict[str, Any]]) -> None:
     lookups = Lookups.cached(SCHEMA, folder)

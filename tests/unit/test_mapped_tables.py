@@ -111,17 +111,17 @@ def test_a_model_folder_of_smaller_tables(
 
 
 def test_memory_of_tables_is_limited(tmp_path: Path) -> None:
-    """Ids all over a table of 96 MiB, all of which a process would hold."""
-    rows, dim = 393_216, 64
+    """Ids all over a table of 32 MiB, all of which a process would hold."""
+    rows, dim = 131_072, 64
     values = np.repeat(np.arange(rows, dtype=np.float32)[:, None], dim, axis=1)
     make_table(tmp_path, values)
     table = MappedTable(tmp_path / table_file("t"), dim)
-    before, limit = mapped_bytes(), 16 * 2**20
+    before, limit = mapped_bytes(), 8 * 2**20
     memory = TableMemory(limit)
     memory.add(table)
     everything = np.empty((rows, dim), np.float32)
     table.read(np.arange(rows), everything)
-    assert mapped_bytes() - before > 90 * 2**20
+    assert mapped_bytes() - before > 30 * 2**20
     rng = np.random.default_rng(1)
     out = np.empty((64, dim), np.float32)
     for _ in range(100):
@@ -134,15 +134,15 @@ def test_memory_of_tables_is_limited(tmp_path: Path) -> None:
 
 
 def test_memory_of_vocabularies_is_limited(tmp_path: Path) -> None:
-    """Values all over an index of 32 MiB, all of which a process would hold."""
-    values = [f"value-{number:07d}" for number in range(1_000_000)]
+    """Values all over an index of 16 MiB, all of which a process would hold."""
+    values = [f"value-{number:07d}" for number in range(500_000)]
     write_vocabulary(tmp_path / "v.parquet", values, range(len(values), 0, -1))
-    before, limit = mapped_bytes(), 16 * 2**20
+    before, limit = mapped_bytes(), 8 * 2**20
     lookup = VocabularyLookup.load(tmp_path / "v.parquet")
     asked = pa.array(values)
     for start in range(0, len(values), 2_000):
         assert lookup.ids(asked.slice(start, 2_000))[0] == start + 1
-    assert mapped_bytes() - before > 24 * 2**20
+    assert mapped_bytes() - before > 12 * 2**20
     lookup.release()
     before, memory = mapped_bytes(), TableMemory(limit)
     memory.add(lookup)

@@ -15,7 +15,7 @@ from serve.protocols.v2.messages import answer, parse_infer
 from serve.protocols.v2.tensors import DATA_TYPES
 from tests.model_folders import make_model_folder
 
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+FUZZ = settings(max_examples=150, suppress_health_check=list(HealthCheck), derandomize=True)
 ROWS = 50
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.common.parquet_files import WrittenFile, new_parquet_files
@@ -14,7 +14,6 @@ from rayrec.common.parquet_files import WrittenFile, new_parquet_files
 SCHEMA = pa.schema([("n", pa.int64())])
 
 
-@settings(deadline=None)
 @given(batches=st.lists(st.integers(0, 12), max_size=6), most=st.integers(1, 10))
 def test_rows_keep_their_order_in_files_of_at_most_so_many(batches: list[int], most: int) -> None:
     rows = list(range(sum(batches)))

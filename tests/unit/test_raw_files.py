@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import fs
 
@@ -132,7 +132,6 @@ def test_unknown_scheme() -> None:
         list_inputs(["nosuch://bucket/key"])
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([b"a", b"bc", b""]), max_size=12).map(b"\n".join), st.integers(1, 20), st.booleans())
 def test_blank_lines_at_the_end_of_a_file_are_no_lines(text: bytes, chunk_bytes: int, is_crlf: bool) -> None:
     text = text.replace(b"\n", b"\r\n") if is_crlf else text

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.common.errors import UserError
@@ -177,7 +177,6 @@ def test_messages_name_the_format_of_times() -> None:
     assert needs(column("time", time_format="%d.%m.%Y")) == "a time as %d.%m.%Y"
 
 
-@settings(deadline=None)
 @given(st.lists(st.none() | st.text() | st.floats().map(repr) | st.integers().map(str), max_size=20))
 def test_a_value_does_not_depend_on_the_rows_around_it(texts: list[str | None]) -> None:
     for raw in (column("number"), column("integer"), column("time"), column("time", time_format="s")):
@@ -186,7 +185,6 @@ def test_a_value_does_not_depend_on_the_rows_around_it(texts: list[str | None]) 
         assert list(map(repr, together)) == list(map(repr, alone))
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(allow_nan=False)))
 def test_numbers_as_python_reads_them(numbers: list[float]) -> None:
     assert read(pa.array(list(map(repr, numbers)), pa.string()), column("number")) == numbers

@@ -8,7 +8,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.config.preprocess import ColumnSplitConfig, HashSplitConfig, SplitConfig
@@ -98,7 +98,6 @@ def test_values_that_name_splits(files: dict[str, Path], kind: str) -> None:
 TEXTS = st.one_of(st.text(max_size=9), st.integers(-(2**70), 2**70).map(str), st.from_regex(r"\A0*[0-9]{1,3}\Z"))
 
 
-@settings(deadline=None)
 @given(st.lists(TEXTS))
 def test_numbers_of_groups(texts: list[str]) -> None:
     def number(text: str) -> int:

@@ -80,7 +80,7 @@ def of_a_table(encoder: FeatureEncoder, columns: Mapping[str, Sequence[Any]], pa
     return first
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(rows=ROWS)
 def test_a_request_and_a_row_of_a_table(
     encoder: FeatureEncoder, rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
@@ -92,7 +92,7 @@ def test_a_request_and_a_row_of_a_table(
         _assert_same_bits(encoder.encode(requests.from_rows([row])), table.slice(index, 1))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(numbers=st.lists(st.none() | st.floats(), min_size=1, max_size=8))
 def test_any_float_of_a_table(
     encoder: FeatureEncoder, numbers: list[float | None], tmp_path_factory: pytest.TempPathFactory
@@ -118,7 +118,7 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(name=st.sampled_from(sorted(NAMES)), value=JSON)
 def test_a_wrong_type_is_an_error_of_one_line_that_names_it(encoder: FeatureEncoder, name: str, value: Any) -> None:
     error = ""

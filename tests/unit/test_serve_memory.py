@@ -121,7 +121,7 @@ def test_a_time_limit_stays_one() -> None:
     run(test)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 3)), max_size=20))
 def test_the_limit_holds_and_all_are_answered(sizes: list[tuple[int, int]]) -> None:
     async def test() -> None:

@@ -73,7 +73,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(st.lists(ROW, min_size=1, max_size=12), st.integers(20, 2_000))
 def test_a_table_reads_the_same_from_every_format(tmp_path: Path, rows: Rows, chunk_bytes: int) -> None:
     columns = [raw for raw, _ in TABLE_COLUMNS]
@@ -99,7 +99,7 @@ def test_a_table_reads_the_same_from_every_format(tmp_path: Path, rows: Rows, ch
 
 
 ROWS: Rows = [
-    {"label": i % 2, "x": i - 3, "y": f"ä{i},", "z": None if i % 3 else i / 4, "w": ["a"] * (i % 3)} for i in range(5)
+    {"label": i % 2, "x": i - 3, "y": f"ä{i},", "z": None if i % 3 else i / 4, "w": ["a"] * (i % 3)} for i in range(3)
 ]
 
 
@@ -202,7 +202,6 @@ JSON_ROWS = st.lists(
 HEADS = (pa.null(), pa.int64(), pa.float64(), pa.string(), pa.bool_(), pa.list_(pa.string()), pa.list_(pa.int64()))
 
 
-@settings(deadline=None)
 @given(
     JSON_ROWS, st.sampled_from(HEADS), st.sampled_from(["text", "number", "integer", "texts", "integers", "numbers"])
 )

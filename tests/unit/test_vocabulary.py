@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.common.errors import UserError
@@ -35,7 +35,6 @@ def lookup_of(values: list[str]) -> VocabularyLookup:
         return VocabularyLookup.load(path)
 
 
-@settings(deadline=None)
 @given(st.lists(TEXTS, max_size=20))
 def test_one_hash_for_one_string_and_for_arrays(texts: list[str]) -> None:
     array = pa.array(["before", *texts, "after"], pa.large_string())
@@ -43,7 +42,6 @@ def test_one_hash_for_one_string_and_for_arrays(texts: list[str]) -> None:
     assert hash_strings(array.slice(1, len(texts))).tolist() == expected
 
 
-@settings(deadline=None)
 @given(
     listed=st.lists(TEXTS, unique=True, max_size=30),
     asked=st.lists(st.none() | TEXTS, max_size=20),
@@ -186,7 +184,6 @@ def test_a_damaged_index_is_named(tmp_path: Path, damage, message: str) -> None:
         VocabularyLookup.load(path)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=200))
 def test_hashes_sorted_range_by_range_are_those_sorted_at_once(hashes: list[int]) -> None:
     given_hashes = np.array(hashes, np.uint64)
