@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,8 +28,8 @@ _ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 _STOP_SECONDS = 60
 """How long Ray lets a stopped job tidy up before it kills it; its own default of 3 s is too short for Spark."""
-_LOST_SECONDS = 120
-"""How long a cluster that does not answer is asked again while a job is followed."""
+LOST_SECONDS, RESTART_SECONDS = 120, 900
+"""How long a cluster that does not answer is asked again: for a lost connection, and for a head that starts anew."""
 _NO_AGENT_YET = "No available agent to submit job"
 """Ray's answer, and its advice to try again, while the agents of a cluster's nodes are starting."""
 _AGENT_SECONDS = 60
@@ -56,13 +56,13 @@ class JobClient:
             self._client = JobSubmissionClient(self.address)
             self.address = self._client.get_address()
 
-    def submit(self, job: str, words: list[str], files: Mapping[str, str]) -> None:
-        """Run `words` as the job with the id `job`, in a folder with this process's code and, in files/, `files`.
+    def submit(self, job: str, words: list[str], folder: Path) -> None:
+        """Run `words` as the job with the id `job`, in a copy of `folder`, which `job_folder` makes.
 
         Waits for a cluster whose nodes have only begun to start.
         """
         given_up_at = time.monotonic() + _AGENT_SECONDS
-        with self._user_errors(), job_folder(files) as folder:
+        with self._user_errors():
             variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_SECONDS)}
             runtime_env = {"working_dir": str(folder), "env_vars": variables}
             while True:
@@ -74,31 +74,42 @@ class JobClient:
                         raise
                     time.sleep(1.0)
 
-    def follow(self, job: str, show: Callable[[str], None]) -> "JobDetails":
+    def follow(self, job: str, show: Callable[[str], None], lost_seconds: float = LOST_SECONDS) -> "JobDetails | None":
         """Pass each line of the job's log to `show`, from the first one on, until the job is over.
 
-        A lost connection is made again, because the job does not depend on it. Ctrl-C leaves the job running.
+        A lost connection is made again for `lost_seconds`, because the job does not depend on it. Ctrl-C leaves the job
+        running. None if the cluster does not know the job any more, as after its head was started anew.
         """
         log = _Log(show)
         lost_at: float | None = None
         while True:
             seen = log.characters
+            # The log may end before the job, or be lost with the node that it lies on.
+            with suppress(UserError), self._user_errors():
+                asyncio.run(log.read(self._client.tail_job_logs(job)))
             try:
-                with self._user_errors():
-                    # The server may end the log before the job is over.
-                    asyncio.run(log.read(self._client.tail_job_logs(job)))
-                    found: JobDetails = self._client.get_job_info(job)
+                found = self._details(job)
             except UserError:
                 now = time.monotonic()
                 lost_at = now if lost_at is None or log.characters > seen else lost_at
-                if now - lost_at > _LOST_SECONDS:
+                if now - lost_at > lost_seconds:
                     raise
             else:
                 lost_at = None
-                if found.status.is_terminal():
+                if found is None or found.status.is_terminal():
                     log.finish()
                     return found
             time.sleep(1.0)
+
+    def _details(self, job: str) -> "JobDetails | None":
+        with self._user_errors():
+            try:
+                details: JobDetails = self._client.get_job_info(job)
+            except RuntimeError as error:
+                if f"Job {job} does not exist" in str(error):
+                    return None
+                raise
+            return details
 
     def logs(self, job: str) -> str:
         """The log so far."""

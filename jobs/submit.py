@@ -5,7 +5,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from jobs.command import Command, Metavar, Positional, Request, Result, as_arguments, main, parse_command
 from rayrec.common.errors import ConfigError, UserError
@@ -31,39 +31,59 @@ class SubmitRequest(Request):
     """URL of the cluster's dashboard, by default RAY_API_SERVER_ADDRESS, RAY_ADDRESS, else http://127.0.0.1:8265."""
     no_wait: bool = False
     """Return as soon as the job is sent."""
+    retry: NonNegativeInt = 0
+    """How often a job that is lost with its node or its process is started again, to go on where it stopped."""
+
+    def check(self) -> None:
+        if self.retry and self.no_wait:
+            raise ConfigError("--retry: a job that is not followed is not started again; leave --no-wait out")
 
 
 def run(request: SubmitRequest, progress: Progress) -> Result:
     """Send the job once its request is known to be valid; with --json `details.result` is the job's own result.
 
-    If the job fails, raises the error with its exit code: ConfigError for 2, UserError for 1, KeyboardInterrupt for
-    130.
+    `details.lost` has the jobs that were lost before. If the job fails, raises the error with its exit code:
+    ConfigError for 2, UserError for 1, KeyboardInterrupt for 130.
     """
     if request.command[0] == "submit":
         raise ConfigError("'submit' talks to a cluster itself; it cannot be submitted")
     command, inner, flags = parse_command(request.command)
     inner.check()
     sent = inner.with_absolute_paths()
-    job = f"rayrec-{command.name}-{secrets.token_hex(4)}"
-    from cluster.job_client import FILES_FOLDER, JobClient
+    from cluster.job_client import FILES_FOLDER, LOST_SECONDS, RESTART_SECONDS, JobClient, job_folder
 
     values = {name: getattr(sent, name) for name in sent.small_files}
     files = {f"{name}/{Path(value).name}": value for name, value in values.items() if value and is_yaml_file(value)}
     sent = sent.model_copy(update={name.partition("/")[0]: f"{FILES_FOLDER}/{name}" for name in files})
     client = JobClient(request.address)
-    progress.stage(f"send the job to {client.address}")
-    words = ["python", "-m", f"jobs.{command.name}", *as_arguments(sent), *flags]
-    client.submit(job, words, files)
-    progress.finish()
-    progress.message(f"job {job} at {client.address}; `{_ray_job('status', job, client.address)}` shows its state")
-    details: dict[str, Any] = {"job": job, "address": client.address}
-    if request.no_wait:
-        return Result(command="submit", details=details)
-    try:
-        end = client.follow(job, progress.message)
-    except KeyboardInterrupt:
-        progress.message(f"job {job} goes on; `{_ray_job('stop', job, client.address)}` stops it")
-        raise
+    lost: list[str] = []
+    # One folder for all attempts: each has the same code and files.
+    with job_folder(files) as folder:
+        while True:
+            job = f"rayrec-{command.name}-{secrets.token_hex(4)}"
+            progress.stage(f"send the job to {client.address}")
+            client.submit(job, ["python", "-m", f"jobs.{command.name}", *as_arguments(sent), *flags], folder)
+            progress.finish()
+            state = _ray_job("status", job, client.address)
+            progress.message(f"job {job} at {client.address}; `{state}` shows its state")
+            details: dict[str, Any] = {"job": job, "address": client.address, **({"lost": lost} if lost else {})}
+            if request.no_wait:
+                return Result(command="submit", details=details)
+            tries_left = request.retry - len(lost)
+            try:
+                end = client.follow(job, progress.message, RESTART_SECONDS if tries_left else LOST_SECONDS)
+            except KeyboardInterrupt:
+                progress.message(f"job {job} goes on; `{_ray_job('stop', job, client.address)}` stops it")
+                raise
+            loss = _loss(end)
+            if loss is None or tries_left == 0:
+                break
+            lost.append(job)
+            progress.message(f"job {job} {loss}; it is started again ({len(lost)} of {request.retry})")
+            if "resume" in type(sent).model_fields:
+                sent = sent.model_copy(update={"resume": True})
+    if end is None:
+        raise UserError(f"job {job}: {loss}")
     _require_success(end, job, client.address)
     details["exit_code"] = end.driver_exit_code
     own = _result_in(client.logs(job)) if "--json" in flags else None
@@ -81,24 +101,44 @@ def describe(result: Result) -> str:
     return f"submit: {job} {result.status} in {result.seconds:.1f} s"
 
 
+def _loss(end: "JobDetails | None") -> str | None:
+    """What took a job away that neither ended by itself nor was stopped; None if it did or was."""
+    if end is None:
+        return "was forgotten by the cluster, whose head was started anew"
+    if end.status != "FAILED":
+        return None
+    if end.driver_exit_code is None:
+        # Ray's actor that watches over the job; the rest says that the job could not begin.
+        return f"was lost: {_short(end.message)}" if (end.error_type or "").startswith("JOB_SUPERVISOR") else None
+    if end.driver_exit_code < 0:
+        return f"was killed by signal {-end.driver_exit_code}"
+    # As a shell says it, which runs the command.
+    return f"was killed by signal {end.driver_exit_code - 128}" if end.driver_exit_code > 128 else None
+
+
 def _require_success(end: "JobDetails", job: str, address: str) -> None:
     """Raise the error that stands for the exit code of a job that did not succeed."""
     if end.status == "SUCCEEDED":
         return
-    if end.status == "STOPPED" or end.driver_exit_code == INTERRUPTED:
+    code = end.driver_exit_code
+    if end.status == "STOPPED" or code == INTERRUPTED:
         raise KeyboardInterrupt
-    message = end.message or ""
-    own_error = next((line for line in reversed(message.splitlines()) if line.startswith("error: ")), None)
+    lines = (end.message or "").splitlines()
+    own_error = next((line for line in reversed(lines) if line.startswith("error: ")), None)
     log = f"; `{_ray_job('logs', job, address)}` shows its log"
     if own_error is not None:
         reason = own_error.removeprefix("error: ")
-    elif end.driver_exit_code is None:
-        reason = f"did not start: {' '.join(message.split())[:500]}"
-    elif end.driver_exit_code < 0:
-        reason = f"was killed by signal {-end.driver_exit_code}{log}"
+    elif (loss := _loss(end)) is not None:
+        reason = loss if code is None else f"{loss}{log}"
+    elif code is None:
+        reason = f"did not start: {_short(end.message)}"
     else:
-        reason = f"failed with exit code {end.driver_exit_code}{log}"
-    raise (ConfigError if end.driver_exit_code == WRONG_USAGE else UserError)(f"job {job}: {reason}")
+        reason = f"failed with exit code {code}{log}"
+    raise (ConfigError if code == WRONG_USAGE else UserError)(f"job {job}: {reason}")
+
+
+def _short(message: str | None) -> str:
+    return " ".join((message or "").split())[:500]
 
 
 def _ray_job(action: str, job: str, address: str) -> str:

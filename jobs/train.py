@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.command import Command, Result, TrainingRecipeRequest, main
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import owned, require_absent
+from rayrec.common.files import is_vacant, owned, require_absent
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe
 from rayrec.storage.location import Folder
@@ -31,7 +31,7 @@ class TrainRequest(TrainingRecipeRequest):
     output: Folder
     """Run folder to write; must not exist, unless with --resume."""
     resume: bool = False
-    """Continue the run in --output from its latest checkpoint."""
+    """Continue the run in --output from its latest checkpoint; begin it if there is none."""
 
 
 def run(request: TrainRequest, progress: Progress) -> Result:
@@ -41,7 +41,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
 
     recipe = request.load_recipe()
     dataset = Dataset.open(request.data)
-    if request.resume:
+    if request.resume and not is_vacant(request.output):
         RunFolder.open(request.output)
     else:
         require_absent(request.output)

@@ -48,7 +48,7 @@ class TuneRequest(TrainingRecipeRequest):
     confirm: NonNegativeInt = 0
     """Number of best trials to train again with other seeds, beside the recipe as it stands; the best mean wins."""
     resume: bool = False
-    """Continue the sweep in --output."""
+    """Continue the sweep in --output; begin it if there is none."""
 
     def check(self) -> None:
         if self.confirm and self.search == "pbt":

@@ -95,7 +95,7 @@ def train(
     recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
     data: Dataset folder, the output of `rayrec preprocess`.
     output: Run folder to write; must not exist, unless with --resume.
-    resume: Continue the run in --output from its latest checkpoint.
+    resume: Continue the run in --output from its latest checkpoint; begin it if there is none.
     workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
     device: Device to train on (train.device), by default as in the recipe.
     precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
@@ -216,7 +216,7 @@ def tune(
     metric: Metric to improve, by default train.checkpoint.keep_best, else auc.
     concurrent: Trials at once, by default as many as fit the cluster.
     confirm: Number of best trials to train again with other seeds, beside the recipe as it stands; the best mean wins.
-    resume: Continue the sweep in --output.
+    resume: Continue the sweep in --output; begin it if there is none.
     workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
     device: Device to train on (train.device), by default as in the recipe.
     precision: Arithmetic of the dense network (train.precision), by default as in the recipe.

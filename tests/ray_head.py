@@ -132,6 +132,18 @@ def node_of(process: int, nodes: Sequence[int]) -> int:
     return next(node for node in nodes if process in {member.pid for member in _processes_of(node)})
 
 
+def drain(head: RayHead, node: int, environment: Mapping[str, str], seconds: int = 3600) -> None:
+    """Tell the cluster that a node will be taken away after `seconds`; the node itself goes on."""
+    # A raylet's command line has its node's id.
+    raylet = next(p for p in _processes_of(node) if p.name() == "raylet")
+    (id_,) = [word.partition("=")[2] for word in raylet.cmdline() if word.startswith("--node_id=")]
+    command = [
+        str(RAY), "drain-node", f"--address={head.address}", f"--node-id={id_}",
+        "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=a test", f"--deadline-remaining-seconds={seconds}",
+    ]  # fmt: skip
+    subprocess.run(command, env=dict(environment), check=True)
+
+
 def kill_node(node: int) -> None:
     """SIGKILL for a node and all that runs on it, as if its machine were gone."""
     # The node first: it must not tell the cluster of the deaths of its processes.

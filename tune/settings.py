@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import locked, require_absent, write_json
+from rayrec.common.files import is_vacant, locked, require_absent, write_json
 from rayrec.config.evaluate import higher_is_better
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
 from rayrec.recipes import Recipe, RecipeContent
@@ -76,10 +76,11 @@ def owned_folder(settings: SweepSettings, resume: bool) -> Iterator[None]:
         "search": settings.search,
         "scheduler": settings.scheduler,
     }
-    if not resume:
+    begins = not resume or is_vacant(folder)
+    if begins:
         require_absent(folder)
     elif not file.is_file():
-        raise UserError(f"{folder}: no sweep to resume (no {SWEEP_FILE}); leave --resume out to begin one")
+        raise UserError(f"{folder}: no sweep to resume (no {SWEEP_FILE}); give the output of `rayrec tune`")
     else:
         before = json.loads(file.read_text())
         changed = [name for name, value in now.items() if before.get(name) != value]
@@ -94,5 +95,5 @@ def owned_folder(settings: SweepSettings, resume: bool) -> Iterator[None]:
             write_json(file, now)
             yield
     finally:
-        if not resume and not settings.trials_folder.exists():
+        if begins and not settings.trials_folder.exists():
             shutil.rmtree(folder, ignore_errors=True)

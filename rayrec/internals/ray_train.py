@@ -1,4 +1,4 @@
-"""Private parts of Ray Train: which environment variables its processes inherit from the driver."""
+"""Private parts of Ray Train: what its processes inherit from the driver, and which nodes it knows to be ending."""
 
 import os
 from collections.abc import Iterator
@@ -26,3 +26,14 @@ def environment_of_processes(variables: dict[str, str]) -> Iterator[None]:
         for name in variables:
             del os.environ[name]
         os.environ.update(before)
+
+
+def preempted_nodes() -> int:
+    """How many nodes with workers of this worker's run are about to be taken away, as far as it was told.
+
+    Ray Train's own `get_preemption_info` waits for all workers each time.
+    """
+    from ray.train.v2._internal.execution.context import get_train_context
+
+    info = get_train_context().preemption_context.preemption_info
+    return 0 if info is None else len(info.preempted_node_to_ranks)

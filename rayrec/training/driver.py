@@ -16,7 +16,13 @@ from rayrec.common.files import write_json
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config.evaluate import is_ranking_metric
 from rayrec.ingest.dataset import Dataset
-from rayrec.internals.ray_train import POLL_INTERVAL, PREEMPTION_WATCHER, START_TIMEOUT, environment_of_processes
+from rayrec.internals.ray_train import (
+    POLL_INTERVAL,
+    PREEMPTION_WATCHER,
+    START_TIMEOUT,
+    environment_of_processes,
+    preempted_nodes,
+)
 from rayrec.recipes import Recipe
 from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, RunFolder
 from rayrec.training.run.history import read_history
@@ -160,7 +166,7 @@ def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, de
     # which it finds by this variable alone on a machine with several Ray instances.
     environment = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     settings = {POLL_INTERVAL: "0.5"}
-    if len(ray.nodes()) == 1:
+    if len(ray.nodes()) == 1 and least is None:
         # The only node takes the whole run with it. To start one more process costs seconds.
         settings[PREEMPTION_WATCHER] = "0"
     if least is not None:
@@ -187,7 +193,7 @@ def _train(
 ) -> None:
     from rayrec.training.loop.worker import train_worker
 
-    train_worker(recipe, dataset, RunFolder.open(folder), context, initial_weights)
+    train_worker(recipe, dataset, RunFolder.open(folder), context, initial_weights, preempted_nodes)
 
 
 def _evaluate(
@@ -259,6 +265,8 @@ def _show(record: dict[str, Any], recipe: Recipe, progress: Progress) -> None:
         shown = [k for k in record if k in {"auc", "log_loss"} or is_ranking_metric(k)]
         values = ", ".join(f"{k} {record[k]:.4f}" for k in shown if record[k] is not None)
         progress.message(f"step {record['step']}: {record['split']} {values}")
+    elif record["event"] == "preemption":
+        progress.message(f"step {record['step']}: a node is about to be taken away; a checkpoint is saved now")
     elif record["event"] == "epoch":
         unit = "rows" if recipe.train.negatives is None else "samples"
         dropped = f"; the last {record['rows_dropped']} {unit} fill no batch" if record["rows_dropped"] else ""

@@ -261,15 +261,15 @@ FILES = [
     ),
     BadInput(
         "no search to resume",
-        f"{TUNE} run --resume",
+        f"{TUNE} damaged --resume",
         1,
-        "run: no sweep to resume (no sweep.json); leave --resume out to begin one",
+        "damaged: no sweep to resume (no sweep.json); give the output of `rayrec tune`",
     ),
     BadInput(
-        "nothing to resume",
-        f"{TRAIN} --resume",
+        "no run to resume",
+        "train dlrm-criteo-debug --data dataset --output damaged --resume",
         1,
-        "run: not a run folder (no run.json); give the output of `rayrec train`",
+        "damaged: not a run folder (no run.json); give the output of `rayrec train`",
     ),
     BadInput(
         "dataset missing",

@@ -5,14 +5,18 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from ray.job_submission import JobSubmissionClient
 
 from cluster.java import provide_java
+from rayrec.training.run.folder import RunFolder, checkpoint_steps
+from rayrec.training.run.history import read_history
 from tests.end_to_end.conftest import PROGRAM, RECIPE, REPOSITORY, Finished, Pipeline, environment, forked_rayrec
 from tests.ray_head import ray_head
 
@@ -126,6 +130,33 @@ def test_ctrl_c_leaves_the_job_running(cluster: str, tmp_path: Path) -> None:
     assert JobSubmissionClient(address).get_job_status(job) == "STOPPED"
     assert "generate" in JobSubmissionClient(address).get_job_logs(job)
     assert list(tmp_path.iterdir()) == [], "it tidied up"
+
+
+def test_a_job_whose_process_is_killed_is_started_again_and_goes_on(
+    cluster: str, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    steps = ["train.epochs=1000", "train.max_steps=2000", "train.checkpoint.every_steps=50"]
+    options = ["--data", pipeline.dataset, "--output", run.path, *(word for step in steps for word in ("--set", step))]
+    process = _start(cluster, "submit", "--retry", "1", "train", RECIPE, *options)
+    job, _ = _read_until(process, r"^job (\S+) at (http[^;]+)").groups()
+    while not checkpoint_steps(run.checkpoints):
+        assert process.poll() is None
+        time.sleep(0.1)
+    # Not the shell around it.
+    (driver,) = [p for p in psutil.process_iter(["cmdline"]) if _is_job(p.info["cmdline"], run.path)]
+    driver.kill()
+    _read_until(process, rf"^job {job} was killed by signal 9; it is started again \(1 of 1\)")
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    starts = [r["step"] for r in read_history(run.history) if r["event"] == "epoch"]
+    assert starts.count(0) == 1, "it went on from a checkpoint"
+    assert max(checkpoint_steps(run.checkpoints)) == 2000
+
+
+def _is_job(command_line: list[str] | None, output: Path) -> bool:
+    words = command_line or []
+    return words[1:3] == ["-m", "jobs.train"] and str(output) in words
 
 
 def test_rays_own_submission_works_from_the_checkout(cluster: str, submit: Submit, tmp_path: Path) -> None:

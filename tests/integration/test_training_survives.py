@@ -1,7 +1,8 @@
-"""Training through Ray Train: dead workers, a killed run, a user's mistake."""
+"""Training through Ray Train: dead workers, nodes that are taken away, a killed run, a user's mistake."""
 
 import os
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,11 +14,11 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, dump_recipe
 from rayrec.training.driver import train
-from rayrec.training.run.folder import checkpoint_name
+from rayrec.training.run.folder import RunFolder, checkpoint_name, checkpoint_steps
 from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
 from tests.holding import Hold, run_module
-from tests.ray_head import kill_node, node_of, ray_head, ray_nodes
+from tests.ray_head import drain, kill_node, node_of, ray_head, ray_nodes
 from tests.training_runs import Case, losses, recipe, run_cases, weights_of
 
 STEPS = 400
@@ -126,6 +127,45 @@ def test_elastic_training_goes_on_without_a_killed_node(
     assert [start["workers"] for start in starts[:2]] == [2, 1]
     assert starts[1]["step"] == 100
     assert losses(tmp_path / "run") == pytest.approx(losses(undisturbed), rel=1e-4)
+
+
+@pytest.mark.minutes
+@pytest.mark.kills
+def test_no_step_is_lost_with_a_node_whose_end_was_announced(
+    undisturbed: Path, dataset: Dataset, tmp_path: Path
+) -> None:
+    """A node is drained, as a cloud does with one that it takes back, and killed when a checkpoint has been saved."""
+    # The workers wait at all checkpoints that the recipe asks for, so that none of them follows the one to be tested.
+    hold = Hold(tmp_path / "hold", r"step-\d{6}[05]0")
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
+    own |= {"RAY_AUTH_MODE": "disabled", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.5"}
+    arguments = [*_arguments(tmp_path, dataset), "--workers", "1:2"]
+    run = tmp_path / "run"
+    with ray_head(own, num_cpus=0) as head, ray_nodes(head, own, 2) as nodes:
+        attached = {**own, "RAY_ADDRESS": head.address}
+        with hold.held("jobs.train", *arguments, environment=attached, count=2) as held:
+            node = node_of(list(hold.waiting())[-1], nodes)
+            drain(head, node, attached)
+            while not (saved := _saved_on_notice(run)):
+                # The notice takes its time, so they may come to the next checkpoint first.
+                time.sleep(3)
+                for process in hold.waiting():
+                    hold.release(process)
+                held.until(lambda: len(hold.waiting()) == 2)
+            kill_node(node)
+            hold.end()
+            held.wait()
+    starts = [r for r in read_history(run / "history.jsonl") if r["event"] == "epoch"]
+    assert [start["workers"] for start in starts[:2]] == [2, 1]
+    assert [starts[1]["step"]] == saved
+    assert losses(run) == pytest.approx(losses(undisturbed), rel=1e-4)
+
+
+def _saved_on_notice(path: Path) -> list[int]:
+    """The steps after which the run was told of the end of a node and has saved a checkpoint."""
+    run = RunFolder(path)
+    told = {r["step"] for r in read_history(run.history) if r["event"] == "preemption"}
+    return [step for step in checkpoint_steps(run.checkpoints) if step in told]
 
 
 def test_resume_of_another_run_is_refused(ray_cluster: str, undisturbed: Path, dataset: Dataset) -> None:

@@ -67,8 +67,8 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
     (
         "submit",
         ["train", "r", "--data", "d", "--address", "http://h:1", "--output", "o", "--set", "a=1", "--set", "b=2",
-         "--resume", "--no-wait", "--json"],
-        {"address": "http://h:1", "no_wait": True,
+         "--retry", "2", "--resume", "--json"],
+        {"address": "http://h:1", "no_wait": False, "retry": 2,
          "command": ("train", "r", "--data", "d", "--output", "o", "--set", "a=1", "--set", "b=2", "--resume",
                      "--json")},
     ),

@@ -12,7 +12,13 @@ import torch.distributed as dist
 from torch import optim
 
 from rayrec.internals.ray_data import AbandonableExecution
-from rayrec.internals.ray_train import POLL_INTERVAL, PREEMPTION_WATCHER, START_TIMEOUT, environment_of_processes
+from rayrec.internals.ray_train import (
+    POLL_INTERVAL,
+    PREEMPTION_WATCHER,
+    START_TIMEOUT,
+    environment_of_processes,
+    preempted_nodes,
+)
 from rayrec.internals.spark import has_running_tasks, java
 from rayrec.internals.torchrec import (
     call_tables_directly,
@@ -46,6 +52,23 @@ def test_ray_trains_processes_inherit_variables(monkeypatch: pytest.MonkeyPatch)
         assert {"RAYREC_TEST_SET": "1", "RAYREC_TEST_UNSET": "2"}.items() <= inherited.items(), message
     assert os.environ["RAYREC_TEST_SET"] == "before" and "RAYREC_TEST_UNSET" not in os.environ
     constants.ENV_VARS_TO_PROPAGATE -= {"RAYREC_TEST_SET", "RAYREC_TEST_UNSET"}
+
+
+def test_a_worker_knows_the_nodes_that_ray_train_tells_it_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.train.v2._internal.execution import context
+    from ray.train.v2._internal.execution.preemption import PreemptionContext
+    from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
+    from ray.train.v2.api.preemption import PreemptionInfo
+
+    class Told(RayTrainWorker):
+        def __init__(self) -> None:
+            """Without a process of its own."""
+
+    train_context = SimpleNamespace(preemption_context=PreemptionContext(), get_world_rank=lambda: 0)
+    monkeypatch.setattr(context, "_train_context", train_context)
+    assert preempted_nodes() == 0
+    Told().mark_preempt(PreemptionInfo(deadline_ms=None, preempted_node_to_ranks={"a": [0, 1], "b": [2]}))
+    assert preempted_nodes() == 2, GONE.format("Ray Train", "ray_train")
 
 
 def test_the_state_of_a_sharded_table_is_sharded_alike(one_rank: None) -> None:

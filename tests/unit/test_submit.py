@@ -1,13 +1,16 @@
 """What is sent to a cluster: which request, which files, and what a job's end means here."""
 
+import itertools
 import tomllib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.job_submission import JobStatus
 
-from cluster.job_client import PACKAGES, job_folder
+from cluster.job_client import LOST_SECONDS, PACKAGES, RESTART_SECONDS, JobClient, job_folder
 from jobs.command.command_line import as_arguments
 from jobs.command.request import Request
 from jobs.command.result import Result
@@ -15,9 +18,10 @@ from jobs.evaluate import EvaluateRequest
 from jobs.predict import PredictRequest
 from jobs.preprocess import PreprocessRequest
 from jobs.serve import ServeRequest
-from jobs.submit import _require_success, _result_in
+from jobs.submit import SubmitRequest, _require_success, _result_in, run
 from jobs.train import TrainRequest
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.progress import Progress
 from rayrec.storage.location import local_path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -124,12 +128,15 @@ def test_the_packages_are_those_of_the_wheel_and_of_rayignore() -> None:
 
 
 LOG = "Running entrypoint for job j\nepoch 1\n"
+DIED = "Job supervisor actor died: its node\nis gone"
 ENDS: list[tuple[str, int | None, str, type[BaseException] | None, str]] = [
     ("SUCCEEDED", 0, "", None, ""),
     ("FAILED", 2, f"{LOG}error: dlrm: train.epochs: wrong\n", ConfigError, "job j: dlrm: train.epochs: wrong"),
     ("FAILED", 1, f"{LOG}error: data: no such folder\n", UserError, "job j: data: no such folder"),
     ("FAILED", 7, LOG, UserError, "job j: failed with exit code 7; `ray job logs j --address http://h` shows"),
-    ("FAILED", -9, LOG, UserError, "job j: was killed by signal 9"),
+    ("FAILED", -9, LOG, UserError, "job j: was killed by signal 9; `ray job logs j --address http://h` shows"),
+    ("FAILED", 137, LOG, UserError, "job j: was killed by signal 9; `ray job logs j --address http://h` shows"),
+    ("FAILED", None, DIED, UserError, "job j: was lost: Job supervisor actor died: its node is gone"),
     ("FAILED", None, "Failed to set up\nruntime environment", UserError, "job j: did not start: Failed to set up runt"),
     ("FAILED", 130, f"{LOG}error: interrupted\n", KeyboardInterrupt, ""),
     ("STOPPED", None, "", KeyboardInterrupt, ""),
@@ -140,7 +147,7 @@ ENDS: list[tuple[str, int | None, str, type[BaseException] | None, str]] = [
 def test_the_end_of_a_job_is_the_end_of_the_command(
     status: str, code: int | None, message: str, error: type[BaseException] | None, line: str
 ) -> None:
-    end: Any = SimpleNamespace(status=status, driver_exit_code=code, message=message)
+    end: Any = _end(status, code, message)
     if error is None:
         _require_success(end, "j", "http://h")
         return
@@ -148,6 +155,148 @@ def test_the_end_of_a_job_is_the_end_of_the_command(
         _require_success(end, "j", "http://h")
     assert type(raised.value) is error
     assert str(raised.value).startswith(line)
+
+
+def _end(status: str, code: int | None = None, message: str = "") -> SimpleNamespace:
+    kind = "JOB_SUPERVISOR_ACTOR_DIED" if message == DIED else "RUNTIME_ENV_SETUP_FAILURE"
+    return SimpleNamespace(
+        status=status, driver_exit_code=code, message=message, error_type=None if code is not None else kind
+    )
+
+
+class Jobs:
+    """A cluster whose jobs end one after the other as `ends` says, None being a job that it has forgotten."""
+
+    address = "http://h"
+
+    def __init__(self, *ends: SimpleNamespace | None) -> None:
+        self._ends = list(ends)
+        self.sent: list[tuple[str, list[str], Path]] = []
+        self.waits: list[float] = []
+
+    def __call__(self, address: str | None) -> "Jobs":
+        return self
+
+    def submit(self, job: str, words: list[str], folder: Path) -> None:
+        assert (folder / "jobs" / "train.py").exists()
+        self.sent.append((job, words, folder))
+
+    def follow(self, job: str, show: Callable[[str], None], lost_seconds: float) -> SimpleNamespace | None:
+        self.waits.append(lost_seconds)
+        return self._ends.pop(0)
+
+
+class Messages(Progress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def _submit(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, *command: str, retry: int = 0) -> tuple[Result, list[str]]:
+    monkeypatch.setattr("cluster.job_client.JobClient", jobs)
+    messages = Messages()
+    return run(SubmitRequest(command=command, retry=retry), messages), messages.lines
+
+
+DONE = _end("SUCCEEDED", 0)
+TRAINING = ("train", DEBUG, "--data", "/d", "--output", "/o")
+
+
+def test_a_lost_job_is_started_again_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is killed, then its node dies, then the head is started anew."""
+    jobs = Jobs(_end("FAILED", -9, LOG), _end("FAILED", None, DIED), None, DONE)
+    result, lines = _submit(jobs, monkeypatch, *TRAINING, retry=3)
+    names, words, folders = zip(*jobs.sent, strict=True)
+    assert len(set(names)) == 4 and len(set(folders)) == 1
+    assert ["--resume" in attempt for attempt in words] == [False, True, True, True]
+    assert [[word for word in attempt if word != "--resume"] for attempt in words] == [words[0]] * 4
+    assert jobs.waits == [RESTART_SECONDS] * 3 + [LOST_SECONDS]
+    assert result.details == {"job": names[3], "address": "http://h", "lost": list(names[:3]), "exit_code": 0}
+    assert [line.partition(" ")[2].partition(" ")[2] for line in lines if "started again" in line] == [
+        "was killed by signal 9; it is started again (1 of 3)",
+        "was lost: Job supervisor actor died: its node is gone; it is started again (2 of 3)",
+        "was forgotten by the cluster, whose head was started anew; it is started again (3 of 3)",
+    ]
+
+
+def test_a_command_that_goes_on_by_itself_is_sent_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Jobs(_end("FAILED", 137, LOG), DONE)
+    _submit(jobs, monkeypatch, "run", DEBUG, "--input", "/i", "--output", "/o", retry=1)
+    first, second = (words for _, words, _ in jobs.sent)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        (_end("FAILED", 1, f"{LOG}error: data: no such folder\n"), UserError),
+        (_end("FAILED", 2, f"{LOG}error: dlrm: train.epochs: wrong\n"), ConfigError),
+        (_end("FAILED", None, "Failed to set up"), UserError),
+        (_end("STOPPED"), KeyboardInterrupt),
+    ],
+)
+def test_a_job_that_ended_by_itself_or_was_stopped_is_not_started_again(
+    end: SimpleNamespace, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = Jobs(end, DONE)
+    with pytest.raises(error):
+        _submit(jobs, monkeypatch, *TRAINING, retry=5)
+    assert len(jobs.sent) == 1
+
+
+@pytest.mark.parametrize(("retry", "sent"), [(0, 1), (2, 3)])
+def test_a_job_that_is_lost_each_time_is_given_up(retry: int, sent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Jobs(*[None] * 5)
+    with pytest.raises(UserError, match="was forgotten by the cluster, whose head was started anew"):
+        _submit(jobs, monkeypatch, *TRAINING, retry=retry)
+    assert len(jobs.sent) == sent
+
+
+def test_a_job_that_is_not_followed_is_not_started_again() -> None:
+    with pytest.raises(ConfigError, match="--retry: a job that is not followed is not started again"):
+        SubmitRequest(command=TRAINING, retry=1, no_wait=True).check()
+
+
+class _Client:
+    """Ray's client, of which the log cannot be read and the answers on a job come from a list."""
+
+    def __init__(self, *answers: SimpleNamespace | Exception) -> None:
+        self._answers = list(answers)
+
+    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
+        raise RuntimeError("WebSocket connection closed unexpectedly with close code 1006")
+        yield
+
+    def get_job_info(self, job: str) -> SimpleNamespace:
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _follow(monkeypatch: pytest.MonkeyPatch, *answers: SimpleNamespace | Exception) -> Any:
+    client: Any = object.__new__(JobClient)
+    client.address, client._client = "http://h", _Client(*answers)
+    clock = itertools.count(step=10.0)
+    monkeypatch.setattr("cluster.job_client.time", SimpleNamespace(monotonic=clock.__next__, sleep=lambda _: None))
+    return client.follow("j", print)
+
+
+def test_the_end_of_a_job_whose_log_died_with_its_node_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, failed = (SimpleNamespace(status=JobStatus(name)) for name in ("RUNNING", "FAILED"))
+    assert _follow(monkeypatch, running, ConnectionError(), RuntimeError("busy"), running, failed) is failed
+
+
+def test_a_head_that_was_started_anew_has_forgotten_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = RuntimeError("Request failed with status code 404: Job j does not exist.")
+    assert _follow(monkeypatch, ConnectionError(), gone) is None
+
+
+def test_a_cluster_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="http://h: no Ray dashboard answers"):
+        _follow(monkeypatch, *[ConnectionError()] * 14)
 
 
 def test_the_result_of_a_job_is_the_json_that_ends_its_log() -> None:

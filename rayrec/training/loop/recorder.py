@@ -146,6 +146,10 @@ class RunRecorder:
         self._write({**record, "seconds": self._seconds(), **metrics})
         self._track(split, progress.metrics, progress.step)
 
+    def record_preemption(self, progress: RunProgress) -> None:
+        """Record that a node is about to be taken away."""
+        self._write({"step": progress.step, "epoch": progress.epoch, "event": "preemption"})
+
     def save(self, progress: RunProgress) -> None:
         """Save a checkpoint, unless this step has one. A collective."""
         if self._saved_step == progress.step:

@@ -13,6 +13,7 @@ from rayrec.models.common.batch import Batch
 from rayrec.recipes import Recipe
 from rayrec.training.loop.loss import BatchTotals
 from rayrec.training.loop.precision import resolve_precision
+from rayrec.training.loop.preemption import PreemptionWatch
 from rayrec.training.loop.recorder import RunRecorder
 from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.step import StepOutcome, TrainStep
@@ -27,22 +28,27 @@ def train_worker(
     run: RunFolder,
     context: RankContext,
     initial_weights: Callable[[ParallelModel], None] | None = None,
+    preempted_nodes: Callable[[], int] = lambda: 0,
 ) -> None:
     """Train from the run's latest checkpoint, or from the start, to the end; then evaluate.
 
-    `initial_weights` fills a new model where `train.initial_weights` asks for other weights than random ones. Needs the
-    default process group. Every rank calls it with the same arguments but `context`. Raises UserError where the data,
-    the recipe or the learning rate does not allow the training.
+    `initial_weights` fills a new model where `train.initial_weights` asks for other weights than random ones. A
+    checkpoint is saved as soon as `preempted_nodes`, the number of nodes that are about to be taken away, has grown on
+    any rank. Needs the default process group. Every rank calls it with the same arguments but `context` and
+    `preempted_nodes`. Raises UserError where the data, the recipe or the learning rate does not allow the training.
     """
-    _Training(recipe, dataset, run, context).run(initial_weights)
+    preemption = PreemptionWatch(preempted_nodes, context.device)
+    _Training(recipe, dataset, run, context, preemption).run(initial_weights)
 
 
 class _Training:
     """One worker's part in a run: epochs, steps, when to evaluate, save and stop."""
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, run: RunFolder, context: RankContext) -> None:
+    def __init__(
+        self, recipe: Recipe, dataset: Dataset, run: RunFolder, context: RankContext, preemption: PreemptionWatch
+    ) -> None:
         self._recipe, self._config, self._dataset = recipe, recipe.train, dataset
-        self._run, self._context = run, context
+        self._run, self._context, self._preemption = run, context, preemption
         precision = resolve_precision(self._config.precision, "cuda" if context.device.type == "cuda" else "cpu")
         precision.apply_to_process()
         self._model = ParallelModel(recipe, dataset.schema, context)
@@ -105,6 +111,9 @@ class _Training:
                     checkpoint_due = recorder.record_steps(self._progress)
                 every = config.checkpoint.every_steps
                 checkpoint_due |= every is not None and step % every == 0
+                if self._preemption.is_announced():
+                    recorder.record_preemption(self._progress)
+                    checkpoint_due = True
                 with recorder.paused():
                     if (self._progress.batch or loader.num_batches) in evaluated_after:
                         checkpoint_due |= self._evaluate()
