@@ -61,8 +61,10 @@ class Checkpoints:
         if dist.get_rank() == 0:
             write_json(temporary / PROGRESS_FILE, asdict(progress))
             if target.exists():
-                shutil.rmtree(target)
-            temporary.rename(target)
+                # Of the same step of the same run, so it has the same values; it is never away, not even for a moment.
+                shutil.rmtree(temporary)
+            else:
+                temporary.rename(target)
             self.prune()
         dist.barrier()
 
