@@ -136,9 +136,14 @@ def test_a_job_whose_process_is_killed_is_started_again_and_goes_on(
     cluster: str, pipeline: Pipeline, tmp_path: Path
 ) -> None:
     run = RunFolder(tmp_path / "run")
-    steps = ["train.epochs=1000", "train.max_steps=2000", "train.checkpoint.every_steps=50"]
-    options = ["--data", pipeline.dataset, "--output", run.path, *(word for step in steps for word in ("--set", step))]
-    process = _start(cluster, "submit", "--retry", "1", "train", RECIPE, *options)
+    settings = [
+        "train.epochs=1000", "train.max_steps=2000", "train.ingest.in_memory=true", "train.evaluations_per_epoch=0",
+        "train.checkpoint.every_steps=50",
+    ]  # fmt: skip
+    options = [word for setting in settings for word in ("--set", setting)]
+    process = _start(
+        cluster, "submit", "--retry", "1", "train", RECIPE, "--data", pipeline.dataset, "--output", run.path, *options
+    )
     job, _ = _read_until(process, r"^job (\S+) at (http[^;]+)").groups()
     while not checkpoint_steps(run.checkpoints):
         assert process.poll() is None
