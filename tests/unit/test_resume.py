@@ -1,0 +1,88 @@
+"""`--resume` continues what is in the output, begins where nothing is, and leaves other folders alone."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from jobs.train import TrainRequest, run
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.progress import SilentProgress
+from rayrec.recipes import read_recipe
+from tests.builders import make_dataset
+from tune.settings import SWEEP_FILE, SweepSettings, owned_folder
+from tune.space import parse_space
+
+RECIPE = "dlrm-criteo-debug"
+
+
+class BegunError(Exception):
+    """Training was about to begin."""
+
+
+@pytest.fixture
+def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where nothing is; the dataset is beside it."""
+
+    def begin(*_: object, resume: bool, **__: object) -> None:
+        assert resume
+        raise BegunError
+
+    make_dataset(tmp_path / "data")
+    monkeypatch.setattr("jobs.train.train_recipe", begin)
+    monkeypatch.setattr("cluster.ray_session.ray_session", nullcontext)
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize("make", [lambda path: None, Path.mkdir], ids=["absent", "empty"])
+def test_a_run_begins(make, output: Path) -> None:
+    make(output)
+    with pytest.raises(BegunError):
+        _train(output)
+
+
+def test_another_folder_is_no_run(output: Path) -> None:
+    output.mkdir()
+    (output / "precious").touch()
+    with pytest.raises(UserError, match=r"out: not a run folder \(no run\.json\)"):
+        _train(output)
+
+
+def _train(output: Path) -> None:
+    run(TrainRequest(recipe=RECIPE, data=output.parent / "data", output=output, resume=True), SilentProgress())
+
+
+@pytest.mark.parametrize("make", [lambda path: None, Path.mkdir], ids=["absent", "empty"])
+def test_a_sweep_begins(make, output: Path) -> None:
+    make(output)
+    with owned_folder(_sweep(output), resume=True):
+        assert (output / SWEEP_FILE).exists()
+    assert not output.exists(), "no trial has begun"
+
+
+def test_a_sweep_is_continued_by_the_same_sweep_alone(output: Path) -> None:
+    with owned_folder(_sweep(output), resume=False):
+        (output / "trials").mkdir()
+    with owned_folder(_sweep(output), resume=True):
+        pass
+    assert (output / "trials").exists()
+    with pytest.raises(ConfigError, match="--resume with another trials"), owned_folder(_sweep(output, 3), resume=True):
+        pass
+    with pytest.raises(UserError, match="out: already exists"), owned_folder(_sweep(output), resume=False):
+        pass
+
+
+def test_another_folder_is_no_sweep(output: Path) -> None:
+    output.mkdir()
+    (output / "precious").touch()
+    message = r"out: no sweep to resume \(no sweep\.json\)"
+    with pytest.raises(UserError, match=message), owned_folder(_sweep(output), resume=True):
+        pass
+    assert [path.name for path in output.iterdir()] == ["precious"]
+
+
+def _sweep(folder: Path, trials: int = 2) -> SweepSettings:
+    space = parse_space("s.yaml", "train.dense_optimizer.lr: {choice: [0.1, 0.2]}")
+    return SweepSettings(
+        read_recipe(RECIPE), space, folder.parent / "data", folder, "auc", trials, "grid", "none", print
+    )
