@@ -73,18 +73,18 @@ def execute(command: Command[RequestT], request: RequestT, progress: Progress) -
     """Run the command and write `result.json` into its output folder, even if it fails; errors go on to the caller.
 
     Folders given as URIs are staged meanwhile. A failure is not written into a folder that had content before (the
-    output of an earlier command stays intact), unless the request resumes that work.
+    output of an earlier command stays intact), unless the command has begun to continue the work in it.
     """
     request.check()
     with _staged(request, progress):
         folder: Path | None = getattr(request, "output", None)
-        ours = folder is not None and (is_vacant(folder) or getattr(request, "resume", False))
+        before = None if folder is None or is_vacant(folder) else folder.stat().st_mtime_ns
         started = time.perf_counter()
         try:
             result = command.run(request, progress)
             progress.finish()
         except BaseException as error:
-            if folder is not None and ours and folder.is_dir():
+            if folder is not None and folder.is_dir() and _is_taken_over(request, folder, before):
                 with contextlib.suppress(OSError):  # a full disk must not hide the error that it caused
                     _failure(command, error, started, folder).save(folder)
             raise
@@ -92,6 +92,14 @@ def execute(command: Command[RequestT], request: RequestT, progress: Progress) -
         if result.output is not None and result.output.is_dir():
             result.save(result.output)
         return result
+
+
+def _is_taken_over(request: Request, folder: Path, before: int | None) -> bool:
+    """Whether a command has begun its work in a folder: it was vacant, or work in it was resumed, which writes files.
+
+    `before`: when names in it were changed last, in nanoseconds, before the command began; None if it was vacant.
+    """
+    return before is None or (getattr(request, "resume", False) and folder.stat().st_mtime_ns != before)
 
 
 @contextlib.contextmanager

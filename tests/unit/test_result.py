@@ -108,13 +108,18 @@ def test_debug_shows_the_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert "Traceback" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("resume", "kept"), [(False, True), (True, False)])
-def test_a_failure_leaves_an_older_output_as_it_was(resume: bool, kept: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("resume", "begins", "kept"), [(False, True, True), (True, False, True), (True, True, False)])
+def test_a_failure_leaves_an_older_output_as_it_was(resume: bool, begins: bool, kept: bool, tmp_path: Path) -> None:
+    """Unless the command resumes it, and was not refused."""
+
     def fail(request: StubRequest) -> None:
+        if begins:
+            (request.output / "config.yaml").touch()
         raise UserError("already exists")
 
     before = Result(command="earlier", output=tmp_path, rows=7)
     before.save(tmp_path)
+    os.utime(tmp_path, (0, 0))
     with pytest.raises(UserError):
         execute(command_that(fail), StubRequest(output=tmp_path, resume=resume), SilentProgress())
     assert (Result.load(tmp_path) == before) is kept
