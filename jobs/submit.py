@@ -107,13 +107,14 @@ def _loss(end: "JobDetails | None") -> str | None:
         return "was forgotten by the cluster, whose head was started anew"
     if end.status != "FAILED":
         return None
-    if end.driver_exit_code is None:
+    code = end.driver_exit_code
+    if code is None:
         # Ray's actor that watches over the job; the rest says that the job could not begin.
         return f"was lost: {_short(end.message)}" if (end.error_type or "").startswith("JOB_SUPERVISOR") else None
-    if end.driver_exit_code < 0:
-        return f"was killed by signal {-end.driver_exit_code}"
-    # As a shell says it, which runs the command.
-    return f"was killed by signal {end.driver_exit_code - 128}" if end.driver_exit_code > 128 else None
+    if code < 0:
+        return f"was killed by signal {-code}"
+    # As a shell says it, which runs the command. A command that was told to end says so itself.
+    return f"was killed by signal {code - 128}" if code > 128 and code != INTERRUPTED else None
 
 
 def _require_success(end: "JobDetails", job: str, address: str) -> None:

@@ -233,6 +233,7 @@ def test_a_command_that_goes_on_by_itself_is_sent_as_it_was(monkeypatch: pytest.
     [
         (_end("FAILED", 1, f"{LOG}error: data: no such folder\n"), UserError),
         (_end("FAILED", 2, f"{LOG}error: dlrm: train.epochs: wrong\n"), ConfigError),
+        (_end("FAILED", 130, f"{LOG}error: interrupted\n"), KeyboardInterrupt),
         (_end("FAILED", None, "Failed to set up"), UserError),
         (_end("STOPPED"), KeyboardInterrupt),
     ],
