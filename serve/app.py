@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 from fastapi import FastAPI
 from ray import serve as ray_serve
@@ -75,6 +76,8 @@ class ModelServer(GrpcMethods):
         self, folders: dict[str, Path], settings: ServeConfig, log_folder: Path | None, tokens: frozenset[str]
     ) -> None:
         torch.set_num_threads(settings.threads_per_replica)
+        # Arrow's own allocator would keep what large requests have used; the system's gives it back (`Memory`).
+        pa.set_memory_pool(pa.system_memory_pool())
         # Beside the event loop, so that requests are read and checked while a batch is scored.
         self._executor = executor = ThreadPoolExecutor(1, "scoring")
         metrics = ServingMetrics()

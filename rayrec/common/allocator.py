@@ -18,3 +18,13 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, _LARGEST)
         mallopt(_MMAP_THRESHOLD, _LARGEST)
+
+
+def give_back_freed_memory() -> None:
+    """Give what this process has freed, and its allocator keeps for later, back to the kernel.
+
+    glibc does that by itself only at the end of its heap. Does nothing if the C library lacks the function.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -1,7 +1,9 @@
 """Joins the requests that wait for the same model into one pass.
 
 Requests that arrive during a pass gather, and the next pass takes them all: an idle server scores a request at once, a
-busy one in batches as large as the load makes them. `wait_seconds` makes an idle server wait for more requests.
+busy one in batches as large as the load makes them. `wait_seconds` makes an idle server wait for more requests. Where
+not all fit into a pass, the smallest go first, and every other pass begins with the oldest: a client that sends many
+large requests at once delays those who ask for a few rows by two passes, and still gets half of them.
 
 Why not `@serve.batch` of Ray Serve: it rejects a single request larger than a batch, sends a request that no longer
 fits into one back to the end of the queue, and fails every request of a batch together with a bad one.
@@ -9,7 +11,6 @@ fits into one back to the end of the queue, and fails every request of a batch t
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import KW_ONLY, dataclass, field
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Batcher(Generic[RequestT, AnswerT]):
-    """Calls `answer` in `executor` with the waiting requests, in order of arrival; belongs to one event loop."""
+    """Calls `answer` in `executor` with the waiting requests; belongs to one event loop."""
 
     answer: Callable[[Sequence[RequestT]], Sequence[AnswerT]]
     executor: Executor
@@ -33,7 +34,9 @@ class Batcher(Generic[RequestT, AnswerT]):
     max_size: int
     """The largest sum of the `size` of a pass's requests; one request alone may be larger."""
     wait_seconds: float
-    _waiting: deque[tuple[RequestT, asyncio.Future[AnswerT]]] = field(init=False, default_factory=deque)
+    _waiting: list[tuple[RequestT, asyncio.Future[AnswerT]]] = field(init=False, default_factory=list)
+    """Requests in their order of arrival."""
+    _oldest_is_next: bool = field(init=False, default=True)
     _passes: asyncio.Task[None] | None = field(init=False, default=None)
 
     async def __call__(self, request: RequestT) -> AnswerT:
@@ -56,17 +59,22 @@ class Batcher(Generic[RequestT, AnswerT]):
             self._passes = None
 
     def _take(self) -> list[tuple[RequestT, asyncio.Future[AnswerT]]]:
-        taken: list[tuple[RequestT, asyncio.Future[AnswerT]]] = []
-        size = 0
-        while self._waiting and len(taken) < self.max_requests:
-            request, future = self._waiting[0]
-            if not future.done():  # else its client went away, or its time is up
-                size += self.size(request)
-                if taken and size > self.max_size:
-                    break
-                taken.append((request, future))
-            self._waiting.popleft()
-        return taken
+        # The others' clients went away, or their time is up.
+        waiting = [(request, future) for request, future in self._waiting if not future.done()]
+        order = sorted(range(len(waiting)), key=lambda index: self.size(waiting[index][0]))
+        if self._oldest_is_next and waiting:
+            order.remove(0)
+            order.insert(0, 0)
+        taken, size = set[int](), 0
+        for index in order[: self.max_requests]:
+            size += self.size(waiting[index][0])
+            if taken and size > self.max_size:
+                break
+            taken.add(index)
+        if len(taken) < len(waiting):
+            self._oldest_is_next = not self._oldest_is_next
+        self._waiting = [one for index, one in enumerate(waiting) if index not in taken]
+        return [waiting[index] for index in sorted(taken)]
 
     async def _answer_together(self, taken: list[tuple[RequestT, asyncio.Future[AnswerT]]]) -> None:
         loop = asyncio.get_running_loop()

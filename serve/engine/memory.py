@@ -2,26 +2,36 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
+from rayrec.common.allocator import give_back_freed_memory
 from serve.errors import RequestError
 
 PATIENCE_SECONDS = 1.0
 """How long a request may keep others waiting for memory while it arrives."""
 
+_LARGE = 2**20
+"""Bytes of a request that leaves much behind in the allocator."""
+
 
 class Memory:
-    """The bytes that the requests of a replica may hold together; belongs to one event loop."""
+    """Shares out `most` bytes among the requests of a replica; belongs to one event loop.
+
+    Of the requests that wait, the one that will hold the least and the one that has waited longest are next in turn, so
+    that neither small requests wait for many large ones nor large ones for ever.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.held = 0
         """Bytes held now."""
         self._arriving: set[Share] = set()
-        self._waiting: deque[tuple[Share, int, asyncio.Future[None]]] = deque()
-        """The shares that wait, and for how many bytes, in the order in which they began to wait."""
+        self._waiting: list[_Wait] = []
+        """The shares that wait, in the order in which they began to."""
+        self._oldest_is_next = True
+        self._gives_back = False
 
     @contextmanager
     def hold(self) -> Iterator["Share"]:
@@ -35,20 +45,42 @@ class Memory:
     def _fits(self, share: "Share", count: int) -> bool:
         return self.held == share.held or self.held + count <= self.most
 
+    def _next(self) -> "_Wait":
+        """Of those who wait, the one that is served next."""
+        if self._oldest_is_next:
+            return self._waiting[0]
+        return min(self._waiting, key=lambda wait: wait.share.held + wait.count)
+
     def _hand_out(self) -> None:
         """Give those who wait what has become free, in their order."""
-        while self._waiting and self._fits(*self._waiting[0][:2]):
-            share, count, given = self._waiting.popleft()
-            share.held += count
-            self.held += count
-            given.set_result(None)
+        while self._waiting and self._fits((wait := self._next()).share, wait.count):
+            if len(self._waiting) > 1:
+                self._oldest_is_next = not self._oldest_is_next
+            self._waiting.remove(wait)
+            wait.share.held += wait.count
+            self.held += wait.count
+            wait.given.set_result(None)
+
+    def _give_back_soon(self) -> None:
+        """Give to the system what large requests leave behind: in the allocator it would add up in pieces."""
+        if self._gives_back:
+            return
+        loop = asyncio.get_running_loop()
+
+        def give_back() -> None:
+            self._gives_back = False
+            loop.run_in_executor(None, give_back_freed_memory)
+
+        self._gives_back = True
+        # Some of them still hold their bodies while their answers are sent.
+        loop.call_later(1.0, give_back)
 
     def _turn_out_slow(self) -> None:
         """Make room for the first of those who wait."""
         latest = time.monotonic() - PATIENCE_SECONDS
-        first = self._waiting[0][0]
-        slow = {share for share in self._arriving if share is not first and share.held and share.began < latest}
-        while slow and self._waiting and self._waiting[0][0] is first:
+        first = self._next()
+        slow = {share for share in self._arriving if share is not first.share and share.held and share.began < latest}
+        while slow and self._waiting and self._next() is first:
             slow.remove(largest := max(slow, key=lambda share: share.held))
             largest.turn_out()
 
@@ -67,21 +99,23 @@ class Share:
     async def grow(self, count: int) -> None:
         """Hold `count` more bytes, as soon as they are free. A share that nobody is beside may exceed the limit."""
         memory = self._memory
-        entry = self, count, asyncio.get_running_loop().create_future()
-        memory._waiting.append(entry)
+        wait = _Wait(self, count, asyncio.get_running_loop().create_future())
+        memory._waiting.append(wait)
         try:
             memory._hand_out()
-            while not entry[2].done():
-                if memory._waiting[0] is entry:
+            while not wait.given.done():
+                if memory._next() is wait:
                     memory._turn_out_slow()
-                await asyncio.wait({entry[2]}, timeout=PATIENCE_SECONDS)
+                await asyncio.wait({wait.given}, timeout=PATIENCE_SECONDS)
         finally:
-            if not entry[2].done():
-                memory._waiting.remove(entry)
+            if not wait.given.done():
+                memory._waiting.remove(wait)
                 memory._hand_out()
 
     def shrink(self, held: int) -> None:
         """Hold `held` bytes from now on, which is no more than before."""
+        if self.held - held >= _LARGE:
+            self._memory._give_back_soon()
         self._memory.held -= self.held - held
         self.held = held
         self._memory._hand_out()
@@ -112,3 +146,12 @@ class Share:
         if self._task is not None:
             self._task.cancel()
         self.shrink(0)
+
+
+@dataclass(eq=False)
+class _Wait:
+    """A share that waits for `count` more bytes; `given` is done when it holds them."""
+
+    share: Share
+    count: int
+    given: asyncio.Future[None]

@@ -1,4 +1,4 @@
-"""Freed memory stays with the process, where the C library has the options."""
+"""Freed memory stays with the process, or goes back to the kernel, where the C library has the functions."""
 
 import subprocess
 import sys
@@ -36,3 +36,28 @@ print(mapped(), mapped())
 def test_large_blocks_no_longer_come_from_the_kernel() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "1", "0", "0"]
+
+
+GIVES_BACK = """
+import psutil
+
+from rayrec.common.allocator import give_back_freed_memory
+
+
+def resident_mib() -> float:
+    return psutil.Process().memory_info().rss / 2**20
+
+
+# Below the size from which a block is mapped by itself; the last one keeps the others from the end of the heap.
+blocks = [b"x" * 100_000 for _ in range(2000)]
+last = blocks[-1]
+del blocks
+before = resident_mib()
+give_back_freed_memory()
+print(before - resident_mib())
+"""
+
+
+def test_freed_blocks_go_back_to_the_kernel() -> None:
+    done = subprocess.run([sys.executable, "-c", GIVES_BACK], capture_output=True, text=True, check=True)
+    assert float(done.stdout) > 150

@@ -52,8 +52,9 @@ def run(doubler: Doubler, first: int, later: list[int], **limits: float) -> list
 PASSES = {
     "all that waited": ({}, [2, 3, 4], [[1], [2, 3, 4]]),
     "no more requests than the limit": ({"max_requests": 2}, [2, 3, 4], [[1], [2, 3], [4]]),
-    "no more rows than the limit": ({"max_size": 7}, [2, 3, 4, 1], [[1], [2, 3], [4, 1]]),
+    "no more rows than the limit": ({"max_size": 7}, [2, 3, 4, 1], [[1], [2, 3, 1], [4]]),
     "one request may be larger": ({"max_size": 7}, [50, 2], [[1], [50], [2]]),
+    "the smallest and the oldest take turns": ({"max_size": 7}, [50, 60, 2, 3, 4], [[1], [50], [2, 3], [60], [4]]),
 }
 
 

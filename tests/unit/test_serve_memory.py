@@ -49,6 +49,41 @@ def test_the_next_one_waits_until_there_is_room() -> None:
     run(test)
 
 
+def test_the_oldest_and_the_smallest_take_turns() -> None:
+    async def test() -> None:
+        memory, order = Memory(10), []
+
+        async def work(size: int) -> None:
+            with memory.hold() as share:
+                await share.grow(size)
+                order.append(size)
+                await asyncio.sleep(0)
+
+        with memory.hold() as share:
+            await share.grow(10)
+            works = [asyncio.create_task(work(size)) for size in (9, 8, 7, 1, 6, 2)]
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*works)
+        assert order == [9, 1, 8, 2, 7, 6]
+
+    run(test)
+
+
+def test_one_that_gave_up_keeps_nobody_waiting() -> None:
+    async def test() -> None:
+        memory = Memory(10)
+        with memory.hold() as share:
+            await share.grow(6)
+            with memory.hold() as large:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(large.grow(9), 0.05)
+                with memory.hold() as small:
+                    await asyncio.wait_for(small.grow(4), 0.05)
+                    assert memory.held == 10
+
+    run(test)
+
+
 def test_a_share_alone_may_exceed_the_limit() -> None:
     """Otherwise a body of the largest size that is allowed could wait for ever."""
 
