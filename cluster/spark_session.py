@@ -26,6 +26,8 @@ _MOST_HEAP = 16 * _GIB
 """Of an executor: 2 GiB a core, where a task sorts a part of up to 0.8 GiB; beyond 32 GiB Java's pointers double."""
 _PYTHON_WORKER = 3 * 2**28
 """Bytes of a core's Python worker, the most that was measured; vocabularies and tables are mapped and do not count."""
+_LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For processes that plan and wait: to compile their code only lightly saves half of their CPU time on a short job."""
 _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 # A Java process prints these lines when it starts, at any log level.
 _START_UP_NOISE = re.compile(
@@ -60,8 +62,8 @@ def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkS
             fault_tolerant_mode=False,
             configs={
                 "spark.log.level": "FATAL",  # the caller receives a failed task's error as an exception
-                # The driver plans and waits: compiling its code only lightly saves half of its CPU time on a short job.
-                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+                "spark.driver.extraJavaOptions": _LIGHT_JAVA,
+                "spark.ray.raydp_app_master.extraJavaOptions": _LIGHT_JAVA,
                 "spark.ui.enabled": "false",
                 "spark.ui.showConsoleProgress": "false",
                 "spark.executorEnv.PYTHONPATH": os.pathsep.join(paths),
