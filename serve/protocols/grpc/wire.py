@@ -15,7 +15,7 @@ _SMALLEST_NUMBER = 4
 
 def require_few_values(message: bytes) -> None:
     """Raises RequestError 413 for more values than a request may have; of a damaged message the start counts."""
-    with suppress(IndexError):  # it ends within a field, which the parser says better
+    with suppress(IndexError):  # it ends within a field, or a number does not end: the parser says it better
         _require_few(_count(memoryview(message), 0, 0))
 
 
@@ -41,18 +41,18 @@ def _count(data: memoryview, level: int, count: int) -> int:
             if field in _LOOKED_INTO[level]:
                 count = _count(data[position : position + length], level + 1, count)
             elif level > 0 and (level, field) != _BYTES_CONTENTS:
-                count += length // _SMALLEST_NUMBER
+                count += min(length, len(data) - position) // _SMALLEST_NUMBER
             position += length
     return count
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """The number at a position, and where it ends."""
-    value = shift = 0
-    while True:
+    """The number at a position, and where it ends. Raises IndexError if it has more than 10 bytes, or no end."""
+    value = 0
+    for shift in range(0, 70, 7):
         byte = data[position]
         value |= (byte & 127) << shift
         position += 1
         if byte < 128:
             return value, position
-        shift += 7
+    raise IndexError
