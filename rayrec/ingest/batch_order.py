@@ -197,8 +197,8 @@ class BatchOrder:
         if self.longest_group is None:
             return rows
         # In each of its lanes, a rank may take rows up to the end of a group.
-        windows = (self._lanes_of(rank, batch) for rank in range(self.world_size))
-        return rows + max(stop - first for first, stop in windows) * (self.longest_group - 1)
+        first, stop = self._lanes_of_ranks(batch)
+        return rows + int((stop - first).max()) * (self.longest_group - 1)
 
     def first_row(self, batch: int) -> int:
         """The place in the epoch of this rank's first row of the batch, if there is only one lane."""
@@ -210,7 +210,8 @@ class BatchOrder:
         edges = self._edges(self.row_count(batch))
         window_start, window_stop = self._rank_window(int(edges[-1]))
         _, read_start, _, _, read_of = self._reads
-        for lane in range(*self._lanes_of(self.rank, batch)):
+        first, stop = self._lanes_of_ranks(batch)
+        for lane in range(int(first[self.rank]), int(stop[self.rank])):
             edge, next_edge = int(edges[lane]), int(edges[lane + 1])
             # Before the last, partial batch a lane has given `batch` full quotas as well.
             quota = int(self._full_edges[lane + 1] - self._full_edges[lane])
@@ -280,12 +281,11 @@ class BatchOrder:
         """(lanes + 1): where each lane's rows start in a global batch of `rows`."""
         return rows * np.arange(self._num_lanes + 1, dtype=np.int64) // self._num_lanes
 
-    def _lanes_of(self, rank: int, batch: int) -> tuple[int, int]:
-        """The first lane that a rank reads for the batch, and the one after the last."""
-        edges = self._edges(self.row_count(batch))
-        start, stop = self._rank_window(int(edges[-1]), rank)
-        first = int(np.searchsorted(edges, start, side="right")) - 1
-        return first, int(np.searchsorted(edges, stop, side="left"))
+    def _lanes_of_ranks(self, batch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(ranks,) the first lane that each rank reads for the batch, and the one after the last."""
+        rows = self.row_count(batch)
+        edges, windows = self._edges(rows), rows * np.arange(self.world_size + 1, dtype=np.int64) // self.world_size
+        return np.searchsorted(edges, windows[:-1], side="right") - 1, np.searchsorted(edges, windows[1:], side="left")
 
     @cached_property
     def _num_lanes(self) -> int:
