@@ -149,7 +149,7 @@ def read_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> RecipeCont
 
 def dump_recipe(recipe: Recipe) -> str:
     """The resolved recipe as YAML; `load_recipe` of it gives an equal one."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+    return yaml.dump(recipe.model_dump(mode="json"), Dumper=yaml.CSafeDumper, sort_keys=False)
 
 
 def _apply_override(content: dict[str, Any], override: str) -> None:
