@@ -1,5 +1,6 @@
 """What makes the unit tests take less time; what they check does not depend on it."""
 
+import atexit
 import gc
 import os
 from collections.abc import Iterator
@@ -28,11 +29,11 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collections between here and the end look at what tests make alone."""
+    """Collections between here and the end look at what tests make alone, also the five with which pytest ends."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_sessionfinish() -> None:
-    """Libraries say that they leak what is never collected."""
-    gc.unfreeze()
+    # To take all of that apart at the end takes two seconds, and libraries say that they leak what is not taken apart.
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        atexit.register(os._exit, 0)
+    else:
+        atexit.register(gc.unfreeze)
