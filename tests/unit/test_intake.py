@@ -6,6 +6,7 @@ import json
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -109,9 +110,9 @@ def test_what_is_refused_is_not_read_further(client: Client, status: int, taken:
 
 def test_slow_bodies_make_room_for_others() -> None:
     async def test() -> list[Client]:
-        slow = [Client(b"a" * 900, b"a" * 100, pause=0.2) for _ in range(4)]
+        slow = [Client(b"a" * 900, b"a" * 100, pause=0.1) for _ in range(4)]
         asked = [asyncio.create_task(client.ask(counting)) for client in slow]
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.15)
         honest = await Client(b"a" * 1000).ask(counting)
         return [honest, *await asyncio.gather(*asked)]
 
@@ -121,8 +122,10 @@ def test_slow_bodies_make_room_for_others() -> None:
     assert any(client.status == 503 for client in slow)
 
 
-def test_a_body_that_never_ends_is_answered_in_time() -> None:
-    client = asyncio.run(Client(b"a", b"b", pause=0.6).ask(never))
+def test_a_body_that_never_ends_is_answered_in_time(admission: Admission) -> None:
+    settings = SETTINGS.model_copy(update={"request_timeout_seconds": 0.1})
+    set_of_this_replica(replace(admission, settings=settings))
+    client = asyncio.run(Client(b"a", b"b", pause=0.06).ask(never))
     assert client.status == 504
 
 
@@ -236,7 +239,7 @@ def test_grpc_messages_that_do_not_come_make_room() -> None:
             slow = [channel.stream_unary(f"/{proto.SERVICE}/ModelReady")(metadata=metadata) for _ in range(4)]
             for call in slow:
                 await call.wait_for_connection()
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.1)
             ask = channel.unary_unary(f"/{proto.SERVICE}/ModelReady")
             answer = await ask(b"a" * 900, metadata=metadata, timeout=5)
             assert proto.ModelReadyResponse.FromString(answer).ready

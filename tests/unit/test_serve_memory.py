@@ -15,7 +15,7 @@ from serve.errors import RequestError
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_module, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(memory_module, "PATIENCE_SECONDS", 0.02)
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -131,7 +131,7 @@ def test_what_has_arrived_is_never_turned_out() -> None:
 
         answer = asyncio.create_task(slow_answer())
         waiting = asyncio.create_task(_arrive(memory, 5, asyncio.sleep(0)))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.15)
         assert not answer.done() and not waiting.done()
         done.set()
         await asyncio.gather(answer, waiting)
