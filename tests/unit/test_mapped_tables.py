@@ -134,15 +134,15 @@ def test_memory_of_tables_is_limited(tmp_path: Path) -> None:
 
 
 def test_memory_of_vocabularies_is_limited(tmp_path: Path) -> None:
-    """Values all over an index of 16 MiB, all of which a process would hold."""
-    values = [f"value-{number:07d}" for number in range(500_000)]
+    """Values all over an index of 8 MiB, all of which a process would hold."""
+    values = [f"value-{number:07d}" for number in range(250_000)]
     write_vocabulary(tmp_path / "v.parquet", values, range(len(values), 0, -1))
-    before, limit = mapped_bytes(), 8 * 2**20
+    before, limit = mapped_bytes(), 4 * 2**20
     lookup = VocabularyLookup.load(tmp_path / "v.parquet")
     asked = pa.array(values)
     for start in range(0, len(values), 2_000):
         assert lookup.ids(asked.slice(start, 2_000))[0] == start + 1
-    assert mapped_bytes() - before > 12 * 2**20
+    assert mapped_bytes() - before > 6 * 2**20
     lookup.release()
     before, memory = mapped_bytes(), TableMemory(limit)
     memory.add(lookup)

@@ -74,7 +74,7 @@ ROW = st.fixed_dictionaries(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
-@given(st.lists(ROW, min_size=1, max_size=12), st.integers(20, 2_000))
+@given(st.lists(ROW, min_size=1, max_size=12), st.integers(100, 2_000))
 def test_a_table_reads_the_same_from_every_format(tmp_path: Path, rows: Rows, chunk_bytes: int) -> None:
     columns = [raw for raw, _ in TABLE_COLUMNS]
     found = {}

@@ -37,7 +37,7 @@ def test_keys_give_unlike_orders():
 
 @pytest.mark.parametrize("size", [12, 100])
 def test_every_element_comes_to_every_place_alike(size):
-    keys = 1_000
+    keys = 500
     counts = torch.zeros(size, size)
     for number in range(keys):
         counts[torch.arange(size), elements(size, derive_key(11, number))] += 1
