@@ -16,13 +16,15 @@ from rayrec.models.common.batch import Batch
 
 def expected_rows(dataset: Dataset, plan: BatchOrder) -> Iterator[pa.Table]:
     """The rows of each of the rank's batches, in order, without padding."""
-    units = plan.units
+    units, tables = plan.units, dict[int, pa.Table]()
     for batch in range(plan.start_batch, plan.num_batches):
         parts = []
         for piece in plan.slices(batch):
             read = plan.read(piece.read)
-            path = dataset.folder / units.files[units.file[read.unit]]
-            table = pq.ParquetFile(path).read_row_group(units.row_group[read.unit])
+            if read.unit not in tables:
+                path = dataset.folder / units.files[units.file[read.unit]]
+                tables[read.unit] = pq.ParquetFile(path).read_row_group(units.row_group[read.unit])
+            table = tables[read.unit]
             order = np.arange(table.num_rows)[
                 plan.row_order.rows(read.unit, table.num_rows, read.start, read.stop, None)
             ]

@@ -81,10 +81,8 @@ def read_tables(folder: Path) -> Tables:
             tables[name] = []
             continue
         text = pd.read_csv(paths[0], dtype=str, keep_default_na=False)
-        tables[name] = [
-            {c: _read(c, value) for c, value in zip(columns, row, strict=True)}
-            for row in text[list(columns)].itertuples(index=False)
-        ]
+        values = [[_read(column, value) for value in text[column].tolist()] for column in columns]
+        tables[name] = [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
     return tables
 
 

@@ -57,9 +57,34 @@ def test_layout(tmp_path: Path) -> None:
     assert missing[["I2", "C1", LABEL]].tolist() == [0, 0, 0]
 
 
-def test_ids_follow_the_power_law(tmp_path: Path) -> None:
-    generate(tmp_path / "data", 50_000)
-    frame = read(tmp_path / "data" / "criteo.tsv", ["C2", "C9"])
+class Recorder:
+    """Notes the progress that it is told of."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, int | None]] = []
+        self.rows = 0
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        self.stages.append((name, total))
+
+    def advance(self, rows: int) -> None:
+        self.rows += rows
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, GeneratedTruth]:
+    """The label and two columns of 50,000 rows in three files, and their truth."""
+    folder, recorder = tmp_path_factory.mktemp("days") / "data", Recorder()
+    truth = generate(folder, 50_000, seed=5, days=3, progress=recorder)
+    assert (recorder.stages, recorder.rows) == ([("generate", 50_000)], 50_000)
+    assert truth == GeneratedTruth.model_validate_json((folder / TRUTH_FILE).read_bytes())
+    frames = [read(folder / file.path, [LABEL, "C2", "C9"]) for file in truth.files]
+    assert [len(f) for f in frames] == [f.rows for f in truth.files] == [16_666, 16_667, 16_667]
+    return pd.concat(frames), truth
+
+
+def test_ids_follow_the_power_law(days: tuple[pd.DataFrame, GeneratedTruth]) -> None:
+    frame, _ = days
     assert frame["C9"].nunique() == 3
     edges = np.arange(1, 585.0) ** -0.45
     shares = -np.diff(edges) / (edges[0] - edges[-1])
@@ -70,15 +95,11 @@ def test_ids_follow_the_power_law(tmp_path: Path) -> None:
         assert abs(counts.iloc[rank] - expected) < 5 * np.sqrt(expected)
 
 
-def test_stated_truth_is_that_of_the_probabilities(tmp_path: Path) -> None:
-    rows, seed = 40_000, 5
-    truth = generate(tmp_path / "data", rows, seed=seed, days=3)
-    assert truth == GeneratedTruth.model_validate_json((tmp_path / "data" / TRUTH_FILE).read_bytes())
-    probability = np.concatenate([c.probability for c in CriteoGenerator(seed).chunks(rows)])
-    frames = [read(tmp_path / "data" / file.path) for file in truth.files]
-    assert [len(f) for f in frames] == [f.rows for f in truth.files] == [13_333, 13_333, 13_334]
-    labels = pd.concat(frames)[LABEL].to_numpy()
-    stated = [(truth, slice(None)), (truth.files[0], slice(0, 13_333)), (truth.files[2], slice(26_666, None))]
+def test_stated_truth_is_that_of_the_probabilities(days: tuple[pd.DataFrame, GeneratedTruth]) -> None:
+    frame, truth = days
+    probability = np.concatenate([c.probability for c in CriteoGenerator(seed=5).chunks(len(frame))])
+    labels = frame[LABEL].to_numpy()
+    stated = [(truth, slice(None)), (truth.files[0], slice(0, 16_666)), (truth.files[2], slice(33_333, None))]
     for part, where in stated:
         label, p = labels[where], probability[where]
         assert part.positives == label.sum()
@@ -152,24 +173,6 @@ def test_same_arguments_same_bytes(tmp_path: Path) -> None:
     files = sorted(p.name for p in (tmp_path / "a").iterdir())
     assert files == ["day_0.gz", "day_1.gz", "truth.json"]
     assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
-
-
-def test_progress_adds_up(tmp_path: Path) -> None:
-    class Recorder:
-        def __init__(self) -> None:
-            self.stages: list[tuple[str, int | None]] = []
-            self.rows = 0
-
-        def stage(self, name: str, total: int | None = None) -> None:
-            self.stages.append((name, total))
-
-        def advance(self, rows: int) -> None:
-            self.rows += rows
-
-    recorder = Recorder()
-    generate(tmp_path / "data", CHUNK_ROWS + 5, days=3, progress=recorder)
-    assert recorder.stages == [("generate", CHUNK_ROWS + 5)]
-    assert recorder.rows == CHUNK_ROWS + 5
 
 
 def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

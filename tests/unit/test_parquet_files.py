@@ -25,7 +25,7 @@ def test_rows_keep_their_order_in_files_of_at_most_so_many(batches: list[int], m
                 start += count
         assert sorted(Path(folder).iterdir()) == [file.path for file in files]
         assert [file.rows for file in files] == [len(rows[at : at + most]) for at in range(0, len(rows), most)]
-        assert [n for file in files for n in pq.read_table(file.path)["n"].to_pylist()] == rows
+        assert [n for file in files for n in pq.ParquetFile(file.path).read()["n"].to_pylist()] == rows
 
 
 def test_an_error_leaves_no_part_of_a_file(tmp_path: Path) -> None:

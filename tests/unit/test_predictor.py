@@ -77,7 +77,7 @@ def test_equals_the_models_forward(pair: tuple[Predictor, RankingModel]) -> None
 
 def test_a_rows_score_does_not_depend_on_the_others(pair: tuple[Predictor, RankingModel]) -> None:
     predictor, _ = pair
-    rows = make_raw_rows(predictor.schema, CHUNK_ROWS + 77)
+    rows = (make_raw_rows(predictor.schema, 100) * CHUNK_ROWS)[: CHUNK_ROWS + 77]
     together = predictor.predict(rows)
     for index in [0, 1, CHUNK_ROWS - 1, CHUNK_ROWS, CHUNK_ROWS + 76]:
         np.testing.assert_allclose(predictor.predict([rows[index]]), together[index : index + 1], rtol=0, atol=1e-6)

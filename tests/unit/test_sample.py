@@ -24,7 +24,7 @@ def write_csv(folder: Path, frame: pd.DataFrame, number: int) -> None:
 
 
 def write_gzip(folder: Path, frame: pd.DataFrame, number: int) -> None:
-    (folder / f"{number}.csv.gz").write_bytes(gzip.compress(frame.to_csv(index=False).encode()))
+    (folder / f"{number}.csv.gz").write_bytes(gzip.compress(frame.to_csv(index=False).encode(), compresslevel=1))
 
 
 def write_json(folder: Path, frame: pd.DataFrame, number: int) -> None:
@@ -43,23 +43,28 @@ WRITERS: dict[str, Callable[[Path, pd.DataFrame, int], None]] = {
 }
 
 
-def write_rows(folder: Path, kind: str, *, is_wide: bool = False) -> pd.DataFrame:
-    """Three files of very different sizes; `row` counts all rows. Wide rows have 100 characters more."""
-    rng = np.random.default_rng(0)
+Written = tuple[str, Path, pd.DataFrame]
+"""The kind of files, their folder, their rows."""
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Three files of very different sizes; `row` counts all rows. Those to be packed have 100 characters more a row."""
+    kind, folder, rng = request.param, tmp_path_factory.mktemp("rows"), np.random.default_rng(0)
     frame = pd.DataFrame(
         {"row": np.arange(ROWS), "number": rng.random(ROWS), "text": "t" + pd.Series(range(ROWS)).astype(str)}
     )
-    if is_wide:
-        frame["random"] = [rng.bytes(50).hex() for _ in range(ROWS)]
+    if kind == "gzip":
+        text = rng.bytes(50 * ROWS).hex()
+        frame["random"] = [text[start : start + 100] for start in range(0, len(text), 100)]
     for number, (start, stop) in enumerate([(0, 100), (100, 40_000), (40_000, ROWS)]):
         WRITERS[kind](folder, frame[start:stop], number)
-    return frame
+    return kind, folder, frame
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_small_files_are_read_whole(kind: str, tmp_path: Path) -> None:
-    frame = write_rows(tmp_path, kind)
-    files = list_inputs([str(tmp_path)])
+def test_small_files_are_read_whole(written: Written) -> None:
+    kind, folder, frame = written
+    files = list_inputs([str(folder)])
     found = sample_rows(files, FileFormat(), rows=2_000, seed=0)
     assert found.is_whole and found.total_rows == ROWS
     assert abs(found.bytes_read - sum(file.bytes for file in files)) < 0.1 * found.bytes_read
@@ -78,14 +83,13 @@ def test_small_files_are_read_whole(kind: str, tmp_path: Path) -> None:
     assert not sample_rows(files, FileFormat(), rows=2_000, seed=1).rows.equals(found.rows)
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_large_files_are_read_at_places_all_over(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_read_at_places_all_over(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, folder, _ = written
     # Of a gzip file, tens of thousands of bytes are read ahead.
     monkeypatch.setattr(sample, "_WHOLE_BYTES", 2**21 if kind == "gzip" else 2**16)
     monkeypatch.setattr("rayrec.raw.files._BLOCK_BYTES", 2**12)
     monkeypatch.setattr("rayrec.raw.files._LEAST_BLOCK", 2**12)
-    write_rows(tmp_path, kind, is_wide=kind == "gzip")
-    files = list_inputs([str(tmp_path)])
+    files = list_inputs([str(folder)])
     total_bytes = sum(file.bytes for file in files)
     found = sample_rows(files, FileFormat(), rows=500, seed=3)
     assert not found.is_whole and found.bytes_read < total_bytes
@@ -122,10 +126,11 @@ def test_no_rows(tmp_path: Path) -> None:
     assert (found.rows.num_rows, found.total_rows, found.is_whole) == (0, 0, True)
 
 
-def test_memory_does_not_grow_with_the_files(tmp_path: Path) -> None:
-    write_rows(tmp_path, "csv")
+@pytest.mark.parametrize("written", ["csv"], indirect=True)
+def test_memory_does_not_grow_with_the_files(written: Written) -> None:
+    _, folder, _ = written
     kept = sample._Kept(100, np.random.default_rng(0), ["row"])
-    table = sample.open_table(list_inputs([str(tmp_path / "1.csv")]), FileFormat())
+    table = sample.open_table(list_inputs([str(folder / "1.csv")]), FileFormat())
     for _ in range(3):
         sample._read(sample._Place(sample.Chunk(table.files[0], 0, 0, None)), table, kept)
         assert sum(map(len, kept.parts)) <= 200
