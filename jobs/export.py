@@ -35,12 +35,10 @@ class ExportRequest(Request):
 def run(request: ExportRequest, progress: Progress) -> Result:
     """Export a checkpoint; `metrics` are those that it reached, `details` its name and the bytes of its tables."""
     from rayrec.ingest.dataset import Dataset
-    from rayrec.storage.staged import fetch
     from rayrec.training.run.folder import RunFolder
 
     require_absent(request.output)
     trained = RunFolder.open(request.run)
-    fetch(trained.dataset_folder, progress)
     dataset = Dataset.open(trained.dataset_folder)
     checkpoint = trained.checkpoint(request.checkpoint)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.

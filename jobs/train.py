@@ -130,7 +130,7 @@ def _open(folder: Path) -> "ModelFolder | CheckpointWeights":
     from rayrec.storage.staged import fetch
     from rayrec.training.run.folder import RunFolder
 
-    fetch(folder)
+    folder = fetch(folder)
     if is_model_folder(folder):
         return ModelFolder.open(folder)
     run = RunFolder.open(folder)

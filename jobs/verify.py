@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from jobs.command import Command, Positional, Request, Result, main
 from rayrec.common.errors import UserError
-from rayrec.common.files import sha256_of
+from rayrec.common.files import sha256_in
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
 
@@ -24,15 +24,19 @@ class VerifyRequest(Request):
 def run(request: VerifyRequest, progress: Progress) -> Result:
     """Read all files; `rows` are those of the dataset. Raises UserError if a file is missing or was changed."""
     from rayrec.ingest.dataset import Manifest, wrong_size
+    from rayrec.storage.files import open_file, sizes_in
 
-    manifest = Manifest.load(request.folder)
-    files = manifest.every_file
+    folder = request.folder
+    manifest = Manifest.load(folder)
+    files, sizes = manifest.every_file, sizes_in(folder)
 
     def check(file: "StoredFile") -> str | None:
-        wrong = wrong_size(request.folder, file)
-        path = request.folder / file.path
-        if wrong is None and sha256_of(path) != file.sha256:
-            wrong = f"{path}: has other content than when it was written"
+        path = folder / file.path
+        wrong = wrong_size(folder, file, sizes)
+        if wrong is None:
+            with open_file(path) as content:
+                if sha256_in(content) != file.sha256:
+                    wrong = f"{path}: has other content than when it was written"
         progress.advance(1)
         return wrong
 

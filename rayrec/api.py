@@ -85,6 +85,4 @@ def _fetched(folder: AnyPath) -> Path:
     from rayrec.storage.location import local_path
     from rayrec.storage.staged import fetch
 
-    path = local_path(fspath(folder))
-    fetch(path)
-    return path
+    return fetch(local_path(fspath(folder)), whole=True)

@@ -101,11 +101,12 @@ class Held:
         self.process.wait()
 
 
-def run_module(module: str, *arguments: str | Path, environment: Mapping[str, str]) -> None:
-    """`python -m MODULE ARGUMENTS`, which must succeed."""
+def run_module(module: str, *arguments: str | Path, environment: Mapping[str, str]) -> str:
+    """`python -m MODULE ARGUMENTS`, which must succeed; what it printed."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def install() -> None:

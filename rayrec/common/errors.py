@@ -1,7 +1,8 @@
 """Errors that are the user's to fix: one line that names the file or field and the fix."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 _MOST_NAMES = 20
 
@@ -20,6 +21,12 @@ class SmallClusterError(ConfigError):
 
 class DiskFullError(UserError):
     """A disk is full; unfinished work can continue once there is space."""
+
+
+def first_failure(failures: Mapping[int, tuple[BaseException, Any]], failed: str) -> UserError:
+    """The error of the first rank that failed in a collective, by rank, each with its stack."""
+    error = next(iter(failures.values()))[0]
+    return error if isinstance(error, UserError) else UserError(f"{failed}: {error}")
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:

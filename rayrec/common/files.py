@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -121,7 +122,12 @@ def sync_folders(root: Path) -> None:
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_in(file)
+
+
+def sha256_in(file: BufferedReader) -> str:
+    """The SHA-256 of an open file in hexadecimal."""
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def _pairs(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
     """The positive rows of each row group as pairs: user * items + item."""
     interactions = interaction_columns(dataset.schema)
     names = [feature.name for feature in dataset.schema.categorical]
-    packer = RowPacker(dataset.folder, dataset.schema)
+    packer = RowPacker.of(dataset)
     for rows in packer.read_split(dataset.split(split)):
         user, item = (
             rows.one_hot[names.index(name)].astype(np.int64) for name in (interactions.user, interactions.item)

@@ -3,6 +3,7 @@
 schema.json   vocabulary/   train/ validation/ test/ (Parquet parts)   rejected/   manifest.json (written last)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import write_json
+from rayrec.common.files import sha256_of, write_json
 from rayrec.config import Config
 from rayrec.config.validation import describe_validation_error
-from rayrec.features.schema import Schema
+from rayrec.features.schema import STATISTICS_FOLDER, Schema
 from rayrec.recipes import Recipe
+from rayrec.storage.files import sizes_in
+from rayrec.storage.staged import fetch
 
 MANIFEST_FILE = "manifest.json"
 VOCABULARY_FOLDER = "vocabulary"
@@ -111,16 +114,17 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Dataset":
-        """Open a finished dataset folder.
+        """Open a finished dataset folder; of a staged one, which may be another node's, only descriptions are fetched.
 
         Raises UserError if it is missing, unfinished or invalid, or if a file does not have the size that it should.
         """
-        folder = Path(folder).absolute()
+        folder = fetch(Path(folder).absolute())
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; give the output of `rayrec preprocess`")
         manifest = Manifest.load(folder)
+        sizes = sizes_in(folder)
         for file in manifest.every_file:
-            if wrong := wrong_size(folder, file):
+            if wrong := wrong_size(folder, file, sizes):
                 raise UserError(f"{wrong}; `rayrec verify {folder}` looks at every file")
         return cls(folder, Schema.load(folder), manifest)
 
@@ -147,17 +151,27 @@ class Dataset:
             )
         return split
 
+    def fetch_mapped(self) -> None:
+        """Bring what is mapped to this node: vocabularies, and tables to look up in. Raises UserError."""
+        for name in (VOCABULARY_FOLDER, STATISTICS_FOLDER):
+            fetch(self.folder / name, whole=True)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the manifest."""
+        return sha256_of(self.folder / MANIFEST_FILE)
+
     @property
     def recipe(self) -> Recipe:
         """The recipe with which the dataset was made."""
         return Recipe.model_validate(self.manifest.config)
 
 
-def wrong_size(folder: Path, file: StoredFile) -> str | None:
-    """What is wrong with the size of a file of a dataset folder; None if it is as it should be."""
+def wrong_size(folder: Path, file: StoredFile, sizes: Callable[[str], int]) -> str | None:
+    """What is wrong with the size of a file of a dataset folder (`sizes_in`); None if it is as it should be."""
     path = folder / file.path
     try:
-        found = path.stat().st_size
+        found = sizes(file.path)
     except FileNotFoundError:
         return f"{path}: missing"
     return None if found == file.bytes else f"{path}: has {found:,} bytes and had {file.bytes:,} when it was written"

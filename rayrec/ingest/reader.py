@@ -1,6 +1,5 @@
 """Reads row groups of Parquet parts into a few contiguous arrays, without a Python loop over values."""
 
-import os
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from rayrec.common.errors import UserError
 from rayrec.features.lists import ids_of, weighted_type
 from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
 from rayrec.ingest.dataset import Dataset, SplitInfo
+from rayrec.storage.files import is_remote, open_parquet
+from rayrec.storage.staged import fetch
 
 Rows = NDArray[np.int64] | slice
 """Rows of a row group, in the order in which they are wanted."""
@@ -101,6 +102,12 @@ class RowPacker:
     folder: Path
     """The dataset folder."""
     schema: Schema
+    version: str = ""
+    """Another text if the dataset is made again, which tells an open part of a bucket from a new one."""
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> "RowPacker":
+        return cls(dataset.folder, dataset.schema, dataset.fingerprint)
 
     @property
     def columns(self) -> list[str]:
@@ -135,10 +142,9 @@ class RowPacker:
         return f"{self.folder / path}, row group {row_group}"
 
     def _read(self, path: str, row_group: int, columns: list[str], threads: bool) -> pa.Table:
-        origin = self.folder / path
+        origin = _up_to_date(self.folder, self.version) / path
         try:
-            stat = os.stat(origin)
-            file = _open_parquet(origin, stat.st_size, stat.st_mtime_ns)
+            file = _open_parquet(origin, self.version, _state(origin))
             return file.read_row_group(row_group, columns=columns, use_threads=threads)
         except FileNotFoundError:
             raise UserError(f"{origin}: missing, though the manifest lists it; run `rayrec preprocess` again") from None
@@ -209,7 +215,7 @@ def first_rows(dataset: Dataset, split: str, columns: Sequence[str], most: int) 
     """Up to `most` rows in the order of the files, in batches. Raises UserError if there is no such split."""
     rows = 0
     for part in dataset.split(split).parts:
-        with pq.ParquetFile(dataset.folder / part.path) as parquet:
+        with open_parquet(dataset.folder / part.path) as parquet:
             for batch in parquet.iter_batches(batch_size=_FIRST_ROWS_BATCH, columns=list(columns)):
                 yield batch.slice(0, most - rows)
                 rows += batch.num_rows
@@ -218,12 +224,26 @@ def first_rows(dataset: Dataset, split: str, columns: Sequence[str], most: int) 
 
 
 @lru_cache(maxsize=16)
-def _open_parquet(path: Path, size: int, modified: int) -> pq.ParquetFile:
-    """An open part, kept for its next row groups; its size and time of change tell whether it was rewritten.
+def _up_to_date(folder: Path, version: str) -> Path:
+    """The folder on this node, where a task may be the first to read this version of a staged dataset."""
+    return fetch(folder)
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """The size and the time of change of a file on this node; None if it is at its URI alone."""
+    if is_remote(path):
+        return None
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
+@lru_cache(maxsize=16)
+def _open_parquet(path: Path, version: str, state: tuple[int, int] | None) -> pq.ParquetFile:
+    """An open part, kept for its next row groups; the dataset's version and the state tell whether it was rewritten.
 
     The footer describes every column of every row group, so parsing it costs as much as reading a row group.
     """
-    return pq.ParquetFile(path, memory_map=True)
+    return open_parquet(path)
 
 
 def _dense_column(table: pa.Table, name: str, dtype: np.dtype[Any], origin: str) -> NDArray[Any]:

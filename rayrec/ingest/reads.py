@@ -103,7 +103,7 @@ def _decode(
     from ray.data import ExecutionResources, TaskPoolStrategy
 
     executions = executions or order.world_size
-    reader = _Reader(RowPacker(dataset.folder, dataset.schema), order.row_order)
+    reader = _Reader(RowPacker.of(dataset), order.row_order)
     cpus = int(ray.cluster_resources().get("CPU", 1)) // executions
     concurrency = max(1, min(_MOST_TASKS, cpus // 2))
     if task_cpus is None:
@@ -176,7 +176,7 @@ class InMemorySplit:
 
     @classmethod
     def read(cls, dataset: Dataset, split: str) -> "InMemorySplit":
-        packer = RowPacker(dataset.folder, dataset.schema)
+        packer = RowPacker.of(dataset)
         return cls(tuple(packer.read_split(dataset.split(split), threads=True)))
 
     def reads(self, order: BatchOrder) -> Generator[Iterator[PackedRows]]:

@@ -108,6 +108,7 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
     problems = [f"no column '{name}'" for name in missing]
     problems += _unreadable(parsed, {column.name: column for column in columns}, sample.num_rows)
     raw = parsed.rows.select([column.name for column in columns])
+    dataset.fetch_mapped()
     encoded = FeatureEncoder(schema, dataset.folder).encode(raw)
     names = [feature.name for feature in schema.features]
     reference = pa.concat_batches(list(first_rows(dataset, "train", names, _REFERENCE_ROWS)))

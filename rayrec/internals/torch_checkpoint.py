@@ -1,13 +1,16 @@
-"""Reads checkpoints of torch.distributed.checkpoint without running code from them.
+"""Checkpoints of torch.distributed.checkpoint: written to folders and buckets, read without running code from them.
 
 Torch reads their metadata, and what is not a tensor, by plain pickle, so that a checkpoint from elsewhere could run
 code. Here metadata may name torch's own classes of metadata alone, and all else is what `torch.load` calls weights.
 """
 
 import io
+import os
 import pickle
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
@@ -24,34 +27,89 @@ _ALLOWED = frozenset({
 })  # fmt: skip
 
 
-def read_metadata(folder: Path) -> "Metadata":
+class Streams(NamedTuple):
+    """How files are read and written that are not on this machine."""
+
+    read: Callable[[Path], AbstractContextManager[BinaryIO]]
+    """Raises OSError if there is no such file."""
+    write: Callable[[Path], AbstractContextManager[BinaryIO]]
+    """A file of this machine, which is whole at its place after the block; it can be asked for its descriptor."""
+
+
+def read_metadata(folder: Path, streams: Streams | None = None) -> "Metadata":
     """The metadata of a checkpoint. Raises OSError if there is none, UnpicklingError if it is damaged or names code."""
-    return _reader(folder).read_metadata()
+    return _reader(folder, streams).read_metadata()
 
 
-def load(state: dict[str, Any], folder: Path, *, no_dist: bool = False) -> None:
+def save(state: dict[str, Any], folder: Path, streams: Streams | None = None) -> None:
+    """Write a checkpoint; a collective, in which each rank writes its own shards.
+
+    Raises torch's CheckpointException, whose `failures` has what each rank met.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    writer = dcp.FileSystemWriter(folder, sync_files=streams is None)
+    if streams is not None:
+        writer.fs = _files_of(streams)
+    dcp.save(state, storage_writer=writer)
+
+
+def load(state: dict[str, Any], folder: Path, streams: Streams | None = None, *, no_dist: bool = False) -> None:
     """Fill the tensors of `state` in place from a checkpoint; a collective unless `no_dist`.
 
     Raises torch's CheckpointException, whose `failures` has what each rank met.
     """
     import torch.distributed.checkpoint as dcp
 
-    dcp.load(state, storage_reader=_reader(folder), planner=_planner(), no_dist=no_dist)
+    dcp.load(state, storage_reader=_reader(folder, streams), planner=_planner(), no_dist=no_dist)
 
 
-def _reader(folder: Path) -> Any:
+def _reader(folder: Path, streams: Streams | None) -> Any:
     from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint.metadata import StorageMeta
 
     class Reader(FileSystemReader):
         def read_metadata(self, *args: Any, **kwargs: Any) -> "Metadata":
             with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as stream:
-                metadata = _unpickled(stream)
+                content = stream.read()  # that a store fails is no damage
+            metadata = _unpickled(io.BytesIO(content))
             metadata.storage_meta = metadata.storage_meta or StorageMeta()
             metadata.storage_meta.load_id = self.load_id
             return metadata
 
-    return Reader(folder)
+    reader = Reader(folder)
+    if streams is not None:
+        reader.fs = _files_of(streams)
+    return reader
+
+
+def _files_of(streams: Streams) -> Any:
+    """The file system that torch uses in the place of the machine's; a checkpoint is only once written to a folder."""
+    from torch.distributed.checkpoint.filesystem import FileSystem
+
+    class Files(FileSystem):
+        @contextmanager
+        def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+            if mode == "wb":
+                # An object is whole as soon as it is there, so the metadata needs no other name before. Torch closes
+                # what it writes, which is sent after.
+                target = path.with_name(path.name.removesuffix(".tmp"))
+                with streams.write(target) as file, open(os.dup(file.fileno()), "wb") as stream:
+                    yield stream
+            else:
+                with streams.read(path) as stream:
+                    yield stream
+
+        def rename(self, path: Any, new_path: Any) -> None:
+            pass
+
+        def mkdir(self, path: Any) -> None:
+            pass
+
+        def exists(self, path: Any) -> bool:
+            return False
+
+    return Files()
 
 
 def _planner() -> Any:

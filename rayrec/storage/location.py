@@ -63,6 +63,14 @@ def staged_root(path: Path) -> Path | None:
     return None
 
 
+def here(path: Path) -> Path:
+    """The path on this node of a path in a staged folder of any node, whose staging may be elsewhere; or `path`."""
+    root = staged_root(path)
+    if root is None:
+        return path
+    return staging_root() / root.parent.name / root.name / path.relative_to(root)
+
+
 def uri_of(path: Path) -> str | None:
     """The URI of a staged folder, or of a path in one; None for any other path."""
     root = staged_root(path)

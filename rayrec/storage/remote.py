@@ -1,9 +1,14 @@
-"""Folders of remote file systems, whose files are read and written whole."""
+"""Folders of remote file systems: the one door to all that rayrec reads from and writes to a bucket.
+
+A store may fail for a while, or answer with less than was asked for. What fails is tried again, with longer and longer
+pauses, and pyarrow, which takes a short answer for a whole one, is not trusted with the length of what it read.
+"""
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import BinaryIO, NamedTuple
+import random
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -11,12 +16,20 @@ from pyarrow import fs
 
 from rayrec.common.errors import UserError
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+T = TypeVar("T")
 _BLOCK_BYTES = 2**23
+_PATIENCE_SECONDS = 15.0
+"""No new try begins so long after the first one; one on which nobody answers takes AWS's library six seconds."""
+_FIRST_PAUSE_SECONDS = 0.1
 _RETRY_SECONDS = 5
 _OBJECT_STORES = {"s3", "gcs", "abfs"}
 """File systems in which a folder is only the beginning of names, so a new one does not exist."""
 _PROBE = ".rayrec-probe"
-_REASONS = {
+_TOO_LITTLE = "the store sends or holds less than it should"
+_LASTING = {
     "no such bucket; make it, or correct the URI": ("NO_SUCH_BUCKET", "bucket does not exist"),
     "access denied; check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
     "GOOGLE_APPLICATION_CREDENTIALS) and what they allow": (
@@ -24,11 +37,15 @@ _REASONS = {
         "SIGNATURE_DOES_NOT_MATCH", "HTTP response code 401", "HTTP response code 403", "UNAUTHENTICATED",
         "PERMISSION_DENIED", "OAuth2 access token",
     ),
+}  # fmt: skip
+"""What is wrong and how to fix it, by texts that errors of AWS's and Google's libraries contain; no retry helps."""
+_PASSING = {
     "no answer; check AWS_ENDPOINT_URL (or the URI's endpoint_override) and the network": (
         "NETWORK_CONNECTION", "curlCode", "CURL error",
     ),
+    "the store fails again and again; try again when it is well": ("HTTP status 5", "SLOW_DOWN", _TOO_LITTLE),
 }  # fmt: skip
-"""What is wrong and how to fix it, by texts that errors of AWS's and Google's libraries contain."""
+"""The same, where a retry may help."""
 
 
 class RemoteFile(NamedTuple):
@@ -46,8 +63,7 @@ def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
     """
     if uri.startswith(("gs://", "gcs://")) and "retry_limit_seconds" not in uri:
         uri += f"{'&' if urlsplit(uri).query else '?'}retry_limit_seconds={_RETRY_SECONDS}"  # by default 15 minutes
-    with _explained(uri, "opened"):
-        filesystem, path = fs.FileSystem.from_uri(uri)
+    filesystem, path = _tried(uri, "opened", lambda: fs.FileSystem.from_uri(uri))
     return filesystem, path
 
 
@@ -59,48 +75,77 @@ class Remote:
         self._filesystem, path = open_filesystem(uri)
         self._path = path.rstrip("/")
 
-    def files(self) -> dict[str, RemoteFile]:
-        """All files below the folder; empty if there is no such folder. The bucket must exist."""
-        with _explained(self._uri, "read"):
-            if self._filesystem.type_name in _OBJECT_STORES:
-                bucket = self._path.partition("/")[0]
-                (info,) = self._filesystem.get_file_info([bucket])
-                if info.type == fs.FileType.NotFound:
-                    raise OSError("NO_SUCH_BUCKET")
-            selector = fs.FileSelector(self._path, allow_not_found=True, recursive=True)
-            infos = self._filesystem.get_file_info(selector)
-            return {
-                info.path.removeprefix(f"{self._path}/"): _state(info)
-                for info in infos
-                if info.type == fs.FileType.File
-            }
+    def files(self, below: str = "") -> dict[str, RemoteFile]:
+        """All files below the folder, or below a folder in it; empty if there is no such folder.
+
+        The bucket must exist.
+        """
+        return _tried(self._uri, "read", lambda: self._files(f"{self._path}/{below}".rstrip("/")))
+
+    def _files(self, folder: str) -> dict[str, RemoteFile]:
+        if self._filesystem.type_name in _OBJECT_STORES:
+            bucket = self._path.partition("/")[0]
+            (info,) = self._filesystem.get_file_info([bucket])
+            if info.type == fs.FileType.NotFound:
+                raise OSError("NO_SUCH_BUCKET")
+        infos = self._filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
+        return {i.path.removeprefix(f"{self._path}/"): _state(i) for i in infos if i.type == fs.FileType.File}
+
+    def open(self, name: str) -> "RemoteReader":
+        """Open a file, any part of which can be read. Raises FileNotFoundError if it is not there."""
+        path = f"{self._path}/{name}"
+
+        def attempt() -> pa.NativeFile | None:
+            try:
+                return self._filesystem.open_input_file(path)
+            except FileNotFoundError:
+                return None
+
+        file = _tried(self._uri, "read", attempt)
+        if file is None:
+            raise FileNotFoundError(f"{self._uri}: has no file {name}")
+        return RemoteReader(file, self._uri)
 
     def read(self, name: str, sink: BinaryIO) -> int:
         """Copy a file to `sink`; returns the number of bytes."""
-        copied = 0
-        with _explained(self._uri, "read"), self._filesystem.open_input_stream(f"{self._path}/{name}") as source:
-            while block := source.read(_BLOCK_BYTES):
-                copied += sink.write(block)
-        return copied
+        try:
+            with self.open(name) as source:
+                copied = 0
+                while block := source.read(_BLOCK_BYTES):
+                    copied += sink.write(block)
+                return copied
+        except FileNotFoundError as error:
+            raise UserError(f"{error}; run again if it was being changed") from None
 
     def write(self, name: str, source: BinaryIO, size: int) -> RemoteFile:
-        """Write a file from the next `size` bytes of `source`; it appears when all of them have arrived."""
-        path = f"{self._path}/{name}"
-        with _explained(self._uri, "written"):
+        """Write a file from the next `size` bytes of `source`, which can seek; it appears when all of them arrived."""
+        path, start = f"{self._path}/{name}", source.tell()
+
+        def attempt() -> RemoteFile:
+            source.seek(start)
+            left = size
             if self._filesystem.type_name not in _OBJECT_STORES:
                 self._filesystem.create_dir(path.rpartition("/")[0], recursive=True)
             with self._filesystem.open_output_stream(path) as sink:
-                while size and (block := source.read(min(size, _BLOCK_BYTES))):
-                    size -= sink.write(block)
-            return _state(*self._filesystem.get_file_info([path]))
+                while left and (block := source.read(min(left, _BLOCK_BYTES))):
+                    left -= sink.write(block)
+            written = _state(*self._filesystem.get_file_info([path]))
+            if written.bytes != size - left:
+                raise OSError(_TOO_LITTLE)
+            return written
+
+        return _tried(self._uri, "written", attempt)
 
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""
         path = f"{self._path}/{name}"
-        with _explained(self._uri, "written"):
+
+        def attempt() -> None:
             (info,) = self._filesystem.get_file_info([path])
             if info.type == fs.FileType.File:
                 self._filesystem.delete_file(path)
+
+        _tried(self._uri, "written", attempt)
 
     def require_writable(self) -> None:
         """Raise UserError if files cannot be written or deleted, before the work instead of after it."""
@@ -108,20 +153,96 @@ class Remote:
         self.delete(_PROBE)
 
 
+class RemoteReader(io.RawIOBase):
+    """A remote file, of which every read is tried again until all that it asked for has come. Raises UserError."""
+
+    def __init__(self, file: pa.NativeFile, uri: str) -> None:
+        super().__init__()
+        self._file, self._uri, self._size, self._position = file, uri, file.size(), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def size(self) -> int:
+        """The number of bytes of the file."""
+        return int(self._size)
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def readall(self) -> bytes:
+        return self.read(max(0, self._size - self._position)) or b""
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        view = memoryview(buffer).cast("B")[: max(0, self._size - self._position)]
+        if view:
+            _tried(self._uri, "read", lambda: self._fill(view, self._position))
+        self._position += len(view)
+        return len(view)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+    def _fill(self, view: memoryview, start: int) -> None:
+        """Read `view` full. Raises OSError if less came than that.
+
+        pyarrow says that all has come even if it has not, and leaves the rest of the memory as it was. So the last byte
+        is given a value beforehand. If it is still that, the file's byte may happen to be the same, which reading it
+        into a byte of another value shows.
+        """
+        view[-1] = random.randrange(256)
+        before = view[-1]
+        self._read_at(start, view)
+        if view[-1] == before:
+            last = memoryview(bytearray([before ^ 255]))
+            self._read_at(start + len(view) - 1, last)
+            if last[0] != before:
+                raise OSError(_TOO_LITTLE)
+
+    def _read_at(self, start: int, view: memoryview) -> None:
+        self._file.seek(start)
+        if self._file.readinto(view) != len(view):
+            raise OSError(_TOO_LITTLE)
+
+
 def _state(info: fs.FileInfo) -> RemoteFile:
     return RemoteFile(info.size or 0, int(info.mtime.timestamp()) if info.mtime else 0)
 
 
-@contextmanager
-def _explained(name: str, done: str) -> Iterator[None]:
-    """Raise a UserError in place of pyarrow's errors, which may have hundreds of lines."""
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{name}: cannot be {done}: {reason(str(error), 'check the URI')}") from None
+def _tried(name: str, done: str, action: Callable[[], T]) -> T:
+    """What an action of pyarrow gives, which is tried again unless no retry can help.
+
+    Raises a UserError in place of pyarrow's errors, which may have hundreds of lines.
+    """
+    deadline, pause = time.monotonic() + _PATIENCE_SECONDS, _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return action()
+        except (OSError, pa.ArrowException) as error:
+            if _lasts(error) or time.monotonic() > deadline:
+                raise UserError(f"{name}: cannot be {done}: {reason(str(error), 'check the URI')}") from None
+        # Many clients that try again at the same moment would be refused again.
+        time.sleep(pause * random.uniform(0.5, 1.5))
+        pause *= 2
+
+
+def _lasts(error: Exception) -> bool:
+    """Whether no retry can help."""
+    signs = (sign for signs in _LASTING.values() for sign in signs)
+    return isinstance(error, FileNotFoundError | pa.ArrowInvalid) or any(sign in str(error) for sign in signs)
 
 
 def reason(error: str, otherwise: str) -> str:
     """What an error of pyarrow means and how to fix it; for an unknown one its first line and `otherwise`."""
-    known = (explanation for explanation, signs in _REASONS.items() if any(sign in error for sign in signs))
+    explanations = (_LASTING | _PASSING).items()
+    known = (explanation for explanation, signs in explanations if any(sign in error for sign in signs))
     return next(known, f"{error.splitlines()[0][:300] if error else 'unknown reason'}; {otherwise}")

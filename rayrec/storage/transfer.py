@@ -20,6 +20,15 @@ _DOTTED_OUTPUTS = {".metadata"}
 """Other names that begin with a dot are temporary or concern this machine only; this one is in torch's checkpoints."""
 
 
+_LARGE = {".parquet", ".arrow", ".safetensors", ".distcp", ".metadata"}
+
+
+def is_large(name: str) -> bool:
+    """Whether a file may be larger than a description: it is read where it lies, or fetched when somebody maps it."""
+    file = name.rpartition("/")[2]
+    return file[file.rfind(".") :] in _LARGE
+
+
 def is_output(name: str) -> bool:
     """Whether a file, given by its path in a folder, is a finished part of the folder's content."""
     *folders, file = name.split("/")
@@ -53,7 +62,7 @@ def _order(name: str, file: LocalFile) -> tuple[bool, int, str]:
 
 
 def download(
-    remote: Remote, files: Mapping[str, RemoteFile], folder: Path, journal: Journal, progress: Progress, uri: str
+    remote: Remote, files: Mapping[str, RemoteFile], folder: Path, journal: Journal | None, progress: Progress, uri: str
 ) -> None:
     """Fetch files, each of which appears only when it is complete. Raises UserError."""
     if not files:
@@ -67,7 +76,8 @@ def download(
         with new_file(target) as temporary, temporary.open("wb") as sink:
             if remote.read(name, sink) != files[name].bytes:
                 raise UserError(f"{title}: {name} changed while it was read; run again")
-        journal.add(name, files[name], LocalFile.of(target.stat()))
+        if journal is not None:
+            journal.add(name, files[name], LocalFile.of(target.stat()))
         counted.add(files[name].bytes)
 
     for manifests in (False, True):
@@ -77,9 +87,18 @@ def download(
 class Upload:
     """Sends what a process writes into a folder, in several passes."""
 
-    def __init__(self, remote: Remote, folder: Path, journal: Journal, uri: str) -> None:
-        self._remote, self._folder, self._journal, self._title = remote, folder, journal, f"send to {uri}"
+    def __init__(
+        self, remote: Remote, folder: Path, journal: Journal, uri: str, remote_only: Iterable[str] = ()
+    ) -> None:
+        """`remote_only`: files that `folder` lacks; each is deleted when the folder that it would be in is gone."""
+        self._remote, self._folder, self.journal, self._title = remote, folder, journal, f"send to {uri}"
         self._seen: set[str] = set()
+        self._remote_only = set(remote_only)
+
+    def adopt(self, folder: Path) -> None:
+        """Take over what others wrote to the URI of a folder in this one; it is deleted when the folder is removed."""
+        below = folder.relative_to(self._folder).as_posix()
+        self._remote_only |= {name for name in self._remote.files(below) if not (self._folder / name).exists()}
 
     def pass_once(self, progress: Progress | None = None) -> bool:
         """Send new and changed files, then delete those that an earlier pass saw and that are gone.
@@ -122,21 +141,23 @@ class Upload:
             if not self._is_sent(name, file):
                 self._send(name, io.BytesIO(content), file)
         gone = {name for name in self._seen - found.keys() if not (self._folder / name).exists()}
+        gone |= {name for name in self._remote_only if not (self._folder / name).parent.exists()}
         # Manifests go first, so that none is left that refers to a file that is gone.
         for name in sorted(gone, key=lambda name: (not _is_manifest(name), name)):
-            self._journal.begin(name)
+            self.journal.begin(name)
             self._remote.delete(name)
-            self._journal.remove(name)
+            self.journal.remove(name)
         self._seen -= gone
+        self._remote_only -= gone
         return True
 
     def _is_sent(self, name: str, file: LocalFile) -> bool:
-        copied = self._journal.known(name)
+        copied = self.journal.known(name)
         return copied is not None and copied.local == file
 
     def _send(self, name: str, source: BinaryIO, file: LocalFile) -> None:
-        self._journal.begin(name)
-        self._journal.add(name, self._remote.write(name, source, file.bytes), file)
+        self.journal.begin(name)
+        self.journal.add(name, self._remote.write(name, source, file.bytes), file)
 
 
 class _Counted:

@@ -6,13 +6,13 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec.common.background import in_background
-from rayrec.common.errors import ConfigError, SmallClusterError, UserError
-from rayrec.common.files import write_json
+from rayrec.common.errors import SmallClusterError, UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config.evaluate import is_ranking_metric
 from rayrec.ingest.dataset import Dataset
@@ -24,6 +24,9 @@ from rayrec.internals.ray_train import (
     preempted_nodes,
 )
 from rayrec.recipes import Recipe
+from rayrec.storage.location import here
+from rayrec.storage.staged import borrowed, fetch, lent
+from rayrec.training.mistake import MistakeNote, mistake_note
 from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, RunFolder
 from rayrec.training.run.history import read_history
 from rayrec.training.run.preflight import (
@@ -37,14 +40,15 @@ from rayrec.training.run.preflight import (
 if TYPE_CHECKING:
     from rayrec.training.placement.parallel_model import ParallelModel, RankContext
 
-# A worker writes a user's mistake here, as Ray would restart the run for an error as for a dead worker.
-_MISTAKE_FILE = ".mistake.json"
 # Elastic training waits so long for the resources of its workers: just after a node was lost Ray Train may still count
 # on it, and resources that exist are had at once.
 _ELASTIC_START_SECONDS = 15
 
+_FETCH_SECONDS = 5.0
+"""Pause between two looks at the history of a run whose rank 0 may be on another node."""
+
 Metrics = dict[str, dict[str, float | None]]
-_Work = Callable[[Recipe, Dataset, "RankContext"], None]
+_Work = Callable[[Recipe, Dataset, "RankContext"], Any]
 
 
 def train(
@@ -79,8 +83,11 @@ def train(
     (run.path / METRICS_FILE).unlink(missing_ok=True)
     progress = progress or SilentProgress()
     progress.stage("training", recipe.train.samples_per_epoch(dataset.split("train").rows) * recipe.train.epochs)
-    with in_background(partial(_show_history, run.history, recipe, progress), "rayrec-history"):
-        _run_workers(partial(_train, run.path, initial_weights), recipe, dataset, run.path, device)
+    with (
+        lent(run.path, progress) as is_lent,
+        in_background(partial(_show_history, run.history, is_lent, recipe, progress), "rayrec-history"),
+    ):
+        _run_workers(partial(_train, run.path, is_lent, initial_weights), recipe, dataset, run.path, device)
     metrics: Metrics = json.loads((run.path / METRICS_FILE).read_text())
     return metrics
 
@@ -101,9 +108,10 @@ def evaluate(
     require_evaluable(recipe, dataset)
     progress = progress or SilentProgress()
     progress.stage(f"evaluating on {split}", dataset.split(split).rows)
-    with tempfile.TemporaryDirectory(dir=dataset.folder.parent, prefix=".rayrec-evaluate-") as folder:
-        _run_workers(partial(_evaluate, Path(folder), split, fill), recipe, dataset, Path(folder), device)
-        metrics: dict[str, float | None] = json.loads((Path(folder) / METRICS_FILE).read_text())
+    with tempfile.TemporaryDirectory(prefix="rayrec-evaluate-") as folder:
+        metrics: dict[str, float | None] = _run_workers(
+            partial(_evaluate, split, fill), recipe, dataset, Path(folder), device
+        )
     progress.advance(dataset.split(split).rows)
     return metrics
 
@@ -131,21 +139,23 @@ def _workers_device(recipe: Recipe) -> DeviceName:
     return device
 
 
-def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, device: DeviceName) -> None:
-    """Call `work`, which travels by pickle, on the recipe's number of workers, which all see `folder`."""
+def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, device: DeviceName) -> Any:
+    """Call `work`, which travels by pickle, on the recipe's number of workers; what it returns on rank 0.
+
+    `folder`: where Ray Train keeps what it knows of the run, on its own node.
+    """
     import ray
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    mistake, least = folder / _MISTAKE_FILE, recipe.train.min_workers
-    mistake.unlink(missing_ok=True)
+    least, mistake = recipe.train.min_workers, mistake_note()
     trainer = TorchTrainer(
         _on_worker,
         train_loop_config={
             "work": work,
             "recipe": recipe.model_dump(mode="json"),
             "dataset": str(dataset.folder),
-            "folder": str(folder),
+            "mistake": mistake,
         },
         torch_config=TorchConfig(backend="nccl" if device == "cuda" else "gloo"),
         scaling_config=ScalingConfig(
@@ -175,17 +185,18 @@ def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, de
     environment |= {name: value for name, value in settings.items() if name not in os.environ}
     try:
         with environment_of_processes(environment):
-            trainer.fit()
-    finally:
+            result = trainer.fit()
+    except Exception:
         # If no restart is left, Ray's error hides the worker's message.
-        if mistake.exists():
-            content = json.loads(mistake.read_text())
-            mistake.unlink()
-            raise (ConfigError if content["is_config"] else UserError)(content["message"]) from None
+        mistake.raise_if_any()
+        raise
+    mistake.raise_if_any()
+    return result.return_value
 
 
 def _train(
     folder: Path,
+    is_lent: bool,
     initial_weights: Callable[["ParallelModel"], None] | None,
     recipe: Recipe,
     dataset: Dataset,
@@ -193,37 +204,36 @@ def _train(
 ) -> None:
     from rayrec.training.loop.worker import train_worker
 
-    train_worker(recipe, dataset, RunFolder.open(folder), context, initial_weights, preempted_nodes)
+    with borrowed(folder) if is_lent and context.rank == 0 else nullcontext():
+        run = RunFolder(here(folder) if is_lent else folder, is_lent)
+        train_worker(recipe, dataset, run, context, initial_weights, preempted_nodes)
 
 
 def _evaluate(
-    folder: Path,
     split: str,
     fill: Callable[["ParallelModel"], None],
     recipe: Recipe,
     dataset: Dataset,
     context: "RankContext",
-) -> None:
+) -> dict[str, float | None]:
     from rayrec.training.loop.splits import SplitReader, evaluate_split
     from rayrec.training.placement.parallel_model import ParallelModel
 
     model = ParallelModel(recipe, dataset.schema, context)
     fill(model)
-    metrics = evaluate_split(model, SplitReader(dataset, recipe.train.ingest, context), split, recipe.evaluate)
-    if context.rank == 0:
-        write_json(folder / METRICS_FILE, metrics)
+    return evaluate_split(model, SplitReader(dataset, recipe.train.ingest, context), split, recipe.evaluate)
 
 
-def _on_worker(arguments: dict[str, Any]) -> None:
-    """Do the work in a Ray Train worker; write a user's mistake to a file for the driver."""
+def _on_worker(arguments: dict[str, Any]) -> Any:
+    """Do the work in a Ray Train worker; note a user's mistake, as Ray would restart the run for it."""
     import ray.train
     import ray.train.torch
 
     from rayrec.training.placement.parallel_model import RankContext
 
-    mistake = Path(arguments["folder"]) / _MISTAKE_FILE
-    if mistake.exists():
-        return
+    mistake: MistakeNote = arguments["mistake"]
+    if mistake.is_there():
+        return None
     ranks = ray.train.get_context()
     context = RankContext(
         rank=ranks.get_world_rank(),
@@ -233,17 +243,21 @@ def _on_worker(arguments: dict[str, Any]) -> None:
     )
     context.prepare_process()
     try:
-        arguments["work"](Recipe.model_validate(arguments["recipe"]), Dataset.open(arguments["dataset"]), context)
+        recipe, dataset = Recipe.model_validate(arguments["recipe"]), Dataset.open(arguments["dataset"])
+        return arguments["work"](recipe, dataset, context)
     except UserError as error:
-        write_json(mistake, {"message": str(error), "is_config": isinstance(error, ConfigError)})
+        mistake.write(error)
         raise
 
 
-def _show_history(path: Path, recipe: Recipe, progress: Progress, ended: threading.Event) -> None:
+def _show_history(path: Path, is_lent: bool, recipe: Recipe, progress: Progress, ended: threading.Event) -> None:
     """Show the run's history as it grows, until it has ended: the workers write it, the driver only reads."""
     seen, shown_rows, is_over = sum(1 for _ in read_history(path)), 0, False
     while not is_over:
-        is_over = ended.wait(0.5)
+        is_over = ended.wait(_FETCH_SECONDS if is_lent else 0.5)
+        if is_lent:
+            with suppress(UserError):  # that the bucket fails for a while matters to the workers
+                fetch(path.parent)
         records = list(read_history(path))
         # A resumed worker cuts records off before it adds to them.
         for record in records[min(seen, len(records)) :]:

@@ -80,7 +80,7 @@ class StagedModels:
         if self._folders and time.monotonic() >= self._next:
             self._next = time.monotonic() + _FETCH_SECONDS
             for folder in self._folders:
-                fetch(folder)
+                fetch(folder, whole=True)
 
 
 def scan(folders: Mapping[str, Path]) -> dict[str, ModelSource]:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +24,12 @@ from tests.end_to_end.forks import Forks
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sys.executable).with_name("rayrec")
 RECIPE = "dlrm-criteo-debug"
-# Known to the shared Ray cluster too, as it starts after this: the test of S3 has a server that takes any.
+# Known to the shared Ray cluster too, as it starts after this: the test of S3 has a server there that takes any.
 os.environ.setdefault("AWS_ACCESS_KEY_ID", "testing")
 os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "testing")
+os.environ.setdefault("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+_STAGING = tempfile.TemporaryDirectory(prefix="staging-")
+os.environ.setdefault("RAYREC_STAGING", _STAGING.name)
 # A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -200,7 +200,7 @@ def test_a_split_smaller_than_a_batch_is_refused_in_training_only(tmp_path):
 def test_packed_rows_pass_through_arrow_unchanged(tmp_path):
     columns = {"multi_hot": 2, "group": True, "weight": True, "vector": 3, "weighted": ("M2",)}
     dataset: Dataset = make_dataset(tmp_path / "data", 90, **columns, rows_per_row_group=30)
-    packer = RowPacker(dataset.folder, dataset.schema)
+    packer = RowPacker.of(dataset)
     packed = [packer.read("train/part-00000.parquet", group, slice(group, 20)) for group in range(3)]
     table = pa.concat_tables([to_table(rows) for rows in packed]).combine_chunks()
     for one, other in zip(packed, from_table(table), strict=True):

@@ -13,8 +13,9 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder, write_atomically, write_json
 from rayrec.common.progress import SilentProgress
 from rayrec.storage import remote, staged, transfer
+from rayrec.storage.files import open_file, sizes_in
 from rayrec.storage.journal import Journal, LocalFile
-from rayrec.storage.location import local_path, location, resolve, shown, staging_root, uri_of
+from rayrec.storage.location import here, local_path, location, resolve, shown, staging_root, uri_of
 from rayrec.storage.staged import fetch, mirrored
 from rayrec.storage.transfer import Upload, is_output
 from serve.models.repository import StagedModels
@@ -169,6 +170,45 @@ def test_a_fetched_folder_is_that_of_the_uri(case: str, bucket: Path) -> None:
     assert fetched() == {name: text for name, text in tree(folder).items() if not name.startswith(".")}
     assert (local_path(URI) / "same").stat().st_mtime_ns == before
     assert not any(path.is_dir() and not any(path.iterdir()) for path in local_path(URI).rglob("*"))
+
+
+def test_large_files_are_fetched_when_they_are_wanted(bucket: Path) -> None:
+    folder, path = bucket / "exp" / "run", local_path(URI)
+    write(folder, {"manifest.json": "{}", "train/part.parquet": "1", "words/a.arrow": "2", "words/b.arrow": "3"})
+    assert fetched() == {"manifest.json": "{}"}
+    (path / ".ray_train" / "x").mkdir(parents=True)  # somebody's who writes there
+    assert fetched() == {"manifest.json": "{}"}
+    (path / ".ray_train" / "x").rmdir()
+    (path / ".ray_train").rmdir()
+    # Folders tell what there is.
+    assert sorted(child.name for child in path.iterdir() if child.is_dir()) == ["train", "words"]
+    with open_file(path / "train" / "part.parquet") as part:
+        assert part.read() == b"1"
+    sizes = sizes_in(path)
+    assert (sizes("train/part.parquet"), sizes("manifest.json")) == (1, 2)
+    with pytest.raises(FileNotFoundError):
+        sizes("train/part-2.parquet")
+
+    assert fetch(path / "words" / "a.arrow", whole=True).read_text() == "2"
+    assert fetch(path / "words", whole=True) == path / "words"
+    assert tree(path) == {"manifest.json": "{}", "words/a.arrow": "2", "words/b.arrow": "3"}
+    # A copy that is old is not read in the place of what is at the URI.
+    write(folder, {"words/a.arrow": "longer"})
+    shutil.rmtree(folder / "train")
+    assert fetched() == {"manifest.json": "{}", "words/b.arrow": "3"}
+    assert not (path / "train").exists()
+    fetch(path, whole=True)
+    assert tree(path) == tree(folder)
+
+
+def test_a_path_of_another_node_is_found_here(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(bucket / "exp" / "run", {"data/part.parquet": "1"})
+    theirs = local_path(URI) / "data"
+    use_machine(bucket.parent / "two", monkeypatch)
+    assert here(theirs) == local_path(URI) / "data" == fetch(theirs)
+    assert here(bucket) == bucket
+    with open_file(theirs / "part.parquet") as part:
+        assert part.read() == b"1"
 
 
 def test_nothing_is_fetched_of_what_is_not_there() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
@@ -36,6 +35,8 @@ from rayrec.inference.predictor import Predictor, load_model
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset, PartInfo
 from rayrec.raw.blocks import REJECTED_SCHEMA, ExampleReader
 from rayrec.raw.files import Chunk, InputFile, list_inputs, plan_chunks
+from rayrec.storage.files import open_parquet
+from rayrec.storage.staged import fetch
 
 SCORES_FOLDER = "scores"
 _CHUNK_BYTES = 2**26
@@ -74,8 +75,9 @@ def predict_dataset(
     kept = [schema.group, schema.candidate] if schema.group and schema.candidate else []
     progress.stage(f"predict {split}", info.rows)
     with new_folder(output.absolute()) as folder:
-        arguments = {"model": model.folder, "output": folder, "label": schema.label, "kept": tuple(kept)}
-        for report in run_in_pool(tasks, _ScoreRowGroups, arguments):
+        arguments = {"model": model.folder, "dataset": dataset.folder, "output": folder}
+        columns = {"label": schema.label, "kept": tuple(kept)}
+        for report in run_in_pool(tasks, _ScoreRowGroups, arguments | columns):
             progress.advance(sum(report["rows"].to_pylist()))
     return PredictionCounts(info.rows, {})
 
@@ -162,8 +164,9 @@ def _numbering(folder: Path, before: Sequence[int], written: Sequence[dict[str, 
 class _ScoreRowGroups:
     """An actor of the pool: scores row groups of a dataset and writes a part of the scores."""
 
-    def __init__(self, model: Path, output: Path, label: str, kept: tuple[str, ...]) -> None:
+    def __init__(self, model: Path, dataset: Path, output: Path, label: str, kept: tuple[str, ...]) -> None:
         """`kept`: columns (int64) that are written beside the score and the label."""
+        fetch(dataset)  # what this node may have of it is not old then
         self._predictor = _load(model)
         self._output, self._label, self._kept = output, label, kept
         self._features = [feature.name for feature in self._predictor.schema.features]
@@ -175,7 +178,7 @@ class _ScoreRowGroups:
         row = groups[0]["first"]
         with new_part(part_path(self._output / SCORES_FOLDER, groups[0]["part"]), self._columns) as write:
             for group in groups:
-                with pq.ParquetFile(group["path"], memory_map=True) as part:
+                with open_parquet(Path(group["path"])) as part:
                     names = [*self._features, self._label, *self._kept]
                     rows = part.read_row_group(group["row_group"], columns=names)
                 (batch,) = rows.select(self._features).combine_chunks().to_batches()

@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from rayrec.common.errors import UserError
+from rayrec.common.errors import UserError, first_failure
 from rayrec.features.schema import Schema
 from rayrec.internals.torch_checkpoint import load, read_metadata
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
+from rayrec.storage.files import checkpoint_streams, on_this_node
 
 
 class CheckpointWeights:
@@ -34,9 +35,9 @@ class CheckpointWeights:
         self.schema = self._model.schema
         """The schema with every embedding_dim resolved."""
         self.tables = self._model.tables
-        self._folder = folder
+        self._folder, self._streams = on_this_node(folder), checkpoint_streams(folder)
         try:
-            metadata = read_metadata(folder)
+            metadata = read_metadata(self._folder, self._streams)
         except OSError as error:
             raise UserError(f"{folder}: not a whole checkpoint ({type(error).__name__}); give another one") from None
         except pickle.UnpicklingError as error:
@@ -73,7 +74,6 @@ class CheckpointWeights:
                     f"{tuple(tensor.shape)}; the checkpoint is of another run"
                 )
         try:
-            load({"model": weights}, self._folder, no_dist=True)
+            load({"model": weights}, self._folder, self._streams, no_dist=True)
         except CheckpointException as error:  # a BaseException: `except Exception` would let it pass
-            reason = next(iter(error.failures.values()))[0]
-            raise UserError(f"{self._folder}: cannot be read: {reason}") from None
+            raise first_failure(error.failures, f"{self._folder}: cannot be read") from None

@@ -41,6 +41,7 @@ from rayrec.inference.folder.table_files import (
 from rayrec.models.common.tables import EmbeddingTable, PooledFeature, distinct_tables
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe, dump_recipe, load_recipe
+from rayrec.storage.staged import fetch
 
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.json"
@@ -110,8 +111,11 @@ class ModelFolder:
 
     @classmethod
     def open(cls, folder: str | Path) -> "ModelFolder":
-        """Open a model folder. Raises UserError naming the file that is missing or does not fit."""
-        folder = Path(folder).absolute()
+        """Open a model folder, which is fetched whole to this node if it is staged.
+
+        Raises UserError naming the file that is missing or does not fit.
+        """
+        folder = fetch(Path(folder).absolute(), whole=True)
         if not is_model_folder(folder):
             raise UserError(f"{folder}: not a model folder (no {TABLES_FOLDER}/); give the output of `rayrec export`")
         schema = Schema.load(folder)

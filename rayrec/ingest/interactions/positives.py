@@ -43,7 +43,7 @@ class Positives:
         """
         info, schema, columns = dataset.split(split), dataset.schema, interaction_columns(dataset.schema)
         if in_memory:
-            reads = RowPacker(dataset.folder, schema).read_split(info, threads=True)
+            reads = RowPacker.of(dataset).read_split(info, threads=True)
         else:
             # One batch of all rows, in one lane, gives the row groups whole and in order.
             units = Units.of(info.parts)

@@ -1,23 +1,27 @@
 """Checkpoints through torch.distributed.checkpoint: whole or absent, loadable on any number of workers.
 
 One folder a checkpoint, `step-00001234/`: the shards as DCP writes them, and `progress.json`. It is written under
-another name and renamed when every rank is done, so that a kill at any moment leaves the previous one intact.
+another name and renamed when every rank is done, so that a kill at any moment leaves the previous one intact. In a
+bucket, which has no renaming, every rank writes its shards under their own names, and a checkpoint without
+`progress.json`, which comes last, is none.
 """
 
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from rayrec.common.errors import UserError
+from rayrec.common.errors import first_failure
 from rayrec.common.files import write_json
 from rayrec.config.evaluate import higher_is_better
 from rayrec.config.train import CheckpointConfig
-from rayrec.internals.torch_checkpoint import load
+from rayrec.internals.torch_checkpoint import Streams, load, save
+from rayrec.storage.files import REMOTE_STREAMS, checkpoint_streams, delete_remote_files, on_this_node
+from rayrec.storage.staged import send
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.run.folder import (
     CHECKPOINT_INDEX_FILE,
@@ -28,18 +32,28 @@ from rayrec.training.run.folder import (
     read_progress,
 )
 
+T = TypeVar("T")
 _UNFINISHED = ".unfinished-"
 
 
 class Checkpoints:
     """The checkpoints of one run. `save` and `load` are collectives; rank 0 does the rest."""
 
-    def __init__(self, folder: Path, config: CheckpointConfig) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, config: CheckpointConfig, *, at_uri: bool = False) -> None:
+        """`at_uri`: the checkpoints are at the URI of `folder`, which rank 0 alone has borrowed."""
+        self._folder, self._at_uri = folder, at_uri
         self._config = config
 
+    def latest(self) -> RunProgress | None:
+        """The progress of the latest checkpoint, if there is one. A collective."""
+        steps = checkpoint_steps(self._folder)
+        return _of_rank_0(read_progress(self._folder / checkpoint_name(steps[-1])) if steps else None)
+
     def best(self) -> RunProgress | None:
-        """The progress of the checkpoint with the best value of `keep_best`, if there is one."""
+        """The progress of the checkpoint with the best value of `keep_best`, if there is one. A collective."""
+        return _of_rank_0(self._best())
+
+    def _best(self) -> RunProgress | None:
         metric = self._config.keep_best
         if metric is None:
             return None
@@ -51,22 +65,42 @@ class Checkpoints:
     def save(self, step: TrainStep, progress: RunProgress) -> None:
         """Write a checkpoint, then delete those that the recipe does not keep."""
         target = self._folder / checkpoint_name(progress.step)
+        if self._at_uri:
+            self._save_to_uri(step, progress, target)
+        else:
+            self._save_to_folder(step, progress, target)
+        dist.barrier()
+
+    def _save_to_folder(self, step: TrainStep, progress: RunProgress, target: Path) -> None:
         temporary = self._folder / f"{_UNFINISHED}{target.name}"
         if dist.get_rank() == 0:
             self._folder.mkdir(parents=True, exist_ok=True)
             for remains in self._folder.glob(f"{_UNFINISHED}*"):
                 shutil.rmtree(remains)
         dist.barrier()
-        dcp.save(step.state_dict(), checkpoint_id=temporary)
+        _save_state(step.state_dict(), temporary)
         if dist.get_rank() == 0:
             write_json(temporary / PROGRESS_FILE, asdict(progress))
-            if target.exists():
+            if (target / PROGRESS_FILE).exists():
                 # Of the same step of the same run, so it has the same values; it is never away, not even for a moment.
                 shutil.rmtree(temporary)
             else:
+                shutil.rmtree(target, ignore_errors=True)  # a folder of a bucket, of which not all had been sent
                 temporary.rename(target)
             self.prune()
+
+    def _save_to_uri(self, step: TrainStep, progress: RunProgress, target: Path) -> None:
+        is_chief = dist.get_rank() == 0
+        if _of_rank_0((target / PROGRESS_FILE).exists()):
+            return  # of the same step of the same run, so it has the same values
+        if is_chief:
+            delete_remote_files(target)  # what an attempt that died left, perhaps on more ranks
         dist.barrier()
+        _save_state(step.state_dict(), target, REMOTE_STREAMS)
+        if is_chief:
+            target.mkdir(parents=True, exist_ok=True)
+            write_json(target / PROGRESS_FILE, asdict(progress))
+            self.prune(target)
 
     def load(self, step: TrainStep, progress: RunProgress) -> None:
         """Load the checkpoint of `progress.step` in place, whatever number of workers wrote it."""
@@ -74,26 +108,44 @@ class Checkpoints:
         load_state(state, self._folder / checkpoint_name(progress.step))
         step.finish_loading(state, progress.step, progress.loss_scale)
 
-    def prune(self) -> None:
-        """Keep the last ones and the best one, and list them in `index.json`. Rank 0 alone calls it."""
-        steps, best = checkpoint_steps(self._folder), self.best()
+    def prune(self, written: Path | None = None) -> None:
+        """Keep the last ones and the best one, and list them in `index.json`. Rank 0 alone calls it.
+
+        `written`: the checkpoint whose shards were just written to its URI.
+        """
+        steps, best = checkpoint_steps(self._folder), self._best()
         kept = {*steps[-self._config.keep_last :], *([best.step] if best is not None else [])}
+        names = [checkpoint_name(step) for step in steps if step in kept]
         index = {
             "latest": checkpoint_name(steps[-1]),
             "best": checkpoint_name(best.step) if best is not None else None,
             "metric": self._config.keep_best,
-            "checkpoints": [checkpoint_name(step) for step in steps if step in kept],
+            "checkpoints": names,
         }
         write_json(self._folder / CHECKPOINT_INDEX_FILE, index)
-        for step in steps:
-            if step not in kept:
-                shutil.rmtree(self._folder / checkpoint_name(step))
+        for folder in self._folder.glob("step-*"):
+            if folder.name not in names:  # those without progress too, which are at a URI alone
+                shutil.rmtree(folder)
+        send(self._folder, written)
+
+
+def _of_rank_0(value: T) -> T:
+    """The value that rank 0 has: the other ranks may be on nodes that do not see the run folder. A collective."""
+    values = [value]
+    dist.broadcast_object_list(values, src=0, device=torch.device("cuda" if dist.get_backend() == "nccl" else "cpu"))
+    return values[0]
+
+
+def _save_state(state: dict[str, Any], checkpoint: Path, streams: Streams | None = None) -> None:
+    try:
+        save(state, checkpoint, streams)
+    except CheckpointException as error:
+        raise first_failure(error.failures, f"{checkpoint}: cannot be written") from None
 
 
 def load_state(state: dict[str, Any], checkpoint: Path) -> None:
     """Fill the tensors of `state` in place from `checkpoint`. Raises UserError where it does not fit."""
     try:
-        load(state, checkpoint)
+        load(state, on_this_node(checkpoint), checkpoint_streams(checkpoint))
     except CheckpointException as error:  # a BaseException: `except Exception` would let it pass
-        reason = next(iter(error.failures.values()))[0]
-        raise UserError(f"{checkpoint}: cannot be loaded into this model: {reason}") from None
+        raise first_failure(error.failures, f"{checkpoint}: cannot be loaded into this model") from None

@@ -46,7 +46,7 @@ class RunRecorder:
     ) -> None:
         self._recipe, self._run, self._context, self._step, self._precision = recipe, run, context, step, precision
         self._is_chief = context.rank == 0
-        self._checkpoints = Checkpoints(run.checkpoints, recipe.train.checkpoint)
+        self._checkpoints = Checkpoints(run.checkpoints, recipe.train.checkpoint, at_uri=run.is_borrowed)
         self._trackers: list[Tracker] = []
         self._window = self._new_window()
         self._waited_in_epoch = 0.0
@@ -56,7 +56,7 @@ class RunRecorder:
 
     def resume(self) -> RunProgress | None:
         """Load the latest checkpoint, if there is one. A collective."""
-        progress = self._run.progress()
+        progress = self._checkpoints.latest()
         if progress is not None:
             self._checkpoints.load(self._step, progress)
             self._saved_step, self._seconds_before = progress.step, progress.seconds

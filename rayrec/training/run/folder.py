@@ -57,6 +57,8 @@ class RunFolder:
     """Paths and small files of one run."""
 
     path: Path
+    is_borrowed: bool = False
+    """Whether rank 0 alone writes a folder of a bucket, which other ranks do not see (`rayrec.storage.staged`)."""
 
     @property
     def checkpoints(self) -> Path:

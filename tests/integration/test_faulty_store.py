@@ -1,0 +1,224 @@
+"""Reading and writing a bucket on a bad day: the same bytes, or one line that says what is wrong."""
+
+import io
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from rayrec.common.errors import UserError
+from rayrec.common.files import write_json
+from rayrec.common.progress import SilentProgress
+from rayrec.config.train import CheckpointConfig
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.reader import RowPacker
+from rayrec.storage import remote
+from rayrec.storage.location import here, local_path
+from rayrec.storage.remote import Remote
+from rayrec.storage.staged import borrowed, fetch, lent, mirrored
+from rayrec.training.loop.checkpoint import Checkpoints, load_state
+from rayrec.training.run.folder import RunProgress, checkpoint_name, checkpoint_steps
+from rayrec.training.run.history import append_history
+from tests.builders import make_dataset
+from tests.faulty_store import Endpoint, Faults, faulty_store
+
+pytestmark = pytest.mark.minutes
+URI = "s3://bucket/data"
+BAD_DAYS = {
+    "fails": Faults(seed=1, fail=0.3),
+    "resets": Faults(seed=2, reset=0.3),
+    "slow": Faults(seed=3, slow=0.3),
+    "cuts": Faults(seed=4, cut=0.3),
+    "truncates": Faults(seed=5, short=0.3),
+    "all": Faults(seed=6, fail=0.1, reset=0.1, slow=0.1, cut=0.1, short=0.1),
+}
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    with faulty_store() as store, store.endpoint() as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint.url)
+        monkeypatch.setenv("RAYREC_STAGING", str(tmp_path / "staging"))
+        yield endpoint
+
+
+@pytest.mark.parametrize("day", BAD_DAYS)
+def test_what_is_written_and_read_is_the_same_to_the_byte(endpoint: Endpoint, day: str) -> None:
+    store, content = endpoint.store, os.urandom(700_000)
+    folder = Remote(URI)
+    store.faults = BAD_DAYS[day]
+    for number in range(3):
+        name = f"file-{number}"
+        assert folder.write(name, io.BytesIO(content), len(content)).bytes == len(content)
+        with folder.open(name) as file:
+            file.seek(100_000)
+            assert file.read(300_000) == content[100_000:400_000]
+            assert file.read() == content[400_000:]
+        assert len(folder.files()) == number + 1
+    folder.delete("file-0")
+    assert "file-0" not in folder.files()
+    assert store.met
+
+
+def test_the_last_byte_may_be_any(endpoint: Endpoint) -> None:
+    """It tells a short answer, and is told apart from the byte that the memory had before."""
+    content = bytes(range(256)) * 4
+    folder = Remote(URI)
+    folder.write("bytes", io.BytesIO(content), len(content))
+    with folder.open("bytes") as file:
+        for start in range(64):
+            file.seek(start)
+            assert file.read(9) == content[start : start + 9]
+
+
+def test_a_dataset_is_read_where_it_lies(endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, rows = endpoint.store, {"train": 80_000, "test": 8_000}
+    expected = make_dataset(tmp_path / "data", rows, rows_per_part=40_000, rows_per_row_group=4_000)
+    store.faults = BAD_DAYS["all"]
+    with mirrored(local_path(URI), continues=False, progress=SilentProgress()):
+        shutil.copytree(expected.folder, local_path(URI))
+    monkeypatch.setenv("RAYREC_STAGING", str(tmp_path / "another"))
+
+    store.faults = Faults()
+    endpoint.read.clear()
+    dataset = Dataset.open(local_path(URI))
+    assert dataset.manifest == expected.manifest
+    assert not list(dataset.folder.rglob("*.parquet"))
+    assert endpoint.bytes_of(".parquet") == 0
+    packer, part = RowPacker.of(dataset), dataset.split("train").parts[0]
+    one = packer.read(part.path, 1)
+    assert 0 < endpoint.bytes_of(".parquet") < part.bytes / 4  # a row group of ten, and the footer
+    assert np.array_equal(one.one_hot, RowPacker.of(expected).read(part.path, 1).one_hot)
+    store.faults = BAD_DAYS["all"]
+    for split in rows:
+        pairs = zip(
+            packer.read_split(dataset.split(split), threads=True),
+            RowPacker.of(expected).read_split(expected.split(split)),
+            strict=True,
+        )
+        for found, wanted in pairs:
+            assert np.array_equal(found.one_hot, wanted.one_hot)
+            assert np.array_equal(found.dense, wanted.dense)
+    fetched = fetch(dataset.folder / "test", whole=True)
+    assert [path.read_bytes() for path in sorted(fetched.iterdir())] == [
+        path.read_bytes() for path in sorted((expected.folder / "test").iterdir())
+    ]
+    assert store.met.keys() == {"fail", "reset", "slow", "cut", "short"}
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_checkpoints_are_written_and_read_at_the_uri(
+    endpoint: Endpoint, one_rank: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a process of another node, to which the command's process lends the folder; both have folders of their own."""
+    store, names = endpoint.store, [checkpoint_name(step) for step in range(1, 5)]
+    store.faults = BAD_DAYS["all"]
+    run = local_path(URI)
+
+    def at(node: str) -> None:
+        monkeypatch.setenv("RAYREC_STAGING", str(tmp_path / node))
+
+    def step(value: float) -> Any:
+        return SimpleNamespace(state_dict=lambda: {"weight": torch.full((300_000,), value)})
+
+    with mirrored(run, continues=False, progress=SilentProgress()):
+        write_json(run / "run.json", {})
+        with lent(run, SilentProgress()) as is_lent:
+            assert is_lent
+            at("another")
+            with borrowed(run):
+                theirs = here(run)
+                assert theirs != run
+                assert (theirs / "run.json").exists()
+                append_history(theirs / "history.jsonl", {"step": 1})
+                config = CheckpointConfig(keep_last=2, keep_best=None)
+                checkpoints = Checkpoints(theirs / "checkpoints", config, at_uri=True)
+                for number in range(1, 5):
+                    checkpoints.save(step(number), RunProgress(step=number))
+                    there = store.names("data/checkpoints")
+                    kept = names[max(0, number - 2) : number]
+                    files = (".metadata", "__0_0.distcp", "progress.json")
+                    assert there == ["index.json", *(f"{name}/{file}" for name in kept for file in files)]
+                assert not list(theirs.rglob("*.distcp"))
+            at("staging")
+        assert (run / "history.jsonl").read_text() == (theirs / "history.jsonl").read_text()
+        assert checkpoint_steps(run / "checkpoints") == [3, 4]
+    store.faults = BAD_DAYS["truncates"]
+    for node, path in {"staging": run, "a third": run, "another": theirs}.items():
+        at(node)
+        state = {"weight": torch.zeros(300_000)}
+        load_state(state, path / "checkpoints" / names[3])
+        assert state["weight"].eq(4).all()
+
+
+def test_what_a_dead_borrower_left_is_not_taken_for_a_checkpoint(endpoint: Endpoint, one_rank: None) -> None:
+    run, store = local_path(URI), endpoint.store
+    config = CheckpointConfig(keep_last=2, keep_best=None)
+    step = SimpleNamespace(state_dict=lambda: {"weight": torch.ones(3)})
+    with mirrored(run, continues=False, progress=SilentProgress()), lent(run, SilentProgress()):
+        with borrowed(run):
+            Checkpoints(run / "checkpoints", config, at_uri=True).save(step, RunProgress(step=1))
+        for name in (f"{checkpoint_name(2)}/__0_0.distcp", f"{checkpoint_name(3)}/__1_0.distcp"):
+            Remote(URI).write(f"checkpoints/{name}", io.BytesIO(b"part"), 4)
+        # It was told of by nobody else, so it counts for nothing.
+        write_json(run / "checkpoints" / checkpoint_name(2) / "progress.json", {})
+        with borrowed(run):
+            assert checkpoint_steps(run / "checkpoints") == [1]
+            Checkpoints(run / "checkpoints", config, at_uri=True).save(step, RunProgress(step=3))
+    assert [name for name in store.names("data/checkpoints") if name.endswith(".distcp")] == [
+        f"{checkpoint_name(step)}/__0_0.distcp" for step in (1, 3)
+    ]
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_a_line(
+    endpoint: Endpoint, one_rank: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, store = local_path(URI), endpoint.store
+    step = SimpleNamespace(state_dict=lambda: {"weight": torch.ones(3)})
+    monkeypatch.setattr(remote, "_PATIENCE_SECONDS", 1.0)
+    with (
+        pytest.raises(UserError) as raised,
+        mirrored(run, continues=False, progress=SilentProgress()),
+        lent(run, SilentProgress()),
+        borrowed(run),
+    ):
+        checkpoints = Checkpoints(run / "checkpoints", CheckpointConfig(keep_best=None), at_uri=True)
+        checkpoints.save(step, RunProgress(step=1))
+        store.faults = Faults(fail=1.0)
+        try:
+            checkpoints.save(step, RunProgress(step=2))
+        finally:
+            store.faults = Faults()
+    assert f"{URI}: cannot be " in str(raised.value)
+    assert str(raised.value).endswith(": the store fails again and again; try again when it is well")
+    assert store.names("data/checkpoints")[0] == "index.json"
+    assert not [name for name in store.names("data/checkpoints") if checkpoint_name(2) in name]
+
+
+def test_a_store_that_does_not_get_well_ends_the_work_with_a_line(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Remote(URI)
+    folder.write("file", io.BytesIO(b"12345"), 5)
+    monkeypatch.setattr(remote, "_PATIENCE_SECONDS", 1.0)
+    line = f"{URI}: cannot be read: the store fails again and again; try again when it is well"
+    for faults in (Faults(fail=1.0), Faults(short=1.0)):
+        endpoint.store.faults = faults
+        with pytest.raises(UserError) as raised:
+            folder.read("file", io.BytesIO())
+        assert str(raised.value) == line

@@ -1,0 +1,155 @@
+"""Three nodes that share nothing but a bucket: what they compute, and what each of them reads of it."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from rayrec.common.progress import SilentProgress
+from rayrec.ingest.dataset import Dataset
+from rayrec.recipes import Recipe, dump_recipe
+from rayrec.storage.location import local_path
+from rayrec.storage.staged import fetch, mirrored
+from rayrec.training.run.folder import checkpoint_steps
+from tests.builders import make_dataset
+from tests.faulty_store import Endpoint, Faults, Store, faulty_store
+from tests.holding import run_module
+from tests.ray_head import ray_head, ray_nodes
+from tests.training_runs import Case, losses, recipe, run_cases, weights_of
+
+pytestmark = pytest.mark.minutes
+NODES, STEPS, TEST_ROWS = 3, 60, 60_000
+FAULTS = Faults(seed=8, fail=0.02, reset=0.02, slow=0.02, cut=0.02, short=0.02)
+DATA, RUN, MODEL = "s3://bucket/data", "s3://bucket/run", "s3://bucket/model"
+
+
+def _recipe(*, in_memory: bool) -> Recipe:
+    """Two epochs, and an evaluation after each; streamed through Ray Data, or the same from memory."""
+    return recipe(
+        workers=NODES,
+        global_batch_size=12_000,
+        epochs=2,
+        evaluations_per_epoch=1,
+        ingest={"in_memory": in_memory, "read_streams": 4},
+        embedding_optimizer={"kind": "adagrad", "lr": 0.05},
+        dense_optimizer={"kind": "adam", "lr": 0.01},
+        checkpoint={"every_steps": 10, "every_minutes": None, "keep_last": 2},
+        sharding={"tables": {"C3": "row_wise"}, "memory_per_worker": "1GB"},
+    )
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset, and the run without Ray and without a bucket."""
+    folder = tmp_path_factory.mktemp("local")
+    rows = {"train": 360_000, "validation": 60_000, "test": TEST_ROWS}
+    # Long parts: beside a short one its footer, which every process reads for itself, would count.
+    made = make_dataset(folder / "data", rows, 3, 4, rows_per_part=120_000, rows_per_row_group=12_000, seed=3)
+    run_cases(NODES, made.folder, [Case(folder / "run", _recipe(in_memory=True))])
+    return folder
+
+
+@dataclass(frozen=True)
+class Cluster:
+    store: Store
+    nodes: list[Endpoint]
+    """By which each node, and the commands on the first one, find the bucket."""
+    environment: dict[str, str]
+    """Of a command on the first node."""
+    folder: Path
+
+    def staged(self, suffix: str) -> list[Path]:
+        """The files of a kind in the nodes' folders."""
+        return list((self.folder / "staging").rglob(f"*{suffix}"))
+
+    def fetch(self, uri: str) -> Path:
+        """The whole of a folder of the bucket, as another machine fetches it."""
+        self.store.faults = Faults()
+        return fetch(local_path(uri), whole=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(local: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("nothing-shared")
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
+    own |= {"RAY_AUTH_MODE": "disabled", "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
+
+    def of_node(number: int) -> dict[str, str]:
+        # Nobody makes one of these folders for another node.
+        return {
+            **own,
+            "AWS_ENDPOINT_URL": endpoints[number].url,
+            "RAYREC_STAGING": str(folder / "staging" / str(number)),
+        }
+
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        store = stack.enter_context(faulty_store())
+        endpoints = [stack.enter_context(store.endpoint()) for _ in range(NODES + 1)]
+        for name, value in {**of_node(NODES), "RAYREC_STAGING": str(folder / "test")}.items():
+            patch.setenv(name, value)
+        with mirrored(local_path(DATA), continues=False, progress=SilentProgress()):
+            shutil.copytree(local / "data", local_path(DATA))
+        shutil.rmtree(folder / "test")
+
+        store.faults = FAULTS
+        head = stack.enter_context(ray_head(of_node(0), num_cpus=1))
+        for number in range(1, NODES):
+            stack.enter_context(ray_nodes(head, of_node(number), 1))
+        yield Cluster(store, endpoints[:NODES], {**of_node(0), "RAY_ADDRESS": head.address}, folder)
+
+
+@pytest.fixture(scope="module")
+def trained(cluster: Cluster) -> Cluster:
+    config = cluster.folder / "recipe.yaml"
+    config.write_text(dump_recipe(_recipe(in_memory=False)))
+    run_module("jobs.train", config, "--data", DATA, "--output", RUN, environment=cluster.environment)
+    return cluster
+
+
+def test_training_gives_the_same_weights(trained: Cluster, local: Path) -> None:
+    assert sum(trained.store.met.values()) > 20
+    assert not trained.staged(".parquet")
+    assert not trained.staged(".distcp")
+    run = trained.fetch(RUN)
+    assert checkpoint_steps(run / "checkpoints") == checkpoint_steps(local / "run" / "checkpoints")
+    expected = weights_of(local / "run", STEPS)
+    for name, value in weights_of(run, STEPS).items():
+        assert value.equal(expected[name]), name
+    assert losses(run) == losses(local / "run")
+    assert json.loads((run / "metrics.json").read_text()) == json.loads((local / "run" / "metrics.json").read_text())
+
+
+def test_each_node_reads_its_share(trained: Cluster, local: Path) -> None:
+    """Every row group of an epoch is read once among the nodes; what else is read is little."""
+    manifest = Dataset.open(local / "data").manifest
+    parts = {name: sum(part.bytes for part in split.parts) for name, split in manifest.splits.items()}
+    needed = 2 * parts["train"] + 3 * parts["validation"] + parts["test"]
+    read = [node.bytes_of(".parquet") for node in trained.nodes]
+    assert all(0.1 * needed < size < 0.6 * needed for size in read), (read, needed)
+    assert needed < sum(read) < 1.4 * needed, (read, needed)
+    others = [sum(node.read.values()) - node.bytes_of(".parquet") for node in trained.nodes]
+    assert all(size < needed / 2 for size in others), (others, needed)
+
+
+def test_evaluation_and_export(trained: Cluster, local: Path) -> None:
+    # What a node has staged is only a copy.
+    trained.store.faults = FAULTS
+    shutil.rmtree(trained.folder / "staging" / "1")
+    printed = run_module("jobs.evaluate", RUN, "--data", DATA, "--json", environment=trained.environment)
+    expected = json.loads((local / "run" / "metrics.json").read_text())["test"]
+    assert json.loads(printed)["metrics"]["test"] == pytest.approx(expected, abs=1e-6)
+    assert not trained.staged(".distcp")
+
+    run_module("jobs.export", RUN, "--output", MODEL, environment=trained.environment)
+    exported = trained.fetch(MODEL)
+    run_module("jobs.export", local / "run", "--output", local / "model", environment=trained.environment)
+    for path in (local / "model" / "weights").rglob("*.safetensors"):
+        found = load_file(exported / path.relative_to(local / "model"))
+        for name, value in load_file(path).items():
+            assert found[name].equal(value), (path.name, name)
