@@ -1,7 +1,7 @@
 """Rows written to Parquet files that are whole or absent, in files of a bounded number of rows."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,13 @@ def new_parquet(path: Path, schema: pa.Schema, **options: Any) -> Iterator[pq.Pa
         yield writer
 
 
+NewParquet = Callable[..., AbstractContextManager[pq.ParquetWriter]]
+"""What opens a file as `new_parquet` does."""
+
+
 @contextmanager
 def new_parquet_files(
-    path: Path, schema: pa.Schema, most_rows: int, **options: Any
+    path: Path, schema: pa.Schema, most_rows: int, new: NewParquet = new_parquet, **options: Any
 ) -> Iterator[tuple[Callable[[pa.RecordBatch], None], list[WrittenFile]]]:
     """A function that writes rows to the files PATH-00000.parquet, ..., and the list of the files that it began.
 
@@ -49,7 +53,7 @@ def new_parquet_files(
                 if not files or files[-1].rows == most_rows:
                     stack.close()
                     files.append(WrittenFile(path.with_name(f"{path.name}-{len(files):05d}.parquet"), 0))
-                    writer = stack.enter_context(new_parquet(files[-1].path, schema, **options))
+                    writer = stack.enter_context(new(files[-1].path, schema, **options))
                 fitting = batch.slice(0, most_rows - files[-1].rows)
                 writer.write_batch(fitting)
                 files[-1] = replace(files[-1], rows=files[-1].rows + fitting.num_rows)

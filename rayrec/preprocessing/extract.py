@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -135,7 +135,7 @@ def _extract_chunk(
     rejected_path = scratch / "rejected" / f"{name}.parquet"
     reasons: Tally[str] = Tally()
     lines = 0
-    options = {
+    options: dict[str, Any] = {
         "compression": "lz4",
         "use_dictionary": [name for name in reader.dictionaries if name in schema.names],
         "write_statistics": False,

@@ -8,10 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
 from rayrec.common.progress import SilentProgress
+from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, dump_recipe
 from rayrec.storage.location import local_path
@@ -26,6 +29,7 @@ from tests.training_runs import Case, losses, recipe, run_cases, weights_of
 pytestmark = pytest.mark.minutes
 NODES, STEPS, TEST_ROWS = 3, 60, 60_000
 FAULTS = Faults(seed=8, fail=0.02, reset=0.02, slow=0.02, cut=0.02, short=0.02)
+SCORES = "scores"
 DATA, RUN, MODEL = "s3://bucket/data", "s3://bucket/run", "s3://bucket/model"
 
 
@@ -137,7 +141,7 @@ def test_each_node_reads_its_share(trained: Cluster, local: Path) -> None:
     assert all(size < needed / 2 for size in others), (others, needed)
 
 
-def test_evaluation_and_export(trained: Cluster, local: Path) -> None:
+def test_evaluation_export_and_prediction(trained: Cluster, local: Path) -> None:
     # What a node has staged is only a copy.
     trained.store.faults = FAULTS
     shutil.rmtree(trained.folder / "staging" / "1")
@@ -153,3 +157,20 @@ def test_evaluation_and_export(trained: Cluster, local: Path) -> None:
         found = load_file(exported / path.relative_to(local / "model"))
         for name, value in load_file(path).items():
             assert found[name].equal(value), (path.name, name)
+
+    # Each node fetches the model, and writes its part of the scores.
+    shutil.rmtree(trained.folder / "staging" / "2")
+    scores = f"s3://bucket/{SCORES}"
+    trained.store.faults = FAULTS
+    run_module("jobs.predict", MODEL, "--input", DATA, "--output", scores, environment=trained.environment)
+    names = trained.store.names(SCORES)
+    assert names[0] == "result.json"
+    assert len(names) == 6  # a part for each row group
+    assert not list((trained.folder / "staging").rglob("part-*"))
+    written = pq.read_table(f"{SCORES}/scores", filesystem=trained.store.filesystem)
+    assert written["row"].to_numpy().tolist() == list(range(TEST_ROWS))
+    predictor = load_model(local / "model")
+    columns = [feature.name for feature in predictor.schema.features]
+    rows = pq.read_table(local / "data" / "test", columns=columns).combine_chunks()
+    expected_scores = predictor.predict_encoded(rows.to_batches()[0])
+    np.testing.assert_allclose(written["score"].to_numpy(), expected_scores, atol=1e-6, rtol=0)

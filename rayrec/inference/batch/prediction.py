@@ -4,10 +4,10 @@ OUTPUT/scores/part-00000.parquet ...    OUTPUT/rejected/part-00000.parquet ... (
 """
 
 import pickle
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +17,17 @@ from numpy.typing import NDArray
 
 from rayrec.common.allocator import keep_freed_memory
 from rayrec.common.errors import UserError
-from rayrec.common.files import new_folder
 from rayrec.common.parquet_files import WrittenFile, new_parquet_files
 from rayrec.common.progress import Progress
 from rayrec.inference.batch.pool import (
     ROWS_PER_PART,
     NumberLines,
     grouped,
+    new_output,
+    new_output_file,
     new_part,
     part_path,
+    remove_output_folder,
     require_output,
     rows_of_parts,
     run_in_pool,
@@ -74,7 +76,7 @@ def predict_dataset(
     tasks = row_group_tasks(dataset.folder, info.parts, rows_of_parts(info.rows))
     kept = [schema.group, schema.candidate] if schema.group and schema.candidate else []
     progress.stage(f"predict {split}", info.rows)
-    with new_folder(output.absolute()) as folder:
+    with new_output(output.absolute()) as folder:
         arguments = {"model": model.folder, "dataset": dataset.folder, "output": folder}
         columns = {"label": schema.label, "kept": tuple(kept)}
         for report in run_in_pool(tasks, _ScoreRowGroups, arguments | columns):
@@ -117,7 +119,7 @@ def predict_raw(
     lines: list[int] = []
     written: list[dict[str, list[WrittenFile]]] = []
     rejected = Counter[str]()
-    with new_folder(output.absolute()) as folder:
+    with new_output(output.absolute()) as folder:
         arguments = {"model": model.folder, "output": folder, "reader": open_reader(files)}
         for reports in run_in_pool(tasks, _ScoreChunks, arguments):
             for report in map(pickle.loads, reports["report"].to_pylist()):
@@ -134,7 +136,7 @@ def predict_raw(
         progress.stage("number lines", scored + rejected.total())
         for report in run_in_pool(_numbering(folder, _lines_before(chunks, lines), written), NumberLines, {}):
             progress.advance(sum(report["rows"].to_pylist()))
-        shutil.rmtree(folder / _CHUNKS_FOLDER)
+        remove_output_folder(folder / _CHUNKS_FOLDER)
     return PredictionCounts(scored, dict(rejected))
 
 
@@ -215,11 +217,11 @@ class _ScoreChunks:
     def _score(self, number: int, chunk: Chunk) -> _ChunkReport:
         require_output(self._output)
         folder = self._output / _CHUNKS_FOLDER
-        folder.mkdir(exist_ok=True)
+        new_files = partial(new_parquet_files, most_rows=ROWS_PER_PART, new=new_output_file)
         lines, rejected = 0, Counter[str]()
         with (
-            new_parquet_files(folder / f"scores-{number:06d}", _RAW_SCORES, ROWS_PER_PART) as (write, scores),
-            new_parquet_files(folder / f"rejected-{number:06d}", REJECTED_SCHEMA, ROWS_PER_PART) as (set_aside, bad),
+            new_files(folder / f"scores-{number:06d}", _RAW_SCORES) as (write, scores),
+            new_files(folder / f"rejected-{number:06d}", REJECTED_SCHEMA) as (set_aside, bad),
         ):
             for block in self._reader.read(chunk):
                 for batch in self._scored(block.rows, block.lines, chunk.file.name):

@@ -10,9 +10,8 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from rayrec.common.files import new_folder
 from rayrec.common.progress import Progress
-from rayrec.inference.batch.pool import new_part, part_path, rows_of_parts, run_in_pool
+from rayrec.inference.batch.pool import new_output, new_part, part_path, rows_of_parts, run_in_pool
 from rayrec.inference.recommender import load_recommender
 
 RECOMMENDATIONS_FOLDER = "recommendations"
@@ -43,7 +42,7 @@ def recommend_to_all(folder: Path, k: int, output: Path, progress: Progress) -> 
         for part, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
     progress.stage("recommend", recommender.num_users)
-    with new_folder(output.absolute()) as temporary:
+    with new_output(output.absolute()) as temporary:
         for report in run_in_pool(tasks, _RecommendBlocks, {"folder": folder, "k": k, "output": temporary}):
             progress.advance(sum(report["users"].to_pylist()))
     return recommender.num_users
