@@ -1,17 +1,27 @@
 """Finds ports of this machine for servers that are about to start."""
 
+import random
 import socket
+from contextlib import ExitStack, suppress
+
+_PORTS = range(20_000, 32_768)
+"""Above the ports that Ray gives to its workers, and below those that Linux gives to any connection that is made until
+the server has started."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of 127.0.0.1 on which nothing listens."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Different ports of 127.0.0.1 on which nothing listens. Raises OSError if there are too few."""
+    ports: list[int] = []
+    with ExitStack() as stack:
+        # Drawn from the system's randomness, so that no two processes draw the same ones.
+        for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+            one = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                one.bind(("127.0.0.1", port))
+                ports.append(port)
+            if len(ports) == count:
+                return ports
+    raise OSError(f"no {count} ports of this machine are free")
 
 
 def free_port() -> int:
