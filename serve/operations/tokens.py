@@ -19,7 +19,7 @@ def read_tokens(file: Path | None, environment: Mapping[str, str] = os.environ) 
     """SHA-256 (hexadecimal) of the tokens in `file`, one a line, or else in the variable, separated by commas.
 
     Empty if neither is given: then everybody may ask. Raises UserError if the file cannot be read or has no token,
-    ConfigError if a token is short enough to be guessed.
+    ConfigError if the variable has none, or a token is short enough to be guessed.
     """
     if file is not None:
         try:
@@ -31,6 +31,9 @@ def read_tokens(file: Path | None, environment: Mapping[str, str] = os.environ) 
         source = str(file)
     else:
         found = [token.strip() for token in environment.get(TOKENS_VARIABLE, "").split(",") if token.strip()]
+        if not found and TOKENS_VARIABLE in environment:
+            # Of a Secret that was made by a command that failed, for one: nobody meant to open the server by it.
+            raise ConfigError(f"{TOKENS_VARIABLE}: no token in it; separate several by commas, or unset it")
         source = TOKENS_VARIABLE
     if any(len(token) < _SHORTEST for token in found):
         raise ConfigError(

@@ -48,7 +48,7 @@ def ask(
     async def receive() -> Any:
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    known = read_tokens(None, {"RAYREC_SERVE_TOKENS": ",".join(tokens)})
+    known = read_tokens(None, {"RAYREC_SERVE_TOKENS": ",".join(tokens)} if tokens else {})
     raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
     scope = {"type": "http", "method": "POST", "path": path, "headers": raw}
     gate = Gate(app, Admission(SETTINGS, known, METRICS, log))
@@ -104,6 +104,9 @@ def test_tokens_that_are_no_use(tmp_path: Path) -> None:
     for file in ("empty", "absent"):
         with pytest.raises(UserError, match=file):
             read_tokens(tmp_path / file, {})
+    for nothing in ("", " , "):
+        with pytest.raises(ConfigError, match="RAYREC_SERVE_TOKENS: no token in it"):
+            read_tokens(None, {"RAYREC_SERVE_TOKENS": nothing})
     with pytest.raises(ConfigError, match="RAYREC_SERVE_TOKENS: a token of fewer than 16") as raised:
         read_tokens(None, {"RAYREC_SERVE_TOKENS": "hunter2"})
     assert "hunter2" not in str(raised.value)
