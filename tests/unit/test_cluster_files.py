@@ -112,6 +112,14 @@ def test_the_autoscaler_file_is_what_ray_takes() -> None:
     assert sum(kind.get("max_workers", 0) for kind in kinds.values()) == content["max_workers"]
 
 
+def test_the_image_has_what_no_wheel_brings() -> None:
+    """A compiler with C's headers for Triton, OpenMP for torch, wget for the probes that KubeRay adds."""
+    text = (CLUSTER / "Dockerfile").read_text()
+    install = re.search(r"apt-get install (.*?)\\?\n", text)
+    assert install is not None
+    assert {"g++", "libgomp1", "make", "procps", "wget"} <= set(install[1].split())
+
+
 def test_the_image_holds_the_code_and_finds_java() -> None:
     text = (CLUSTER / "Dockerfile").read_text()
     copied = {word for line in text.splitlines() if line.startswith("COPY") for word in line.split()[1:-1]}
