@@ -1,5 +1,7 @@
 """Files and folders are whole or absent."""
 
+import errno
+import fcntl
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -106,8 +108,16 @@ def test_what_a_killed_writer_of_a_folder_left_is_removed(tmp_path: Path) -> Non
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-def test_an_output_has_one_owner(tmp_path: Path) -> None:
+def _no_flock(*_: object) -> None:
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
+@pytest.mark.filterwarnings("ignore:flock not supported")
+@pytest.mark.parametrize("has_locks", [True, False], ids=["flock", "a file system without flock"])
+def test_an_output_has_one_owner(has_locks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has it may ask again; another thread, as another process, is refused at once, and what it tries leaves it."""
+    if not has_locks:
+        monkeypatch.setattr(fcntl, "flock", _no_flock)
     output = tmp_path / "deep" / "out"
 
     def refused() -> str:
