@@ -1,8 +1,9 @@
-"""What only a GPU can show: the kernels' tests and speed, the models in each precision, a short training.
+"""What only a GPU can show: the kernels' tests and speed, ten steps of every recipe, the models in each precision.
 
     python -m benchmarks.gpu_check          (from the repository's root; `make gpu-check` does the same)
 
-The kernels need torch and Triton only; the models are skipped, with a line that says so, where torchrec is missing.
+The kernels need torch and Triton only; recipes and models are skipped, with a line that says so, where torchrec is
+missing. Recipes train as one worker of Ray Train does, with tables sharded on one rank, but without Ray.
 Prints tables and writes benchmarks/results/gpu_check.json. Exit code: 0 if all that ran passed, or if there is no GPU.
 """
 
@@ -11,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import torch
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "gpu_check.json"
+TESTS = ("tests/gpu", "tests/integration/test_shipped_recipes.py")
+"""The first needs torch and Triton alone."""
 Row = dict[str, Any]
 
 
@@ -32,7 +35,7 @@ def main() -> int:
         ("Dot interaction against the float64 reference", gpu_kernels.measure_errors),
         ("Dot interaction: speed", gpu_kernels.measure_speed),
     ]
-    missing = [name for name in ("torchrec", "pydantic") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("torchrec", "pydantic", "pyarrow") if importlib.util.find_spec(name) is None]
     if not missing:
         from benchmarks import gpu_models
 
@@ -41,7 +44,7 @@ def main() -> int:
             ("Short training on a planted click model", gpu_models.train_briefly),
         ]
 
-    report: Row = {"machine": describe_machine(), "tests": run_tests(), "sections": {}}
+    report: Row = {"machine": describe_machine(), "tests": run_tests(TESTS[:1] if missing else TESTS), "sections": {}}
     print_table("Machine", [report["machine"]])
     print(f"\nGPU tests: {report['tests']}")
     for title, measure in sections:
@@ -49,7 +52,7 @@ def main() -> int:
         report["sections"][title] = rows
         print_table(title, rows)
     if missing:
-        report["skipped"] = f"models and training: {', '.join(missing)} not installed"
+        report["skipped"] = f"recipes, models and training: {', '.join(missing)} not installed"
         print(f"\nskipped: {report['skipped']}")
 
     failed = [title for title, rows in report["sections"].items() if any(row.get("ok") is False for row in rows)]
@@ -76,7 +79,7 @@ def describe_machine() -> Row:
     }
 
 
-def run_tests() -> str:
+def run_tests(tests: Sequence[str]) -> str:
     """`passed`, `failed: <pytest's last line>`, or why the tests did not run."""
     if importlib.util.find_spec("pytest") is None:
         return "not run: pytest not installed; the errors below cover the same kernels"
@@ -93,7 +96,7 @@ def run_tests() -> str:
             ".",
             "-p",
             "no:cacheprovider",
-            "tests/gpu",
+            *tests,
         ],
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])},
