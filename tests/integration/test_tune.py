@@ -5,6 +5,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import psutil
 import pytest
 import yaml
 
+from jobs.command import RESULT_FILE
 from jobs.train import train_recipe
-from jobs.tune import TuneRequest, run
 from rayrec.common.progress import SilentProgress
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import dump_recipe, load_recipe
@@ -25,6 +26,7 @@ from tests.holding import Hold
 from tests.ray_head import ray_head
 from tests.training_runs import recipe
 from tune.confirmation import SEEDS
+from tune.trial import EVALUATION
 from tune.tune_state import STATE_FOLDER
 
 TRIALS = 4
@@ -88,6 +90,20 @@ def _processes_of_trials(head: int) -> list[psutil.Process]:
 def _noted(sweep: Path) -> bool:
     """Whether Tune has noted the end of a trial."""
     return any("TERMINATED" in path.read_text() for path in sweep.glob(f"{STATE_FOLDER}/experiment_state-*.json"))
+
+
+def _evaluations_noted(sweep: Path, trial: str) -> int:
+    """How many evaluations of a trial Tune has noted."""
+    for path in sweep.glob(f"{STATE_FOLDER}/experiment_state-*.json"):
+        for state, metadata in json.loads(path.read_text())["trial_data"]:
+            if json.loads(state)["trial_id"] == trial:
+                return int(json.loads(metadata)["last_result"].get(EVALUATION, 0))
+    return 0
+
+
+def _waits(hold: Hold, trial: str, checkpoint: str) -> list[int]:
+    """The process of a trial that waits as it begins to write a checkpoint."""
+    return [p for p, path in hold.waiting().items() if path.split("/")[1] == trial and path.endswith(checkpoint)]
 
 
 @pytest.mark.minutes
@@ -175,28 +191,50 @@ def test_a_sweep_on_two_cpus_survives_kills(
 
 @pytest.mark.minutes
 def test_population_based_training_goes_on_from_the_better_checkpoint(
-    dataset: Dataset, recipe_file: Path, ray_cluster: str, tmp_path: Path
+    dataset: Dataset, recipe_file: Path, tmp_path: Path
 ) -> None:
+    """Tune compares trials that train at the same time, so the better one waits until the other one follows it."""
     space, sweep = tmp_path / "space.yaml", tmp_path / "sweep"
     # One of the two learns nothing at its rates.
     space.write_text("train.dense_optimizer.lr: {choice: [0.01, 1.0e-9]}\nmodel.top_mlp: {choice: [[16], [32]]}\n")
-    request = TuneRequest(
-        recipe=str(recipe_file), data=dataset.folder, output=sweep, trials=2, space=str(space), search="pbt",
-        set=("train.embedding_optimizer.lr=1.0e-9", "train.seed=2"),
-    )  # fmt: skip
-    result = run(request, SilentProgress())
-    moved = [record for record in _trials(sweep).values() if record["run"] != "run"]
-    assert moved, "no trial went on from another one's checkpoint"
-    for record in moved:
-        run_folder = RunFolder.open(sweep / "trials" / record["trial"] / record["run"])
-        _, donor, step = record["run"].split("-")
-        evaluated = [r["step"] for r in read_history(run_folder.history) if r["event"] == "evaluate"]
-        theirs = _until(int(step), sweep / "trials" / donor / "run" / "history.jsonl")
-        assert _until(int(step), run_folder.history) == theirs
-        assert len(evaluated) == EVALUATIONS
-        assert run_folder.recipe.train.dense_optimizer.lr == record["assignment"]["train.dense_optimizer.lr"]
-        assert record["assignment"].keys() == {"train.dense_optimizer.lr"}
-        assert record["assignment"]["train.dense_optimizer.lr"] in {0.01, 1e-9}
+    arguments = [str(recipe_file), "--data", str(dataset.folder), "--output", str(sweep)]
+    arguments += ["--trials", "2", "--space", str(space), "--search", "pbt"]
+    arguments += ["--set", "train.embedding_optimizer.lr=1.0e-9", "--set", "train.seed=2"]
+    first, second, last = (checkpoint_name(STEPS * number // EVALUATIONS) for number in (1, 2, 3))
+    hold = Hold(tmp_path / "hold", rf"trials/\w+/run/checkpoints/\.unfinished-({first}|{second}|{last})")
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    own["RAY_AUTH_MODE"] = "disabled"
+    with ray_head(own, num_cpus=2) as head:
+        environment = {**own, "RAY_ADDRESS": head.address}
+        with hold.held("jobs.tune", *arguments, environment=environment, count=2) as driver:
+            rates = {
+                record["assignment"]["train.dense_optimizer.lr"]: trial for trial, record in _trials(sweep).items()
+            }
+            better, worse = rates[0.01], rates[1e-9]
+
+            def let(trial: str, step: str, until: Callable[[], Any]) -> None:
+                """Let a trial write the checkpoint of a step, once it is there."""
+                driver.until(lambda: _waits(hold, trial, step))
+                hold.release(_waits(hold, trial, step)[0])
+                driver.until(until)
+
+            let(worse, first, until=lambda: _evaluations_noted(sweep, worse) == 1)
+            let(better, first, until=lambda: _evaluations_noted(sweep, better) == 1)
+            let(better, second, until=lambda: _evaluations_noted(sweep, better) == 2)
+            let(worse, second, until=lambda: _trials(sweep)[worse]["run"] != "run")
+            hold.end()
+            driver.wait()
+    record = _trials(sweep)[worse]
+    assert record["run"] == f"run-{better}-{STEPS * 2 // EVALUATIONS}"
+    assert record["assignment"].keys() == {"train.dense_optimizer.lr"}
+    run_folder = RunFolder.open(sweep / "trials" / worse / record["run"])
+    step = STEPS * 2 // EVALUATIONS
+    theirs = _until(step, sweep / "trials" / better / "run" / "history.jsonl")
+    assert _until(step, run_folder.history) == theirs
+    assert sum(r["event"] == "evaluate" for r in read_history(run_folder.history)) == EVALUATIONS
+    assert run_folder.recipe.train.dense_optimizer.lr == record["assignment"]["train.dense_optimizer.lr"]
+    assert record["assignment"]["train.dense_optimizer.lr"] in {0.01, 1e-9}
     best = yaml.safe_load((sweep / "best.yaml").read_text())
     assert best["train"]["dense_optimizer"]["lr"] == 0.01
-    assert result.details["trials"][0]["auc"] == result.metrics["validation"]["auc"]
+    result = json.loads((sweep / RESULT_FILE).read_text())
+    assert result["details"]["trials"][0]["auc"] == result["metrics"]["validation"]["auc"]
