@@ -116,7 +116,7 @@ class _Dataset:
 
     def attempt(self, limit: float | None) -> dict[str, Any] | None:
         """Run the command; None if it finished, else what it lost as it was killed `limit` seconds into its work."""
-        before = set(self.marks)
+        before, is_new = set(self.marks), not self._scratches()
         self.began = 0.0
         log_file = self.output.with_suffix(".log")
         command = [sys.executable, "-m", "jobs.preprocess", *self.arguments, "--output", str(self.output)]
@@ -125,12 +125,12 @@ class _Dataset:
                 command, stdout=log, stderr=log, env=_environment(), start_new_session=True, cwd=REPOSITORY
             )
             while process.poll() is None:
-                self._look(is_new=not before, said=log_file)
+                self._look(is_new, said=log_file)
                 if limit is not None and self.began and time.time() >= self.began + limit:
                     os.killpg(process.pid, signal.SIGKILL)
                 time.sleep(_POLL_SECONDS)
         ended = time.time()
-        self._look(is_new=not before, said=log_file)
+        self._look(is_new, said=log_file)
         self.seconds = ended - self.began
         if process.returncode == 0:
             return None
@@ -149,10 +149,16 @@ class _Dataset:
         times = [self.began, *self.marks.values()]
         return {name: round(end - start, 2) for name, start, end in zip(self.marks, times, times[1:], strict=False)}
 
+    def _scratches(self) -> list[Path]:
+        return list(self.output.parent.glob(f".{self.output.name}.unfinished-*/.scratch"))
+
     def _look(self, is_new: bool, said: Path) -> None:
-        """Note the marks, and whether the work has begun. Raises AssertionError if a mark was written again."""
+        """Note the marks, and whether the work has begun, which the command says if it goes on with old work.
+
+        Raises AssertionError if a mark was written again.
+        """
         found: dict[str, float] = {}
-        for scratch in self.output.parent.glob(f".{self.output.name}.unfinished-*/.scratch"):
+        for scratch in self._scratches():
             if not self.began and (is_new or "going on from there" in said.read_text()):
                 self.began = time.time()
             for mark in scratch.glob("[!.]*.json"):

@@ -36,7 +36,7 @@ from rayrec.config import ServeConfig
 from serve.protocols.grpc import proto
 from tests.model_folders import make_model_folder
 
-BOUND_MIB = 640
+BOUND_MIB = 1024
 """How far the memory of a replica with default settings may grow under requests of any kind."""
 TOKEN = "0123456789abcdef"
 _MODEL = "dlrm"

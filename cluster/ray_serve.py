@@ -34,6 +34,9 @@ SETTINGS = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
 }
 """Environment variables of every node that serves through HAProxy, on this machine and on a cluster."""
+_UNREAD_MESSAGES = ("grpc.http2.bdp_probe", 0)
+"""gRPC receives 64 KiB of a message before it is read. With this probe it receives as much as the connection is fast:
+all of every message, of all clients at once, on this machine."""
 _CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
 # The path of a socket has at most 107 bytes: after the folder come the node's id (56 bytes) and the socket's name.
 _LONGEST_FOLDER = 26
@@ -69,6 +72,14 @@ def serve_behind_haproxy() -> Iterator[None]:
         finally:
             for name in added:
                 os.environ.pop(name, None)
+
+
+def receive_little_unread() -> None:
+    """Let Serve's gRPC servers, which start later in this process, receive only the beginning of an unread message."""
+    from ray.serve._private.constants import DEFAULT_GRPC_SERVER_OPTIONS
+
+    if _UNREAD_MESSAGES not in DEFAULT_GRPC_SERVER_OPTIONS:
+        DEFAULT_GRPC_SERVER_OPTIONS.append(_UNREAD_MESSAGES)
 
 
 def shut_down_serve() -> None:

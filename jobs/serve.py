@@ -143,6 +143,8 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
         tokens = bool(read_tokens(request.token_file))
         if not tokens and not request.is_local:
             progress.message(f"anybody who reaches {request.host}:{request.port} may ask; --token-file limits that")
+        if os.environ.get(HAPROXY_SWITCH) == "0" and not request.is_local:
+            progress.message("without HAProxy, Ray Serve holds bodies of any size; let a proxy in front limit them")
         name, folder = next(iter(models.items()))
         progress.message(f"serving {', '.join(models)} at {url}; try\n  {example(url, name, folder, tokens)}")
         yield url

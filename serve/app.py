@@ -16,6 +16,7 @@ from ray import serve as ray_serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, BackpressureConfig
 
+from cluster.ray_serve import receive_little_unread
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import TableMemory
@@ -78,6 +79,7 @@ class ModelServer(GrpcMethods):
         torch.set_num_threads(settings.threads_per_replica)
         # Arrow's own allocator would keep what large requests have used; the system's gives it back (`Memory`).
         pa.set_memory_pool(pa.system_memory_pool())
+        receive_little_unread()
         # Beside the event loop, so that requests are read and checked while a batch is scored.
         self._executor = executor = ThreadPoolExecutor(1, "scoring")
         metrics = ServingMetrics()

@@ -10,7 +10,10 @@ from rayrec.common.allocator import give_back_freed_memory
 from serve.errors import RequestError
 
 PATIENCE_SECONDS = 1.0
-"""How long a request may keep others waiting for memory while it arrives."""
+"""How long a request may keep others waiting for memory while it arrives, however little of it has come."""
+
+_LEAST_RATE = 2**20
+"""Bytes a second of a request that may keep others waiting for longer."""
 
 _LARGE = 2**20
 """Bytes of a request that leaves much behind in the allocator."""
@@ -57,6 +60,8 @@ class Memory:
             if len(self._waiting) > 1:
                 self._oldest_is_next = not self._oldest_is_next
             self._waiting.remove(wait)
+            if not wait.share.held:
+                wait.share.began = time.monotonic()
             wait.share.held += wait.count
             self.held += wait.count
             wait.given.set_result(None)
@@ -76,10 +81,15 @@ class Memory:
         loop.call_later(1.0, give_back)
 
     def _turn_out_slow(self) -> None:
-        """Make room for the first of those who wait."""
-        latest = time.monotonic() - PATIENCE_SECONDS
-        first = self._next()
-        slow = {share for share in self._arriving if share is not first.share and share.held and share.began < latest}
+        """Turn out those of which little comes, or who wait for more, until there is room for the first who waits."""
+        first, now = self._next(), time.monotonic()
+        waiting = {wait.share for wait in self._waiting}
+
+        def is_slow(share: Share) -> bool:
+            seconds = now - share.began
+            return seconds > PATIENCE_SECONDS and (share in waiting or share.arrived < seconds * _LEAST_RATE)
+
+        slow = {share for share in self._arriving if share is not first.share and share.held and is_slow(share)}
         while slow and self._waiting and self._next() is first:
             slow.remove(largest := max(slow, key=lambda share: share.held))
             largest.turn_out()
@@ -92,12 +102,17 @@ class Share:
         self.held = 0
         """Bytes that the request holds."""
         self.began = 0.0
+        """When the request began to hold memory, on the monotonic clock."""
+        self.arrived = 0
+        """Bytes of the request that have come since, as far as that is known."""
         self._memory = memory
         self._task: asyncio.Task[object] | None = None
         self._is_turned_out = False
 
     async def grow(self, count: int) -> None:
         """Hold `count` more bytes, as soon as they are free. A share that nobody is beside may exceed the limit."""
+        if count == 0:
+            return
         memory = self._memory
         wait = _Wait(self, count, asyncio.get_running_loop().create_future())
         memory._waiting.append(wait)
@@ -127,7 +142,7 @@ class Share:
         Raises RequestError 503 if others wait for memory meanwhile and it comes too slowly: otherwise clients that send
         half of their bodies and no more would keep all others out.
         """
-        self._task, self.began = asyncio.current_task(), time.monotonic()
+        self._task = asyncio.current_task()
         self._memory._arriving.add(self)
         try:
             yield

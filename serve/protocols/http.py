@@ -42,15 +42,20 @@ class Intake:
         with admission.bodies.hold() as share:
             try:
                 async with admission.receive(call), share.arriving():
-                    body = bytearray()
+                    # Bodies that are there in part would keep each other waiting.
+                    await share.grow(call.size)
+                    chunks = []
                     async for chunk in _chunks(receive):
-                        await share.grow(len(chunk))
-                        body += chunk
-                        require_size(len(body), admission.settings)
+                        share.arrived += len(chunk)
+                        require_size(share.arrived, admission.settings)
+                        await share.grow(max(0, share.arrived - share.held))
+                        chunks.append(chunk)
             except RequestError as error:
                 await error_response(error, call.request_id)(scope, receive, send)
                 return
-            await self.app(scope, _received(bytes(body), receive), send)
+            body = b"".join(chunks)
+            chunks.clear()
+            await self.app(scope, _received(body, receive), send)
 
 
 def middlewares() -> list[Middleware]:

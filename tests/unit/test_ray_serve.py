@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ray.serve._private import constants, controller, haproxy
+from ray.serve._private import constants, controller, grpc_util, haproxy
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
 from cluster import ray_serve
@@ -44,6 +44,17 @@ def test_the_controller_is_found_by_its_name() -> None:
     """Otherwise a server ends without waiting for its replicas."""
     assert (ray_serve._CONTROLLER, ray_serve._NAMESPACE) == (constants.SERVE_CONTROLLER_NAME, constants.SERVE_NAMESPACE)
     assert callable(controller.ServeController.graceful_shutdown)
+
+
+def test_servers_of_grpc_take_over_what_is_added_to_the_options() -> None:
+    """An upgrade may change this private part of Ray Serve: adapt `receive_little_unread`."""
+    before = list(constants.DEFAULT_GRPC_SERVER_OPTIONS)
+    try:
+        ray_serve.receive_little_unread()
+        ray_serve.receive_little_unread()
+        assert [*before, ("grpc.http2.bdp_probe", 0)] == grpc_util.DEFAULT_GRPC_SERVER_OPTIONS
+    finally:
+        constants.DEFAULT_GRPC_SERVER_OPTIONS[:] = before
 
 
 def test_a_setting_of_the_user_stands(plain: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,58 @@ def test_slow_ones_are_turned_out_for_those_who_wait_the_largest_first() -> None
     run(test)
 
 
+def test_who_waited_for_memory_has_all_the_time_to_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        memory, sent = Memory(10), asyncio.Event()
+        with memory.hold() as share:
+            await share.grow(10)
+            arriving = [asyncio.create_task(_arrive(memory, 6, sent.wait())) for _ in range(2)]
+            await asyncio.sleep(0.3)
+        monkeypatch.setattr(memory_module, "PATIENCE_SECONDS", 0.25)
+        await asyncio.sleep(0)
+        assert memory.held == 6
+        memory._turn_out_slow()
+        assert memory.held == 6
+        sent.set()
+        await asyncio.gather(*arriving)
+
+    run(test)
+
+
+def test_who_sends_fast_may_take_long() -> None:
+    async def test() -> None:
+        memory, sent = Memory(10), asyncio.Event()
+
+        async def large() -> None:
+            with memory.hold() as share:
+                async with share.arriving():
+                    await share.grow(9)
+                    share.arrived = 2**30
+                    await sent.wait()
+
+        works = [asyncio.create_task(large()), asyncio.create_task(_arrive(memory, 5, asyncio.sleep(0)))]
+        await asyncio.sleep(0.15)
+        assert not any(work.done() for work in works)
+        sent.set()
+        await asyncio.gather(*works)
+
+    run(test)
+
+
+def test_who_needs_no_more_does_not_wait_behind_others() -> None:
+    async def test() -> None:
+        memory = Memory(10)
+        with memory.hold() as share:
+            await share.grow(6)
+            waiting = asyncio.create_task(_arrive(memory, 5, asyncio.sleep(0)))
+            await asyncio.sleep(0)
+            await asyncio.wait_for(share.grow(0), 0.01)
+            assert not waiting.done()
+        await waiting
+
+    run(test)
+
+
 def test_what_has_arrived_is_never_turned_out() -> None:
     async def test() -> None:
         memory, done = Memory(10), asyncio.Event()
