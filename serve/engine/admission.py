@@ -106,13 +106,16 @@ class Admission:
             self._record(call, time.perf_counter() - began)
 
     @asynccontextmanager
-    async def parsed(self, size: int, row_bytes: int, parse: Callable[[], ResultT]) -> AsyncIterator[ResultT]:
+    async def parsed(
+        self, size: int, rows: int, row_bytes: int, parse: Callable[[], ResultT]
+    ) -> AsyncIterator[ResultT]:
         """What `parse` makes of a body of `size` bytes, for the block. Raises RequestError as `parse` does.
 
-        `row_bytes` is what a row takes in memory when all of its features are missing; a byte of the body may be a row.
+        `rows` is how many rows the body may have, as far as that shows before it is parsed: a byte may be a row.
+        `row_bytes` is what a row takes in memory when all of its features are missing.
         """
         with self._parsed.hold() as share:
-            await share.grow(2 * size + min(size, self.settings.max_rows_per_request) * row_bytes)
+            await share.grow(2 * size + min(rows, self.settings.max_rows_per_request) * row_bytes)
             if size <= _AT_ONCE_BYTES:
                 yield parse()
                 return

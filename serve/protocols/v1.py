@@ -41,7 +41,8 @@ Verb = Callable[[ServedModel, ServedVersion, bytes, Admission], Awaitable[bytes]
 async def _predict(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
     max_rows = admission.settings.max_rows_per_request
     parse = partial(parse_instances, body, version.predictor.raw_rows, max_rows)
-    async with admission.parsed(len(body), version.row_bytes, parse) as rows:
+    # Every row is an object. Who sends few rows is not to wait with those who send many.
+    async with admission.parsed(len(body), body.count(b"{"), version.row_bytes, parse) as rows:
         return predictions(model.name, version.version, await model.score(version, Rows(rows)))
 
 
@@ -49,7 +50,7 @@ async def _recommend(model: ServedModel, version: ServedVersion, body: bytes, ad
     if version.recommender is None:
         raise _cannot(model, "scores more than a user and an item: it cannot recommend")
     parse = partial(parse_recommend, body, admission.settings.max_rows_per_request)
-    async with admission.parsed(len(body), 0, parse) as asked:
+    async with admission.parsed(len(body), 0, 0, parse) as asked:
         recommend = partial(version.recommender.recommend, asked.user, asked.k, exclude_known=asked.exclude_known)
         try:
             best = await version.evaluate(recommend)
@@ -61,7 +62,7 @@ async def _recommend(model: ServedModel, version: ServedVersion, body: bytes, ad
 
 async def _rank(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
     parse = partial(parse_rank, body, admission.settings.max_rows_per_request)
-    async with admission.parsed(len(body), version.row_bytes, parse) as asked:
+    async with admission.parsed(len(body), len(body), version.row_bytes, parse) as asked:
         try:
             rows = await version.evaluate(partial(version.ranker.rows, asked.context, asked.candidates))
         except UserError as error:

@@ -164,7 +164,7 @@ def test_what_is_parsed_waits_for_memory(admission: Admission) -> None:
         order: list[str] = []
 
         async def work(name: str) -> None:
-            async with admission.parsed(700, 1, lambda: name) as content:
+            async with admission.parsed(700, 700, 1, lambda: name) as content:
                 order.append(content)
                 await asyncio.sleep(0.1)
                 order.append("end")
@@ -188,7 +188,7 @@ def test_an_error_does_not_hold_what_was_parsed(admission: Admission) -> None:
 
     async def test() -> RequestError:
         with pytest.raises(RequestError, match="wrong") as refused:
-            async with admission.parsed(100_000, 0, parse):
+            async with admission.parsed(100_000, 0, 0, parse):
                 pass
         return refused.value
 

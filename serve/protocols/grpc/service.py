@@ -173,7 +173,8 @@ class GrpcMethods:
     @_admitted
     async def ModelInfer(self, request: bytes, call: Call) -> Any:
         parse = partial(self._parse_infer, request, call)
-        async with self._admission.parsed(len(request), self._models.row_bytes, parse) as (model, version, asked):
+        size, row_bytes = len(request), self._models.row_bytes
+        async with self._admission.parsed(size, size, row_bytes, parse) as (model, version, asked):
             return infer_response(model.name, version.version, asked, await model.score(version, asked.rows))
 
     def _parse_infer(self, request: bytes, call: Call) -> tuple[ServedModel, ServedVersion, InferRequest]:

@@ -46,7 +46,7 @@ def routes(models: ServedModels, admission: Admission) -> APIRouter:
         body = await read_body(request, admission.settings)
         max_rows = admission.settings.max_rows_per_request
         parse = partial(parse_infer, body, request.headers.get(_JSON_LENGTH), chosen.predictor, max_rows)
-        async with admission.parsed(len(body), chosen.row_bytes, parse) as asked:
+        async with admission.parsed(len(body), len(body), chosen.row_bytes, parse) as asked:
             content, json_length = answer(name, chosen.version, asked, await model.score(chosen, asked.rows))
         if json_length is None:
             return Response(content, media_type="application/json")
