@@ -8,6 +8,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+from cluster.nodes import ask_nodes
 from rayrec.common.errors import UserError
 
 # Spark and RayDP's Java actors need access to these packages of a Java 17 runtime.
@@ -48,27 +49,14 @@ def require_java_on_nodes() -> None:
     The raylet of such a node cannot start Java workers, and dies when Spark's first process registers with it.
     """
     import ray
-    from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    @ray.remote(num_cpus=0)
     def knows_java() -> bool:
         # A worker's parent is the raylet, whose arguments are the only place where Ray shows this.
         arguments = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
         return b"--java_worker_command=" not in arguments
 
-    def lacks_java(answer: "ray.ObjectRef[bool]") -> bool:
-        try:
-            return not ray.get(answer)
-        except (NodeDiedError, TaskUnschedulableError, WorkerCrashedError):
-            return False  # the node was just lost, so nothing will run there
-
-    nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
-    answers = {
-        node: knows_java.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
-        for node in nodes
-    }
-    without = sorted({nodes[node] for node, answer in answers.items() if lacks_java(answer)})
+    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
+    without = sorted({hosts[node] for node, knows in ask_nodes(knows_java).items() if not knows})
     if without:
         raise UserError(
             f"the Ray node on {', '.join(without)} was started without Java, which Spark needs; run "

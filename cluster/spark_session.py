@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from cluster.java import require_java_on_nodes
@@ -28,6 +28,10 @@ _PYTHON_WORKER = 3 * 2**28
 """Bytes of a core's Python worker, the most that was measured; vocabularies and tables are mapped and do not count."""
 _LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For processes that plan and wait: to compile their code only lightly saves half of their CPU time on a short job."""
+_OF_EXECUTORS = "spark.ray.raydp_spark_executor.actor.resource."
+"""Before the name of a resource that each executor takes from Ray."""
+_HEAD = "node:__internal_head__"
+"""The resource that Ray gives the head node alone; every node has one that is named after its address."""
 _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 # A Java process prints these lines when it starts, at any log level.
 _START_UP_NOISE = re.compile(
@@ -37,16 +41,17 @@ _START_UP_NOISE = re.compile(
 
 
 @contextmanager
-def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkSession"]:
+def spark_session(config: SparkConfig, name: str = "rayrec", *, on_all_nodes: bool = True) -> Iterator["SparkSession"]:
     """Hold a Spark session on the running Ray session (`cluster.ray_session`) during the block.
 
-    The executors need this process's interpreter, and the files that it reads and writes, at the same paths. Raises
-    UserError if the cluster lacks the CPUs or the memory that `config` asks for.
+    The executors need this process's interpreter, and the files that it reads and writes, at the same paths. If other
+    nodes lack these files, `on_all_nodes` is False: all executors are on this process's node. Raises UserError if the
+    cluster, or that node, lacks the CPUs or the memory that `config` asks for.
     """
     import raydp
 
     require_java_on_nodes()
-    executors = _size(config)
+    executors = _size(config, on_all_nodes)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     parallelism = executors.count * executors.cores
     # The folders of the packages that the workers import, and those that this process was given.
@@ -75,10 +80,11 @@ def spark_session(config: SparkConfig, name: str = "rayrec") -> Iterator["SparkS
                 "spark.sql.shuffle.partitions": str(config.shuffle_partitions or 4 * parallelism),
                 "spark.default.parallelism": str(parallelism),
                 # RayDP would ask Ray for the heap alone.
-                "spark.ray.raydp_spark_executor.actor.resource.memory": str(executors.memory),
+                f"{_OF_EXECUTORS}memory": str(executors.memory),
+                **({} if on_all_nodes else {f"{_OF_EXECUTORS}{_name_of(_own_node())}": "0.001"}),
                 "spark.ray.raydp_spark_master.actor.resource.CPU": "0",
                 # It owns the executors. On the head, the loss of another node costs only that node's executor.
-                "spark.ray.raydp_spark_master.actor.resource.node:__internal_head__": "0.001",
+                f"spark.ray.raydp_spark_master.actor.resource.{_HEAD}": "0.001",
             },
         )
     try:
@@ -129,12 +135,29 @@ def size_executors(config: SparkConfig, nodes: Sequence[int], free_cpus: int, fr
     return Executors(count, cores, heap, heap + min(cores * _PYTHON_WORKER, free_memory // count - heap))
 
 
-def _size(config: SparkConfig) -> Executors:
+def _own_node() -> dict[str, Any]:
+    """The node of this process, as Ray describes it."""
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    return next(node for node in ray.nodes() if node["NodeID"] == own)
+
+
+def _name_of(node: dict[str, Any]) -> str:
+    """The resource of one node alone. (Tests have several nodes at one address.)"""
+    return _HEAD if _HEAD in node["Resources"] else f"node:{node['NodeManagerAddress']}"
+
+
+def _size(config: SparkConfig, on_all_nodes: bool) -> Executors:
     import ray
 
     cpus = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     nodes = [count for count in cpus if count]
     free = ray.available_resources()
+    if not on_all_nodes:
+        own = _own_node()["Resources"]
+        nodes = [int(own.get("CPU", 0))]
+        free = {name: min(free.get(name, 0), own.get(name, 0)) for name in ("CPU", "memory")}
     free_cpus = int(free.get("CPU", 0))
     if len(nodes) == 1:
         # A Ray session on one machine may declare more CPUs than the machine has; executors count real ones.

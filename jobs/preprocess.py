@@ -38,6 +38,7 @@ class PreprocessRequest(RecipeRequest):
 
 def run(request: PreprocessRequest, progress: Progress) -> Result:
     """Preprocess; `rows` counts those of all splits, `details` those of each, and the rejected ones by reason."""
+    from cluster.nodes import all_nodes_see
     from cluster.ray_session import ray_session
     from cluster.spark_session import spark_session
     from rayrec.sources.registry import preprocessing
@@ -45,8 +46,12 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     recipe = request.load_recipe()
     job = preprocessing(recipe, request.inputs(recipe), request.output)
     progress.stage("start Spark on Ray")
-    with owned(request.output), ray_session(), spark_session(recipe.preprocess.spark) as spark:
-        manifest = job.run(spark, progress)
+    with owned(request.output), ray_session():
+        is_shared = all_nodes_see(request.output.parent)
+        if not is_shared:
+            progress.message(f"not all nodes see {request.output.parent}: Spark works on this node alone")
+        with spark_session(recipe.preprocess.spark, on_all_nodes=is_shared) as spark:
+            manifest = job.run(spark, progress)
     splits = {name: split.rows for name, split in manifest.splits.items()}
     return Result(
         command="preprocess",

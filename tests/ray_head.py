@@ -1,6 +1,7 @@
 """A Ray cluster of its own, as `ray start --head` makes it in another shell."""
 
 import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -78,8 +79,13 @@ def _start_head(
 
 
 @contextmanager
-def ray_nodes(head: RayHead, environment: Mapping[str, str], count: int) -> Iterator[list[int]]:
-    """More nodes of one CPU on this machine for the time of the block; the process ids of their `ray start`."""
+def ray_nodes(
+    head: RayHead, environment: Mapping[str, str], count: int, hidden: Path | None = None
+) -> Iterator[list[int]]:
+    """More nodes of one CPU on this machine for the time of the block; the process ids of their `ray start`.
+
+    `hidden`: a folder that is empty for these nodes, as on other machines; Linux lets root do that, and most others.
+    """
     folder = Path(tempfile.mkdtemp(prefix="nodes-"))
     nodes: list[subprocess.Popen[bytes]] = []
     try:
@@ -91,6 +97,10 @@ def ray_nodes(head: RayHead, environment: Mapping[str, str], count: int) -> Iter
                 f"--dashboard-agent-listen-port={agent}", f"--min-worker-port={ports}",
                 f"--max-worker-port={ports + 499}",
             ]  # fmt: skip
+            if hidden is not None:
+                as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
+                mounted = 'mount -t tmpfs none "$0" && exec "$@"'
+                command = ["unshare", *as_root, "--mount", "sh", "-c", mounted, str(hidden), *command]
             # One after the other: two at once would choose the same names for their sockets.
             nodes.append(_start_node(command, environment, folder / f"{index}.log"))
         yield [node.pid for node in nodes]

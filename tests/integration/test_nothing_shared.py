@@ -1,4 +1,7 @@
-"""Three nodes that share nothing but a bucket: what they compute, and what each of them reads of it."""
+"""Three nodes that share nothing but a bucket: what they compute, and what each of them reads of it.
+
+The staging folder of the first node, where commands run, is hidden from the others.
+"""
 
 import json
 import os
@@ -17,6 +20,7 @@ from rayrec.common.progress import SilentProgress
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, dump_recipe
+from rayrec.sources.criteo.generator import generate
 from rayrec.storage.location import local_path
 from rayrec.storage.staged import fetch, mirrored
 from rayrec.training.run.folder import checkpoint_steps
@@ -103,8 +107,10 @@ def cluster(local: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 
         store.faults = FAULTS
         head = stack.enter_context(ray_head(of_node(0), num_cpus=1))
+        of_head = Path(of_node(0)["RAYREC_STAGING"])
+        of_head.mkdir(parents=True, exist_ok=True)
         for number in range(1, NODES):
-            stack.enter_context(ray_nodes(head, of_node(number), 1))
+            stack.enter_context(ray_nodes(head, of_node(number), 1, hidden=of_head))
         yield Cluster(store, endpoints[:NODES], {**of_node(0), "RAY_ADDRESS": head.address}, folder)
 
 
@@ -114,6 +120,13 @@ def trained(cluster: Cluster) -> Cluster:
     config.write_text(dump_recipe(_recipe(in_memory=False)))
     run_module("jobs.train", config, "--data", DATA, "--output", RUN, environment=cluster.environment)
     return cluster
+
+
+def _require_same_weights(model: Path, expected: Path) -> None:
+    for path in (expected / "weights").rglob("*.safetensors"):
+        found = load_file(model / path.relative_to(expected))
+        for name, value in load_file(path).items():
+            assert found[name].equal(value), (path.name, name)
 
 
 def test_training_gives_the_same_weights(trained: Cluster, local: Path) -> None:
@@ -153,10 +166,7 @@ def test_evaluation_export_and_prediction(trained: Cluster, local: Path) -> None
     run_module("jobs.export", RUN, "--output", MODEL, environment=trained.environment)
     exported = trained.fetch(MODEL)
     run_module("jobs.export", local / "run", "--output", local / "model", environment=trained.environment)
-    for path in (local / "model" / "weights").rglob("*.safetensors"):
-        found = load_file(exported / path.relative_to(local / "model"))
-        for name, value in load_file(path).items():
-            assert found[name].equal(value), (path.name, name)
+    _require_same_weights(exported, local / "model")
 
     # Each node fetches the model, and writes its part of the scores.
     shutil.rmtree(trained.folder / "staging" / "2")
@@ -174,3 +184,22 @@ def test_evaluation_export_and_prediction(trained: Cluster, local: Path) -> None
     rows = pq.read_table(local / "data" / "test", columns=columns).combine_chunks()
     expected_scores = predictor.predict_encoded(rows.to_batches()[0])
     np.testing.assert_allclose(written["score"].to_numpy(), expected_scores, atol=1e-6, rtol=0)
+
+
+def test_raw_files_to_a_model(cluster: Cluster, local: Path) -> None:
+    """Spark works on the first node alone; the other nodes take part in training."""
+    generate(local / "raw", 20_000, seed=3)
+    for file in (local / "raw").glob("*.tsv"):
+        with cluster.store.filesystem.open_output_stream(f"raw/{file.name}") as out:
+            out.write(file.read_bytes())
+    settings = ["--workers", str(NODES), "--set", "train.epochs=1", "--set", "train.global_batch_size=510"]
+    settings += ["--set", "preprocess.spark.executor_memory=1g"]
+    cluster.store.faults = FAULTS
+    command = ("jobs.run", "dlrm-criteo-debug", *settings)
+    away = ("--input", "s3://bucket/raw", "--output", "s3://bucket/out")
+    run_module(*command, *away, environment=cluster.environment)
+    here = ("--input", local / "raw", "--output", local / "out")
+    run_module(*command, *here, environment=cluster.environment)
+    out = cluster.fetch("s3://bucket/out")
+    _require_same_weights(out / "model", local / "out" / "model")
+    assert (out / "run" / "metrics.json").read_text() == (local / "out" / "run" / "metrics.json").read_text()
