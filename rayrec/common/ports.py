@@ -14,14 +14,15 @@ def free_ports(count: int) -> list[int]:
     ports: list[int] = []
     with ExitStack() as stack:
         # Drawn from the system's randomness, so that no two processes draw the same ones.
-        for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        candidates = iter(random.SystemRandom().sample(_PORTS, len(_PORTS)))
+        while len(ports) < count:
+            if (port := next(candidates, None)) is None:
+                raise OSError(f"no {count} ports of this machine are free")
             one = stack.enter_context(socket.socket())
             with suppress(OSError):
                 one.bind(("127.0.0.1", port))
                 ports.append(port)
-            if len(ports) == count:
-                return ports
-    raise OSError(f"no {count} ports of this machine are free")
+    return ports
 
 
 def free_port() -> int:

@@ -21,7 +21,7 @@ from tests.model_folders import make_model_folder
 
 SETTINGS = ["serve.replicas=2", "serve.max_batch_size=1", "serve.max_queued_requests=2"]
 # Small to send; their scores take a while.
-BODY = b'{"instances": [' + b",".join([b"{}"] * 4_000) + b"]}"
+BODY = b'{"instances": [' + b",".join([b"{}"] * 8_000) + b"]}"
 
 
 @pytest.mark.minutes
