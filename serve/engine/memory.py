@@ -102,7 +102,7 @@ class Share:
         self.held = 0
         """Bytes that the request holds."""
         self.began = 0.0
-        """When the request began to hold memory, on the monotonic clock."""
+        """The moment, on the monotonic clock, at which the request began to hold memory."""
         self.arrived = 0
         """Bytes of the request that have come since, as far as that is known."""
         self._memory = memory

@@ -87,6 +87,12 @@ def _processes_of_trials(head: int) -> list[psutil.Process]:
     return found
 
 
+def _without_tokens() -> dict[str, str]:
+    """The environment of a cluster, and of its commands, that asks for no token."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    return {**own, "RAY_AUTH_MODE": "disabled"}
+
+
 def _noted(sweep: Path) -> bool:
     """Whether Tune has noted the end of a trial."""
     return any("TERMINATED" in path.read_text() for path in sweep.glob(f"{STATE_FOLDER}/experiment_state-*.json"))
@@ -116,8 +122,7 @@ def test_a_sweep_on_two_cpus_survives_kills(
     space.write_text(SPACE)
     arguments = [str(recipe_file), "--data", str(dataset.folder), "--output", str(sweep)]
     arguments += ["--trials", str(TRIALS), "--scheduler", "asha", "--space", str(space), "--json"]
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    own["RAY_AUTH_MODE"] = "disabled"
+    own = _without_tokens()
     # Trials wait as they write a checkpoint: Tune knows of no evaluation before it, so that it stops none of them.
     first, second = (checkpoint_name(STEPS * number // EVALUATIONS) for number in (1, 2))
     hold = Hold(tmp_path / "hold", rf"trials/\w+/run/checkpoints/\.unfinished-({first}|{second})")
@@ -202,8 +207,7 @@ def test_population_based_training_goes_on_from_the_better_checkpoint(
     arguments += ["--set", "train.embedding_optimizer.lr=1.0e-9", "--set", "train.seed=2"]
     first, second, last = (checkpoint_name(STEPS * number // EVALUATIONS) for number in (1, 2, 3))
     hold = Hold(tmp_path / "hold", rf"trials/\w+/run/checkpoints/\.unfinished-({first}|{second}|{last})")
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    own["RAY_AUTH_MODE"] = "disabled"
+    own = _without_tokens()
     with ray_head(own, num_cpus=2) as head:
         environment = {**own, "RAY_ADDRESS": head.address}
         with hold.held("jobs.tune", *arguments, environment=environment, count=2) as driver:
@@ -225,10 +229,10 @@ def test_population_based_training_goes_on_from_the_better_checkpoint(
             hold.end()
             driver.wait()
     record = _trials(sweep)[worse]
-    assert record["run"] == f"run-{better}-{STEPS * 2 // EVALUATIONS}"
+    step = STEPS * 2 // EVALUATIONS
+    assert record["run"] == f"run-{better}-{step}"
     assert record["assignment"].keys() == {"train.dense_optimizer.lr"}
     run_folder = RunFolder.open(sweep / "trials" / worse / record["run"])
-    step = STEPS * 2 // EVALUATIONS
     theirs = _until(step, sweep / "trials" / better / "run" / "history.jsonl")
     assert _until(step, run_folder.history) == theirs
     assert sum(r["event"] == "evaluate" for r in read_history(run_folder.history)) == EVALUATIONS
