@@ -21,8 +21,11 @@ from rayrec.common.ports import free_ports
 
 T = TypeVar("T")
 RAY = Path(sys.executable).with_name("ray")
-_WORKER_PORTS = itertools.count(20_000, 500)
-"""Nodes of one machine must not give their workers the same ports."""
+_NODES = itertools.cycle(range(18))
+"""Numbers of nodes. Nodes of one machine must not have the same address, by which Spark's driver finds its own node, nor
+give their workers the same ports."""
+_WORKER_PORTS = 61_000
+"""Above the ports that Linux gives to connections, and so above those that `free_ports` finds."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +93,13 @@ def ray_nodes(
     nodes: list[subprocess.Popen[bytes]] = []
     try:
         for index, agent in enumerate(free_ports(count)):
-            ports = next(_WORKER_PORTS)
+            number = next(_NODES)
+            ports = _WORKER_PORTS + 250 * number
             command = [
-                str(RAY), "start", f"--address={head.address}", "--block",
+                str(RAY), "start", f"--address={head.address}", f"--node-ip-address=127.0.0.{number + 2}", "--block",
                 "--disable-usage-stats", "--num-cpus=1", "--object-store-memory=80000000",
                 f"--dashboard-agent-listen-port={agent}", f"--min-worker-port={ports}",
-                f"--max-worker-port={ports + 499}",
+                f"--max-worker-port={ports + 249}",
             ]  # fmt: skip
             if hidden is not None:
                 as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
