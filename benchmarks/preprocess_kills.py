@@ -67,7 +67,7 @@ def measure(folder: Path, kind: str, rows: int, kills: int, seed: int | None) ->
 
     Raises AssertionError if the files differ in the end, or if a finished stage was done again.
     """
-    arguments = _write_raw(folder, kind, rows)
+    arguments = write_raw(folder, kind, rows)
     undisturbed = _Dataset(folder / "undisturbed", arguments)
     undisturbed.attempt(None)
     expected, work = _files(undisturbed.output), undisturbed.seconds
@@ -168,7 +168,7 @@ class _Dataset:
             assert self.marks.setdefault(name, moment) == moment, f"{name} was done again"
 
 
-def _write_raw(folder: Path, kind: str, rows: int) -> list[str]:
+def write_raw(folder: Path, kind: str, rows: int) -> list[str]:
     """Write raw data; returns the arguments of `preprocess` but for the output."""
     raw, settings = folder / "raw", ["--set", "preprocess.spark.executor_memory=1g"]
     if kind != "table":

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Annotated, Self
 
 from pydantic import Field
@@ -10,7 +11,7 @@ from jobs.command import Command, PathTexts, RecipeRequest, Result, absolute_pat
 from rayrec.common.files import owned
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe
-from rayrec.storage.location import Folder
+from rayrec.storage.location import Folder, location
 
 _NAMED = re.compile(r"(?P<split>[A-Za-z_]\w*)=(?P<path>.+)", re.DOTALL)
 
@@ -42,16 +43,23 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     from cluster.ray_session import ray_session
     from cluster.spark_session import spark_session
     from rayrec.sources.registry import preprocessing
+    from rayrec.storage.staged import lent
+    from rayrec.storage.unfinished import has_unfinished_work
 
     recipe = request.load_recipe()
     job = preprocessing(recipe, request.inputs(recipe), request.output)
     progress.stage("start Spark on Ray")
-    with owned(request.output), ray_session():
+    with owned(request.output), ray_session(), ExitStack() as stack:
         is_shared = all_nodes_see(request.output.parent)
-        if not is_shared:
+        # What was begun at a URI is ended there, though all nodes may see one disk by now.
+        at_uri = job.reads_uris and (not is_shared or has_unfinished_work(request.output))
+        at_uri = at_uri and stack.enter_context(lent(request.output, progress))
+        if at_uri:
+            progress.message(f"Spark writes to {location(request.output)}, not to a disk of this node")
+        elif not is_shared:
             progress.message(f"not all nodes see {request.output.parent}: Spark works on this node alone")
-        with spark_session(recipe.preprocess.spark, on_all_nodes=is_shared) as spark:
-            manifest = job.run(spark, progress)
+        with spark_session(recipe.preprocess.spark, on_all_nodes=is_shared or at_uri) as spark:
+            manifest = job.run(spark, progress, at_uri=at_uri)
     splits = {name: split.rows for name, split in manifest.splits.items()}
     return Result(
         command="preprocess",

@@ -7,6 +7,7 @@ with faulty_store() as store, store.endpoint() as endpoint:
 
 import http.client
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -50,6 +51,10 @@ class Store:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     met: Counter[str] = field(default_factory=Counter)
     """How many requests went wrong in each way."""
+    held: str = ""
+    """Regular expression: what is written to a path in which it is found waits as long as it is given."""
+    waiting: Counter[str] = field(default_factory=Counter)
+    """How many requests have come to wait, by path."""
 
     @property
     def faults(self) -> Faults:
@@ -79,6 +84,12 @@ class Store:
             server.shutdown()
             server.server_close()
             thread.join()
+
+    def hold(self, method: str, path: str) -> None:
+        """Let a request wait that must."""
+        while self.held and method in ("PUT", "POST") and re.search(self.held, path):
+            self.waiting[path] += 1
+            time.sleep(0.05)
 
     def draw(self) -> str:
         """What goes wrong with the next request; "" if nothing does."""
@@ -148,6 +159,7 @@ def _handler(endpoint: Endpoint, port: int) -> type[BaseHTTPRequestHandler]:
 
         def answer(self) -> None:
             body = self._body()
+            endpoint.store.hold(self.command, self.path)
             fault = endpoint.store.draw()
             if fault == "fail":
                 self._send(503, [], b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>")

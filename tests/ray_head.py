@@ -22,8 +22,7 @@ from rayrec.common.ports import free_ports
 T = TypeVar("T")
 RAY = Path(sys.executable).with_name("ray")
 _NODES = itertools.cycle(range(18))
-"""Numbers of nodes. Nodes of one machine must not have the same address, by which Spark's driver finds its own node, nor
-give their workers the same ports."""
+"""Numbers of nodes, so that no two have the same address, by which Spark's driver finds its node, or the same ports."""
 _WORKER_PORTS = 61_000
 """Above the ports that Linux gives to connections, and so above those that `free_ports` finds."""
 

@@ -19,8 +19,16 @@ class SmallClusterError(ConfigError):
     """The cluster lacks CPUs or GPUs at present; with more nodes the same would work."""
 
 
-class DiskFullError(UserError):
-    """A disk is full; unfinished work can continue once there is space."""
+class PassingError(UserError):
+    """A failure of something else than the input; unfinished work can continue once it is over."""
+
+
+class DiskFullError(PassingError):
+    """A disk is full."""
+
+
+class StoreError(PassingError):
+    """A bucket cannot be read or written."""
 
 
 def first_failure(failures: Mapping[int, tuple[BaseException, Any]], failed: str) -> UserError:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from rayrec.common.errors import DiskFullError, UserError
+from rayrec.common.errors import PassingError, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +74,8 @@ def new_folder(path: Path, fingerprint: str | None = None) -> Iterator[Path]:
     """Yield a sibling of `path` that becomes `path` when the block ends without an error, all of it on the disk.
 
     On an error the sibling is removed. With `fingerprint`, for long work, it survives a kill and every error except a
-    `UserError` after which the same work could not succeed (one of a full disk is survived), and the next caller with
-    the same fingerprint finds what was done. What attempts with other fingerprints left is kept until one succeeds.
+    `UserError` after which the same work could not succeed (a `PassingError` is survived), and the next caller with the
+    same fingerprint finds what was done. What attempts with other fingerprints left is kept until one succeeds.
     Raises UserError if `path` exists and is not an empty folder, or if another process writes it.
     """
     require_absent(path)
@@ -96,7 +96,7 @@ def new_folder(path: Path, fingerprint: str | None = None) -> Iterator[Path]:
             for left in path.parent.glob(f".{glob.escape(path.name)}.unfinished-*"):
                 shutil.rmtree(left, ignore_errors=True)
         except BaseException as error:
-            goes_on = isinstance(error, DiskFullError) or not isinstance(error, UserError)
+            goes_on = isinstance(error, PassingError) or not isinstance(error, UserError)
             if fingerprint is not None and goes_on:
                 logger.warning("%s: keeps what is done; the same command goes on from there", unfinished)
             else:

@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import new_file
 from rayrec.features.mapped_columns import Lists, MappedBatch, Numbers, Ranges, search_ranges
 from rayrec.features.string_hash import by_distinct_text, find_hashes, hash_string, hash_strings
 from rayrec.features.vocabulary import REQUEST_VALUES, SCALAR_LOOKUPS
 from rayrec.random.splitmix64 import hash_integers, mix
+from rayrec.storage.files import files_in, mappable, new_file
 
 HASH = "hash"
 UNKNOWN = -1
@@ -71,7 +71,8 @@ class KeyedTable:
     def __init__(self, folder: Path) -> None:
         """Map the files of `folder`; without files the table is empty. Raises UserError if one is damaged."""
         self.folder = folder
-        batches = [batch for path in sorted(folder.glob("*.arrow")) for batch in _open(path) if batch.num_rows]
+        files = files_in(mappable(folder), "*.arrow")
+        batches = [batch for path in files for batch in _open(path) if batch.num_rows]
         self._batches = [MappedBatch(batch) for batch in batches]
         self._first_rows = np.cumsum([0, *(batch.num_rows for batch in batches)])
         self._first_hashes = np.array([batch.numbers(HASH)[0][0] for batch in self._batches], np.int64)

@@ -9,7 +9,6 @@ import pyarrow as pa
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import write_json
 from rayrec.config import Config
 from rayrec.config.times import TimeFormat, Zone
 from rayrec.config.transforms import (
@@ -25,6 +24,7 @@ from rayrec.config.transforms import (
     Vocabulary,
 )
 from rayrec.config.validation import describe_validation_error
+from rayrec.storage.files import write_json
 
 SCHEMA_FILE = "schema.json"
 STATISTICS_FOLDER = "statistics"

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import new_file
 from rayrec.features.string_hash import by_distinct_text, find_hashes, hash_string, hash_strings
 from rayrec.random.splitmix64 import mix
+from rayrec.storage.files import files_in, mappable, new_file, open_parquet
 
 VOCABULARY_SCHEMA = pa.schema(
     [pa.field("value", pa.string(), False), pa.field("id", pa.int64(), False), pa.field("count", pa.int64(), False)]
@@ -48,7 +48,7 @@ class VocabularyLookup:
     def __init__(self, index: Path) -> None:
         """Map an index that `write_index` wrote. Raises UserError if it is missing or damaged."""
         try:
-            with index.open("rb") as file:
+            with mappable(index).open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             batch = pa.ipc.open_file(pa.py_buffer(self._map)).get_batch(0)
             batch.validate()
@@ -146,7 +146,7 @@ def fingerprint(values: pa.Array, first_id: int) -> int:
 
 def vocabulary_files(path: Path) -> list[Path]:
     """The Parquet files of a vocabulary, a file or a folder of parts, in the order of ids."""
-    return sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    return [path] if path.suffix == ".parquet" else files_in(path, "*.parquet")
 
 
 def index_file(path: Path) -> Path:
@@ -170,13 +170,13 @@ def write_index(vocabulary: Path, index: Path, max_values: int | None = None) ->
 
     It is an Arrow file of one batch: `hash` (uint64), ascending; `entry` (int32, or int64 beyond 2^31 values), for each
     hash the place of its value; `value` (large_string), in the order of ids. Memory is bounded: what grows with the
-    values lies in temporary files in the same folder. Raises UserError if `vocabulary` is missing or no vocabulary.
+    values lies in temporary files beside it. Raises UserError if `vocabulary` is missing or no vocabulary.
     """
-    index.parent.mkdir(exist_ok=True)
     with ExitStack() as stack:
+        temporary = stack.enter_context(new_file(index))
 
         def column() -> IO[bytes]:
-            return stack.enter_context(tempfile.TemporaryFile(dir=index.parent))
+            return stack.enter_context(tempfile.TemporaryFile(dir=temporary.parent))
 
         by_id, offsets, texts, hashes, entries = (column() for _ in range(5))
         offsets.write(np.int64(0).tobytes())
@@ -203,7 +203,6 @@ def write_index(vocabulary: Path, index: Path, max_values: int | None = None) ->
             ),
         }
         batch = pa.RecordBatch.from_pydict(columns)
-        temporary = stack.enter_context(new_file(index))
         with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
             writer.write_batch(batch)
 
@@ -237,7 +236,7 @@ def _read(path: Path, max_values: int | None) -> Iterator[pa.Array]:
     rows = 0
     for file in files:
         try:
-            with pq.ParquetFile(file) as parquet:
+            with open_parquet(file) as parquet:
                 for batch in parquet.iter_batches(columns=["value", "id"]):
                     head = batch if max_values is None else batch.slice(0, max_values - rows)
                     ids = head.column("id").to_numpy(zero_copy_only=False)

@@ -11,12 +11,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import sha256_of, write_json
+from rayrec.common.files import sha256_of
 from rayrec.config import Config
 from rayrec.config.validation import describe_validation_error
 from rayrec.features.schema import STATISTICS_FOLDER, Schema
 from rayrec.recipes import Recipe
-from rayrec.storage.files import sizes_in
+from rayrec.storage.files import read_bytes, sizes_in, write_json
 from rayrec.storage.staged import fetch
 
 MANIFEST_FILE = "manifest.json"
@@ -95,7 +95,7 @@ class Manifest(Config):
         """Read the manifest of a dataset folder. Raises UserError if it is missing or invalid."""
         path = folder / MANIFEST_FILE
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate_json(read_bytes(path))
         except FileNotFoundError:
             raise UserError(
                 f"{path}: missing, so this is no dataset, or an unfinished one; give the output of `rayrec preprocess`"

@@ -14,13 +14,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
-from rayrec.common.parquet_files import new_parquet, new_parquet_files
 from rayrec.ingest.dataset import REJECTED_FOLDER
 from rayrec.preprocessing.segments import SEGMENT_ROWS, Piece
 from rayrec.preprocessing.spark_tasks import Counter, counted_rows, run_tasks
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import REJECTED_SCHEMA, RawBlock, RowReader
 from rayrec.raw.files import Chunk, InputFile, plan_chunks
+from rayrec.storage.files import files_in, open_parquet, remove
+from rayrec.storage.parquet_files import new_parquet, new_parquet_files
 
 _LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES = 2**22, 2**26
 _ROWS_PER_FILE = 8 * SEGMENT_ROWS
@@ -62,7 +63,8 @@ class ExtractedChunk:
         """The number of good rows among the first `line` lines of the chunk."""
         if not self.rejected:
             return line
-        rejected = pq.read_table(self.rejected_path, columns=["line"]).column("line")
+        with open_parquet(self.rejected_path) as file:
+            rejected = file.read(["line"]).column("line")
         return line - pc.sum(pc.less_equal(rejected, line)).as_py()
 
 
@@ -177,7 +179,8 @@ def _check_rejected(
     bad = reasons.total()
     if bad > max_fraction * lines:
         offset, first = next((o, c) for o, c in zip(_first_lines(extracted), extracted, strict=True) if c.rejected)
-        example = pq.read_table(first.rejected_path).slice(0, 1).to_pylist()[0]
+        with open_parquet(first.rejected_path) as file:
+            example = file.read().slice(0, 1).to_pylist()[0]
         cell = f" (column '{example['column']}': {example['value'][:100]!a})" if example["column"] is not None else ""
         fix = f"; {fixes[example['reason']]}" if example["reason"] in fixes else ""
         counts = ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common())
@@ -203,14 +206,14 @@ def _write_rejected(workspace: Workspace, extracted: Sequence[ExtractedChunk], p
         groups[-1].append((chunk.rejected_path, offset))
         filled += number
     folder = workspace.folder / REJECTED_FOLDER
-    for left in folder.glob(f"{prefix}part-*"):  # by an attempt that was killed
-        left.unlink()
+    for left in files_in(folder, f"{prefix}part-*"):  # by an attempt that was killed
+        remove(left)
 
     def run(item: tuple[int, list[tuple[Path, int]]]) -> None:
         index, files = item
         with new_parquet(folder / f"{prefix}part-{index:05d}.parquet", REJECTED_SCHEMA) as writer:
             for path, offset in files:
-                with pq.ParquetFile(path) as file:
+                with open_parquet(path) as file:
                     for batch in file.iter_batches():
                         column = batch.schema.get_field_index("line")
                         lines = pc.add(batch.column(column), offset)

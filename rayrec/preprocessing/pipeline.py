@@ -1,24 +1,26 @@
 """Turns raw files into a dataset folder: what every source's job has around it.
 
 Stages hand rows to each other as Parquet files in a scratch folder, so memory stays flat and a task that runs again
-finds its input. Everything lies in an unfinished folder beside the output, which takes the output's name at the end; a
-job that was killed goes on from what it finds there.
+finds its input. Everything lies in an unfinished folder beside the output, on a disk that all nodes see or at the URI
+of the output, which takes the output's name at the end; a job that was killed goes on from what it finds there.
 """
 
 import hashlib
 import json
-import shutil
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rayrec.common.files import new_folder, remove_unfinished_files, require_absent, sha256_of
+from rayrec.common.files import is_uri, new_folder, remove_unfinished_files, sha256_in
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.ingest.dataset import MANIFEST_FILE, Manifest, SourceFile, StoredFile
 from rayrec.preprocessing.spark_tasks import no_tasks_left_behind, run_tasks, user_errors
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset
 from rayrec.raw.files import InputFile
 from rayrec.recipes import Recipe
+from rayrec.storage.files import exists, files_below, make_folder, open_file, remove
+from rayrec.storage.location import location
+from rayrec.storage.unfinished import new_folder_at_uri, require_new
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,25 +52,36 @@ class Preprocessing:
         """`job` comes from the recipe's source. Raises UserError if the output exists."""
         self._resolved = recipe.model_dump(mode="json")
         self._output = Path(output).absolute()
-        require_absent(self._output)
+        require_new(self._output)
         self._job = job
 
-    def run(self, spark: "SparkSession", progress: Progress | None = None) -> Manifest:
+    @property
+    def reads_uris(self) -> bool:
+        """Whether every raw file is read from a URI, so that it is the same on each node."""
+        return all(is_uri(file.name) for file in self._job.files)
+
+    def run(self, spark: "SparkSession", progress: Progress | None = None, *, at_uri: bool = False) -> Manifest:
         """Write the dataset folder. Whatever fails, the output stays as it was. Raises UserError.
 
         A job that was killed, or failed for another reason than its inputs, goes on from its last finished stage when
-        the same files are preprocessed to the same output by the same recipe.
+        the same files are preprocessed to the same output by the same recipe. `at_uri`: the output is staged, and what
+        tasks write goes to its URI alone, because the executors share no disk.
         """
         progress = progress or SilentProgress()
-        with user_errors(), new_folder(self._output, self._fingerprint()) as folder, no_tasks_left_behind(spark):
+        if at_uri:
+            fingerprint = self._fingerprint(location(self._output))
+            new = new_folder_at_uri(self._output, fingerprint, MANIFEST_FILE)
+        else:
+            new = new_folder(self._output, self._fingerprint(str(self._output)))
+        with user_errors(), new as folder, no_tasks_left_behind(spark):
             scratch = folder / _SCRATCH
-            if any(folder.iterdir()):
-                progress.message(f"{folder}: unfinished work of an earlier run; going on from there")
-            if not (folder / MANIFEST_FILE).exists():
-                scratch.mkdir(exist_ok=True)
+            if files_below(folder):
+                progress.message(f"{location(folder)}: unfinished work of an earlier run; going on from there")
+            if not exists(folder / MANIFEST_FILE):
+                make_folder(scratch)
                 self._write(Workspace(spark, folder, scratch, progress))
             # The manifest is there: a kill from here on has no work done again, however much of the scratch is gone.
-            shutil.rmtree(scratch, ignore_errors=True)
+            remove(scratch)
             return Manifest.load(folder)
 
     def _write(self, workspace: Workspace) -> None:
@@ -78,8 +91,7 @@ class Preprocessing:
         remove_unfinished_files(folder)
         written.schema.save(folder)
         parts = {part.path for split in written.splits.values() for part in split.parts}
-        others = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
-        wanted = [path for path in others if path.parts[0] != _SCRATCH and path.as_posix() not in parts]
+        wanted = [n for n in files_below(folder) if PurePath(n).parts[0] != _SCRATCH and n not in parts]
         manifest = Manifest(
             splits=written.splits,
             files=tuple(run_tasks(workspace.spark, wanted, partial(_stored_file, folder))),
@@ -89,13 +101,13 @@ class Preprocessing:
         )
         manifest.save(folder)
 
-    def _fingerprint(self) -> str:
+    def _fingerprint(self, output: str) -> str:
         """Differs whenever the files of a stage, or their paths, would differ."""
         settings: dict[str, dict[str, Any]] = {name: self._resolved[name] for name in ("source", "preprocess")}
         settings["preprocess"] = {name: value for name, value in settings["preprocess"].items() if name != "spark"}
         content = {
             "version": _STAGES_VERSION,
-            "output": str(self._output),
+            "output": output,
             "sources": [source.model_dump() for source in source_files(self._job)],
             **settings,
         }
@@ -107,5 +119,7 @@ def source_files(job: PreprocessingJob) -> tuple[SourceFile, ...]:
     return tuple(SourceFile(path=file.name, bytes=file.bytes, modified=file.modified) for file in job.files)
 
 
-def _stored_file(folder: Path, path: Path) -> StoredFile:
-    return StoredFile(path=path.as_posix(), bytes=(folder / path).stat().st_size, sha256=sha256_of(folder / path))
+def _stored_file(folder: Path, name: str) -> StoredFile:
+    with open_file(folder / name) as file:
+        sha256 = sha256_in(file)
+        return StoredFile(path=name, bytes=file.tell(), sha256=sha256)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.common.parquet_files import new_parquet
 from rayrec.preprocessing.segments import Piece, Segment, count_rows
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
 from rayrec.preprocessing.workspace import Workspace
+from rayrec.storage.parquet_files import new_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+
+from rayrec.storage.files import open_parquet
 
 SEGMENT_ROWS = 262_144
 """Most rows of a segment: limits what a task holds in memory."""
@@ -87,9 +88,7 @@ def segments_by_part(segments: Iterable[Segment], size: int) -> list[list[Segmen
 
 def read_piece(piece: Piece, columns: Sequence[str], dictionaries: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows of a piece, a row group at a time; columns of text named in `dictionaries` come dictionary encoded."""
-    types = pq.read_schema(piece.path) if dictionaries else None
-    texts = [name for name in dictionaries if types is not None and pa.types.is_string(types.field(name).type)]
-    with pq.ParquetFile(piece.path, read_dictionary=texts) as file:
+    with open_parquet(piece.path, dictionaries) as file:
         offset = 0
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows

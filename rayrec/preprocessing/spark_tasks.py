@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 
+from rayrec.common import errors
 from rayrec.common.background import in_background
 from rayrec.common.errors import DiskFullError, UserError
 from rayrec.common.progress import Progress
@@ -25,7 +26,7 @@ Result = TypeVar("Result")
 
 _POLL_SECONDS = 0.5
 _CANCEL_SECONDS = 20.0
-_USER_ERROR = re.compile(rf"^{re.escape(UserError.__module__)}\.\w+: (.+)$", re.MULTILINE)
+_USER_ERROR = re.compile(rf"^{re.escape(errors.__name__)}\.(\w+): (.+)$", re.MULTILINE)
 DISK_FULL = "no space left on the disk of the output or of Spark's temporary files (SPARK_LOCAL_DIRS); free some"
 
 
@@ -73,7 +74,7 @@ def user_errors() -> Iterator[None]:
         if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in text:
             raise DiskFullError(DISK_FULL) from error
         if found := _USER_ERROR.search(text):
-            raise UserError(found[1]) from error
+            raise getattr(errors, found[1])(found[2]) from error
         raise
 
 

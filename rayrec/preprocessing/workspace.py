@@ -3,7 +3,6 @@
 The files of each stage stay until no other needs them, so a job that died can continue.
 """
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from pydantic import TypeAdapter
 
-from rayrec.common.files import sync_folders, write_json
+from rayrec.common.files import sync_folders
 from rayrec.common.progress import Progress
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
+from rayrec.storage.files import exists, make_folder, read_bytes, remove, write_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,7 @@ class Workspace:
 
     spark: "SparkSession"
     folder: Path
-    """The dataset that is being written; every task can read and write it."""
+    """The dataset that is being written; every task can read and write it, by `rayrec.storage.files`."""
     scratch: Path
     """A folder for the files that stages pass on to each other."""
     progress: Progress
@@ -71,12 +71,12 @@ class Stages:
         `folder`: where the stage's files lie, by default NAME, next to the mark; it is empty when `work` begins.
         """
         mark = self._folder / f"{name}.json"
-        if mark.exists():
+        if exists(mark):
             self._progress.message(f"{name}: done before")
-            return TypeAdapter(kind).validate_json(mark.read_bytes())
+            return TypeAdapter(kind).validate_json(read_bytes(mark))
         files = folder or self._folder / name
-        shutil.rmtree(files, ignore_errors=True)
-        files.mkdir(parents=True)
+        remove(files)
+        make_folder(files)
         result = work(files)
         sync_folders(self._folder.parent)
         write_json(mark, TypeAdapter(kind).dump_python(result, mode="json"))
@@ -89,5 +89,5 @@ class Stages:
     def release(self, *names: str) -> None:
         """Remove the files of stages that no later stage reads; they stay done."""
         for name in names:
-            shutil.rmtree(self._folder / name, ignore_errors=True)
+            remove(self._folder / name)
         self._reclaim()

@@ -6,7 +6,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
@@ -15,7 +15,7 @@ from pyarrow import fs
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import is_uri
-from rayrec.storage.remote import open_filesystem, reason
+from rayrec.storage.remote import open_filesystem, open_remote, reason, tried
 
 MAX_LINE_BYTES = 2**24
 _BLOCK_BYTES, _LEAST_BLOCK = 2**23, 2**16
@@ -56,7 +56,16 @@ class InputFile:
 
         Raises UserError if a zip file cannot be opened or does not have one member.
         """
-        return self.unpack(self.filesystem.open_input_file(self.path))
+        return self.unpack(self.open_packed())
+
+    def open_packed(self) -> pa.NativeFile:
+        """The bytes of the file as they are, any part of which can be read; of a bucket's, all that are asked for.
+
+        Raises OSError, and UserError if a bucket cannot be read.
+        """
+        if isinstance(self.filesystem, fs.LocalFileSystem):
+            return self.filesystem.open_input_file(self.path)
+        return pa.PythonFile(open_remote(self.filesystem, self.path, self.name), "r")
 
     def unpack(self, file: pa.NativeFile) -> pa.NativeFile:
         """The text of the file's bytes. Raises UserError as `open`."""
@@ -104,7 +113,7 @@ def _list(path: str) -> list[InputFile]:
         if is_uri(path):
             filesystem, inner = open_filesystem(path)
             prefix = path[: path.index("://") + 3] if not isinstance(filesystem, fs.LocalFileSystem) else ""
-            infos = _expand(filesystem, inner)
+            infos = tried(path, "read", lambda: _expand(filesystem, inner))
         else:
             filesystem, prefix = fs.LocalFileSystem(), ""
             inner = str(Path(path).expanduser().absolute())
@@ -138,11 +147,13 @@ def _expand(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:
 
 
 def _describe(filesystem: fs.FileSystem, prefix: str, info: fs.FileInfo) -> InputFile:
-    with filesystem.open_input_file(info.path) as file:
-        head = file.read(max(map(len, _MAGIC)))
-    packing = next((packing for magic, packing in _MAGIC.items() if head.startswith(magic)), None)
     modified = info.mtime.timestamp() if info.mtime else 0.0
-    return InputFile(f"{prefix}{info.path}", filesystem, info.path, info.size, modified, packing)
+    described = InputFile(f"{prefix}{info.path}", filesystem, info.path, info.size, modified, None)
+    with described.open_packed() as file:
+        head = file.read(max(map(len, _MAGIC)))
+    return replace(
+        described, packing=next((packing for magic, packing in _MAGIC.items() if head.startswith(magic)), None)
+    )
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

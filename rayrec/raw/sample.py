@@ -39,7 +39,7 @@ class _CountedFile(InputFile):
     opened: list[pa.NativeFile] = field(default_factory=list)
 
     def open(self) -> pa.NativeFile:
-        self.opened.append(self.filesystem.open_input_file(self.path))
+        self.opened.append(self.open_packed())
         return self.unpack(self.opened[-1])
 
 

@@ -1,17 +1,26 @@
-"""Files by their paths: on this node if they are here, and otherwise where their URI says."""
+"""Files by their paths: on this node if they are here, and otherwise where their URI says.
 
+New files lie on the disk, and those of an unfinished folder at a URI (`rayrec.storage.unfinished`) at that URI alone.
+"""
+
+import hashlib
 import io
+import os
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import BinaryIO, cast
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO, cast
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayrec.common import files
 from rayrec.internals.torch_checkpoint import Streams
-from rayrec.storage.location import here, location, staged_root, staging_root
+from rayrec.storage.location import here, is_at_uri, location, staged_root, staging_root
 from rayrec.storage.remote import Remote
+from rayrec.storage.transfer import for_each
 
 _BUFFER_BYTES = 2**22
 """Readers of pickles and of torch's files ask for some bytes at a time, each of which would be a request."""
@@ -25,15 +34,127 @@ def open_file(path: Path) -> io.BufferedReader:
     return on_this_node(path).open("rb")
 
 
-def open_parquet(path: Path) -> pq.ParquetFile:
+def open_parquet(path: Path, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
     """A Parquet file, mapped if it is on this node; otherwise a read asks for all columns of a row group at once.
 
-    Raises OSError or ArrowInvalid, and UserError if a bucket cannot be read.
+    Those of `dictionaries` that are columns of text come dictionary encoded. Raises OSError or ArrowInvalid, and
+    UserError if a bucket cannot be read.
     """
+    source: Any = on_this_node(path)
+    options = {"memory_map": True}
     if is_remote(path):
         remote, name = _remote_file(path)
-        return pq.ParquetFile(remote.open(name), pre_buffer=True)
-    return pq.ParquetFile(on_this_node(path), memory_map=True)
+        source, options = remote.open(name), {"pre_buffer": True}
+    file = pq.ParquetFile(source, **options)
+    texts = [f.name for f in file.schema_arrow if f.name in dictionaries and pa.types.is_string(f.type)]
+    return pq.ParquetFile(source, metadata=file.metadata, read_dictionary=texts, **options) if texts else file
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a small file. Raises as `open_file`."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def exists(path: Path) -> bool:
+    """Whether a file is there: on this node, or at its URI if it is in an unfinished folder there."""
+    if not is_at_uri(path):
+        return path.exists()
+    remote, name = _remote_file(path)
+    return remote.has(name)
+
+
+def files_below(folder: Path) -> list[str]:
+    """All files in a folder and those in it, sorted, by their paths in `folder`."""
+    if not is_at_uri(folder):
+        return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    remote, below = _remote_file(folder)
+    return sorted(name.removeprefix(f"{below}/") for name in remote.files(below))
+
+
+def files_in(folder: Path, pattern: str) -> list[Path]:
+    """The files in a folder whose names match a pattern (`*.parquet`), sorted by name."""
+    if not is_at_uri(folder):
+        return sorted(folder.glob(pattern))
+    names = [PurePath(name) for name in files_below(folder)]
+    return [folder / name for name in names if len(name.parts) == 1 and name.match(pattern)]
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder to write files to, and those around it; at a URI there are none to make."""
+    if not is_at_uri(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, if it is there. Raises UserError if a bucket cannot be."""
+    if is_at_uri(path):
+        delete_remote_files(path)
+    elif path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A path to write to, whose file becomes that of `path` when the block ends without an error.
+
+    As `rayrec.common.files.new_file`, or by sending it to the URI if `path` is in an unfinished folder there; until
+    then it lies in a folder of its own on this node's disk. Raises UserError if the URI cannot be written.
+    """
+    if not is_at_uri(path):
+        with files.new_file(path) as temporary:
+            yield temporary
+        return
+    with tempfile.TemporaryDirectory(dir=_local_disk()) as folder:
+        temporary = Path(folder) / path.name
+        yield temporary
+        remote, name = _remote_file(path)
+        with temporary.open("rb") as file:
+            remote.write(name, file, temporary.stat().st_size)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, whole or not at all. Raises UserError as `new_file`."""
+    if not is_at_uri(path):
+        files.write_json(path, value)
+    else:
+        with new_file(path) as temporary:
+            files.write_json(temporary, value)
+
+
+def mappable(path: Path) -> Path:
+    """A file (`*.arrow`) or folder to map into memory: itself, or its copy on this node.
+
+    What is in an unfinished folder at a URI must be whole. The processes of a Spark executor share one copy of it,
+    which goes when the executor ends. Raises UserError if the URI cannot be read.
+    """
+    if not is_at_uri(path):
+        return path
+    from filelock import FileLock
+
+    copy = _local_disk() / f"rayrec-{hashlib.sha256(location(path).encode()).hexdigest()[:16]}" / path.name
+    copy.parent.mkdir(exist_ok=True)
+    with FileLock(copy.with_name(".lock")):
+        if not copy.exists():
+            remote, name = _remote_file(path)
+            unfinished = copy.with_name(".unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            is_file = path.suffix == ".arrow"
+            (unfinished if is_file else unfinished / path.name).mkdir(parents=True)
+            for found in [name] if is_file else remote.files(name):
+                target = unfinished / PurePath(found).relative_to(PurePath(name).parent)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as sink:
+                    remote.read(found, sink)
+            (unfinished / path.name).rename(copy)
+    return copy
+
+
+def _local_disk() -> Path:
+    """A folder for files that no other node sees: in a task of Spark one that goes with its executor."""
+    return Path(os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).partition(",")[0])
 
 
 @contextmanager
@@ -51,11 +172,11 @@ def new_remote_file(path: Path) -> Iterator[BinaryIO]:
         remote.write(name, cast(BinaryIO, file), size)
 
 
-def delete_remote_files(folder: Path) -> None:
-    """Delete all files at the URI of a folder in a staged one, one after the other. Raises UserError."""
-    remote, below = _remote_file(folder)
-    for name in remote.files(below):
-        remote.delete(name)
+def delete_remote_files(path: Path) -> None:
+    """Delete the file at the URI of a path in a staged folder, or all files of a folder there. Raises UserError."""
+    remote, below = _remote_file(path)
+    remote.delete(below)
+    for_each(remote.delete, remote.files(below))
 
 
 def on_this_node(path: Path) -> Path:

@@ -21,6 +21,7 @@ _DEFAULT_STAGING = "~/.cache/rayrec/staging"
 _COLLAPSED = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
 _STAGED_NAME = r"[a-z][a-z0-9+.-]*=3A__[A-Za-z0-9._=-]+"
 _LONGEST_NAME = 255
+_AT_URI = ".at-uri-"
 
 
 def local_path(given: str | Path) -> Path:
@@ -78,6 +79,20 @@ def uri_of(path: Path) -> str | None:
         return None
     parts = urlsplit(_decode(root.parent.name))
     return _joined(parts, [s for s in parts.path.split("/") if s] + list(path.relative_to(root).parts))
+
+
+def unfinished_at_uri(path: Path, fingerprint: str = "") -> Path:
+    """The folder that becomes the staged folder `path`, or one in it, while nodes that share no disk write it.
+
+    Its files are at its URI alone. With no fingerprint, what the names of all such folders begin with.
+    """
+    around = path if path == staged_root(path) else path.parent
+    return around / f".{path.name}{_AT_URI}{fingerprint}"
+
+
+def is_at_uri(path: Path) -> bool:
+    """Whether a path is in such a folder."""
+    return any(part.startswith(".") and _AT_URI in part for part in path.parts) and staged_root(path) is not None
 
 
 def location(path: Path) -> str:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
-from rayrec.common.errors import UserError
+from rayrec.common.errors import StoreError, UserError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -63,8 +63,26 @@ def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
     """
     if uri.startswith(("gs://", "gcs://")) and "retry_limit_seconds" not in uri:
         uri += f"{'&' if urlsplit(uri).query else '?'}retry_limit_seconds={_RETRY_SECONDS}"  # by default 15 minutes
-    filesystem, path = _tried(uri, "opened", lambda: fs.FileSystem.from_uri(uri))
+    filesystem, path = tried(uri, "opened", lambda: fs.FileSystem.from_uri(uri))
     return filesystem, path
+
+
+def open_remote(filesystem: fs.FileSystem, path: str, uri: str) -> "RemoteReader":
+    """Open a file, any part of which can be read; errors name it by its URI, or by that of its folder.
+
+    Raises FileNotFoundError if it is not there, and UserError.
+    """
+
+    def attempt() -> pa.NativeFile | None:
+        try:
+            return filesystem.open_input_file(path)
+        except FileNotFoundError:
+            return None
+
+    file = tried(uri, "read", attempt)
+    if file is None:
+        raise FileNotFoundError(f"{uri}: not there")
+    return RemoteReader(file, uri)
 
 
 class Remote:
@@ -80,7 +98,7 @@ class Remote:
 
         The bucket must exist.
         """
-        return _tried(self._uri, "read", lambda: self._files(f"{self._path}/{below}".rstrip("/")))
+        return tried(self._uri, "read", lambda: self._files(f"{self._path}/{below}".rstrip("/")))
 
     def _files(self, folder: str) -> dict[str, RemoteFile]:
         if self._filesystem.type_name in _OBJECT_STORES:
@@ -91,20 +109,17 @@ class Remote:
         infos = self._filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
         return {i.path.removeprefix(f"{self._path}/"): _state(i) for i in infos if i.type == fs.FileType.File}
 
+    def has(self, name: str) -> bool:
+        """Whether there is a file of this name."""
+        path = f"{self._path}/{name}"
+        return tried(self._uri, "read", lambda: self._filesystem.get_file_info(path).type == fs.FileType.File)
+
     def open(self, name: str) -> "RemoteReader":
         """Open a file, any part of which can be read. Raises FileNotFoundError if it is not there."""
-        path = f"{self._path}/{name}"
-
-        def attempt() -> pa.NativeFile | None:
-            try:
-                return self._filesystem.open_input_file(path)
-            except FileNotFoundError:
-                return None
-
-        file = _tried(self._uri, "read", attempt)
-        if file is None:
-            raise FileNotFoundError(f"{self._uri}: has no file {name}")
-        return RemoteReader(file, self._uri)
+        try:
+            return open_remote(self._filesystem, f"{self._path}/{name}", self._uri)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{self._uri}: has no file {name}") from None
 
     def read(self, name: str, sink: BinaryIO) -> int:
         """Copy a file to `sink`; returns the number of bytes."""
@@ -134,7 +149,21 @@ class Remote:
                 raise OSError(_TOO_LITTLE)
             return written
 
-        return _tried(self._uri, "written", attempt)
+        return tried(self._uri, "written", attempt)
+
+    def copy(self, name: str, to: str) -> None:
+        """Copy a file to another name within the store."""
+        source, target = f"{self._path}/{name}", f"{self._path}/{to}"
+
+        def attempt() -> None:
+            if self._filesystem.type_name not in _OBJECT_STORES:
+                self._filesystem.create_dir(target.rpartition("/")[0], recursive=True)
+            self._filesystem.copy_file(source, target)
+            before, after = (_state(info) for info in self._filesystem.get_file_info([source, target]))
+            if before.bytes != after.bytes:
+                raise OSError(_TOO_LITTLE)
+
+        tried(self._uri, "written", attempt)
 
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""
@@ -145,7 +174,7 @@ class Remote:
             if info.type == fs.FileType.File:
                 self._filesystem.delete_file(path)
 
-        _tried(self._uri, "written", attempt)
+        tried(self._uri, "written", attempt)
 
     def require_writable(self) -> None:
         """Raise UserError if files cannot be written or deleted, before the work instead of after it."""
@@ -183,7 +212,7 @@ class RemoteReader(io.RawIOBase):
     def readinto(self, buffer: "WriteableBuffer") -> int:
         view = memoryview(buffer).cast("B")[: max(0, self._size - self._position)]
         if view:
-            _tried(self._uri, "read", lambda: self._fill(view, self._position))
+            tried(self._uri, "read", lambda: self._fill(view, self._position))
         self._position += len(view)
         return len(view)
 
@@ -218,10 +247,11 @@ def _state(info: fs.FileInfo) -> RemoteFile:
     return RemoteFile(info.size or 0, int(info.mtime.timestamp()) if info.mtime else 0)
 
 
-def _tried(name: str, done: str, action: Callable[[], T]) -> T:
+def tried(name: str, done: str, action: Callable[[], T]) -> T:
     """What an action of pyarrow gives, which is tried again unless no retry can help.
 
-    Raises a UserError in place of pyarrow's errors, which may have hundreds of lines.
+    Raises a StoreError, which says that `name` cannot be `done` ("read"), in place of pyarrow's errors, which may have
+    hundreds of lines.
     """
     deadline, pause = time.monotonic() + _PATIENCE_SECONDS, _FIRST_PAUSE_SECONDS
     while True:
@@ -229,7 +259,7 @@ def _tried(name: str, done: str, action: Callable[[], T]) -> T:
             return action()
         except (OSError, pa.ArrowException) as error:
             if _lasts(error) or time.monotonic() > deadline:
-                raise UserError(f"{name}: cannot be {done}: {reason(str(error), 'check the URI')}") from None
+                raise StoreError(f"{name}: cannot be {done}: {reason(str(error), 'check the URI')}") from None
         # Many clients that try again at the same moment would be refused again.
         time.sleep(pause * random.uniform(0.5, 1.5))
         pause *= 2

@@ -13,7 +13,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import locked
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.storage.journal import Journal, LocalFile
-from rayrec.storage.location import here, location, staged_root
+from rayrec.storage.location import here, is_at_uri, location, staged_root
 from rayrec.storage.remote import Remote, RemoteFile
 from rayrec.storage.transfer import Upload, download, is_large, is_output, outputs
 
@@ -237,7 +237,9 @@ class _StagedFolder:
             if continues or self._unsent.exists():
                 remote_only = self._bring_up_to_date(remote, journal, progress)
             if not continues:
-                if any(map(is_output, remote.files())):
+                there = remote.files()
+                # Outputs beside unfinished work were put there by an attempt that died as it ended.
+                if any(map(is_output, there)) and not any(is_at_uri(self.path / name) for name in there):
                     raise UserError(f"{self._uri}: already exists; give another --output, or remove it first")
                 # These files were fetched before they were removed from the URI.
                 shutil.rmtree(self.path, ignore_errors=True)

@@ -52,13 +52,13 @@ def outputs(folder: Path) -> dict[str, LocalFile]:
     return dict(sorted(found.items(), key=lambda item: _order(*item)))
 
 
-def _is_manifest(name: str) -> bool:
+def is_manifest(name: str) -> bool:
     """Whether a file says that other files are complete, or refers to them, so that it must not appear before them."""
     return name.endswith(".json")
 
 
 def _order(name: str, file: LocalFile) -> tuple[bool, int, str]:
-    return _is_manifest(name), file.modified_ns if _is_manifest(name) else 0, name
+    return is_manifest(name), file.modified_ns if is_manifest(name) else 0, name
 
 
 def download(
@@ -81,7 +81,7 @@ def download(
         counted.add(files[name].bytes)
 
     for manifests in (False, True):
-        _each(one, [name for name in files if _is_manifest(name) is manifests])
+        for_each(one, [name for name in files if is_manifest(name) is manifests])
 
 
 class Upload:
@@ -109,7 +109,7 @@ class Upload:
         # Manifests are read first, and sent as they were then, so that all files that they refer to are found.
         manifests = {}
         try:
-            for name in filter(_is_manifest, outputs(self._folder)):
+            for name in filter(is_manifest, outputs(self._folder)):
                 with (self._folder / name).open("rb") as source:
                     file = LocalFile.of(os.fstat(source.fileno()))
                     manifests[name] = file, source.read(file.bytes)
@@ -118,7 +118,7 @@ class Upload:
         found = outputs(self._folder)
         if any(file != found.get(name) for name, (file, _) in manifests.items()):
             return False
-        ordinary = [n for n, file in found.items() if not _is_manifest(n) and not self._is_sent(n, file)]
+        ordinary = [n for n, file in found.items() if not is_manifest(n) and not self._is_sent(n, file)]
         counted = _Counted(progress or SilentProgress(), self._title, sum(found[name].bytes for name in ordinary))
 
         def one(name: str) -> bool:
@@ -133,7 +133,7 @@ class Upload:
             counted.add(file.bytes)
             return True
 
-        are_sent = all(_each(one, ordinary))
+        are_sent = all(for_each(one, ordinary))
         self._seen |= found.keys()
         if not are_sent:
             return False
@@ -143,7 +143,7 @@ class Upload:
         gone = {name for name in self._seen - found.keys() if not (self._folder / name).exists()}
         gone |= {name for name in self._remote_only if not (self._folder / name).parent.exists()}
         # Manifests go first, so that none is left that refers to a file that is gone.
-        for name in sorted(gone, key=lambda name: (not _is_manifest(name), name)):
+        for name in sorted(gone, key=lambda name: (not is_manifest(name), name)):
             self.journal.begin(name)
             self._remote.delete(name)
             self.journal.remove(name)
@@ -178,8 +178,8 @@ def _mib(size: int) -> int:
     return -(-size // 2**20)
 
 
-def _each(work: Callable[[str], object], names: Iterable[str]) -> list[object]:
-    """The results in order. The first error ends the work, after the copies that have begun."""
+def for_each(work: Callable[[str], object], names: Iterable[str]) -> list[object]:
+    """The results of work on files, several at once, in order. The first error ends it, after what has begun."""
     with ThreadPoolExecutor(_AT_ONCE, "rayrec-storage") as pool:
         futures = [pool.submit(work, name) for name in names]
         try:

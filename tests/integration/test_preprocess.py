@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.common.parquet_files import new_parquet
 from rayrec.features.vocabulary import fingerprint
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import extract, segments
 from rayrec.preprocessing.spark_tasks import packed_items, partition_number, run_tasks, user_errors
 from rayrec.sources.criteo.config import CriteoSourceConfig
 from rayrec.sources.registry import preprocessing
+from rayrec.storage.parquet_files import new_parquet
 from tests.builders import make_recipe
 
 NUMERIC = [f"I{i}" for i in range(1, 14)]

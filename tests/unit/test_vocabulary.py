@@ -143,7 +143,6 @@ def _wrong_columns(path: Path) -> None:
     ("make", "message"),
     [
         (lambda path: None, "missing"),
-        (lambda path: path.mkdir(), "no Parquet parts"),
         (lambda path: path.write_bytes(b"not parquet at all"), "not a vocabulary"),
         (_wrong_columns, "not a vocabulary"),
         (_wrong_ids, "ids do not run on from 1"),
@@ -155,6 +154,14 @@ def test_what_is_no_vocabulary_is_named(tmp_path: Path, make, message: str) -> N
     with pytest.raises(UserError, match=rf"^{re.escape(str(path))}: .*{message}.*$"):
         write_index(path, index_file(path))
     assert not index_file(path).exists()
+
+
+def test_a_folder_without_parts_is_no_vocabulary(tmp_path: Path) -> None:
+    path = tmp_path / "C7"
+    path.mkdir()
+    with pytest.raises(UserError, match=rf"^{re.escape(str(path))}: no Parquet parts of a vocabulary in it; "):
+        write_index(path, index_file(path))
+    assert not list(path.iterdir())
 
 
 def _cut_short(path: Path) -> None:

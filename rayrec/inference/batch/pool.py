@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder
-from rayrec.common.parquet_files import new_parquet
 from rayrec.common.ray_blocks import ReportingWorker, stream_blocks
 from rayrec.storage.files import delete_remote_files, new_remote_file, open_parquet
 from rayrec.storage.location import staged_root
+from rayrec.storage.parquet_files import new_parquet
 
 if TYPE_CHECKING:
     from ray.data import Dataset as RayDataset

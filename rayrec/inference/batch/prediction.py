@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from rayrec.common.allocator import keep_freed_memory
 from rayrec.common.errors import UserError
-from rayrec.common.parquet_files import WrittenFile, new_parquet_files
 from rayrec.common.progress import Progress
 from rayrec.inference.batch.pool import (
     ROWS_PER_PART,
@@ -38,6 +37,7 @@ from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset, PartInfo
 from rayrec.raw.blocks import REJECTED_SCHEMA, ExampleReader
 from rayrec.raw.files import Chunk, InputFile, list_inputs, plan_chunks
 from rayrec.storage.files import open_parquet
+from rayrec.storage.parquet_files import WrittenFile, new_parquet_files
 from rayrec.storage.staged import fetch
 
 SCORES_FOLDER = "scores"

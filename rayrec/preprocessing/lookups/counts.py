@@ -9,6 +9,7 @@ import pyarrow as pa
 from rayrec.features.keyed_table import write_file
 from rayrec.preprocessing.spark_tasks import run_tasks
 from rayrec.preprocessing.workspace import Workspace
+from rayrec.storage.files import files_in, mappable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -33,13 +34,13 @@ def added_counts(names: Sequence[str], fold: str, folds: int) -> list["Column"]:
 
 def write_totals(workspace: Workspace, by_fold: Path, folder: Path, schemas: dict[str, pa.Schema]) -> None:
     """Write the tables that are served, which have the columns of `schemas` alone, from those in `by_fold`, by name."""
-    files = [(name, path) for name in schemas for path in sorted((by_fold / name).glob("*.arrow"))]
+    files = [(name, path) for name in schemas for path in files_in(by_fold / name, "*.arrow")]
     workspace.progress.stage("rates to serve")
 
     def run(item: tuple[str, Path]) -> None:
         name, path = item
         schema = schemas[name]
-        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
+        with pa.memory_map(str(mappable(path))) as source, pa.ipc.open_file(source) as file:
             batches = (file.get_batch(i).select(schema.names) for i in range(file.num_record_batches))
             write_file(folder / name, schema, (batch.cast(schema) for batch in batches))
 

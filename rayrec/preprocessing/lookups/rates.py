@@ -17,6 +17,7 @@ from rayrec.preprocessing.sorted_rows import rows_by_value
 from rayrec.preprocessing.spark_tasks import collect_rows
 from rayrec.preprocessing.vocabularies.hash_ranges import in_hash_ranges, range_count, write_sorted
 from rayrec.preprocessing.workspace import Workspace
+from rayrec.storage.files import make_folder
 
 _ALL = -1
 """The number of the line that counts all rows, in place of that of a rate."""
@@ -34,7 +35,7 @@ def write_rates(
     """
     names = count_columns(COUNTS, folds.count)
     schema = pa.schema([*RATE_SCHEMA, *(pa.field(name, pa.int64(), False) for name in names[len(COUNTS) :])])
-    folds.tables.mkdir(exist_ok=True)
+    make_folder(folds.tables)
 
     def read(segment: Segment) -> Iterator[pa.RecordBatch]:
         return _count(segment, rows, rates, folds)

@@ -18,6 +18,7 @@ from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RowReader
 from rayrec.raw.files import InputFile
 from rayrec.raw.table import TableFiles, TableReader
+from rayrec.storage.files import make_folder
 
 
 def table_reader(
@@ -58,7 +59,7 @@ def write_side_table(
     """
     name = folder_name(table.name)
     scratch = workspace.scratch / "tables" / name
-    scratch.mkdir(parents=True, exist_ok=True)
+    make_folder(scratch)
     chunks, rejected = extract_tables(workspace, {name: (reader, files)}, scratch, max_rejected)
     segments = make_segments(pieces_of(chunks[name]))
     raw_names = [config.key, *(_raw_name(table, column) for column in table.columns)]
@@ -77,7 +78,7 @@ def write_side_table(
         return rows.rename_columns(schema.names)
 
     folder = lookup_folder(workspace.folder / STATISTICS_FOLDER, table)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     with frame_of_rows(workspace, f"side table {table.name}", [(segments, read)], numbered) as rows:
         write_table(rows, count_rows(segments), (KEY,), folder, schema, finish)
     return rejected

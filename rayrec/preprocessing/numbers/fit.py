@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.common.files import new_file
 from rayrec.config.table import FitFill
 from rayrec.config.transforms import Fill, NumericTransform
 from rayrec.features.numeric import transformed
@@ -18,6 +17,7 @@ from rayrec.preprocessing.numbers.summary import Fit, Summary, fitted
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
 from rayrec.preprocessing.spark_tasks import Counter, counted_rows, run_tasks
 from rayrec.preprocessing.workspace import Workspace
+from rayrec.storage.files import new_file, read_bytes
 
 _FILES_AT_ONCE = 32
 Summaries = dict[str, Summary]
@@ -128,5 +128,5 @@ def _save(path: Path, summaries: Summaries) -> Path:
 
 
 def _load(path: Path) -> Summaries:
-    summaries: Summaries = pickle.loads(path.read_bytes())
+    summaries: Summaries = pickle.loads(read_bytes(path))
     return summaries

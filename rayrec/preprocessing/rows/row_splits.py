@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from xxhash import xxh64_intdigest
 
@@ -39,6 +38,7 @@ from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RawBlock
 from rayrec.raw.files import Chunk
 from rayrec.raw.tables.parquet import rows_before
+from rayrec.storage.files import open_parquet
 
 SPLIT_ORDER = ("train", "validation", "test")
 _MICROSECONDS = 1_000_000
@@ -196,7 +196,8 @@ def _divide(
     if len(rows) == 1:
         return dict.fromkeys(rows, segment.piece)
     pieces = {name: Piece(folder / f"{segment.index:06d}-{name}.parquet", 0, count) for name, count in rows.items()}
-    schema = pq.read_schema(segment.piece.path)
+    with open_parquet(segment.piece.path) as file:
+        schema = file.schema_arrow
     texts = [field.name for field in schema if pa.types.is_string(field.type)]
     done = 0
     with ExitStack() as stack:

@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from rayrec.common.parquet_files import new_parquet
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.vocabulary import VOCABULARY_SCHEMA, fingerprint, index_file, write_index
 from rayrec.ingest.dataset import VOCABULARY_FOLDER
@@ -22,6 +20,8 @@ from rayrec.preprocessing.sorted_rows import rows_by_value
 from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number, run_tasks
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.shards import cut_row_groups
+from rayrec.storage.files import make_folder, open_parquet
+from rayrec.storage.parquet_files import new_parquet
 
 _VALUES_PER_FILE = 4_194_304
 """A longer vocabulary is a folder of parts."""
@@ -62,7 +62,7 @@ def fit_vocabularies(
     """
     features = list(listings)
     spark, progress, ranked_in = workspace.spark, workspace.progress, workspace.scratch / "ranked"
-    (workspace.folder / VOCABULARY_FOLDER).mkdir(exist_ok=True)
+    make_folder(workspace.folder / VOCABULARY_FOLDER)
     if not listings:
         return {}
     with counted_rows(spark, progress, "count values", count_rows(segments)) as counter:
@@ -138,8 +138,11 @@ def distinct_values(column: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 def _rank_given(folder: Path, feature: int, values: Sequence[str], parts: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """Write given values with their counts, in their order, as if they were found so; returns partition and rows."""
-    tables = [pq.read_table(_rank_path(folder, feature, partition)) for partition, _ in parts]
-    found = pa.concat_tables([_RANKED.empty_table(), *tables])
+    tables = [_RANKED.empty_table()]
+    for partition, _ in parts:
+        with open_parquet(_rank_path(folder, feature, partition)) as file:
+            tables.append(file.read())
+    found = pa.concat_tables(tables)
     counts = dict(zip(found["value"].to_pylist(), found["count"].to_pylist(), strict=True))
     with new_parquet(_rank_path(folder, feature, _GIVEN), _RANKED) as writer:
         writer.write_table(pa.table([list(values), [counts.get(value, 0) for value in values]], schema=_RANKED))

@@ -14,10 +14,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rayrec.common.parquet_files import new_parquet
 from rayrec.config.transforms import HashUnlisted, Vocabulary
 from rayrec.features.categorical import hash_unlisted
 from rayrec.features.encoder import id_column
@@ -28,6 +26,8 @@ from rayrec.preprocessing.sorted_rows import rows_by_value
 from rayrec.preprocessing.spark_tasks import counted_rows, frame_of_tasks, run_tasks
 from rayrec.preprocessing.vocabularies.fit import distinct_values
 from rayrec.preprocessing.workspace import Workspace
+from rayrec.storage.files import exists, open_parquet
+from rayrec.storage.parquet_files import new_parquet
 
 Rest = Mapping[Path, tuple[pa.Array, NDArray[np.int64]]]
 """Values beyond the limit (string) and their ids, by vocabulary."""
@@ -87,7 +87,10 @@ class LongVocabularies:
     def rest_of_segment(self, index: int) -> Rest:
         """The values of a segment beyond the limit, and their ids."""
         path = self.joined / f"{index:06d}.parquet"
-        rows = pq.read_table(path) if path.exists() else _JOINED.empty_table()
+        rows = _JOINED.empty_table()
+        if exists(path):
+            with open_parquet(path) as file:
+                rows = file.read()
         parts = {path: rows.filter(pc.equal(rows["vocabulary"], n)) for n, path in enumerate(self.paths)}
         return {path: (found["value"].combine_chunks(), found["id"].to_numpy()) for path, found in parts.items()}
 
@@ -180,7 +183,7 @@ def _pending_values(segment: Segment, read: ReadRows, vocabularies: LongVocabula
 
 def _rest_of_vocabulary(number: int, file: Path, limit: int) -> Iterator[pa.RecordBatch]:
     """The values of a vocabulary file beyond the first `limit` of the vocabulary, with their ids."""
-    with pq.ParquetFile(file) as parquet:
+    with open_parquet(file) as parquet:
         for batch in parquet.iter_batches(columns=["value", "id"]):
             rest = batch.filter(pc.greater(batch["id"], limit))
             columns = [pa.array(np.full(len(rest), number, np.int32)), rest["value"], rest["id"]]

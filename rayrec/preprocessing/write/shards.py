@@ -1,6 +1,5 @@
 """The end of the third stage: encoded rows -> the Parquet parts of a split, with exact rows and row groups."""
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -9,13 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rayrec.common.parquet_files import new_parquet
+from rayrec.common.files import sha256_of
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.lists import element_dtype, elements_from_numpy, elements_to_numpy
 from rayrec.ingest.dataset import PartInfo
 from rayrec.preprocessing.sorted_rows import group_starts
+from rayrec.storage.files import new_file
 
 _PARTS_AIMED_AT = 16
 _LEAST_ROW_GROUPS = 8
@@ -58,22 +59,21 @@ def write_part(
     # docs/preprocessing.md has the measurements behind these.
     options = {"compression": layout.compression, "use_dictionary": True, "write_statistics": False}
     positives, longest = 0.0, 0
-    with new_parquet(dataset / path, first.schema, **options) as writer:
-        for table in cut_row_groups(chain([first], batches), layout.rows_per_row_group, group):
-            writer.write_table(table, row_group_size=table.num_rows)
-            row_groups.append(table.num_rows)
-            positives += pc.sum(table[label]).as_py()
-            if group is not None:
-                starts = group_starts(table[group].combine_chunks())
-                longest = max(longest, int(np.diff(starts, append=table.num_rows).max()))
-    with open(dataset / path, "rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        size_in_bytes = file.seek(0, 2)
+    with new_file(dataset / path) as temporary:
+        with pq.ParquetWriter(temporary, first.schema, **options) as writer:
+            for table in cut_row_groups(chain([first], batches), layout.rows_per_row_group, group):
+                writer.write_table(table, row_group_size=table.num_rows)
+                row_groups.append(table.num_rows)
+                positives += pc.sum(table[label]).as_py()
+                if group is not None:
+                    starts = group_starts(table[group].combine_chunks())
+                    longest = max(longest, int(np.diff(starts, append=table.num_rows).max()))
+        sha256, size = sha256_of(temporary), temporary.stat().st_size
     info = PartInfo(
         path=path.as_posix(),
         rows=sum(row_groups),
         row_groups=tuple(row_groups),
-        bytes=size_in_bytes,
+        bytes=size,
         sha256=sha256,
         longest_group=None if group is None else longest,
     )

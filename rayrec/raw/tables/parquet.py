@@ -42,7 +42,7 @@ def _text_of_row(batch: pa.RecordBatch, row: int) -> bytes:
 def open_parquet(file: InputFile) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file. Raises UserError if it is damaged, or if it turns out to be while it is read."""
     try:
-        with file.filesystem.open_input_file(file.path) as stream, pq.ParquetFile(stream) as opened:
+        with file.open_packed() as stream, pq.ParquetFile(stream) as opened:
             yield opened
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]

@@ -98,7 +98,7 @@ def _kind_of_line(file: InputFile, line: str) -> str:
 
 def _parquet_layout(config: InteractionSourceConfig, file: InputFile) -> FileLayout:
     try:
-        with file.filesystem.open_input_file(file.path) as stream:
+        with file.open_packed() as stream:
             schema = pq.read_schema(stream)
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{file.name}: no Parquet file ({str(error).splitlines()[0]}); check source.layout") from None

@@ -19,11 +19,11 @@ import pyarrow as pa
 from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError
 
 from rayrec.common.errors import UserError
-from rayrec.common.files import write_json
 from rayrec.config import Config
 from rayrec.features.keyed_table import HASH, KeyedTable
 from rayrec.features.lookups import RATES_FOLDER
 from rayrec.sources.outbrain.layout import Table
+from rayrec.storage.files import read_bytes, write_json
 
 CONSTANTS_FILE = "constants.json"
 Aspect = Literal["category", "topic", "entity"]
@@ -128,7 +128,7 @@ class Constants(Config):
         """Read the constants of `folder`. Raises UserError if the file is missing or damaged."""
         path = folder / CONSTANTS_FILE
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate_json(read_bytes(path))
         except FileNotFoundError:
             raise UserError(f"{path}: missing; the statistics belong beside schema.json") from None
         except ValidationError:

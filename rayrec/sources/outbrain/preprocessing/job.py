@@ -51,6 +51,7 @@ from rayrec.sources.outbrain.preprocessing.users.profiles import ProfileJob, wri
 from rayrec.sources.outbrain.preprocessing.users.traffic import write_traffic
 from rayrec.sources.outbrain.preprocessing.users.users import ViewReader, write_users
 from rayrec.sources.outbrain.statistics import Constants, Statistics
+from rayrec.storage.files import make_folder
 
 
 class DisplayJob:
@@ -115,7 +116,7 @@ class _Run:
         """Write the tables of documents, ads and rates of clicks; rates also with the sums of each fold."""
         workspace, stages, config = self._workspace, self._stages, self._config
         folder, train = workspace.folder / STATISTICS_FOLDER, clicks.splits["train"]
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         documents = stages.run("values", DocumentRows, lambda files: write_document_rows(workspace, tables, files))
         constants = Constants(
             feature_set=config.feature_set,

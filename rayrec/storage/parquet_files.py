@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.common.files import new_file
+from rayrec.storage.files import new_file
 
 
 @dataclass(frozen=True)

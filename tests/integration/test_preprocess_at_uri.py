@@ -1,0 +1,112 @@
+"""Preprocessing of every kind of data on nodes that share nothing but a bucket, killed and begun again: the files of
+the same job on a disk."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+from benchmarks.preprocess_kills import ROWS, write_raw
+from cluster.java import provide_java
+from jobs.command import RESULT_FILE
+from rayrec.common.files import sha256_of
+from rayrec.ingest.dataset import MANIFEST_FILE, REJECTED_FOLDER
+from tests.faulty_store import Faults, Store, faulty_store
+from tests.holding import run_module
+from tests.ray_head import ray_head, ray_nodes
+
+pytestmark = pytest.mark.minutes
+FAULTS = Faults(seed=9, fail=0.02, reset=0.02, slow=0.01, cut=0.02, short=0.02)
+STAGES = {"criteo": "vocabularies", "table": "joined", "interactions": "ordered", "displays": "traffic"}
+"""The stage of each kind at whose end the command is killed."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, dict[str, str]]]:
+    """A bucket, and the environment of a command on the first of two nodes, whose folders the other one lacks."""
+    folder = tmp_path_factory.mktemp("at-uri")
+    staging = folder / "staging"
+    staging.mkdir()
+    provide_java()
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
+    own |= {"RAY_AUTH_MODE": "disabled", "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
+    with ExitStack() as stack:
+        store = stack.enter_context(faulty_store())
+        endpoint = stack.enter_context(store.endpoint())
+        own |= {"AWS_ENDPOINT_URL": endpoint.url}
+        head = stack.enter_context(ray_head({**own, "RAYREC_STAGING": str(staging)}))
+        of_other = {**own, "RAYREC_STAGING": str(folder / "other")}
+        stack.enter_context(ray_nodes(head, of_other, 1, hidden=staging))
+        yield store, {**own, "RAYREC_STAGING": str(staging), "RAY_ADDRESS": head.address}
+
+
+@pytest.mark.parametrize(
+    "kind", [name if name == "table" else pytest.param(name, marks=pytest.mark.kills) for name in ROWS]
+)
+def test_the_same_files_as_on_a_disk(kind: str, cluster: tuple[Store, dict[str, str]], tmp_path: Path) -> None:
+    store, environment = cluster
+    arguments = write_raw(tmp_path, kind, ROWS[kind] // 20)
+    if kind == "displays":
+        arguments += ["--set", "preprocess.feature_set=full"]  # whose stages are all there are
+    local = tmp_path / "dataset"
+    run_module("jobs.preprocess", *arguments, "--output", local, environment=environment)
+
+    uri = f"s3://bucket/{kind}"
+    fs.copy_files(str(tmp_path / "raw"), f"{kind}/raw", fs.LocalFileSystem(), store.filesystem)
+    if kind == "table":
+        recipe = Path(arguments[0])
+        recipe.write_text(recipe.read_text().replace(str(tmp_path), uri))
+    away = [argument.replace(f"{tmp_path}/raw", f"{uri}/raw") for argument in arguments]
+    away += ["--output", f"{uri}/dataset"]
+    log, store.faults = tmp_path / "log", FAULTS
+    store.held = rf"/{kind}/.*\.scratch/{STAGES[kind]}\.json"
+    command = [sys.executable, "-m", "jobs.preprocess", *away]
+    with log.open("w") as out:
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
+    while not any(STAGES[kind] in path for path in store.waiting):
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    store.held = ""
+    assert not any(name.startswith("dataset/train") for name in store.names(kind))
+
+    done = subprocess.run([*command], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "unfinished work of an earlier run; going on from there" in done.stderr
+    assert "parse: done before" in done.stderr or "tables: done before" in done.stderr
+    store.faults = Faults()
+    copied = tmp_path / "copied"
+    fs.copy_files(f"{kind}/dataset", str(copied), store.filesystem, fs.LocalFileSystem())
+    assert _files(copied) == _files(local)
+    assert _described(copied) == _described(local)
+    assert _rejected(copied) == _rejected(local)
+    staging = Path(environment["RAYREC_STAGING"])
+    assert not [path for path in staging.rglob("*") if path.name.startswith("part-")]
+
+
+def _files(dataset: Path) -> dict[str, str]:
+    """The SHA-256 of every file but those that name the raw files, and the result, which tells the time."""
+    files = [path.relative_to(dataset) for path in dataset.rglob("*") if path.is_file()]
+    others = {MANIFEST_FILE, RESULT_FILE, REJECTED_FOLDER}
+    return {path.as_posix(): sha256_of(dataset / path) for path in files if path.parts[0] not in others}
+
+
+def _described(dataset: Path) -> Any:
+    return json.loads((dataset / MANIFEST_FILE).read_text())["splits"]
+
+
+def _rejected(dataset: Path) -> list[dict[str, Any]]:
+    """The bad rows without the names of their files."""
+    files = sorted(dataset.glob(f"{REJECTED_FOLDER}/*"))
+    return [row for file in files for row in pq.read_table(file).drop_columns(["file"]).to_pylist()]
