@@ -30,6 +30,11 @@ _FEW_ROWS = 1024
 """Most rows of a request; for larger batches the overhead of a call does not matter."""
 
 
+def encoded_schema(schema: Schema) -> pa.Schema:
+    """The columns of encoded features, without nulls: see `FeatureEncoder.encode_completed`."""
+    return pa.schema([pa.field(feature.name, _encoded_type(feature), nullable=False) for feature in schema.features])
+
+
 def id_column(feature: str) -> str:
     """The name of the raw column of a feature's ids, if they were looked up elsewhere."""
     return f"{feature} (id)"
@@ -85,7 +90,7 @@ class FeatureEncoder:
             inputs = self._inputs[index]
             if isinstance(feature, NumericFeature) and self.raw_schema.field(inputs[0]).type == pa.float64():
                 self._alike.setdefault(feature.transforms, []).append(index)
-        self.encoded_schema = pa.schema([pa.field(f.name, _encoded_type(f), nullable=False) for f in schema.features])
+        self.encoded_schema = encoded_schema(schema)
         """The columns that `encode` returns."""
         self.string_columns = [
             name for name in self.raw_schema.names if self.raw_schema.field(name).type == pa.string()

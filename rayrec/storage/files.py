@@ -18,10 +18,12 @@ import pyarrow.parquet as pq
 
 from rayrec.common import files
 from rayrec.internals.torch_checkpoint import Streams
-from rayrec.storage.location import here, is_at_uri, location, staged_root, staging_root
+from rayrec.storage.location import here, is_at_uri, location, name_at_uri, staged_root, staging_root
 from rayrec.storage.remote import Remote
 from rayrec.storage.transfer import for_each
 
+_SPARK_FOLDERS = "SPARK_LOCAL_DIRS"
+"""Set by Spark for the Python processes of an executor: its folders for files of its own, with commas in between."""
 _BUFFER_BYTES = 2**22
 """Readers of pickles and of torch's files ask for some bytes at a time, each of which would be a request."""
 
@@ -127,13 +129,14 @@ def write_json(path: Path, value: Any) -> None:
 def mappable(path: Path) -> Path:
     """A file (`*.arrow`) or folder to map into memory: itself, or its copy on this node.
 
-    What is in an unfinished folder at a URI must be whole. The processes of a Spark executor share one copy of it,
-    which goes when the executor ends. Raises UserError if the URI cannot be read.
+    What is in an unfinished folder at a URI must be whole, and is copied for tasks of Spark alone: those of an executor
+    share one copy, which goes with the executor. Raises UserError if the URI cannot be read.
     """
     if not is_at_uri(path):
         return path
     from filelock import FileLock
 
+    assert _SPARK_FOLDERS in os.environ, path
     copy = _local_disk() / f"rayrec-{hashlib.sha256(location(path).encode()).hexdigest()[:16]}" / path.name
     copy.parent.mkdir(exist_ok=True)
     with FileLock(copy.with_name(".lock")):
@@ -153,8 +156,8 @@ def mappable(path: Path) -> Path:
 
 
 def _local_disk() -> Path:
-    """A folder for files that no other node sees: in a task of Spark one that goes with its executor."""
-    return Path(os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).partition(",")[0])
+    """A folder for files of this node: in a task of Spark one that goes with its executor."""
+    return Path(os.environ.get(_SPARK_FOLDERS, tempfile.gettempdir()).partition(",")[0])
 
 
 @contextmanager
@@ -197,7 +200,7 @@ def checkpoint_streams(checkpoint: Path) -> Streams | None:
 def sizes_in(folder: Path) -> Callable[[str], int]:
     """A function that gives the bytes of a file in a folder; it raises FileNotFoundError, and UserError."""
     root = staged_root(folder)
-    remote = {} if root is None else Remote(location(root)).files(folder.relative_to(root).as_posix().removeprefix("."))
+    remote = {} if root is None else Remote(location(root)).files(name_at_uri(folder))
 
     def size(name: str) -> int:
         path = folder / name
@@ -207,11 +210,15 @@ def sizes_in(folder: Path) -> Callable[[str], int]:
     return size
 
 
-def _remote_file(path: Path) -> tuple[Remote, str]:
-    path = here(path)
+def remote_folder(path: Path) -> Remote:
+    """What is at the URI of the staged folder that a path is or lies in. Raises UserError."""
     root = staged_root(path)
     assert root is not None, path
-    return Remote(location(root)), path.relative_to(root).as_posix()
+    return Remote(location(root))
+
+
+def _remote_file(path: Path) -> tuple[Remote, str]:
+    return remote_folder(path), name_at_uri(path)
 
 
 REMOTE_STREAMS = Streams(open_file, new_remote_file)

@@ -72,6 +72,13 @@ def here(path: Path) -> Path:
     return staging_root() / root.parent.name / root.name / path.relative_to(root)
 
 
+def name_at_uri(path: Path) -> str:
+    """The name of a path in its staged folder; "" for that folder itself."""
+    root = staged_root(path)
+    assert root is not None, path
+    return "" if path == root else path.relative_to(root).as_posix()
+
+
 def uri_of(path: Path) -> str | None:
     """The URI of a staged folder, or of a path in one; None for any other path."""
     root = staged_root(path)

@@ -13,7 +13,7 @@ from rayrec.common.errors import UserError
 from rayrec.common.files import locked
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.storage.journal import Journal, LocalFile
-from rayrec.storage.location import here, is_at_uri, location, staged_root
+from rayrec.storage.location import here, is_at_uri, location, name_at_uri, staged_root
 from rayrec.storage.remote import Remote, RemoteFile
 from rayrec.storage.transfer import Upload, download, is_large, is_output, outputs
 
@@ -37,7 +37,7 @@ def fetch(path: Path, progress: Progress | None = None, *, whole: bool = False) 
     path = here(path)
     root = staged_root(path)
     if root is not None:
-        below = path.relative_to(root).as_posix().removeprefix(".") if whole else None
+        below = name_at_uri(path) if whole else None
         _StagedFolder(root).refresh(below, progress or SilentProgress())
     return path
 

@@ -6,16 +6,15 @@ a kill at any moment, the same work goes on from what is there.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import filterfalse
 from pathlib import Path
 
 from rayrec.common.errors import PassingError, UserError
 from rayrec.common.files import require_absent
-from rayrec.storage.files import exists, files_below, remove
-from rayrec.storage.location import location, staged_root, unfinished_at_uri
-from rayrec.storage.remote import Remote
+from rayrec.storage.files import exists, files_below, remote_folder, remove
+from rayrec.storage.location import location, name_at_uri, staged_root, unfinished_at_uri
 from rayrec.storage.transfer import for_each, is_manifest, is_output
 
 logger = logging.getLogger(__name__)
@@ -23,11 +22,10 @@ logger = logging.getLogger(__name__)
 
 def has_unfinished_work(path: Path) -> bool:
     """Whether an attempt to write a staged folder, or one in it, left unfinished work at its URI. Raises UserError."""
-    root = staged_root(path)
-    if root is None:
+    if staged_root(path) is None:
         return False
-    beginning = unfinished_at_uri(path).relative_to(root).as_posix()
-    return any(name.startswith(beginning) for name in Remote(location(root)).files())
+    every = name_at_uri(unfinished_at_uri(path))
+    return any(name.startswith(every) for name in remote_folder(path).files())
 
 
 def require_new(path: Path) -> None:
@@ -65,9 +63,9 @@ def new_folder_at_uri(path: Path, fingerprint: str, last: str) -> Iterator[Path]
 
 def _clear(path: Path, unfinished: Path, last: str) -> None:
     """Remove what an attempt with another fingerprint, which died as it ended, has put in place."""
-    remote, name_of = _remote(path)
-    placed = [name for name in remote.files(name_of(path)) if is_output(name)]
-    if name_of(path / last) in placed:
+    remote = remote_folder(path)
+    placed = [name for name in remote.files(name_at_uri(path)) if is_output(name)]
+    if name_at_uri(path / last) in placed:
         raise UserError(f"{location(path)}: already exists; give another --output, or remove it first")
     if placed:
         _remove_other_work(path, unfinished)
@@ -76,26 +74,19 @@ def _clear(path: Path, unfinished: Path, last: str) -> None:
 
 def _move(path: Path, unfinished: Path, last: str) -> None:
     """Put all files in place. Nothing is deleted before all but the last one are; the last one goes on its own."""
-    remote, name_of = _remote(path)
+    remote = remote_folder(path)
     _remove_other_work(path, unfinished)
     names = [name for name in files_below(unfinished) if name != last]
-    for_each(lambda name: remote.copy(name_of(unfinished / name), name_of(path / name)), names)
-    for_each(lambda name: remote.delete(name_of(unfinished / name)), names)
-    remote.copy(name_of(unfinished / last), name_of(path / last))
-    remote.delete(name_of(unfinished / last))
-
-
-def _remote(path: Path) -> tuple[Remote, Callable[[Path], str]]:
-    """The staged folder that `path` is or lies in, and a function that gives the name in it of a path."""
-    root = staged_root(path)
-    assert root is not None, path
-    return Remote(location(root)), lambda path: "" if path == root else path.relative_to(root).as_posix()
+    for_each(lambda name: remote.copy(name_at_uri(unfinished / name), name_at_uri(path / name)), names)
+    for_each(lambda name: remote.delete(name_at_uri(unfinished / name)), names)
+    remote.copy(name_at_uri(unfinished / last), name_at_uri(path / last))
+    remote.delete(name_at_uri(unfinished / last))
 
 
 def _remove_other_work(path: Path, unfinished: Path) -> None:
     """Remove what attempts to write `path` with other fingerprints left, which count on what they have put in place."""
-    remote, name_of = _remote(path)
-    every, own = name_of(unfinished_at_uri(path)), f"{name_of(unfinished)}/"
+    remote = remote_folder(path)
+    every, own = name_at_uri(unfinished_at_uri(path)), f"{name_at_uri(unfinished)}/"
     names = [name for name in remote.files() if name.startswith(every) and not name.startswith(own)]
     # First what says that others are whole, so that no attempt goes on from a part of its files.
     for_each(remote.delete, filter(is_manifest, names))

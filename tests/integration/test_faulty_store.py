@@ -20,6 +20,7 @@ from rayrec.config.train import CheckpointConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import RowPacker
 from rayrec.storage import remote
+from rayrec.storage.files import delete_remote_files
 from rayrec.storage.location import here, local_path
 from rayrec.storage.remote import Remote
 from rayrec.storage.staged import borrowed, fetch, lent, mirrored
@@ -78,6 +79,17 @@ def test_the_last_byte_may_be_any(endpoint: Endpoint) -> None:
         for start in range(64):
             file.seek(start)
             assert file.read(9) == content[start : start + 9]
+
+
+def test_a_folder_is_deleted_with_all_that_is_in_it(endpoint: Endpoint) -> None:
+    """Also the one that a URI names, which has no name of its own in the bucket."""
+    folder, names = Remote(URI), ["a", "below/b", "below/c", "beside/d"]
+    for name in names:
+        folder.write(name, io.BytesIO(b"1"), 1)
+    delete_remote_files(local_path(URI) / "below")
+    assert sorted(folder.files()) == ["a", "beside/d"]
+    delete_remote_files(local_path(URI))
+    assert not folder.files()
 
 
 def test_a_dataset_is_read_where_it_lies(endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

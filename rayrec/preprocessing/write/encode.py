@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rayrec.config.preprocess import ShardLayoutConfig
-from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.encoder import FeatureEncoder, encoded_schema
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows, read_segment, segments_by_part
@@ -35,7 +35,7 @@ class RowEncoder:
     @property
     def encoded_schema(self) -> pa.Schema:
         """The kept columns and the features."""
-        return pa.schema([*self.kept, *self._features.encoded_schema])
+        return pa.schema([*self.kept, *encoded_schema(self.schema)])
 
     @property
     def _features(self) -> FeatureEncoder:
