@@ -166,10 +166,10 @@ def kill_node(node: int) -> None:
 
 
 def _stop(node: "subprocess.Popen[bytes]") -> None:
-    """End a node as Ctrl-C in its shell does, or by force if it takes more than a minute."""
+    """End a node as Ctrl-C in its shell does, or by force: while actors of Ray's own live, Ray waits half a minute."""
     node.terminate()
     try:
-        node.wait(timeout=60)
+        node.wait(timeout=10)
     except subprocess.TimeoutExpired:
         kill_node(node.pid)
         node.wait()
