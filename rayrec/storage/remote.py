@@ -8,7 +8,7 @@ import io
 import random
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -25,6 +25,8 @@ _PATIENCE_SECONDS = 15.0
 """No new try begins so long after the first one; one on which nobody answers takes AWS's library six seconds."""
 _FIRST_PAUSE_SECONDS = 0.1
 _RETRY_SECONDS = 5
+_MOST_COPIED_BYTES = 5 * 2**30
+"""A limit of S3 (https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html)."""
 _OBJECT_STORES = {"s3", "gcs", "abfs"}
 """File systems in which a folder is only the beginning of names, so a new one does not exist."""
 _PROBE = ".rayrec-probe"
@@ -152,8 +154,12 @@ class Remote:
         return tried(self._uri, "written", attempt)
 
     def copy(self, name: str, to: str) -> None:
-        """Copy a file to another name within the store."""
+        """Copy a file to another name: within the store, unless it is larger than stores copy at once."""
         source, target = f"{self._path}/{name}", f"{self._path}/{to}"
+        with self.open(name) as file:
+            if file.size() > _MOST_COPIED_BYTES:
+                self.write(to, cast(BinaryIO, file), file.size())
+                return
 
         def attempt() -> None:
             if self._filesystem.type_name not in _OBJECT_STORES:

@@ -125,6 +125,12 @@ def test_what_is_there_already_is_not_written_again(bucket: Path) -> None:
     assert tree(bucket / "exp" / "run") == written(".", "a")
 
 
+def test_files_too_large_for_a_copy_are_sent_again(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_MOST_COPIED_BYTES", 0)
+    attempt(".", False, "a")
+    assert tree(bucket / "exp" / "run") == written(".", "a")
+
+
 def test_files_are_found_by_name_and_removed(bucket: Path) -> None:
     with new_folder_at_uri(local_path(URI), "a", LAST) as folder:
         for name in ("rows/b.parquet", "rows/a.parquet", "rows/a.arrow", "rows/more/c.parquet"):
