@@ -68,7 +68,7 @@ def test_one_line_says_what_is_wrong_with_a_table(
 def test_one_line_says_what_is_wrong_with_the_rows(
     case: BadInput, folder: Path, rayrec_here: Callable[[str], Finished], spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.spark_session.spark_session", lambda *_: nullcontext(spark))
+    monkeypatch.setattr("cluster.spark_session.spark_session", lambda *_, **__: nullcontext(spark))
     check(case, rayrec_here(case.command), folder)
 
 
