@@ -200,7 +200,7 @@ def checkpoint_streams(checkpoint: Path) -> Streams | None:
 def sizes_in(folder: Path) -> Callable[[str], int]:
     """A function that gives the bytes of a file in a folder; it raises FileNotFoundError, and UserError."""
     root = staged_root(folder)
-    remote = {} if root is None else Remote(location(root)).files(name_at_uri(folder))
+    remote = {} if root is None else remote_folder(folder).files(name_at_uri(folder))
 
     def size(name: str) -> int:
         path = folder / name

@@ -157,16 +157,16 @@ class Remote:
         """Copy a file to another name: within the store, unless it is larger than stores copy at once."""
         source, target = f"{self._path}/{name}", f"{self._path}/{to}"
         with self.open(name) as file:
-            if file.size() > _MOST_COPIED_BYTES:
-                self.write(to, cast(BinaryIO, file), file.size())
+            size = file.size()
+            if size > _MOST_COPIED_BYTES:
+                self.write(to, cast(BinaryIO, file), size)
                 return
 
         def attempt() -> None:
             if self._filesystem.type_name not in _OBJECT_STORES:
                 self._filesystem.create_dir(target.rpartition("/")[0], recursive=True)
             self._filesystem.copy_file(source, target)
-            before, after = (_state(info) for info in self._filesystem.get_file_info([source, target]))
-            if before.bytes != after.bytes:
+            if _state(self._filesystem.get_file_info(target)).bytes != size:
                 raise OSError(_TOO_LITTLE)
 
         tried(self._uri, "written", attempt)

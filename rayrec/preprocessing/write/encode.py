@@ -46,10 +46,10 @@ class RowEncoder:
         kept = [field.name for field in self.kept]
         long, features = self.long_vocabularies, self._features
         read = dict.fromkeys((*kept, *features.reads, *long.columns))
-        rest = long.rest_of_segment(segment.index)
+        rest, schema = long.rest_of_segment(segment.index), self.encoded_schema
         for raw in self.read(segment, list(read), list({*features.string_columns, *long.columns})):
             encoded = features.encode_completed(long.with_ids(raw, rest))
-            yield pa.RecordBatch.from_arrays([*(raw[n] for n in kept), *encoded.columns], schema=self.encoded_schema)
+            yield pa.RecordBatch.from_arrays([*(raw[n] for n in kept), *encoded.columns], schema=schema)
 
 
 def write_in_order(
