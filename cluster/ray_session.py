@@ -12,6 +12,7 @@ from pathlib import Path
 from cluster.java import provide_java
 from cluster.ray_serve import serve_behind_haproxy
 from rayrec.common.errors import UserError
+from rayrec.common.ray_blocks import has_other_nodes
 
 ASKS_FOR_TOKEN = (
     "the cluster asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to those of the "
@@ -28,9 +29,7 @@ def ray_session() -> Iterator[None]:
     RAY_ADDRESS, which Ray sets inside a job, attaches to a cluster. Without it a session is started on this machine.
     Raises UserError if no cluster answers at the address.
     """
-    address = os.environ.get("RAY_ADDRESS")
-    if address == "local":  # Ray's own word for a new session on this machine
-        address = None
+    address = _cluster_address()
     missing = _prepare_environment(local=address is None)
     import ray
 
@@ -45,6 +44,16 @@ def ray_session() -> Iterator[None]:
             _start()
         stack.callback(ray.shutdown)
         yield
+
+
+def has_cluster() -> bool:
+    """Whether work can be given to more than this machine: RAY_ADDRESS names a cluster, or the session has nodes."""
+    return _cluster_address() is not None or has_other_nodes()
+
+
+def _cluster_address() -> str | None:
+    address = os.environ.get("RAY_ADDRESS")
+    return None if address == "local" else address  # Ray's own word for a new session on this machine
 
 
 def attach(address: str, missing: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 """`rayrec evaluate`: exact metrics of a trained model."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -26,7 +27,7 @@ class EvaluateRequest(Request):
     checkpoint: str = "best"
     """Checkpoint of a run: best (the latest if none was evaluated), latest, or a step."""
     workers: PositiveInt | None = None
-    """Worker processes, by default as many as the model was trained on."""
+    """Worker processes, by default this one alone; on a GPU or a cluster as many as in training."""
     device: Literal["auto", "cpu", "cuda"] | None = None
     """Device to compute on, by default as in training."""
 
@@ -52,21 +53,31 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
         recipe, schema = run_folder.recipe, run_folder.schema
         fill = partial(fill_from_checkpoint, run_folder.checkpoint(request.checkpoint))
     schema.require_same_features(dataset.schema, request.data)
-    workers = request.workers or recipe.train.workers
-    train = recipe.train.model_validate({
-        **recipe.train.model_dump(),
-        "workers": workers,
-        "min_workers": None if request.workers else recipe.train.min_workers,
-        "device": request.device or recipe.train.device,
-        # For the planner alone: ranks may hold unequal shares of a batch.
-        "global_batch_size": -(-recipe.evaluate.global_batch_size // workers) * workers,
-        # Takes no memory and runs everywhere, unlike what the model may have been trained with.
-        "embedding_optimizer": {"kind": "sgd"},
-    })  # fmt: skip
-    from cluster.ray_session import ray_session
+    import torch
 
-    with ray_session():
-        metrics = evaluate(recipe.model_copy(update={"train": train}), dataset, request.split, fill, progress=progress)
+    from cluster.ray_session import has_cluster, ray_session
+    from rayrec.training.run.preflight import resolve_device
+
+    device = request.device or recipe.train.device
+    on_cpu = resolve_device(device, gpus=torch.cuda.device_count()) == "cpu"
+    here = on_cpu and request.workers in (None, 1) and not has_cluster()
+    with nullcontext() if here else ray_session():
+        workers = request.workers or (1 if here else recipe.train.workers)
+        trained = recipe.train.model_dump()
+        train = recipe.train.model_validate({
+            **trained,
+            "workers": workers,
+            "min_workers": None if request.workers else recipe.train.min_workers,
+            "device": device,
+            # For the planner alone: ranks may hold unequal shares of a batch.
+            "global_batch_size": -(-recipe.evaluate.global_batch_size // workers) * workers,
+            # Takes no memory and runs everywhere, unlike what the model may have been trained with.
+            "embedding_optimizer": {"kind": "sgd"},
+            # One process has the memory that the workers shared.
+            "sharding": trained["sharding"] | ({"memory_per_worker": None} if here else {}),
+        })  # fmt: skip
+        recipe = recipe.model_copy(update={"train": train})
+        metrics = evaluate(recipe, dataset, request.split, fill, in_this_process=here, progress=progress)
     return Result(command="evaluate", rows=dataset.split(request.split).rows, metrics={request.split: metrics})
 
 

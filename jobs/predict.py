@@ -1,6 +1,7 @@
 """`rayrec predict`: scores a file or folder, or recommends items to every user."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Self
@@ -13,6 +14,12 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder, local_path
+
+# What one machine scores in about the time that the actors of a pool take to start.
+_ROWS_SCORED_HERE = 2**20
+_BYTES_SCORED_HERE = 2**28
+_PAIRS_SCORED_HERE = 2**27
+"""Users times items."""
 
 
 class PredictRequest(Request):
@@ -60,23 +67,24 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     if request.dataset is not None and not (request.dataset / MANIFEST_FILE).is_file():
         raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
-    from cluster.ray_session import ray_session
     from rayrec.inference.batch.prediction import predict_dataset, predict_raw
     from rayrec.inference.folder.model_folder import ModelFolder
+    from rayrec.raw.files import list_inputs
     from rayrec.sources.registry import source_of
 
     with exported(request.model) as folder:
         model = ModelFolder.open(folder)
         if request.dataset is not None:
             dataset = Dataset.open(request.dataset)
-            dataset.split(request.split)
-            with ray_session():
-                counts = predict_dataset(model, dataset, request.split, request.output, progress)
+            is_small = dataset.split(request.split).rows <= _ROWS_SCORED_HERE
+            with _workers(is_small) as in_threads:
+                counts = predict_dataset(model, dataset, request.split, request.output, progress, in_threads=in_threads)
         else:
             source = model.recipe.source
             reader = partial(source_of(source.kind).reader, source, model.schema)
-            with ray_session():
-                counts = predict_raw(model, reader, [request.input], request.output, progress)
+            is_small = sum(file.bytes for file in list_inputs([request.input])) <= _BYTES_SCORED_HERE
+            with _workers(is_small) as in_threads:
+                counts = predict_raw(model, reader, [request.input], request.output, progress, in_threads=in_threads)
     details = {"rejected": counts.rejected} if request.raw else {"split": request.split}
     return Result(command="predict", output=request.output, rows=counts.rows, details=details)
 
@@ -84,12 +92,25 @@ def run(request: PredictRequest, progress: Progress) -> Result:
 def _recommend(request: PredictRequest, k: int, progress: Progress) -> Result:
     if request.input is not None:
         raise ConfigError("--top-k recommends to every user of the model and reads no --input; leave one of them out")
-    from cluster.ray_session import ray_session
     from rayrec.inference.batch.recommendation import recommend_to_all
+    from rayrec.inference.recommender import load_recommender
 
-    with exported(request.model) as folder, ray_session():
-        users = recommend_to_all(folder, k, request.output, progress)
+    with exported(request.model) as folder:
+        recommender = load_recommender(folder)
+        users = recommender.num_users
+        with _workers(users * recommender.num_items <= _PAIRS_SCORED_HERE) as in_threads:
+            recommend_to_all(recommender, k, request.output, progress, in_threads=in_threads)
     return Result(command="predict", output=request.output, rows=users, details={"top_k": k})
+
+
+@contextmanager
+def _workers(is_small: bool) -> Iterator[bool]:
+    """Provide what scores: threads of this process (True) where the work is small and there is no cluster, else Ray."""
+    from cluster.ray_session import has_cluster, ray_session
+
+    in_threads = is_small and not has_cluster()
+    with nullcontext() if in_threads else ray_session():
+        yield in_threads
 
 
 COMMAND = Command("predict", PredictRequest, run)

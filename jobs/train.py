@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.command import Command, Result, TrainingRecipeRequest, main
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import is_vacant, owned, require_absent
+from rayrec.common.imports import import_meanwhile
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe
 from rayrec.storage.location import Folder
@@ -48,6 +49,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from cluster.ray_session import ray_session
 
+    import_meanwhile("rayrec.models.registry")  # takes seconds, in which Ray's processes start
     with owned(request.output), ray_session():
         metrics = train_recipe(recipe, dataset, request.output, resume=request.resume, progress=progress)
     run_folder = RunFolder.open(request.output)

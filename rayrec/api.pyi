@@ -142,7 +142,7 @@ def evaluate(
     data: Dataset folder, the output of `rayrec preprocess`.
     split: Split of the dataset.
     checkpoint: Checkpoint of a run: best (the latest if none was evaluated), latest, or a step.
-    workers: Worker processes, by default as many as the model was trained on.
+    workers: Worker processes, by default this one alone; on a GPU or a cluster as many as in training.
     device: Device to compute on, by default as in training.
     progress: Show progress on stderr.
     """

@@ -4,13 +4,14 @@ A command's module is imported only when that command is named, so that `rayrec 
 """
 
 import sys
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from jobs import COMMANDS
-from rayrec.common.program import run_program
+from rayrec.common.program import leave, run_program
 
 
 class _Group(TyperGroup):
@@ -37,9 +38,14 @@ app = typer.Typer(
 )
 
 
-def main() -> None:
-    """Run `rayrec`: exits with 0 done, 1 failed, 2 wrong usage or config, 130 interrupted."""
-    sys.exit(run_program(typer.main.get_command(app), "rayrec", sys.argv[1:] or ["--help"]))
+def main() -> NoReturn:
+    """The process of `rayrec`: exits with 0 done, 1 failed, 2 wrong usage or config, 130 interrupted."""
+    leave(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run `rayrec ARGUMENTS`; returns the exit code."""
+    return run_program(typer.main.get_command(app), "rayrec", arguments or ["--help"])
 
 
 def _print_version(wanted: bool) -> None:

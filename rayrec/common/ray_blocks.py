@@ -1,5 +1,6 @@
 """Blocks of a Ray Data execution, which the consumer may leave at any block and which carry errors of users."""
 
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
 _BLOCKS_AHEAD = 4
 _ERROR = "rayrec_user_error"
 """The column of a block that reports a UserError instead of rows."""
+
+
+def has_other_nodes() -> bool:
+    """Whether this process is in a Ray session of several nodes with CPUs, which can do some of its work."""
+    ray = sys.modules.get("ray")  # no session without it, and it takes half a second to import
+    if ray is None or not ray.is_initialized():
+        return False
+    return sum(node["Alive"] and node["Resources"].get("CPU", 0) > 0 for node in ray.nodes()) > 1
 
 
 def stream_blocks(data: "RayDataset") -> Generator[pa.Table]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,7 @@ class RowPacker:
     def _read(self, path: str, row_group: int, columns: list[str], threads: bool) -> pa.Table:
         origin = _up_to_date(self.folder, self.version) / path
         try:
-            file = _open_parquet(origin, self.version, _state(origin))
+            file = _open_parquet(origin, self.version, _state(origin), get_ident())
             return file.read_row_group(row_group, columns=columns, use_threads=threads)
         except FileNotFoundError:
             raise UserError(f"{origin}: missing, though the manifest lists it; run `rayrec preprocess` again") from None
@@ -237,9 +238,11 @@ def _state(path: Path) -> tuple[int, int] | None:
     return stat.st_size, stat.st_mtime_ns
 
 
-@lru_cache(maxsize=16)
-def _open_parquet(path: Path, version: str, state: tuple[int, int] | None) -> pq.ParquetFile:
+@lru_cache(maxsize=64)
+def _open_parquet(path: Path, version: str, state: tuple[int, int] | None, thread: int) -> pq.ParquetFile:
     """An open part, kept for its next row groups; the dataset's version and the state tell whether it was rewritten.
+
+    Each thread has its own: an open file serves one reader at a time.
 
     The footer describes every column of every row group, so parsing it costs as much as reading a row group.
     """

@@ -1,7 +1,9 @@
-"""The reads of a rank in the order of its batches: streamed through Ray Data, or from memory, bit for bit the same."""
+"""The reads of a rank in the order of its batches: streamed by tasks or threads, or from memory, all the same bits."""
 
+import os
 from collections import Counter, deque
 from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -9,7 +11,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from rayrec.common.ray_blocks import ReportingTask, stream_blocks
+from rayrec.common.ray_blocks import ReportingTask, has_other_nodes, stream_blocks
 from rayrec.ingest.batch_order import BatchOrder, RowOrder, Units
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import PackedRows, RowPacker, from_table, to_table
@@ -40,15 +42,22 @@ def stream_reads(
     executions: int | None = None,
     task_cpus: int | None = None,
 ) -> Generator[Iterator[PackedRows]]:
-    """Yield, for each batch, the reads that it is the first to need; tasks decode and pack them ahead of the consumer.
+    """Yield, for each batch, the reads that it is the first to need.
 
-    Needs a Ray session. Closing the iterator ends the execution. `peers`: all ranks read this epoch at the same time,
-    and decode each row group once among them; without, this rank decodes all that it needs. `executions`: how many
-    executions share the cluster, by default one for each rank. `task_cpus`: see `IngestConfig`. Memory is bounded for
-    any number of reads: Ray Data pauses tasks whose output nobody takes.
+    They are decoded and packed ahead of the consumer: on a cluster of several nodes by tasks of Ray Data on all of
+    them, on one node by threads of this process. Closing the iterator ends the work. Memory is bounded for any number
+    of reads: tasks and threads pause while nobody takes their output.
+
+    `peers`: all ranks read this epoch at the same time, and decode each row group once among them; without, this rank
+    decodes all that it needs. `executions`: how many executions of Ray Data share the cluster, by default one for each
+    rank. `task_cpus`: see `IngestConfig`.
     """
     units = [unit for _, unit in order.decoded(shares=peers is not None)]
-    with closing(_decode(dataset, order, units, executions, task_cpus)) as decoded:
+    if has_other_nodes():
+        rows = _decode_in_tasks(dataset, order, units, executions, task_cpus)
+    else:
+        rows = _decode_in_threads(dataset, order, units)
+    with closing(rows) as decoded:
         # Every rank begins to decode before any of them waits for another.
         first = list(islice(decoded, 1))
         yield from arrange(order, chain(first, decoded), peers)
@@ -93,7 +102,25 @@ def arrange(order: BatchOrder, decoded: Iterator[PackedRows], peers: Peers | Non
     return map(reads_of, range(order.start_batch, order.num_batches))
 
 
-def _decode(
+def _decode_in_threads(dataset: Dataset, order: BatchOrder, decoded: list[int]) -> Generator[PackedRows]:
+    """Decode and pack whole row groups in threads; their rows are in the epoch's order."""
+    reader, units = _Reader(RowPacker.of(dataset), order.row_order), order.units
+    ahead: deque[Future[PackedRows]] = deque()
+    with ThreadPoolExecutor(min(_MOST_TASKS, os.cpu_count() or 1), "rayrec-decode") as threads:
+        try:
+            for unit in decoded:
+                place = (units.files[units.file[unit]], int(units.row_group[unit]), int(units.rows[unit]))
+                ahead.append(threads.submit(reader.read, unit, *place))
+                if len(ahead) > _MOST_TASKS:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for read in ahead:
+                read.cancel()
+
+
+def _decode_in_tasks(
     dataset: Dataset, order: BatchOrder, decoded: list[int], executions: int | None, task_cpus: int | None
 ) -> Generator[PackedRows]:
     """Decode and pack whole row groups by an execution of Ray Data; their rows are in the epoch's order."""
@@ -137,16 +164,19 @@ def _decode(
 
 @dataclass(frozen=True)
 class _Reader:
-    """Decodes and packs a task's part of the list of row groups."""
+    """Decodes and packs whole row groups, their rows in the epoch's order."""
 
     packer: RowPacker
     row_order: RowOrder
 
     def __call__(self, row_groups: pa.Table) -> Iterator[pa.Table]:
+        """Decode a task's part of the list of row groups."""
         for each in row_groups.to_pylist():
-            place, count = (each["path"], each["row_group"]), each["rows"]
-            group = self.packer.read_group(*place) if self.row_order.whole_groups else None
-            yield to_table(self.packer.read(*place, self.row_order.rows(each["unit"], count, 0, count, group)))
+            yield to_table(self.read(each["unit"], each["path"], each["row_group"], each["rows"]))
+
+    def read(self, unit: int, path: str, row_group: int, count: int) -> PackedRows:
+        group = self.packer.read_group(path, row_group) if self.row_order.whole_groups else None
+        return self.packer.read(path, row_group, self.row_order.rows(unit, count, 0, count, group))
 
 
 def _descriptors(units: Units, decoded: list[int], concurrency: int) -> list[pa.Table]:

@@ -1,18 +1,24 @@
-"""Training and evaluation on a Ray cluster: Ray Train starts the workers and restarts them when one dies."""
+"""Training and evaluation: Ray Train starts the workers and restarts them when one dies.
+
+A model can also be evaluated in this process alone.
+"""
 
 import json
+import logging
 import os
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec.common.background import in_background
 from rayrec.common.errors import SmallClusterError, UserError
+from rayrec.common.imports import quick_imports
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config.evaluate import is_ranking_metric
 from rayrec.ingest.dataset import Dataset
@@ -98,16 +104,21 @@ def evaluate(
     split: str,
     fill: Callable[["ParallelModel"], None],
     *,
+    in_this_process: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, float | None]:
-    """Metrics of a model over every row of a split, each counted once, on the recipe's workers. Needs a Ray session.
+    """Metrics of a model over every row of a split, each counted once.
 
+    They are computed by the recipe's workers, in a Ray session, or in this process, without one and on all its CPUs.
     `fill` puts the weights into each worker's part of the model, in place; it travels to the workers by pickle.
     """
-    device = _workers_device(recipe)
+    device = "cpu" if in_this_process else _workers_device(recipe)
     require_evaluable(recipe, dataset)
     progress = progress or SilentProgress()
     progress.stage(f"evaluating on {split}", dataset.split(split).rows)
+    if in_this_process:
+        with _only_rank() as context:
+            return _evaluate(split, fill, recipe, dataset, context, progress)
     with tempfile.TemporaryDirectory(prefix="rayrec-evaluate-") as folder:
         metrics: dict[str, float | None] = _run_workers(
             partial(_evaluate, split, fill), recipe, dataset, Path(folder), device
@@ -215,21 +226,46 @@ def _evaluate(
     recipe: Recipe,
     dataset: Dataset,
     context: "RankContext",
+    progress: Progress | None = None,
 ) -> dict[str, float | None]:
     from rayrec.training.loop.splits import SplitReader, evaluate_split
     from rayrec.training.placement.parallel_model import ParallelModel
 
     model = ParallelModel(recipe, dataset.schema, context)
     fill(model)
-    return evaluate_split(model, SplitReader(dataset, recipe.train.ingest, context), split, recipe.evaluate)
+    reader = SplitReader(dataset, recipe.train.ingest, context)
+    return evaluate_split(model, reader, split, recipe.evaluate, progress or SilentProgress())
+
+
+@contextmanager
+def _only_rank() -> Iterator["RankContext"]:
+    """This process as the only rank, on the CPUs, during the block."""
+    import torch
+    import torch.distributed as dist
+
+    from rayrec.training.placement.parallel_model import RankContext
+
+    context = RankContext(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
+    context.prepare_process()
+    # TorchRec uses parts of torch that warn of their end; users can do nothing about it.
+    logging.getLogger("torch.fx").setLevel(logging.ERROR)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield context
+    finally:
+        dist.destroy_process_group()
 
 
 def _on_worker(arguments: dict[str, Any]) -> Any:
     """Do the work in a Ray Train worker; note a user's mistake, as Ray would restart the run for it."""
-    import ray.train
-    import ray.train.torch
+    with quick_imports():
+        import ray.train
+        import ray.train.torch
 
-    from rayrec.training.placement.parallel_model import RankContext
+        import rayrec.training.loop.worker  # noqa: F401 -- so that all of it is imported here
+        from rayrec.training.placement.parallel_model import RankContext
 
     mistake: MistakeNote = arguments["mistake"]
     if mistake.is_there():

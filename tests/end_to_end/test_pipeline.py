@@ -1,10 +1,13 @@
 """From generated logs to scores and answers, by the command line alone."""
 
 import json
+import os
 import shutil
+import subprocess
 import urllib.error
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,7 +17,7 @@ from rayrec import load_model
 from rayrec.ingest.dataset import Dataset
 from tests.end_to_end import bad_tables
 from tests.end_to_end.bad_inputs import REQUESTS
-from tests.end_to_end.conftest import Finished, Pipeline, post, raw_features, served
+from tests.end_to_end.conftest import PROGRAM, Finished, Pipeline, post, raw_features, served
 from tests.end_to_end.mistake import BadRequest
 from tests.model_folders import write_table_model
 
@@ -50,6 +53,23 @@ def test_the_model_folder_evaluates_like_the_run(pipeline: Pipeline, rayrec: Ray
     done = rayrec("evaluate", pipeline.model, "--data", pipeline.dataset, "--json")
     assert done.code == 0, done.err
     assert done.result["metrics"]["test"] == pytest.approx(pipeline.results["train"]["metrics"]["test"], abs=1e-6)
+
+
+def test_one_machine_evaluates_and_scores_without_a_ray_session(pipeline: Pipeline, tmp_path: Path) -> None:
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    alone |= {"PYTHONPATH": "", "RAY_TMPDIR": str(tmp_path / "ray")}
+
+    def result(*arguments: str | Path) -> dict[str, Any]:
+        command = [PROGRAM, *map(str, arguments), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=alone)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    evaluated = result("evaluate", pipeline.run, "--data", pipeline.dataset)
+    assert evaluated["metrics"]["test"] == pytest.approx(pipeline.results["train"]["metrics"]["test"], rel=1e-9)
+    scored = result("predict", pipeline.model, "--input", pipeline.dataset, "--output", tmp_path / "scores")
+    assert scored["rows"] == evaluated["rows"] == pq.read_table(tmp_path / "scores/scores").num_rows
+    assert not (tmp_path / "ray").exists()
 
 
 def test_a_finished_folder_is_not_overwritten(pipeline: Pipeline, rayrec: Rayrec) -> None:

@@ -1,4 +1,4 @@
-"""What Ray Data streams is bit for bit what the same plan takes from memory, and what plain pyarrow reads."""
+"""What tasks and threads stream is bit for bit what the same plan takes from memory, and what plain pyarrow reads."""
 
 import dataclasses
 import itertools
@@ -11,7 +11,7 @@ import torch
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import IngestConfig
-from rayrec.ingest import exchange
+from rayrec.ingest import exchange, reads
 from rayrec.ingest.batch_order import BatchOrder, Units
 from rayrec.ingest.loader import open_batches
 from rayrec.ingest.reads import InMemorySplit
@@ -19,7 +19,7 @@ from rayrec.models.common.batch import Batch
 from tests.builders import make_dataset
 from tests.expected_batches import expected_rows, padded, rows_of
 
-pytestmark = pytest.mark.usefixtures("ray_cluster")
+pytestmark = pytest.mark.usefixtures("ray_cluster", "decoders")
 
 STREAM = IngestConfig(read_streams=4, prefetch_batches=2)
 
@@ -29,6 +29,11 @@ DATASETS = {
     "tiny row groups": {"rows": 200, "rows_per_row_group": 3, "rows_per_part": 31},
     "one row": {"rows": 1, "multi_hot": 1},
 }
+
+
+@pytest.fixture(params=["tasks", "threads"])
+def decoders(request, monkeypatch):
+    monkeypatch.setattr(reads, "has_other_nodes", lambda: request.param == "tasks")
 
 
 def assert_same(one: Batch, other: Batch) -> None:
@@ -112,7 +117,7 @@ def test_leaving_early_ends_the_execution(tmp_path):
         with open_batches(dataset, "train", STREAM, global_batch_size=20, drop_last=True) as loader:
             next(iter(loader))
     names = {thread.name for thread in threading.enumerate()}
-    assert not [name for name in names if name.startswith(("StreamingExecutor", "rayrec-ingest"))]
+    assert not [name for name in names if name.startswith(("StreamingExecutor", "rayrec-"))]
 
 
 def test_a_missing_part_is_named_where_the_batches_are_consumed(tmp_path):

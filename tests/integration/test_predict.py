@@ -21,6 +21,13 @@ from tests.model_folders import make_model_folder, make_raw_rows, make_recommend
 Row = dict[str, object]
 
 
+@pytest.fixture(params=["actors", "threads"], autouse=True)
+def workers(request: pytest.FixtureRequest, ray_cluster: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the pool has: actors, as on a cluster, or threads of this process."""
+    monkeypatch.setattr("cluster.ray_session.has_cluster", lambda: request.param == "actors")
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
 def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     folder = tmp_path_factory.mktemp("criteo") / "model"
@@ -39,7 +46,7 @@ def _rows(predictor: Predictor, count: int, seed: int) -> list[Row]:
     return [{k: int(v) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
 
 
-def test_raw_files(ray_cluster: str, predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_files(predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three files in many chunks: plain with bad rows, gzip, plain without labels."""
     monkeypatch.setattr(prediction, "_CHUNK_BYTES", 20_000)
     rows = _rows(predictor, 1_000, 1)
@@ -78,7 +85,7 @@ def test_raw_files(ray_cluster: str, predictor: Predictor, tmp_path: Path, monke
     assert result.details["rejected"] == {bad[line][1]: 1 for line in bad}
 
 
-def test_a_split(ray_cluster: str, predictor: Predictor, tmp_path: Path) -> None:
+def test_a_split(predictor: Predictor, tmp_path: Path) -> None:
     schema = _dataset_schema(predictor)
     table = make_rows(schema, 2_500, 3)
     write_dataset(tmp_path / "data", schema, {"test": table}, rows_per_part=900, rows_per_row_group=100)
@@ -93,7 +100,7 @@ def test_a_split(ray_cluster: str, predictor: Predictor, tmp_path: Path) -> None
     assert not (tmp_path / "out/rejected").exists()
 
 
-def test_the_best_items_of_every_user(ray_cluster: str, tmp_path: Path) -> None:
+def test_the_best_items_of_every_user(tmp_path: Path) -> None:
     make_recommender_folder(tmp_path / "neumf", users=30, items=50)
     request = PredictRequest(model=tmp_path / "neumf", output=tmp_path / "out", top_k=7)
     assert run(request, SilentProgress()).rows == 30
@@ -108,7 +115,7 @@ def test_the_best_items_of_every_user(ray_cluster: str, tmp_path: Path) -> None:
     assert all(a["score"] >= b["score"] for a, b in itertools.pairwise(rows) if b["rank"] > 1)
 
 
-def test_a_dataset_encoded_otherwise(ray_cluster: str, predictor: Predictor, tmp_path: Path) -> None:
+def test_a_dataset_encoded_otherwise(predictor: Predictor, tmp_path: Path) -> None:
     schema = _dataset_schema(predictor)
     first = schema.categorical[0]
     larger = first.model_copy(update={"cardinality": first.cardinality + 1})
@@ -120,7 +127,7 @@ def test_a_dataset_encoded_otherwise(ray_cluster: str, predictor: Predictor, tmp
     assert not (tmp_path / "out").exists()
 
 
-def test_raw_rows_of_another_kind(ray_cluster: str, predictor: Predictor, tmp_path: Path) -> None:
+def test_raw_rows_of_another_kind(predictor: Predictor, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("a,b\n")
     request = PredictRequest(model=predictor.folder, input=str(tmp_path / "in.csv"), output=tmp_path / "out", raw=True)
     with pytest.raises(UserError, match=r"nothing to score \(1 wrong column count\); give files of kind 'criteo'"):
@@ -128,7 +135,7 @@ def test_raw_rows_of_another_kind(ray_cluster: str, predictor: Predictor, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_file(ray_cluster: str, predictor: Predictor, tmp_path: Path) -> None:
+def test_a_damaged_file(predictor: Predictor, tmp_path: Path) -> None:
     """What a task of Ray Data raises for the user arrives as the one line that it is."""
     content = gzip.compress(("\n".join(_line(predictor.schema, {}, 0) for _ in range(2_000))).encode())
     damaged = bytearray(content)

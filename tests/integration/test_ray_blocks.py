@@ -103,12 +103,13 @@ class Worker:
         return task
 
 
+@pytest.mark.parametrize("in_threads", [False, True], ids=["actors", "threads"])
 @pytest.mark.parametrize(("fails", "message"), [("start", "worker at its start"), ("work", "worker at task 3")])
-def test_a_user_error_of_a_pool_is_raised_in_its_place(fails, message):
+def test_a_user_error_of_a_pool_is_raised_in_its_place(fails, message, in_threads):
     tasks = [pa.table({"number": [number]}) for number in range(5)]
     numbers = []
     with pytest.raises(UserError) as caught:
-        for block in run_in_pool(tasks, Worker, {"fails": fails}):
+        for block in run_in_pool(tasks, Worker, {"fails": fails}, in_threads=in_threads):
             numbers += block["number"].to_pylist()
     assert str(caught.value) == f"{message}; do better"
     assert numbers == ([] if fails == "start" else [0, 1, 2])

@@ -75,14 +75,6 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def call(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["rayrec", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    assert isinstance(exit_.value.code, int)
-    return exit_.value.code
-
-
 def test_the_table_has_every_command() -> None:
     listed = [command.name for command in cli.app.registered_commands]
     assert listed == list(SUMMARIES) and set(listed) == {name for name, _, _ in COMMANDS}
@@ -99,7 +91,7 @@ def test_commands_make_the_request(
         return 0
 
     monkeypatch.setattr("jobs.command.command_line.run_command", run)
-    assert call([command, *arguments], monkeypatch) == 0
+    assert cli.run([command, *arguments]) == 0
     ((name, request),) = requests
     assert name == command
     assert {name: getattr(request, name) for name in expected} == expected
@@ -137,23 +129,23 @@ def test_commands_make_the_request(
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(arguments, monkeypatch) == 2
+    assert cli.run(arguments) == 2
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith(message)
     assert err.count("\n") == 1
 
 
-def test_version(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    assert call(["--version"], monkeypatch) == 0
+def test_version(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--version"]) == 0
     assert capfd.readouterr().out.startswith("rayrec 0.")
 
 
-def test_every_command_has_help(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help(capfd: pytest.CaptureFixture[str]) -> None:
     for command, summary in SUMMARIES.items():
-        assert call([command, "--help"], monkeypatch) == 0
+        assert cli.run([command, "--help"]) == 0
         out = capfd.readouterr().out
         assert f"Usage: rayrec {command}" in out
         assert " ".join(out.split("\n\n")[1].split()) == summary
@@ -173,6 +165,8 @@ def test_heavy_imports_wait() -> None:
             {"torch", "torchrec", "ray", "pyspark", "raydp"},
         ),
         ("import rayrec.sources.registry, cluster.spark_python_daemon", {"torch", "torchrec", "ray"}),
+        ("import rayrec.inference.predictor, rayrec.models.dlrm.model", {"torchrec", "ray"}),
+        ("import serve.app", {"torchrec"}),
     ]
     script = "import sys\n" + "".join(
         f"{statement}\nprint({statement!r}, sorted({forbidden!r} & set(sys.modules)))\n"

@@ -41,8 +41,8 @@ def test_equals_a_naive_computation(config: DLRMConfig, schema: Schema) -> None:
 
 def test_published_shapes() -> None:
     model = build_model(DLRMConfig(), CRITEO, "meta")
+    assert model.embeddings.embedding_bags["C26"].weight.shape == (10, 128)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    assert shapes["embeddings.embedding_bags.C26.weight"] == (10, 128)
     assert shapes["dense_network.bottom_mlp.0.weight"] == (512, 13)
     assert shapes["dense_network.top_mlp.0.weight"] == (1024, 128 + 27 * 26 // 2)
     assert shapes["dense_network.top_mlp.8.weight"] == (1, 256)
@@ -53,7 +53,10 @@ def test_published_shapes() -> None:
 
 def test_meta_and_real_models_have_the_same_parameters() -> None:
     schema = make_schema(numeric=2, multi_hot=1)
-    meta, real = (build_model(DOT, schema, device).state_dict() for device in ("meta", "cpu"))
+    models = [build_model(DOT, schema, device) for device in ("meta", "cpu")]
+    assert "embeddings" not in dict(models[0].named_children()), "TorchRec is not imported for nothing"
+    assert models[0].embeddings.is_weighted() is False
+    meta, real = (model.state_dict() for model in models)
     assert all(value.is_meta for value in meta.values())
     assert {k: (v.shape, v.dtype) for k, v in meta.items()} == {k: (v.shape, v.dtype) for k, v in real.items()}
     assert {k.split(".")[0] for k in real} == {"embeddings", "dense_network"}

@@ -47,8 +47,5 @@ def test_a_command_whose_module_meets_one_ends_in_one_line(
         raise UserError("plug-in 'broken' of rayrec.sources: cannot import it")
 
     monkeypatch.setattr("jobs.command.runner.load_command", load)
-    monkeypatch.setattr("sys.argv", ["rayrec", "doctor"])
-    with pytest.raises(SystemExit) as raised:
-        cli.main()
-    assert raised.value.code == 1
+    assert cli.run(["doctor"]) == 1
     assert capfd.readouterr().err == "error: plug-in 'broken' of rayrec.sources: cannot import it\n"

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from cluster.ray_session import attach
+from cluster.ray_session import attach, has_cluster
 from rayrec.common.errors import UserError
 from rayrec.common.ports import free_port
 from rayrec.internals.ray_core import head_address
@@ -23,6 +23,17 @@ def test_no_cluster_is_said_in_one_line(host: str, monkeypatch: pytest.MonkeyPat
     assert message.startswith(f"RAY_ADDRESS={address}: no Ray cluster answers (")
     assert "ray start --head" in message and "\n" not in message
     assert "RAY_ADDRESS" in os.environ
+
+
+@pytest.mark.parametrize(("address", "is_cluster"), [(None, False), ("local", False), ("10.0.0.1:6379", True)])
+def test_a_machine_without_address_and_other_nodes_is_alone(
+    address: str | None, is_cluster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if address is None:
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    else:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    assert has_cluster() is is_cluster
 
 
 def test_the_head_of_an_address_is_its_host_and_port() -> None:

@@ -18,6 +18,7 @@ from rayrec.models.common.tables import (
     build_embeddings,
     distinct_tables,
     pooled_features,
+    require_names,
 )
 from tests.builders import WITH_SHARED_TABLES
 
@@ -118,7 +119,7 @@ def test_outputs_go_by_key_whatever_their_order() -> None:
 )
 def test_unusable_names(tables: list[EmbeddingTable], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        build_embeddings(tables, CPU)
+        require_names(tables)
 
 
 @pytest.mark.parametrize(("column", "columns"), [(0, 8), (0, 4), (4, 4), (6, 2)])

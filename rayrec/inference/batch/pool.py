@@ -1,9 +1,11 @@
-"""What batch jobs share: a pool of actors that each hold a model and write Parquet parts; the driver sees reports."""
+"""What batch jobs share: a pool of workers that each hold a model and write Parquet parts; the driver sees reports."""
 
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -23,19 +25,42 @@ from rayrec.storage.parquet_files import new_parquet
 if TYPE_CHECKING:
     from ray.data import Dataset as RayDataset
 
+_Worker = Callable[..., Callable[[pa.Table], pa.Table]]
+
 ROWS_PER_PART = 1_048_576
 _PARTS_AIMED_AT = 64
 
 
 def run_in_pool(
-    tasks: Sequence[pa.Table], worker: type[Callable[[pa.Table], pa.Table]], arguments: dict[str, Any]
+    tasks: Sequence[pa.Table], worker: _Worker, arguments: dict[str, Any], *, in_threads: bool
 ) -> Iterator[pa.Table]:
-    """The reports, small tables, of actors `worker(**arguments)` on tasks, in the order of the tasks.
+    """The reports, small tables, of workers `worker(**arguments)` on tasks, in the order of the tasks.
 
-    Needs a Ray session. Raises the UserError that a worker raises.
+    The workers are threads of this process, or actors of the Ray session. Raises the UserError that a worker raises.
     """
-    if not tasks:
-        return
+    if tasks:
+        yield from (_run_in_threads if in_threads else _run_in_actors)(tasks, worker, arguments)
+
+
+def _run_in_threads(tasks: Sequence[pa.Table], worker: _Worker, arguments: dict[str, Any]) -> Iterator[pa.Table]:
+    import torch
+
+    own = threading.local()
+
+    def run(task: pa.Table) -> pa.Table:
+        if not hasattr(own, "worker"):
+            own.worker = worker(**arguments)
+        return own.worker(task)
+
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(min(len(tasks), os.cpu_count() or 1), "rayrec-predict") as pool:
+            yield from pool.map(run, tasks)
+    finally:
+        torch.set_num_threads(threads)  # workers beside each other take one each
+
+
+def _run_in_actors(tasks: Sequence[pa.Table], worker: _Worker, arguments: dict[str, Any]) -> Iterator[pa.Table]:
     import ray
     from ray.data import ActorPoolStrategy, DataContext
 
@@ -72,7 +97,7 @@ def part_path(folder: Path, number: int) -> Path:
 
 @contextmanager
 def new_output(output: Path) -> Iterator[Path]:
-    """The folder for actors to write parts to, which is `output`, whole, when the block ends without an error.
+    """The folder for workers to write parts to, which is `output`, whole, when the block ends without an error.
 
     Parts of a staged output are written to its URI, and deleted there after an error.
     """
@@ -126,7 +151,7 @@ def require_output(folder: Path) -> None:
 
 
 class NumberLines:
-    """An actor of the pool: writes rows again whose column `line` counts from the beginning of a piece of a file."""
+    """A worker of the pool: writes rows again whose column `line` counts from the beginning of a piece of a file."""
 
     def __call__(self, task: pa.Table) -> pa.Table:
         """Write the files `source`, one after the other, to `target` with `before` added to the lines of each."""

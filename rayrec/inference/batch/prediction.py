@@ -62,12 +62,13 @@ class PredictionCounts:
 
 
 def predict_dataset(
-    model: ModelFolder, dataset: Dataset, split: str, output: Path, progress: Progress
+    model: ModelFolder, dataset: Dataset, split: str, output: Path, progress: Progress, *, in_threads: bool
 ) -> PredictionCounts:
-    """Score a split of a dataset folder; needs a Ray session. `output` is written whole or not at all.
+    """Score a split of a dataset folder with a pool of workers (see `run_in_pool`).
 
-    `scores/` has columns row (int64, position in the split), label (float32), score (float32), in the split's order. If
-    the dataset's schema names candidates, the columns of its groups and candidates (int64) stand after row.
+    `output` is written whole or not at all. `scores/` has columns row (int64, position in the split), label (float32),
+    score (float32), in the split's order. If the dataset's schema names candidates, the columns of its groups and
+    candidates (int64) stand after row.
     Raises UserError if the dataset was not encoded as the model's training data was.
     """
     schema = dataset.schema
@@ -79,7 +80,7 @@ def predict_dataset(
     with new_output(output.absolute()) as folder:
         arguments = {"model": model.folder, "dataset": dataset.folder, "output": folder}
         columns = {"label": schema.label, "kept": tuple(kept)}
-        for report in run_in_pool(tasks, _ScoreRowGroups, arguments | columns):
+        for report in run_in_pool(tasks, _ScoreRowGroups, arguments | columns, in_threads=in_threads):
             progress.advance(sum(report["rows"].to_pylist()))
     return PredictionCounts(info.rows, {})
 
@@ -103,10 +104,12 @@ def predict_raw(
     paths: list[str],
     output: Path,
     progress: Progress,
+    *,
+    in_threads: bool,
 ) -> PredictionCounts:
-    """Score raw files, with or without a label column; needs a Ray session. `output` is written whole or not at all.
+    """Score raw files, with or without a label column, with a pool of workers (see `run_in_pool`).
 
-    `open_reader` opens the files with the reader of the model's source.
+    `output` is written whole or not at all. `open_reader` opens the files with the reader of the model's source.
 
     `scores/` has columns file, line (int64, from 1), label (float32, null if the file has none), score (float32), in
     the order of the input; `rejected/` has the rows that cannot be used, with the columns of `REJECTED_SCHEMA`. Raises
@@ -121,7 +124,7 @@ def predict_raw(
     rejected = Counter[str]()
     with new_output(output.absolute()) as folder:
         arguments = {"model": model.folder, "output": folder, "reader": open_reader(files)}
-        for reports in run_in_pool(tasks, _ScoreChunks, arguments):
+        for reports in run_in_pool(tasks, _ScoreChunks, arguments, in_threads=in_threads):
             for report in map(pickle.loads, reports["report"].to_pylist()):
                 lines.append(report.lines)
                 written.append(report.files)
@@ -134,7 +137,8 @@ def predict_raw(
                 f"{', '.join(paths)}: nothing to score ({reasons}); give files of kind '{model.recipe.source.kind}'"
             )
         progress.stage("number lines", scored + rejected.total())
-        for report in run_in_pool(_numbering(folder, _lines_before(chunks, lines), written), NumberLines, {}):
+        numbering = _numbering(folder, _lines_before(chunks, lines), written)
+        for report in run_in_pool(numbering, NumberLines, {}, in_threads=in_threads):
             progress.advance(sum(report["rows"].to_pylist()))
         remove_output_folder(folder / _CHUNKS_FOLDER)
     return PredictionCounts(scored, dict(rejected))
@@ -164,7 +168,7 @@ def _numbering(folder: Path, before: Sequence[int], written: Sequence[dict[str, 
 
 
 class _ScoreRowGroups:
-    """An actor of the pool: scores row groups of a dataset and writes a part of the scores."""
+    """A worker of the pool: scores row groups of a dataset and writes a part of the scores."""
 
     def __init__(self, model: Path, dataset: Path, output: Path, label: str, kept: tuple[str, ...]) -> None:
         """`kept`: columns (int64) that are written beside the score and the label."""
@@ -193,7 +197,7 @@ class _ScoreRowGroups:
 
 @dataclass(frozen=True)
 class _ChunkReport:
-    """What an actor found in a chunk of a raw file."""
+    """What a worker found in a chunk of a raw file."""
 
     lines: int
     files: dict[str, list[WrittenFile]]
@@ -203,7 +207,7 @@ class _ChunkReport:
 
 
 class _ScoreChunks:
-    """An actor of the pool: parses a chunk of a raw file, scores its good rows and sets the bad ones aside."""
+    """A worker of the pool: parses a chunk of a raw file, scores its good rows and sets the bad ones aside."""
 
     def __init__(self, model: Path, output: Path, reader: ExampleReader) -> None:
         self._predictor = _load(model)
@@ -244,7 +248,7 @@ class _ScoreChunks:
 
 
 def _load(model: Path) -> Predictor:
-    """The predictor of an actor, beside which others run."""
+    """The predictor of a worker, beside which others run."""
     torch.set_num_threads(1)
     keep_freed_memory()
     return load_model(model)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rayrec.common.progress import Progress
 from rayrec.inference.batch.pool import new_output, new_part, part_path, rows_of_parts, run_in_pool
-from rayrec.inference.recommender import load_recommender
+from rayrec.inference.recommender import Recommender, load_recommender
 
 RECOMMENDATIONS_FOLDER = "recommendations"
 _SCORES_AT_ONCE = 4_194_304
@@ -26,13 +26,12 @@ _COLUMNS = pa.schema(
 )
 
 
-def recommend_to_all(folder: Path, k: int, output: Path, progress: Progress) -> int:
-    """Write the `k` best items of each user of a model folder; returns the number of users. Needs a Ray session.
+def recommend_to_all(recommender: Recommender, k: int, output: Path, progress: Progress, *, in_threads: bool) -> None:
+    """Write the `k` best items of each user: a pool of workers (see `run_in_pool`) opens the recommender's folder.
 
     The columns are user, rank (int32, from 1), item and score (float32): k rows a user, fewer if no more items are new
-    to the user. `output` is written whole or not at all. Raises UserError if the model does not rate users and items.
+    to the user. `output` is written whole or not at all.
     """
-    recommender = load_recommender(folder)
     rows_a_user = max(1, min(k, recommender.num_items))
     users_per_part = max(1, rows_of_parts(recommender.num_users * rows_a_user) // rows_a_user)
     starts = range(1, recommender.num_users + 1, users_per_part)
@@ -43,16 +42,16 @@ def recommend_to_all(folder: Path, k: int, output: Path, progress: Progress) -> 
     ]
     progress.stage("recommend", recommender.num_users)
     with new_output(output.absolute()) as temporary:
-        for report in run_in_pool(tasks, _RecommendBlocks, {"folder": folder, "k": k, "output": temporary}):
+        arguments = {"folder": recommender.predictor.folder, "k": k, "output": temporary}
+        for report in run_in_pool(tasks, _RecommendBlocks, arguments, in_threads=in_threads):
             progress.advance(sum(report["users"].to_pylist()))
-    return recommender.num_users
 
 
 class _RecommendBlocks:
-    """An actor of the pool: writes the best items of some users as a part."""
+    """A worker of the pool: writes the best items of some users as a part."""
 
     def __init__(self, folder: Path, k: int, output: Path) -> None:
-        torch.set_num_threads(1)  # the actors of the pool run in parallel
+        torch.set_num_threads(1)  # the workers of the pool run in parallel
         self._recommender = load_recommender(folder)
         self._k, self._output = k, output
 

@@ -1,11 +1,13 @@
 """What a model reads: one batch of encoded rows."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 
 @dataclass
@@ -18,7 +20,7 @@ class Batch:
 
     dense: Tensor
     """(B, dense_width) float32: numeric and vector features in the schema's order."""
-    sparse: KeyedJaggedTensor
+    sparse: "KeyedJaggedTensor"
     """Keys: the categorical features in the schema's order; values int32 or int64 ids; stride B.
 
     If a feature of the schema has weights, float32 weights of all ids, 1 for those of other features.

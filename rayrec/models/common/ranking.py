@@ -1,7 +1,7 @@
 """The contract between a model and whoever trains, evaluates or serves it, and that of weights to begin with."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,18 @@ from torch import Tensor, nn
 from rayrec.config.train import MAIN_PART
 from rayrec.features.schema import Schema
 from rayrec.models.common.batch import Batch
-from rayrec.models.common.tables import EmbeddingTable, PooledFeature, PooledOutputs, build_embeddings, distinct_tables
+from rayrec.models.common.tables import (
+    EmbeddingTable,
+    PooledFeature,
+    PooledOutputs,
+    build_embeddings,
+    distinct_tables,
+    require_names,
+)
 from rayrec.recipes import Recipe
+
+if TYPE_CHECKING:
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 
 class RankingModel(nn.Module):
@@ -39,14 +49,25 @@ class RankingModel(nn.Module):
         assert {table.part for table in self.tables} <= {MAIN_PART, *self.parts}, "a table of a part that is not stated"
         self.schema = schema
         """Every embedding_dim is resolved."""
-        self.embeddings = build_embeddings(self.tables, device, is_weighted=bool(schema.weighted))
-        """The tables, by name; sums, of which `outputs` makes `pooled`."""
+        require_names(self.tables)
+        self._device = device
         self.outputs = PooledOutputs(pooled)
         self.dense_network = dense_network
         """forward(dense (B, `schema.dense_width`) float32, pooled (B, sum of dims) float32) -> logits (B,) float32.
 
         Initial values are its modules' (`initialize_dense`).
         """
+
+    @property
+    def embeddings(self) -> "EmbeddingBagCollection":
+        """The tables, by name; sums, of which `outputs` makes `pooled`.
+
+        A sub-module from its first use on: it takes a second to import TorchRec, which scoring does without.
+        """
+        if "embeddings" not in self._modules:
+            is_weighted = bool(self.schema.weighted)
+            self._modules["embeddings"] = build_embeddings(self.tables, self._device, is_weighted=is_weighted)
+        return cast("EmbeddingBagCollection", self._modules["embeddings"])
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B,) float32."""

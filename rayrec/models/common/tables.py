@@ -5,17 +5,18 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import MAIN_PART
 from rayrec.features.schema import MultiHotFeature, Schema
+
+if TYPE_CHECKING:
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+    from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 COLUMN_GRAIN = 4
 """FBGEMM's kernels take tables whose number of columns is a multiple of this, on any device."""
@@ -129,17 +130,8 @@ def distinct_tables(pooled: Sequence[PooledFeature]) -> tuple[EmbeddingTable, ..
     return tuple(dict.fromkeys(output.table for output in pooled))
 
 
-def build_embeddings(
-    tables: Sequence[EmbeddingTable], device: torch.device, *, is_weighted: bool = False
-) -> EmbeddingBagCollection:
-    """The tables as one collection, which sums the embeddings of a row's ids; `PooledOutputs` makes means of sums.
-
-    `is_weighted`: whether ids come with weights, which multiply their embeddings.
-
-    TorchRec's own mean is not used: in a sharded collection a row-wise table with mean pooling makes it divide the
-    outputs of multi-hot features of other tables, too, and all outputs by 1 + 1e-6. Raises UserError where torch cannot
-    give a table's name to a module, or two tables have one name.
-    """
+def require_names(tables: Sequence[EmbeddingTable]) -> None:
+    """Raise UserError where torch cannot give a table's name to a module, or two tables have one name."""
     names = [table.name for table in tables]
     for name in names:
         # Tables become sub-modules by name: torch forbids dots and the names of nn.ModuleDict's own attributes.
@@ -147,6 +139,21 @@ def build_embeddings(
             raise UserError(f"schema.features: '{name}' cannot name an embedding table; rename the feature")
         if names.count(name) > 1:
             raise UserError(f"schema.features: two embedding tables would be named '{name}'; rename the feature")
+
+
+def build_embeddings(
+    tables: Sequence[EmbeddingTable], device: torch.device, *, is_weighted: bool = False
+) -> "EmbeddingBagCollection":
+    """The tables as one collection, which sums the embeddings of a row's ids; `PooledOutputs` makes means of sums.
+
+    `is_weighted`: whether ids come with weights, which multiply their embeddings.
+
+    TorchRec's own mean is not used: in a sharded collection a row-wise table with mean pooling makes it divide the
+    outputs of multi-hot features of other tables, too, and all outputs by 1 + 1e-6.
+    """
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
     configs = [
         EmbeddingBagConfig(
             name=table.name,
@@ -173,7 +180,7 @@ class PooledOutputs:
         self._keys = [f"{o.feature}@{o.table.name}" if tables[o.feature] > 1 else o.feature for o in pooled]
         self._are_whole = all(o.pooling == "sum" and o.table.dim == o.table.columns for o in pooled)
 
-    def __call__(self, sums: KeyedTensor, sparse: KeyedJaggedTensor) -> Tensor:
+    def __call__(self, sums: "KeyedTensor", sparse: "KeyedJaggedTensor") -> Tensor:
         """(B, sum of dims) float32 from a collection's outputs for the ids `sparse`."""
         if self._are_whole and self._keys == sums.keys():
             return sums.values()
@@ -187,7 +194,7 @@ class PooledOutputs:
         return torch.cat(outputs, dim=1)
 
 
-def _divisors(ids: JaggedTensor) -> Tensor:
+def _divisors(ids: "JaggedTensor") -> Tensor:
     """(B,) what makes means of the sums of B rows: their number of ids, or the sum of these ids' weights; never 0."""
     weights = ids.weights_or_none()
     if weights is None:

@@ -7,6 +7,7 @@ from typing import Unpack
 
 from torch import Tensor
 
+from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config import EvaluateConfig
 from rayrec.config.train import IngestConfig, NegativesConfig, RecencyConfig
 from rayrec.evaluation.binary import BinaryMetrics
@@ -97,11 +98,16 @@ class SplitReader:
 
 
 def evaluate_split(
-    model: ParallelModel, splits: SplitReader, split: str, config: EvaluateConfig
+    model: ParallelModel,
+    splits: SplitReader,
+    split: str,
+    config: EvaluateConfig,
+    progress: Progress = SilentProgress(),  # noqa: B008 -- it has no state
 ) -> dict[str, float | None]:
     """Metrics over every row of `split`, each counted once; the same on every rank. A collective.
 
-    The metrics are those of `BinaryMetrics` and, if the recipe asks for them, those of `RankingMetrics`.
+    The metrics are those of `BinaryMetrics` and, if the recipe asks for them, those of `RankingMetrics`. `progress` is
+    told of the rows of all ranks.
     """
     binary = BinaryMetrics.from_config(config)
     ranking = RankingMetrics(config.ranking) if config.ranking is not None else None
@@ -109,11 +115,12 @@ def evaluate_split(
     size = config.global_batch_size
     model.dense_network.eval()
     with splits.open(split, global_batch_size=size, drop_last=False, shuffle="none", contiguous=ranks_rows) as batches:
-        for batch in batches:
+        for number, batch in enumerate(batches):
             logits = model.logits(batch)
             binary.update(logits, batch.label, batch.weight)
             if ranking is not None and ranks_rows:
                 _rank(ranking, batch, logits, splits.dataset.schema.interactions)
+            progress.advance(batches.row_count(number) or 0)
     if ranking is not None and not ranks_rows:
         for batch in splits.all_candidates(split, global_batch_size=size):
             _rank(ranking, batch, model.logits(batch), None)  # every item once
