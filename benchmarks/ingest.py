@@ -1,4 +1,4 @@
-"""Rows per second from Parquet to batches, streamed by plan, from memory and by Ray Data's own reader; memory used.
+"""Rows per second from Parquet to batches: by tasks and by threads, from memory, by Ray Data's own reader; memory used.
 
     python -m benchmarks.ingest --rows 2000000 --output benchmarks/results/ingest.json
 
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pyarrow.parquet as pq
@@ -24,6 +25,7 @@ from benchmarks.repeated import repeated
 from cluster.ray_session import ray_session
 from rayrec.common.files import write_json
 from rayrec.config.train import IngestConfig
+from rayrec.ingest import reads
 from rayrec.ingest.dataset import Dataset, Manifest, SplitInfo
 from rayrec.ingest.loader import BatchLoader, open_batches
 from rayrec.ingest.reads import InMemorySplit
@@ -65,7 +67,8 @@ def _measure_throughput(dataset: Dataset, batch_size: int, repeats: int) -> dict
     variants: dict[str, Callable[[int], Iterator[int]]] = {
         "pyarrow decode, one process": lambda epoch: _pyarrow(dataset),
         "batches from memory": lambda epoch: _rayrec(dataset, batch_size, epoch, store),
-        "batches streamed by plan": lambda epoch: _rayrec(dataset, batch_size, epoch, None),
+        "batches, by tasks of Ray Data": lambda epoch: _streamed(dataset, batch_size, epoch, by_tasks=True),
+        "batches, by threads": lambda epoch: _streamed(dataset, batch_size, epoch, by_tasks=False),
         "read_parquet, reader V1": lambda epoch: _read_parquet(dataset, batch_size, v2=False),
         "read_parquet, reader V2": lambda epoch: _read_parquet(dataset, batch_size, v2=True),
     }
@@ -102,6 +105,12 @@ def _rayrec(dataset: Dataset, batch_size: int, epoch: int, store: InMemorySplit 
     with _open(dataset, batch_size, epoch, store) as batches:
         for batch in batches:
             yield batch.size
+
+
+def _streamed(dataset: Dataset, batch_size: int, epoch: int, *, by_tasks: bool) -> Iterator[int]:
+    """As on a cluster of several nodes, or of one."""
+    with patch.object(reads, "has_other_nodes", lambda: by_tasks):
+        yield from _rayrec(dataset, batch_size, epoch, None)
 
 
 def _open(dataset: Dataset, batch_size: int, epoch: int, store: InMemorySplit | None) -> BatchLoader:

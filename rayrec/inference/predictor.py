@@ -19,6 +19,7 @@ from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
 from rayrec.inference.folder.model_folder import Metrics, ModelFolder
 from rayrec.inference.folder.table_files import MappedTable, TableMemory
 from rayrec.inference.raw_rows import RawRows
+from rayrec.models.common.ranking import ScoresPairs
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 
@@ -96,6 +97,30 @@ class Predictor:
         parts = [self._score(rows.slice(start, CHUNK_ROWS)) for start in range(0, rows.num_rows, CHUNK_ROWS)]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
+    def predict_pairs(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Probabilities (M, N) float32 of every pair of M ids of the schema's first feature and N of the second.
+
+        For models whose only features are two one-hot ones. The scores are those of `predict_encoded` up to the
+        rounding of sums.
+        """
+        if isinstance(self._dense_network, ScoresPairs):
+            sides = []
+            for lookup, ids in zip(self._lookups, (first, second), strict=True):
+                rows = np.empty((len(ids), lookup.dim), np.float32)
+                self._note(lookup.read(pa.array(ids), out=rows))
+                sides.append(torch.from_numpy(rows))
+            with torch.inference_mode():
+                return torch.sigmoid(self._dense_network.pair_logits(*sides)).numpy()
+        names = [feature.name for feature in self.schema.features]
+        columns = [np.repeat(first, len(second)), np.tile(second, len(first))]
+        scores = self.predict_encoded(pa.RecordBatch.from_arrays([pa.array(ids) for ids in columns], names=names))
+        return scores.reshape(len(first), len(second))
+
+    def _note(self, rows: int) -> None:
+        """Count rows of tables that were read."""
+        if self._memory is not None:
+            self._memory.note(rows)
+
     def _columns_of(self, rows: Any) -> pa.RecordBatch:
         if isinstance(rows, pa.RecordBatch):
             return self.raw_rows.from_batch(rows)
@@ -126,8 +151,7 @@ class Predictor:
         for lookup in self._lookups:
             read = lookup.read(rows.column(lookup.feature), out=pooled[:, start : start + lookup.dim])
             start += lookup.dim
-            if self._memory is not None:
-                self._memory.note(read)
+            self._note(read)
         with torch.inference_mode():
             logits: Tensor = self._dense_network(torch.from_numpy(dense), torch.from_numpy(pooled))
             return torch.sigmoid(logits).numpy()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -105,9 +106,10 @@ class Recommender:
         assert schema.interactions is not None
         self.predictor = predictor
         by_name = {feature.name: feature for feature in schema.categorical}
-        self._user, self._item = by_name[schema.interactions.user], by_name[schema.interactions.item]
-        self._users = _vocabulary(self._user, predictor.folder)
-        self._items = _vocabulary(self._item, predictor.folder).values
+        user, item = by_name[schema.interactions.user], by_name[schema.interactions.item]
+        self._user_is_first = schema.features[0].name == user.name
+        self._users = _vocabulary(user, predictor.folder)
+        self._items = _vocabulary(item, predictor.folder).values
         self._known = KnownItems.load(predictor.folder, schema)
 
     def recommend(self, user: str, k: int, *, exclude_known: bool = True) -> Recommendations:
@@ -118,7 +120,7 @@ class Recommender:
         user_id = int(self._users.ids(pa.array([user], pa.string()))[0])
         if user_id == 0:
             raise UnknownUserError(f"no user '{user[:100]}' in the model's training data")
-        ids, scores = self.recommend_ids(user_id, k, exclude_known=exclude_known)
+        ((ids, scores),) = self.recommend_ids(np.array([user_id]), k, exclude_known=exclude_known)
         return Recommendations(self.item_values(ids).to_pylist(), scores)
 
     @property
@@ -136,24 +138,36 @@ class Recommender:
         return self._users.values.take(pa.array(ids - 1)).cast(pa.string())
 
     def recommend_ids(
-        self, user_id: int, k: int, *, exclude_known: bool = True
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Item ids and scores of the best `k` for a user's id (see `recommend`)."""
-        ids = np.arange(1, len(self._items) + 1, dtype=np.int64)
-        if exclude_known:
-            ids = np.delete(ids, self._known.of(user_id) - 1)
-        columns = {self._user.name: np.full(len(ids), user_id), self._item.name: ids}
-        scores = self.predictor.predict_encoded(pa.RecordBatch.from_pydict(columns))
-        best = np.arange(len(ids))
-        if k < len(ids):
-            # All items with the k-th score or a higher one, so that ids decide ties, not the partition.
-            best = np.flatnonzero(scores >= np.partition(scores, -k)[-k])
-        best = best[np.argsort(-scores[best], kind="stable")][:k]
-        return ids[best], scores[best]
+        self, user_ids: NDArray[np.int64], k: int, *, exclude_known: bool = True
+    ) -> list[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Item ids and scores of the best `k` for each of some users' ids (see `recommend`).
+
+        Holds a score for every pair of a user and an item.
+        """
+        items = np.arange(1, len(self._items) + 1, dtype=np.int64)
+        if self._user_is_first:
+            scores = self.predictor.predict_pairs(user_ids, items)
+        else:
+            scores = self.predictor.predict_pairs(items, user_ids).T
+        left_out = [self._known.of(int(user)) if exclude_known else items[:0] for user in user_ids]
+        return [_best(of_user, known, k) for of_user, known in zip(scores, left_out, strict=True)]
 
     def item_values(self, ids: NDArray[np.int64]) -> pa.Array:
         """The raw values (string) of item ids from 1."""
         return self._items.take(pa.array(ids - 1)).cast(pa.string())
+
+
+def _best(scores: NDArray[np.float32], known: NDArray[Any], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Ids and scores of the best `k` items by descending score, then id; without those `known`."""
+    candidates = scores.copy()
+    candidates[known - 1] = -1.0  # no probability
+    k = min(k, len(scores) - len(known))
+    best = np.arange(len(scores))
+    if k < len(scores):
+        # All items with the k-th score or a higher one, so that ids decide ties, not the partition.
+        best = np.flatnonzero(candidates >= np.partition(candidates, -k)[-k]) if k else best[:0]
+    best = best[np.argsort(-candidates[best], kind="stable")][:k]
+    return best + 1, scores[best]
 
 
 def _vocabulary(feature: CategoricalFeature, folder: Path) -> VocabularyLookup:

@@ -15,6 +15,7 @@ import pytest
 
 from rayrec import load_model
 from rayrec.ingest.dataset import Dataset
+from rayrec.training.run.history import read_history
 from tests.end_to_end import bad_tables
 from tests.end_to_end.bad_inputs import REQUESTS
 from tests.end_to_end.conftest import PROGRAM, Finished, Pipeline, post, raw_features, served
@@ -47,6 +48,8 @@ def test_training_learns(pipeline: Pipeline) -> None:
     for metrics in pipeline.results["train"]["metrics"].values():
         assert 0.55 < metrics["auc"] < best + 0.05
         assert metrics["normalized_entropy"] < 1.0
+    shares = [r["data_wait_share"] for r in read_history(pipeline.run / "history.jsonl") if r["event"] == "train"]
+    assert shares and all(0 <= share <= 1 for share in shares)
 
 
 def test_the_model_folder_evaluates_like_the_run(pipeline: Pipeline, rayrec: Rayrec) -> None:

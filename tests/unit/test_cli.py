@@ -176,6 +176,16 @@ def test_heavy_imports_wait() -> None:
     assert done.stdout.splitlines() == [f"{statement} []" for statement, _ in statements]
 
 
+def test_a_process_that_leaves_waits_for_its_threads_and_runs_its_exit_handlers() -> None:
+    script = (
+        "import atexit, threading, time\nfrom rayrec.common.program import leave\n"
+        "atexit.register(print, 'handler')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()\nleave(3)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "thread\nhandler\n", "")
+
+
 def test_short_options_win_over_set() -> None:
     request = TrainingRecipeRequest(recipe="dlrm-criteo", set=("train.workers=4", "train.seed=7"), workers=2)
     train = request.load_recipe().train

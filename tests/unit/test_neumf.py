@@ -10,8 +10,9 @@ import torch
 
 from rayrec.common.errors import UserError
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
-from rayrec.models.common.ranking import RankingModel
+from rayrec.models.common.ranking import RankingModel, ScoresPairs
 from rayrec.models.common.tables import EmbeddingTable
+from rayrec.models.neumf import model as neumf
 from rayrec.models.neumf.config import NeuMFConfig
 from rayrec.models.neumf.pretraining import compose
 from rayrec.models.registry import build_model
@@ -53,6 +54,22 @@ def test_equals_a_naive_computation(config: NeuMFConfig, item_first: bool, rows:
     assert logits.dtype == torch.float32
     expected = naive_logits(config, schema, model.state_dict(), batch)
     np.testing.assert_allclose(logits.detach().numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+@pytest.mark.parametrize("config", PARTS.values(), ids=PARTS.keys())
+def test_all_pairs_equal_pairs_one_by_one(
+    config: NeuMFConfig, item_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neumf, "_HIDDEN_VALUES", 60)  # several blocks
+    network = build_model(config, interactions(item_first=item_first), seed=3).eval().dense_network
+    assert isinstance(network, ScoresPairs)
+    width = config.gmf_width + config.mlp_width
+    first, second = torch.randn(7, width), torch.randn(11, width)
+    pooled = torch.cat([first.repeat_interleave(11, 0), second.repeat(7, 1)], dim=1)
+    with torch.inference_mode():
+        expected = network(torch.empty(77, 0), pooled).view(7, 11)
+        torch.testing.assert_close(network.pair_logits(first, second), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_published_size() -> None:

@@ -1,5 +1,6 @@
 """Recommendations equal a brute-force ranking of the catalogue; known items are left out."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +37,19 @@ def test_equals_a_ranking_by_hand(recommender: Recommender, user: int, exclude_k
         np.testing.assert_allclose(found.scores, scores[ranked[:k]], rtol=0, atol=1e-6)
 
 
+def test_all_pairs_have_the_scores_of_rows(recommender: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor, users, items = recommender.predictor, np.array([3, 1, 30]), np.arange(1, ITEMS + 1)
+    found = predictor.predict_pairs(users, items)
+    rows = [{"user": f"u-{user - 1}", "item": f"i-{item - 1}"} for user in users for item in items]
+    np.testing.assert_allclose(found, predictor.predict(rows).reshape(3, ITEMS), rtol=0, atol=1e-6)
+    # A network that has no way of its own.
+    monkeypatch.setattr(predictor, "_dense_network", partial(predictor._dense_network))
+    np.testing.assert_allclose(predictor.predict_pairs(users, items), found, rtol=0, atol=1e-6)
+
+
 def test_equal_scores_go_by_popularity(recommender: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = np.repeat(np.float32([0.5, 0.9, 0.5, 0.1, 0.5]), 10)
-    monkeypatch.setattr(recommender.predictor, "predict_encoded", lambda rows: scores)
+    monkeypatch.setattr(recommender.predictor, "predict_pairs", lambda users, items: scores[None])
     found = recommender.recommend("u-0", 14)
     assert found.items == [f"i-{i}" for i in (*range(10, 20), 0, 1, 2, 3)]
 

@@ -65,7 +65,7 @@ class _RecommendBlocks:
 
     def _best(self, users: NDArray[np.int64]) -> pa.Table:
         """The rows of users, by their ids."""
-        ranked = [self._recommender.recommend_ids(int(user), self._k) for user in users]
+        ranked = self._recommender.recommend_ids(users, self._k)
         counts = np.array([len(items) for items, _ in ranked], np.int64)
         items = np.concatenate([np.empty(0, np.int64), *(items for items, _ in ranked)])
         scores = np.concatenate([np.empty(0, np.float32), *(scores for _, scores in ranked)])

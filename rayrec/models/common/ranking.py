@@ -1,7 +1,7 @@
 """The contract between a model and whoever trains, evaluates or serves it, and that of weights to begin with."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,18 @@ class RankingModel(nn.Module):
         """The part that a parameter of `dense_network` belongs to, by its name there."""
         child = parameter.partition(".")[0]
         return next((part for part, children in self.parts.items() if child in children), MAIN_PART)
+
+
+@runtime_checkable
+class ScoresPairs(Protocol):
+    """A dense network over two one-hot features that scores all pairs of their values faster than one by one."""
+
+    def pair_logits(self, first: Tensor, second: Tensor) -> Tensor:
+        """Pooled embeddings of M values of the schema's first feature and N of the second -> logits (M, N) float32.
+
+        `first` is (M, width of the feature's table) float32 and `second` (N, width of its table). The logits are those
+        of `forward`, up to the rounding of sums. Memory beside them does not grow with M and N.
+        """
 
 
 class Weights(Protocol):

@@ -4,6 +4,7 @@ Shapes: B rows, G factors of GMF, H half the width of MLP's input, W = G + H col
 """
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from rayrec.models.common.tables import Normal, pooled_features
 from rayrec.models.neumf.config import NeuMFConfig
 
 TABLE_VALUES = Normal(std=0.01)
+_HIDDEN_VALUES = 2**19
+"""Values of the first hidden layer that `pair_logits` has at once: they stay in a core's cache."""
 
 
 def build(config: NeuMFConfig, schema: Schema, device: torch.device) -> RankingModel:
@@ -70,6 +73,38 @@ class NeuMFDenseNetwork(nn.Module):
             vectors.append(self.mlp(user_first.flatten(1)))
         logits_B1: Tensor = self.output(torch.cat(vectors, dim=1) if vectors else pooled) + dot_B1
         return logits_B1.squeeze(1).float()
+
+    def pair_logits(self, first: Tensor, second: Tensor) -> Tensor:
+        """(M, W) and (N, W) in the schema's order -> logits (M, N) float32 of every user and item (`ScoresPairs`).
+
+        GMF is a matrix product. The first layer of MLP is linear in its two sides, so it is computed once a user and
+        once an item and added up a pair.
+        """
+        (gmf_MG, mlp_MH), (gmf_NG, mlp_NH) = (
+            side.split([self._gmf_width, self._mlp_width], dim=1) for side in (first, second)
+        )
+        weight = self.output.weight[0] if isinstance(self.output, OutputLayer) else self.output.bias[:0]
+        if self._gmf_width and not self._adds_up_gmf:
+            gmf_MG = gmf_MG * weight[: self._gmf_width]
+            weight = weight[self._gmf_width :]
+        logits_MN = gmf_MG @ gmf_NG.T + self.output.bias
+        if self.mlp is None:
+            return logits_MN
+        layers = list(self.mlp)
+        linear = cast(nn.Linear, layers[0]) if layers else None
+        sides = (weight.unsqueeze(0) if linear is None else linear.weight).split(self._mlp_width, dim=1)
+        weight_of_first, weight_of_second = sides if self._user_is_first else reversed(sides)
+        hidden_M1, hidden_N1 = mlp_MH @ weight_of_first.T, mlp_NH @ weight_of_second.T
+        if linear is None:
+            return logits_MN + hidden_M1 + hidden_N1.T
+        hidden_M1 = hidden_M1 + linear.bias
+        step = max(1, _HIDDEN_VALUES // max(1, hidden_M1.numel()))
+        for start in range(0, len(hidden_N1), step):
+            hidden = hidden_M1.unsqueeze(1) + hidden_N1[start : start + step]
+            for layer in layers[1:]:
+                hidden = layer(hidden)
+            logits_MN[:, start : start + step] += hidden @ weight
+        return logits_MN
 
 
 class HiddenLayer(nn.Linear):

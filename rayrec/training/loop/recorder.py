@@ -113,25 +113,26 @@ class RunRecorder:
         window, now = self._window, time.perf_counter()
         every = self._recipe.train.checkpoint.every_minutes
         due = every is not None and now - self._saved_at >= 60 * every
-        # One all-reduce: the loss, the time spent waiting, and rank 0's clock, which decides for all.
+        seconds = now - window.started
+        # One all-reduce: the loss, the share of time spent waiting, and rank 0's clock, which decides for all.
         sums = torch.stack([
             window.loss,
-            window.loss.new_tensor(window.waited / self._context.world_size),
+            # Of each rank's own time: their windows do not begin together.
+            window.loss.new_tensor(window.waited / seconds / self._context.world_size),
             window.loss.new_tensor(float(due and self._is_chief)),
         ])  # fmt: skip
         dist.all_reduce(sums)
-        loss, waited, checkpoint_due = sums.tolist()
+        loss, waited_share, checkpoint_due = sums.tolist()
         if not math.isfinite(loss):
             raise UserError(
                 f"the loss is not finite at step {progress.step}: lower train.embedding_optimizer.lr and "
                 "train.dense_optimizer.lr (and those of train.parts), or give train.schedule.warmup_steps"
             )
-        seconds = now - window.started
         values = {
             "loss": loss / window.steps,
             **self._learning_rates(progress.step),
             "samples_per_second": window.steps * self._recipe.train.global_batch_size / seconds,
-            "data_wait_share": waited / seconds,
+            "data_wait_share": waited_share,
             "peak_memory_bytes": self._peak_memory(),
             "overflows": window.overflows,
         }
