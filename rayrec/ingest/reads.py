@@ -20,6 +20,8 @@ from rayrec.ingest.reader import PackedRows, RowPacker, from_table, to_table
 _ROWS_PER_TASK = 131_072
 # So many tasks of one rank run at once. By estimate about 4M rows/s of 39 features: a fast GPU could train on more.
 _MOST_TASKS = 8
+# Each thread holds a row group that nobody has taken yet, some 20 MiB.
+_MOST_THREADS = 32
 _BLOCK_BYTES = 2**22
 # One CPU for the rank and one for each stream that it may have open: training's stays open during an evaluation, and
 # its tasks keep their CPUs while nobody takes their output.
@@ -105,13 +107,14 @@ def arrange(order: BatchOrder, decoded: Iterator[PackedRows], peers: Peers | Non
 def _decode_in_threads(dataset: Dataset, order: BatchOrder, decoded: list[int]) -> Generator[PackedRows]:
     """Decode and pack whole row groups in threads; their rows are in the epoch's order."""
     reader, units = _Reader(RowPacker.of(dataset), order.row_order), order.units
+    count = max(1, min(_MOST_THREADS, (os.cpu_count() or 1) // order.world_size))  # all ranks are on this node
     ahead: deque[Future[PackedRows]] = deque()
-    with ThreadPoolExecutor(min(_MOST_TASKS, os.cpu_count() or 1), "rayrec-decode") as threads:
+    with ThreadPoolExecutor(count, "rayrec-decode") as threads:
         try:
             for unit in decoded:
                 place = (units.files[units.file[unit]], int(units.row_group[unit]), int(units.rows[unit]))
                 ahead.append(threads.submit(reader.read, unit, *place))
-                if len(ahead) > _MOST_TASKS:
+                if len(ahead) > count:
                     yield ahead.popleft().result()
             while ahead:
                 yield ahead.popleft().result()
