@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import psutil
 import pyarrow.parquet as pq
 
 from benchmarks.repeated import repeated
@@ -135,10 +134,10 @@ def _read_parquet(dataset: Dataset, batch_size: int, *, v2: bool) -> Iterator[in
 
 
 def _measure_memory(folder: Path, rows: int, batch_size: int) -> dict[str, Any]:
-    """Peak resident memory of the consuming process while it streams, above what it had before the first epoch."""
+    """Peak memory of the consuming process while it streams; pages of the files that it maps do not count."""
     small, large = Dataset.open(folder / "small"), _write_dataset(folder / "large", _LARGER * rows)
     return {
-        f"{dataset.split('train').rows} rows": {"peak_rss_bytes": _peak_memory(dataset, batch_size)}
+        f"{dataset.split('train').rows} rows": {"peak_anonymous_bytes": _peak_memory(dataset, batch_size)}
         for dataset in (small, large)
     }
 
@@ -152,9 +151,14 @@ def _peak_memory(dataset: Dataset, batch_size: int) -> int:
 
 @contextmanager
 def _sampled_memory() -> Iterator[list[int]]:
-    process, samples = psutil.Process(), list[int]()
-    with repeated(lambda: samples.append(process.memory_info().rss), 0.05):
+    samples = list[int]()
+    with repeated(lambda: samples.append(_anonymous_bytes()), 0.05):
         yield samples
+
+
+def _anonymous_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
 def _write_dataset(folder: Path, rows: int) -> Dataset:

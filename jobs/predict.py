@@ -18,7 +18,7 @@ from rayrec.storage.location import Folder, local_path
 # What one machine scores in about the time that the actors of a pool take to start.
 _ROWS_SCORED_HERE = 2**20
 _BYTES_SCORED_HERE = 2**28
-_PAIRS_SCORED_HERE = 2**29
+_PAIRS_SCORED_HERE = 2**30
 """Users times items."""
 
 
