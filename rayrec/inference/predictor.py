@@ -104,17 +104,26 @@ class Predictor:
         rounding of sums.
         """
         if isinstance(self._dense_network, ScoresPairs):
-            sides = []
-            for lookup, ids in zip(self._lookups, (first, second), strict=True):
-                rows = np.empty((len(ids), lookup.dim), np.float32)
-                self._note(lookup.read(pa.array(ids), out=rows))
-                sides.append(torch.from_numpy(rows))
+            one, other = self._lookups
+            scores = np.empty((len(first), len(second)), np.float32)
             with torch.inference_mode():
-                return torch.sigmoid(self._dense_network.pair_logits(*sides)).numpy()
+                for row in range(0, len(first), CHUNK_ROWS):
+                    some = self._embeddings(one, first[row : row + CHUNK_ROWS])
+                    for column in range(0, len(second), CHUNK_ROWS):
+                        others = self._embeddings(other, second[column : column + CHUNK_ROWS])
+                        found = torch.sigmoid(self._dense_network.pair_logits(some, others))
+                        scores[row : row + CHUNK_ROWS, column : column + CHUNK_ROWS] = found.numpy()
+            return scores
         names = [feature.name for feature in self.schema.features]
         columns = [np.repeat(first, len(second)), np.tile(second, len(first))]
         scores = self.predict_encoded(pa.RecordBatch.from_arrays([pa.array(ids) for ids in columns], names=names))
         return scores.reshape(len(first), len(second))
+
+    def _embeddings(self, lookup: "_Lookup", ids: NDArray[np.int64]) -> Tensor:
+        """(n, dim) the pooled embeddings of n rows of ids."""
+        rows = np.empty((len(ids), lookup.dim), np.float32)
+        self._note(lookup.read(pa.array(ids), out=rows))
+        return torch.from_numpy(rows)
 
     def _note(self, rows: int) -> None:
         """Count rows of tables that were read."""

@@ -78,7 +78,7 @@ def open_batches(
     `config.read_streams` places. With `whole_groups` neither a batch nor a rank's share of one cuts a group; batches
     then differ by some rows, and groups are shuffled instead of rows. `store`: the split in memory, kept by the caller
     over several epochs; without one the split is read into memory here if the config says so, and otherwise streamed
-    through Ray Data (needs a Ray session). `peers`: with it, ranks that all stream this epoch share what they decode.
+    (see `rayrec.ingest.reads.stream_reads`). `peers`: with it, ranks that all stream this epoch share what they decode.
     `options`: see `BatchOrder`.
     Raises UserError if no batch can be filled, or the rows of a group lie in several row groups.
     """

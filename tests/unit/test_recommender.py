@@ -38,6 +38,7 @@ def test_equals_a_ranking_by_hand(recommender: Recommender, user: int, exclude_k
 
 
 def test_all_pairs_have_the_scores_of_rows(recommender: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rayrec.inference.predictor.CHUNK_ROWS", 2)  # several blocks of users and of items
     predictor, users, items = recommender.predictor, np.array([3, 1, 30]), np.arange(1, ITEMS + 1)
     found = predictor.predict_pairs(users, items)
     rows = [{"user": f"u-{user - 1}", "item": f"i-{item - 1}"} for user in users for item in items]

@@ -36,7 +36,7 @@ class Positives:
         world_size: int = 1,
         task_cpus: int | None = None,
     ) -> "Positives":
-        """Read the rows from Parquet: in this process if `in_memory`, otherwise through Ray Data in a Ray session.
+        """Read the rows from Parquet: at once if `in_memory`, otherwise streamed (`rayrec.ingest.reads.stream_reads`).
 
         `world_size`: the number of workers that do the same at this time; each holds every row. `task_cpus`: see
         `IngestConfig`. Takes the host memory of a few row groups besides the tensors.
