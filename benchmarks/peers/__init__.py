@@ -1,0 +1,1 @@
+"""rayrec beside its peers on this machine: see `benchmarks.peers.__main__`."""

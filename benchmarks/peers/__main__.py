@@ -1,0 +1,288 @@
+"""rayrec beside its peers: the same data and model, in turns, on this machine.
+
+    python -m benchmarks.peers [--rounds 5] [--only CASE ...] [--environments build/peers]
+
+- `preprocess`: a million generated rows of Criteo's layout to vocabularies, ids, logarithms, shuffled Parquet files;
+  seconds of the whole program.
+- `dlrm`: DLRM with 26 tables of 100,000 x 64, float32, SGD, batches of 8,192; samples/s after ten steps.
+- `wide_deep`: Wide & Deep on the same rows with tables of width 16, Adagrad; samples/s of the second epoch.
+- `neumf`: NeuMF as the NCF paper's code has it by default, on a million generated interactions with four negatives
+  each, Adam; samples/s of the second epoch.
+
+rayrec's side is what a user runs: `rayrec preprocess` and `rayrec train`, Ray included, reading from disk. The peers
+are small programs in `benchmarks/peers/programs`, written as their users write them; their rows are in memory before
+the clock starts. polars, DeepCTR-Torch and RecBole are installed into environments of their own (a minute, once); plain
+torch, TorchRec and PySpark run in rayrec's, in the same versions. Where pip finds no CPU build of torch, set
+PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
+
+Results go to benchmarks/results/peers.json; a table is printed. The ratio is rayrec's speed divided by the peer's, of
+one round; its median and its extremes over the rounds are given.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.peers.environments import python_of
+from benchmarks.process_tree import machine
+from cluster.java import provide_java
+from jobs.command.result import text_table
+from rayrec.common.files import write_json
+from rayrec.features.schema import Schema
+from rayrec.training.run.folder import HISTORY_FILE
+from rayrec.training.run.history import read_history
+from tests.builders import make_dataset
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RESULTS = REPOSITORY / "benchmarks" / "results" / "peers.json"
+THREADS = os.cpu_count() or 1
+
+PREPROCESSED_ROWS, FREQUENCY_LIMIT = 1_000_000, 10
+BATCH, WARM_UP, STEPS = 8192, 10, 30
+TABLE_ROWS, DIM, BOTTOM_MLP, TOP_MLP = 100_000, 64, [512, 256, 64], [512, 256]
+WIDE_DEEP_DIM, WIDE_DEEP_MLP = 16, [512, 256]
+INTERACTIONS, NEGATIVES, FACTORS, NEUMF_MLP = 1_000_000, 4, 8, [64, 32, 16, 8]
+
+_BARE = {"evaluations_per_epoch": 0, "checkpoint": {"keep_best": None, "every_minutes": None}}
+"""Training without what the peers' programs do not do."""
+
+Side = Callable[[Path], dict[str, Any]]
+"""Does the work once, given a folder that is not there yet, and says what it measured."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """The same work, done by rayrec and by peers."""
+
+    prepare: Callable[[Path, Path], dict[str, Side]]
+    """Makes the data in a folder and, with the folder of environments, the sides; the first is rayrec's."""
+    figure: str
+    """What is compared, a key of what the sides say."""
+    equal: str
+    """Another key, which has to agree: the sides did the same work."""
+    tolerance: float = 0.0
+
+
+def _preprocess(folder: Path, environments: Path) -> dict[str, Side]:
+    _rayrec("generate", "criteo", "--rows", str(PREPROCESSED_ROWS), "--output", str(folder / "raw"))
+    raw, arguments = folder / "raw" / "criteo.tsv", {"limit": FREQUENCY_LIMIT}
+
+    def by_rayrec(output: Path) -> dict[str, Any]:
+        began = time.perf_counter()
+        _rayrec("preprocess", "dlrm-criteo-small", "--input", f"train={raw}", "--output", str(output))
+        seconds = time.perf_counter() - began
+        ids = {feature.name: feature.cardinality - 1 for feature in Schema.load(output).categorical}
+        return {"seconds": seconds, "ids": ids}
+
+    def by(python: Path, program: str, output: Path) -> dict[str, Any]:
+        return _program(python, program, {**arguments, "input": str(raw), "output": str(output)})
+
+    return {
+        "rayrec preprocess": by_rayrec,
+        "polars": partial(by, python_of("polars", environments), "polars_preprocess"),
+        "PySpark": partial(by, Path(sys.executable), "spark_preprocess"),
+    }
+
+
+def _encoded_rows(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """A dataset of Criteo's shape, and the arguments with which programs read its rows."""
+    dataset = make_dataset(
+        folder / "dataset",
+        BATCH * (WARM_UP + STEPS),
+        numeric=13,
+        categorical=26,
+        cardinalities=(TABLE_ROWS,),
+        rows_per_part=8 * BATCH,
+        rows_per_row_group=2 * BATCH,
+    )
+    parts = [str(dataset.folder / part.path) for part in dataset.split("train").parts]
+    sizes = {"batch": BATCH, "warmup": WARM_UP, "steps": STEPS, "rows_of_table": TABLE_ROWS}
+    return dataset.folder, {"parts": parts, **sizes, "threads": THREADS}
+
+
+def _dlrm(folder: Path, environments: Path) -> dict[str, Side]:
+    dataset, rows = _encoded_rows(folder)
+    arguments = {**rows, "dim": DIM, "bottom_mlp": BOTTOM_MLP, "top_mlp": TOP_MLP, "lr": 0.1}
+    sgd = {"kind": "sgd", "lr": 0.1}
+    model = {"kind": "dlrm", "embedding_dim": DIM, "bottom_mlp": BOTTOM_MLP, "top_mlp": TOP_MLP, "interaction": "dot"}
+    train = {"epochs": 1, "log_every_steps": WARM_UP, "embedding_optimizer": sgd, "dense_optimizer": sgd}
+    recipe = _recipe(folder, model, {"global_batch_size": BATCH, **train})
+    here = Path(sys.executable)
+    return {
+        "rayrec train": partial(_train, recipe, dataset, 1),
+        "rayrec train, 2 workers": partial(_train, recipe, dataset, 2),
+        "plain torch": lambda _: _program(here, "torch_dlrm", arguments),
+        "TorchRec by hand": lambda _: _program(here, "torchrec_dlrm", arguments),
+    }
+
+
+def _wide_deep(folder: Path, environments: Path) -> dict[str, Side]:
+    dataset, rows = _encoded_rows(folder)
+    arguments = {**rows, "dim": WIDE_DEEP_DIM, "mlp": WIDE_DEEP_MLP, "lr": 0.01}
+    adagrad = {"kind": "adagrad", "lr": 0.01}
+    optimizers = {"embedding_optimizer": adagrad, "dense_optimizer": adagrad}
+    model = {"kind": "wide_deep", "embedding_dim": WIDE_DEEP_DIM, "mlp": WIDE_DEEP_MLP}
+    train = {"epochs": 2, "log_every_steps": WARM_UP, **optimizers, "parts": {"wide": optimizers}}
+    recipe = _recipe(folder, model, {"global_batch_size": BATCH, **train})
+    deepctr = python_of("deepctr", environments)
+    return {
+        "rayrec train": partial(_train, recipe, dataset, 1),
+        "DeepCTR-Torch": lambda _: _program(deepctr, "deepctr_wide_deep", {**arguments, "steps": WARM_UP + STEPS}),
+    }
+
+
+def _neumf(folder: Path, environments: Path) -> dict[str, Side]:
+    _rayrec("generate", "interactions", "--rows", str(INTERACTIONS), "--output", str(folder / "raw"))
+    ratings = folder / "raw" / "ratings.csv"
+    adam = {"kind": "adam", "lr": 0.001}
+    model = {"kind": "neumf", "factors": FACTORS, "mlp": NEUMF_MLP, "dropout": 0.0, "gmf_output": "learned"}
+    split = {"kind": "leave_one_out", "min_interactions": 0, "validation": True}
+    train = {
+        "global_batch_size": BATCH // (1 + NEGATIVES) * (1 + NEGATIVES),
+        "epochs": 2,
+        "log_every_steps": 100,
+        "embedding_optimizer": adam,
+        "dense_optimizer": adam,
+        "sharding": {"default": "data_parallel"},
+        "negatives": {"per_positive": NEGATIVES},
+        "ingest": {"in_memory": True},
+    }
+    recipe = _recipe(folder, model, train, source={"kind": "interactions"}, preprocess={"split": split})
+    _rayrec("preprocess", str(recipe), "--input", str(ratings), "--output", str(folder / "dataset"))
+    arguments = {
+        "ratings": str(ratings),
+        "factors": FACTORS,
+        "mlp": NEUMF_MLP,
+        "negatives": NEGATIVES,
+        "batch": train["global_batch_size"],
+        "lr": adam["lr"],
+        "threads": THREADS,
+    }
+    recbole = python_of("recbole", environments)
+    return {
+        "rayrec train": partial(_train, recipe, folder / "dataset", 1),
+        "RecBole": lambda output: _program(recbole, "recbole_neumf", {**arguments, "folder": str(output)}),
+    }
+
+
+CASES = {
+    "preprocess": Case(_preprocess, "seconds", equal="ids"),
+    # TorchRec's layers start with other weights.
+    "dlrm": Case(_dlrm, "samples_per_second", equal="loss", tolerance=0.02),
+    "wide_deep": Case(_wide_deep, "samples_per_second", equal="loss", tolerance=0.02),
+    "neumf": Case(_neumf, "samples_per_second", equal="loss", tolerance=0.05),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
+    parser.add_argument("--environments", type=Path, default=Path("build/peers"), help="folder of the peers' packages")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    provide_java()
+    results = json.loads(options.output.read_text()) if options.output.exists() else {}
+    for name in options.only:
+        with tempfile.TemporaryDirectory(prefix="rayrec-peers-", ignore_cleanup_errors=True) as folder:
+            rounds = _rounds(CASES[name], Path(folder), options.environments.resolve(), options.rounds)
+        results[name] = {"machine": machine(), "rounds": rounds, "table": _table(CASES[name], rounds)}
+        write_json(options.output, results)
+        print(f"{name}\n{text_table(results[name]['table'])}\n", flush=True)
+
+
+def _rounds(case: Case, folder: Path, environments: Path, count: int) -> list[dict[str, dict[str, Any]]]:
+    """What each side measured, round after round."""
+    sides, rounds = case.prepare(folder, environments), []
+    for number in range(count):
+        found = {}
+        for index, (name, side) in enumerate(sides.items()):
+            found[name] = side(folder / f"{number}-{index}")
+            print(f"round {number + 1}: {name}: {found[name][case.figure]:,.1f}", file=sys.stderr, flush=True)
+        _require_same_work(case, found)
+        rounds.append(found)
+    return rounds
+
+
+def _require_same_work(case: Case, found: dict[str, dict[str, Any]]) -> None:
+    """Exit if a side ended with another result than rayrec: its speed would say nothing."""
+    (_, ours), *others = ((name, measured[case.equal]) for name, measured in found.items())
+    for name, theirs in others:
+        same = abs(ours - theirs) <= case.tolerance if case.tolerance else ours == theirs
+        if not same:
+            raise SystemExit(f"{name}: {case.equal} is {theirs}, rayrec's {ours}; the work differs")
+
+
+def _table(case: Case, rounds: list[dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    ours = [next(iter(found.values()))[case.figure] for found in rounds]
+    table = []
+    for name in rounds[0]:
+        values = [found[name][case.figure] for found in rounds]
+        ratios = [mine / theirs for mine, theirs in zip(ours, values, strict=True)]
+        if case.figure == "seconds":
+            ratios = [1 / ratio for ratio in ratios]
+        table.append({
+            "side": name,
+            case.figure: round(statistics.median(values), 1),
+            "rayrec's speed / its": round(statistics.median(ratios), 2),
+            "from": round(min(ratios), 2),
+            "to": round(max(ratios), 2),
+        })  # fmt: skip
+    return table
+
+
+def _train(recipe: Path, dataset: Path, workers: int, output: Path) -> dict[str, Any]:
+    """Train; samples/s (median) and the mean loss of the records of the second half, the warm-up left out."""
+    _rayrec("train", str(recipe), "--data", str(dataset), "--output", str(output), "--workers", str(workers))
+    records = [record for record in read_history(output / HISTORY_FILE) if record["event"] == "train"]
+    epochs = records[-1]["epoch"]
+    measured = [record for record in records[1:] if record["epoch"] == epochs]
+    return {
+        "samples_per_second": statistics.median(record["samples_per_second"] for record in measured),
+        "loss": statistics.fmean(record["loss"] for record in measured),
+    }
+
+
+def _recipe(folder: Path, model: dict[str, Any], train: dict[str, Any], **sections: dict[str, Any]) -> Path:
+    path = folder / "recipe.yaml"
+    train = {"device": "cpu", "precision": "fp32", **_BARE, **train}
+    content = {"name": "peers", "source": {"kind": "criteo"}, "model": model, "train": train, **sections}
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def _rayrec(*arguments: str) -> None:
+    """Run a command as a user does, in an environment in which nothing was set for Ray."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [str(Path(sys.executable).parent / "rayrec"), *arguments]
+    _checked(subprocess.run(command, env=own, capture_output=True, text=True, check=False))
+
+
+def _program(python: Path, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What a peer's program printed last."""
+    command = [str(python), "-m", f"benchmarks.peers.programs.{name}", json.dumps(arguments)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    found: dict[str, Any] = json.loads(_checked(done).splitlines()[-1])
+    return found
+
+
+def _checked(done: "subprocess.CompletedProcess[str]") -> str:
+    if done.returncode:
+        raise SystemExit(f"{' '.join(done.args)[:300]} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()
