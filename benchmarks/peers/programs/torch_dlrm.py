@@ -22,15 +22,14 @@ class DLRM(nn.Module):
 
     def __init__(self, rows: list[int], dim: int, numbers: int, bottom: list[int], top: list[int]) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(count, dim, mode="sum", sparse=True) for count in rows)
-        for table, count in zip(self.tables, rows, strict=True):
+        tables = [nn.EmbeddingBag(count, dim, mode="sum", sparse=True) for count in rows]
+        for table, count in zip(tables, rows, strict=True):
             nn.init.uniform_(table.weight, -(count**-0.5), count**-0.5)
+        self.tables = nn.ModuleList(tables)
         vectors = len(rows) + 1
         self.bottom = layers([numbers, *bottom], last_relu=True)
         self.top = layers([dim + vectors * (vectors - 1) // 2, *top, 1], last_relu=False)
-        lower = torch.tril_indices(vectors, vectors, offset=-1)
-        self.register_buffer("rows", lower[0], persistent=False)
-        self.register_buffer("columns", lower[1], persistent=False)
+        self.pairs = torch.tril_indices(vectors, vectors, offset=-1)
 
     def forward(self, dense: Tensor, offsets: Tensor, ids: Tensor) -> Tensor:
         """dense (B, N) float32, offsets (B,), ids (tables, B) -> logits (B,)."""
@@ -38,7 +37,7 @@ class DLRM(nn.Module):
         looked_up = [table(ids[index], offsets) for index, table in enumerate(self.tables)]
         vectors = torch.cat([x, *looked_up], dim=1).view(x.shape[0], -1, x.shape[1])
         products = torch.bmm(vectors, vectors.transpose(1, 2))
-        pairs = products[:, self.rows, self.columns]
+        pairs = products[:, self.pairs[0], self.pairs[1]]
         return self.top(torch.cat([x, pairs], dim=1)).squeeze(1)
 
 
