@@ -4,6 +4,8 @@ The backward pass is cut at the pooled embeddings: the dense network's runs firs
 to be finite and are unscaled, the tables', which updates them. So fused optimizers see true gradients under loss
 scaling, an overflow on any rank changes nothing anywhere, and gradient accumulation runs the dense network in parts
 but updates each table once, exactly as without it.
+
+While the dense network computes, the ids of the next batch set out to the ranks that hold their tables.
 """
 
 from contextlib import nullcontext
@@ -21,7 +23,7 @@ from rayrec.models.common.initialization import derived_seed
 from rayrec.training.loop.loss import BatchTotals, batch_loss
 from rayrec.training.loop.precision import LossScale, Precision
 from rayrec.training.optimizers.build import build_optimizer
-from rayrec.training.placement.parallel_model import ParallelModel
+from rayrec.training.placement.parallel_model import ParallelModel, SentIds
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,23 @@ class TrainStep:
         }
         """The optimizers of the dense network by part; those of the tables are in the model's table optimizer."""
         self._has_dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.dense_network.modules())
+        self._sent: SentIds | None = None
+        """The ids of the batch that was named as the next one."""
 
-    def __call__(self, batch: Batch, totals: BatchTotals, step: int) -> StepOutcome:
-        """Do optimizer step `step`, counted from 1; `totals` are those of the global batch."""
+    def __call__(self, batch: Batch, totals: BatchTotals, step: int, following: Batch | None = None) -> StepOutcome:
+        """Do optimizer step `step`, counted from 1; `totals` are those of the global batch.
+
+        `following`: the batch of the next step, if it is there: its ids are sent meanwhile. Every rank names one, or
+        none does. What is computed is the same.
+        """
         self._set_learning_rates(step)
         if self._has_dropout:
             # Masks depend on no earlier step, so that a resumed run repeats them; each rank draws its own.
             torch.manual_seed(derived_seed(self._config.seed, "dropout", step, dist.get_rank()))
+        sent = self._sent if self._sent is not None and self._sent.batch is batch else None
+        self._sent = None if following is None else self._model.send_ids(following)
         with torch.set_grad_enabled(self._model.trains_tables):
-            pooled = self._model.pooled(batch)
+            pooled = self._model.pooled(batch, sent)
         boundary = pooled.detach().requires_grad_(self._model.trains_tables)
         loss = self._dense_passes(batch, boundary, totals)
         updated = self._gradients_are_usable(boundary)
@@ -118,6 +128,9 @@ class TrainStep:
                 with self._precision.autocast():
                     logits = self._model.dense(dense, pooled)
                 loss = batch_loss(logits.float(), label, weight, group, totals, listwise)
+                if index == 0 and self._sent is not None:
+                    # By now their numbers are known, and until the backward pass no other collective is due.
+                    self._sent.send()
                 # Both DDP and TorchRec average gradients over ranks; the loss is a sum over them.
                 scaled = loss * self._world_size
                 if self.loss_scale is not None:

@@ -101,9 +101,9 @@ class _Training:
         evaluated_after = _evenly_spaced(loader.num_batches, config.evaluations_per_epoch)
         recorder.begin_epoch(self._progress, loader)
         with loader as batches:
-            for batch in batches:
+            for batch, following in self._model.with_next(batches):
                 waited = loader.wait_seconds
-                recorder.add(self._train_on(batch, loader), waited)
+                recorder.add(self._train_on(batch, following, loader), waited)
                 self._progress = self._after_batch(loader.num_batches)
                 step, ends_epoch = self._progress.step, self._progress.batch == 0
                 checkpoint_due = False
@@ -122,7 +122,7 @@ class _Training:
                 if self._is_done():
                     return
 
-    def _train_on(self, batch: Batch, loader: EpochLoader) -> StepOutcome:
+    def _train_on(self, batch: Batch, following: Batch | None, loader: EpochLoader) -> StepOutcome:
         rows = loader.row_count(self._progress.batch)
         if rows is None or self._dataset.schema.weight is not None:
             sums = torch.stack([batch.weight.sum(), (batch.weight * batch.label).sum()])
@@ -130,7 +130,7 @@ class _Training:
             totals = BatchTotals(*sums.tolist())
         else:
             totals = BatchTotals(rows, None)
-        return self._step(batch, totals, self._progress.step + 1)
+        return self._step(batch, totals, self._progress.step + 1, following)
 
     def _after_batch(self, batches_per_epoch: int) -> RunProgress:
         before = self._progress

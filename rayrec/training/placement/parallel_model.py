@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
+from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from rayrec.common.allocator import keep_freed_memory
 from rayrec.common.errors import ConfigError
@@ -62,6 +63,41 @@ class RankContext:
         """The same on every rank, as TorchRec needs it: 1 where machines have different numbers. A collective."""
         sizes = set(_of_all_ranks(self.local_world_size))
         return sizes.pop() if len(sizes) == 1 else 1
+
+
+class SentIds:
+    """The ids of one batch on their way to the ranks that hold their tables.
+
+    TorchRec sends them in two stages: how many ids each rank will get, then the ids. On a GPU both run on a stream of
+    their own, beside what a step computes, and the process waits for that stream alone.
+    """
+
+    def __init__(
+        self, tables: ShardedEmbeddingBagCollection, batch: Batch, stream: "torch.cuda.Stream | None"
+    ) -> None:
+        """Begin the first stage; a collective, as both methods are."""
+        self.batch = batch
+        self._tables, self._stream = tables, stream
+        self._context = tables.create_context()
+        with torch.cuda.stream(stream):
+            self._numbers = tables.input_dist(self._context, batch.sparse)
+
+    def send(self) -> None:
+        """Wait for the first stage and begin the second."""
+        with torch.cuda.stream(self._stream):
+            self._ids = self._numbers.wait()
+
+    def sums(self) -> KeyedTensor:
+        """What the tables return for the batch; needs `send`."""
+        with torch.cuda.stream(self._stream):
+            ids = self._ids.wait()
+        if self._stream is not None:
+            current = torch.cuda.current_stream()
+            current.wait_stream(self._stream)
+            # The memory belongs to the other stream, which must not reuse it while this one reads it.
+            ids.record_stream(current)
+            self._context.record_stream(current)
+        return self._tables.compute_and_output_dist(self._context, ids)
 
 
 class ParallelModel:
@@ -136,10 +172,39 @@ class ParallelModel:
             )
         self.dense = called
         """The dense network as it is called in training: compiled and replicated as asked for."""
+        self._ahead = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
-    def pooled(self, batch: Batch) -> Tensor:
-        """Pooled embeddings (B, sum of dims) in the order of `RankingModel.pooled`; a collective."""
-        return self._outputs(self.tables(batch.sparse), batch.sparse)
+    def with_next(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
+        """Each batch with the one after it, or None after the last.
+
+        On a GPU the next batch arrives on the stream on which `send_ids` works, and so waits for no step.
+        """
+        remaining = iter(batches)
+        if self._ahead is not None:
+            self._ahead.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._ahead):
+            batch = next(remaining, None)
+        while batch is not None:
+            with torch.cuda.stream(self._ahead):
+                following = next(remaining, None)
+            if self._ahead is not None:
+                current = torch.cuda.current_stream()
+                current.wait_stream(self._ahead)
+                batch.record_stream(current)
+            yield batch, following
+            batch = following
+
+    def send_ids(self, batch: Batch) -> SentIds:
+        """Begin to send a batch's ids to the ranks that hold their tables; a collective."""
+        return SentIds(self.tables.module.embeddings, batch, self._ahead)
+
+    def pooled(self, batch: Batch, sent: SentIds | None = None) -> Tensor:
+        """Pooled embeddings (B, sum of dims) in the order of `RankingModel.pooled`; a collective.
+
+        `sent`: the batch's ids, if they were sent before.
+        """
+        sums = self.tables(batch.sparse) if sent is None else sent.sums()
+        return self._outputs(sums, batch.sparse)
 
     @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
