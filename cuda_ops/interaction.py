@@ -18,7 +18,7 @@ from torch import Tensor
 _LOG = logging.getLogger(__name__)
 
 
-def dot_interaction(dense: Tensor | None, embeddings: Tensor) -> Tensor:
+def dot_interaction(dense: Tensor | None, embeddings: Tensor, padding: int = 0) -> Tensor:
     """The dense vector, then the dot products of all pairs of vectors.
 
     Vector 0 is `dense`, vectors 1 ... F are the embeddings (without `dense`: 0 ... F - 1 are the embeddings). Pair
@@ -27,10 +27,12 @@ def dot_interaction(dense: Tensor | None, embeddings: Tensor) -> Tensor:
     Args:
         dense: (B, D), or None.
         embeddings: (B, F, D). The two may differ in dtype: float64, float32, float16 or bfloat16.
+        padding: Columns of 0 at the end of the result, which a matrix product may need to be fast (`aligned_padding`).
 
     Returns:
-        (B, D + P) with `dense`, (B, P) without; in autocast's dtype where autocast is on, else in the wider dtype of
-        the two. Inputs are rounded to that dtype; products are summed in float32 (float64 for float64).
+        (B, D + P + padding) with `dense`, (B, P + padding) without; in autocast's dtype where autocast is on, else in
+        the wider dtype of the two. Inputs are rounded to that dtype; products are summed in float32 (float64 for
+        float64).
 
     Differentiable once; a second backward raises. Raises ValueError on shapes that do not fit.
     """
@@ -43,7 +45,18 @@ def dot_interaction(dense: Tensor | None, embeddings: Tensor) -> Tensor:
         dtype = torch.get_autocast_dtype(device)
     else:
         dtype = embeddings.dtype if dense is None else torch.promote_types(dense.dtype, embeddings.dtype)
-    return _forward(dense, embeddings, dtype)
+    return _forward(dense, embeddings, dtype, padding)
+
+
+def aligned_padding(width: int, device: torch.device) -> int:
+    """Columns that a matrix of `width` columns lacks to be multiplied at full speed on a device.
+
+    The tensor cores of a GPU take rows that begin at multiples of 16 bytes: 8 numbers of 16 bits.
+    """
+    return -width % _COLUMN_MULTIPLES.get(device.type, 1)
+
+
+_COLUMN_MULTIPLES = {"cuda": 8}
 
 
 def output_width(vectors: int, dim: int, has_dense: bool) -> int:
@@ -52,16 +65,25 @@ def output_width(vectors: int, dim: int, has_dense: bool) -> int:
 
 
 # torch.library infers the operator's schema from Optional[...]; the older torch does not read "Tensor | None".
-def reference_forward(dense: Optional[Tensor], embeddings: Tensor, dtype: torch.dtype) -> Tensor:  # noqa: UP045
+def reference_forward(
+    dense: Optional[Tensor],  # noqa: UP045
+    embeddings: Tensor,
+    dtype: torch.dtype,
+    padding: int = 0,
+) -> Tensor:
     """`dot_interaction` by batched matrix products, computed in `dtype`."""
     vectors = _stack(dense, embeddings, dtype)
     products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
     triangle = products.index_select(1, _triangle(vectors.shape[1], products.device))
-    return triangle if dense is None else torch.cat([dense.to(dtype), triangle], dim=1)
+    result = triangle if dense is None else torch.cat([dense.to(dtype), triangle], dim=1)
+    return torch.nn.functional.pad(result, (0, padding)) if padding else result
 
 
 def reference_backward(grad: Tensor, dense: Optional[Tensor], embeddings: Tensor) -> tuple[Tensor, Tensor]:  # noqa: UP045
-    """Gradients of dense ((B, 0) where there is none) and of embeddings: (G + G^T) X, with G the triangle of `grad`."""
+    """Gradients of dense ((B, 0) where there is none) and of embeddings: (G + G^T) X, with G the triangle of `grad`.
+
+    Padding at the end of `grad` is not read.
+    """
     vectors = _stack(dense, embeddings, grad.dtype)
     rows, n, dim = vectors.shape
     width = 0 if dense is None else dim
@@ -122,11 +144,11 @@ def _kernels() -> ModuleType | None:
 
 
 @_forward.register_kernel("cuda")
-def _forward_on_gpu(dense: Tensor | None, embeddings: Tensor, dtype: torch.dtype) -> Tensor:
+def _forward_on_gpu(dense: Tensor | None, embeddings: Tensor, dtype: torch.dtype, padding: int = 0) -> Tensor:
     # No kernel is worth it for float64, which is for checks of gradients.
     if dtype == torch.float64 or (kernels := _kernels()) is None:
-        return reference_forward(dense, embeddings, dtype)
-    result: Tensor = kernels.forward(dense, embeddings, dtype)
+        return reference_forward(dense, embeddings, dtype, padding)
+    result: Tensor = kernels.forward(dense, embeddings, dtype, padding)
     return result
 
 
@@ -139,10 +161,10 @@ def _backward_on_gpu(grad: Tensor, dense: Tensor | None, embeddings: Tensor) -> 
 
 
 @_forward.register_fake
-def _(dense: Tensor | None, embeddings: Tensor, dtype: torch.dtype) -> Tensor:
+def _(dense: Tensor | None, embeddings: Tensor, dtype: torch.dtype, padding: int = 0) -> Tensor:
     rows, embedding_count, dim = embeddings.shape
     width = output_width(embedding_count + (dense is not None), dim, dense is not None)
-    return embeddings.new_empty(rows, width, dtype=dtype)
+    return embeddings.new_empty(rows, width + padding, dtype=dtype)
 
 
 @_backward.register_fake
@@ -151,15 +173,15 @@ def _(grad: Tensor, dense: Tensor | None, embeddings: Tensor) -> tuple[Tensor, T
     return grad_dense, embeddings.new_empty(embeddings.shape)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Tensor | None, Tensor, torch.dtype], output: Tensor) -> None:
-    dense, embeddings, _ = inputs
+def _setup_context(ctx: Any, inputs: tuple[Tensor | None, Tensor, torch.dtype, int], output: Tensor) -> None:
+    dense, embeddings, _, _ = inputs
     ctx.save_for_backward(dense, embeddings)
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
     dense, embeddings = ctx.saved_tensors
     grad_dense, grad_embeddings = _backward(grad, dense, embeddings)
-    return (None if dense is None else grad_dense), grad_embeddings, None
+    return (None if dense is None else grad_dense), grad_embeddings, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)

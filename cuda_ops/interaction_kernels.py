@@ -22,12 +22,12 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 """Whether the kernels run in Triton's interpreter on the CPU (environment: TRITON_INTERPRET=1)."""
 
 
-def forward(dense: Tensor | None, embeddings: Tensor, dtype: torch.dtype) -> Tensor:
+def forward(dense: Tensor | None, embeddings: Tensor, dtype: torch.dtype, padding: int = 0) -> Tensor:
     """See `cuda_ops.dot_interaction`; `dtype` is of the result and of the products' operands."""
     rows, count, dim = embeddings.shape
     vectors = count + (dense is not None)
     width = output_width(vectors, dim, has_dense=dense is not None)
-    out = torch.empty(rows, width, dtype=dtype, device=embeddings.device)
+    out = torch.empty(rows, width + padding, dtype=dtype, device=embeddings.device)
     if out.numel() == 0:
         return out
     embeddings = _with_unit_stride(embeddings)
@@ -45,6 +45,7 @@ def forward(dense: Tensor | None, embeddings: Tensor, dtype: torch.dtype) -> Ten
             VECTORS=vectors,
             DIM=dim,
             HAS_DENSE=dense is not None,
+            PADDING=padding,
             BLOCK_N=tiling.block_n,
             BLOCK_D=tiling.block_d,
             PRECISION=tiling.precision,
@@ -130,6 +131,7 @@ def _forward_kernel(
     VECTORS: tl.constexpr,
     DIM: tl.constexpr,
     HAS_DENSE: tl.constexpr,
+    PADDING: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -143,10 +145,13 @@ def _forward_kernel(
     dtype = out_ptr.dtype.element_ty
     PAIRS: tl.constexpr = VECTORS * (VECTORS - 1) // 2
     WIDTH: tl.constexpr = PAIRS + DIM if HAS_DENSE else PAIRS
-    out_row = out_ptr + batch_row * WIDTH
+    out_row = out_ptr + batch_row * (WIDTH + PADDING)
     dense_row = dense_ptr + batch_row * dense_stride
     embeddings_row = embeddings_ptr + batch_row * row_stride
 
+    if tile_i == 0:
+        for column in tl.static_range(WIDTH, WIDTH + PADDING):
+            tl.store(out_row + column, 0.0)
     i = tile_i * BLOCK_N + tl.arange(0, BLOCK_N)
     j = tile_j * BLOCK_N + tl.arange(0, BLOCK_N)
     products = tl.full((BLOCK_N, BLOCK_N), 0.0, tl.float32)

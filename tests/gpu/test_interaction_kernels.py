@@ -56,6 +56,23 @@ def test_strided_inputs() -> None:
     check(dense[:, 8:40], embeddings.transpose(0, 1).contiguous().transpose(0, 1)[:, 1:8, 8:40], FP32)
 
 
+@pytest.mark.parametrize("padding", [1, 7])
+@pytest.mark.parametrize("shape", [(3, 26, 128, True), (1, 129, 20, False), (2, 0, 8, True), (2, 1, 8, False)], ids=str)
+def test_padding(shape: tuple[int, int, int, bool], padding: int) -> None:
+    """Columns of 0 at the end of the result, whose gradient nobody reads."""
+    from cuda_ops import interaction_kernels
+
+    dense, embeddings = make_inputs(shape, BF16, BF16)
+    plain = interaction_kernels.forward(dense, embeddings, BF16)
+    padded = interaction_kernels.forward(dense, embeddings, BF16, padding)
+    assert torch.equal(padded, torch.nn.functional.pad(plain, (0, padding)))
+    grad = torch.randn(padded.shape, generator=torch.Generator().manual_seed(1)).to(padded)
+    grad[:, plain.shape[1] :] = torch.nan
+    gradients = interaction_kernels.backward(grad, dense, embeddings)
+    expected = interaction_kernels.backward(grad[:, : plain.shape[1]].contiguous(), dense, embeddings)
+    assert all(torch.equal(one, other) for one, other in zip(gradients, expected, strict=True))
+
+
 def test_no_rows() -> None:
     check(*make_inputs((0, 5, 8, True), FP32, FP32), FP32)
 

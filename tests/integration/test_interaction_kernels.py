@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from cuda_ops import aligned_padding, output_width
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -66,7 +68,7 @@ def test_kernels_compile_for_hopper(
 
     torch_dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
     tiling = kernels.choose_tiling(vectors, dim, torch_dtype)
-    constants = {
+    common = {
         "VECTORS": vectors,
         "DIM": dim,
         "HAS_DENSE": has_dense,
@@ -76,19 +78,28 @@ def test_kernels_compile_for_hopper(
     }
     result, dense, embeddings = f"*{dtype}", f"*{dtype}", f"*{embeddings_dtype}"
     aligned = dim % 16 == 0
-    for kernel, types, warps in (
-        (kernels._forward_kernel, [result, dense, embeddings, "i32", "i32", "i32"], tiling.forward_warps),
+    width = output_width(vectors, dim, has_dense)
+    padding = aligned_padding(width, torch.device("cuda"))
+    for kernel, types, warps, more in (
+        (
+            kernels._forward_kernel,
+            [result, dense, embeddings, "i32", "i32", "i32"],
+            tiling.forward_warps,
+            {"PADDING": padding},
+        ),
         (
             kernels._backward_kernel,
             [dense, embeddings, result, dense, embeddings, "i32", "i32", "i32", "i32"],
             tiling.backward_warps,
+            {},
         ),
     ):
+        constants = common | more
         arguments = [name for name in kernel.arg_names if name not in constants]
         multiples = [
             place
             for place, (name, kind) in enumerate(zip(arguments, types, strict=True))
-            if kind.startswith("*") or (aligned and name != "grad_stride")
+            if kind.startswith("*") or (aligned and (name != "grad_stride" or (width + padding) % 16 == 0))
         ]
         source = ASTSource(
             kernel,

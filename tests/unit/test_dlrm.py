@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from cuda_ops import interaction
 from rayrec.common.errors import UserError
 from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.models.dlrm.config import DLRMConfig
@@ -102,6 +103,24 @@ def test_dense_network_alone_under_autocast(config: DLRMConfig) -> None:
     torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.05)
     expected.sum().backward()
     assert pooled.grad is not None and pooled.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("numeric", [2, 0])
+def test_padded_columns_change_nothing(numeric: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU computes, whose interaction is padded to a multiple of 8 columns."""
+    network = build_model(DOT, make_schema(numeric=numeric, categorical=3)).dense_network
+    dense, pooled = torch.randn(8, numeric), torch.randn(8, 18, requires_grad=True)
+    parameters = [pooled, *network.parameters()]
+    expected = network(dense, pooled)
+    gradients = torch.autograd.grad(expected.sum(), parameters)
+    seen: list[int] = []
+    network.top_mlp[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
+    monkeypatch.setitem(interaction._COLUMN_MULTIPLES, "cpu", 8)
+    padded = network(dense, pooled)
+    assert seen == [16 if numeric else 8]
+    torch.testing.assert_close(padded, expected)
+    for gradient, plain in zip(torch.autograd.grad(padded.sum(), parameters), gradients, strict=True):
+        torch.testing.assert_close(gradient, plain)
 
 
 def test_int64_ids_give_the_same_logits() -> None:

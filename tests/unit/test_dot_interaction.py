@@ -31,6 +31,23 @@ def test_equals_a_naive_computation(shape: tuple[int, int, int, bool]) -> None:
         np.testing.assert_allclose(result.detach().numpy(), np.stack(rows), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_padding(shape: tuple[int, int, int, bool]) -> None:
+    dense, embeddings = interaction_inputs(shape)
+    result, padded = dot_interaction(dense, embeddings), dot_interaction(dense, embeddings, 5)
+    assert torch.equal(padded, torch.nn.functional.pad(result, (0, 5)))
+    inputs = [embeddings] if dense is None else [dense, embeddings]
+    grad = torch.randn_like(padded)
+    expected = torch.autograd.grad(result, inputs, grad[:, :-5])
+    for ours, plain in zip(torch.autograd.grad(padded, inputs, grad), expected, strict=True):
+        torch.testing.assert_close(ours, plain)
+
+
+def test_padding_aligns_rows_of_16_bits_on_a_gpu() -> None:
+    assert [interaction.aligned_padding(width, torch.device("cuda")) for width in (479, 480, 481, 8)] == [1, 0, 7, 0]
+    assert interaction.aligned_padding(479, torch.device("cpu")) == 0
+
+
 @pytest.mark.parametrize("shape", [(2, 4, 3, True), (2, 4, 3, False), (1, 1, 2, True), (2, 0, 3, True)], ids=str)
 def test_gradients(shape: tuple[int, int, int, bool]) -> None:
     dense, embeddings = interaction_inputs(shape)

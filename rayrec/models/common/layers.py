@@ -4,6 +4,18 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class LinearOfPadded(nn.Linear):
+    """A linear layer whose input may have more columns than `in_features`; it ignores these."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, in_features or more) -> (B, out_features)."""
+        padding = input.shape[-1] - self.in_features
+        # Weights of 0, and no view of the columns: they are there so that rows begin at multiples of 16 bytes.
+        weight = F.pad(self.weight, (0, padding)) if padding else self.weight
+        return F.linear(input, weight, self.bias)
 
 
 def hidden_layers(

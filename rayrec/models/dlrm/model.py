@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from cuda_ops import dot_interaction, output_width
+from cuda_ops import aligned_padding, dot_interaction, output_width
 from rayrec.common.errors import UserError
 from rayrec.features.schema import Schema
-from rayrec.models.common.layers import hidden_layers, scoring_layers
+from rayrec.models.common.layers import LinearOfPadded, hidden_layers, scoring_layers
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.tables import PooledFeature, UniformByRows, pooled_features
 from rayrec.models.dlrm.config import DLRMConfig
@@ -43,17 +43,19 @@ class DLRMDenseNetwork(nn.Module):
                     "categorical feature; set model.interaction=cat"
                 )
             width = output_width(vectors, self._dot_width, has_dense=numeric > 0)
-        self.top_mlp = scoring_layers(width, config.top_mlp, device)
+        self._width = width
+        self.top_mlp = scoring_layers(width, config.top_mlp, device, linear=LinearOfPadded)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """dense (B, N) float32, pooled (B, sum of widths) in the schema's order -> logits (B,) float32.
 
         The interaction is the dense vector, then the dot products of every pair among it and the F embeddings (paper,
-        section 2.1), or all vectors side by side.
+        section 2.1), or all vectors side by side. On a GPU its columns are padded with 0 (`aligned_padding`).
         """
         hidden = self.bottom_mlp(dense) if self.bottom_mlp is not None else None
         if self._dot_width is not None:
-            interaction = dot_interaction(hidden, pooled.unflatten(1, (-1, self._dot_width)))
+            padding = aligned_padding(self._width, pooled.device)
+            interaction = dot_interaction(hidden, pooled.unflatten(1, (-1, self._dot_width)), padding)
         else:
             interaction = pooled if hidden is None else torch.cat([hidden, pooled], dim=1)
         logits: Tensor = self.top_mlp(interaction)
