@@ -9,7 +9,7 @@ from rayrec.training.loop.loss import BatchTotals, batch_loss, softmax_cross_ent
 GROUP = torch.tensor([4, 4, 4, 9, 2, 2, 7, 7, 7])
 LABEL = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
 WEIGHT = torch.tensor([1.0, 2.0, 0.0, 1.0, 1.0, 1.0, 0.5, 1.0, 1.0])
-TOTALS = BatchTotals(float(WEIGHT.sum()), float((WEIGHT * LABEL).sum()))
+TOTALS = BatchTotals(float(WEIGHT.sum()), (WEIGHT * LABEL).sum())
 LISTS = (slice(0, 3), slice(3, 4), slice(4, 6), slice(6, 9))
 
 
@@ -68,5 +68,5 @@ def test_parts_of_a_batch_sum_to_it() -> None:
 def test_nothing_to_learn_is_no_gradient(label: Tensor) -> None:
     scores = logits()
     weight = WEIGHT if not label.any() else torch.zeros(9)
-    batch_loss(scores, label, weight, GROUP, BatchTotals(1.0, 0.0), 1.0).backward()
+    batch_loss(scores, label, weight, GROUP, BatchTotals(1.0, torch.tensor(0.0)), 1.0).backward()
     assert scores.grad is not None and scores.grad.abs().max() == 0

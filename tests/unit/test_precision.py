@@ -43,11 +43,11 @@ def test_what_a_cpu_cannot_do() -> None:
 def test_loss_scale_unscales_halves_and_doubles() -> None:
     scale = LossScale(torch.device("cpu"), initial=8.0, growth_interval=2)
     gradient = torch.full((3,), 16.0)
-    assert scale.unscale_([gradient])
+    assert scale.unscale_([gradient]) == 0
     assert gradient.tolist() == [2.0, 2.0, 2.0]
-    assert not scale.unscale_([torch.tensor([1.0, float("inf")])])
+    assert scale.unscale_([torch.tensor([1.0, float("inf")])]) == 1
     assert scale.state_dict() == {"scale": 4.0, "clean_steps": 0}
-    assert scale.unscale_([torch.ones(1)]) and scale.unscale_([torch.ones(1)])
+    assert [scale.unscale_([torch.ones(1)]) for _ in range(2)] == [0, 0]
     assert scale.state_dict() == {"scale": 8.0, "clean_steps": 0}
     other = LossScale(torch.device("cpu"))
     other.load_state_dict(scale.state_dict())

@@ -26,10 +26,10 @@ from rayrec.models.common.batch import group_numbers
 class BatchTotals:
     """Sums over all rows of a global batch, on all ranks."""
 
-    weight: float
-    """Sum of the weights."""
-    positives: float | None
-    """Sum of the products of weight and label; None if no lists take part in the loss."""
+    weight: float | Tensor
+    """Sum of the weights; a tensor () on the rows' device where only the rows tell, as reading it would be a wait."""
+    positives: Tensor | None
+    """() Sum of the products of weight and label; None if no lists take part in the loss."""
 
 
 def batch_loss(
@@ -44,7 +44,8 @@ def batch_loss(
         return of_rows
     assert group is not None and totals.positives is not None
     # A batch without a positive has no list to learn from.
-    of_lists = softmax_cross_entropy(logits, label, weight, group) / (totals.positives or 1.0)
+    positives = totals.positives.masked_fill(totals.positives == 0, 1.0)
+    of_lists = softmax_cross_entropy(logits, label, weight, group) / positives
     return (1 - listwise) * of_rows + listwise * of_lists
 
 

@@ -73,38 +73,31 @@ class LossScale:
     Dynamic loss scaling (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
 
     torch's GradScaler cannot be used: it acts between backward and step, but the tables are updated inside backward.
+    Everything stays on the device, so that nobody waits for it.
     """
 
     def __init__(self, device: torch.device, *, initial: float = 65536.0, growth_interval: int = 2000) -> None:
         self.scale = torch.full((), initial, device=device)
         self._growth_interval = growth_interval
-        self._clean_steps = 0
+        self._clean_steps = torch.zeros((), dtype=torch.int32, device=device)
 
-    def unscale_(self, gradients: list[Tensor]) -> bool:
-        """Divide `gradients` by the scale in place; True if all gradients of all ranks are finite.
+    def unscale_(self, gradients: list[Tensor]) -> Tensor:
+        """Divide `gradients` by the scale in place; () float32: 1 if a gradient of any rank is not finite, else 0.
 
         Must be called on every rank. Adapts the scale: half after an overflow, double after `growth_interval` steps
         without one.
         """
-        found = torch.zeros((), device=self.scale.device)
+        overflow = torch.zeros((), device=self.scale.device)
         if gradients:
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, self.scale.reciprocal())
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, overflow, self.scale.reciprocal())
         if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.all_reduce(found, op=dist.ReduceOp.MAX)
-        finite = not found.item()
-        if not finite:
-            self.scale.mul_(0.5)
-            self._clean_steps = 0
-        else:
-            self._clean_steps += 1
-            if self._clean_steps == self._growth_interval:
-                self.scale.mul_(2.0)
-                self._clean_steps = 0
-        return finite
+            dist.all_reduce(overflow, op=dist.ReduceOp.MAX)
+        torch._amp_update_scale_(self.scale, self._clean_steps, overflow, 2.0, 0.5, self._growth_interval)
+        return overflow
 
     def state_dict(self) -> dict[str, float]:
-        return {"scale": self.scale.item(), "clean_steps": self._clean_steps}
+        return {"scale": self.scale.item(), "clean_steps": int(self._clean_steps.item())}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.scale.fill_(state["scale"])
-        self._clean_steps = int(state["clean_steps"])
+        self._clean_steps.fill_(int(state["clean_steps"]))

@@ -31,9 +31,10 @@ class _Window:
 
     loss: torch.Tensor
     """() Sum over the steps of this rank's part of the mean loss."""
+    overflows: torch.Tensor
+    """() Steps that gradients overflowed in, and that changed nothing."""
     started: float
     steps: int = 0
-    overflows: int = 0
     waited: float = 0.0
     """Seconds without a batch to work on."""
 
@@ -94,7 +95,7 @@ class RunRecorder:
         """Take in one step, and the seconds that the epoch has waited for batches so far."""
         self._window.loss += outcome.loss
         self._window.steps += 1
-        self._window.overflows += not outcome.updated
+        self._window.overflows += outcome.overflow
         self._window.waited += waited_in_epoch - self._waited_in_epoch
         self._waited_in_epoch = waited_in_epoch
 
@@ -134,7 +135,7 @@ class RunRecorder:
             "samples_per_second": window.steps * self._recipe.train.global_batch_size / seconds,
             "data_wait_share": waited_share,
             "peak_memory_bytes": self._peak_memory(),
-            "overflows": window.overflows,
+            "overflows": int(window.overflows.item()),
         }
         self._write({"step": progress.step, "epoch": progress.epoch, "event": "train", **values})
         self._track("train", values, progress.step)
@@ -182,7 +183,8 @@ class RunRecorder:
             tracker({f"{group}/{name}": value for name, value in values.items()}, step)
 
     def _new_window(self) -> _Window:
-        return _Window(torch.zeros((), device=self._context.device), time.perf_counter())
+        loss, overflows = torch.zeros(2, device=self._context.device)
+        return _Window(loss, overflows, time.perf_counter())
 
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._began_at

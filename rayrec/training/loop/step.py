@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
-from rayrec.config.train import LearningRates, TrainConfig
+from rayrec.config.train import LearningRates, OptimizerConfig, TrainConfig
 from rayrec.models.common.batch import Batch, group_numbers
 from rayrec.models.common.initialization import derived_seed
 from rayrec.training.loop.loss import BatchTotals, batch_loss
@@ -32,8 +32,8 @@ class StepOutcome:
 
     loss: Tensor
     """() float32: this rank's weighted sum of row losses / the weight of the whole global batch; sums to the mean."""
-    updated: bool
-    """False where gradients overflowed, and nothing was changed."""
+    overflow: Tensor
+    """() float32: 1 where gradients overflowed, and nothing was changed; else 0."""
 
 
 class TrainStep:
@@ -48,6 +48,8 @@ class TrainStep:
         self._world_size = dist.get_world_size()
         # float16 gradients underflow without loss scaling; bfloat16 has float32's range.
         self.loss_scale = LossScale(model.device) if precision.name == "fp16" else None
+        self._no_overflow = torch.zeros((), device=model.device)
+        self._skips_on_device = self.loss_scale is None or _skips_on_device(config)
         self.dense_optimizers = {
             part: build_optimizer(config.by_part[part].dense_optimizer, parameters)
             for part, parameters in model.dense_parameters.items()
@@ -74,16 +76,17 @@ class TrainStep:
             pooled = self._model.pooled(batch, sent)
         boundary = pooled.detach().requires_grad_(self._model.trains_tables)
         loss = self._dense_passes(batch, boundary, totals)
-        updated = self._gradients_are_usable(boundary)
-        if updated:
+        overflow = self._unscale(boundary)
+        if self._skips_on_device or not overflow.item():
             if self._model.trains_tables:
-                pooled.backward(self._with_penalty(boundary, batch.weight, totals.weight))
+                gradient = self._with_penalty(boundary, batch.weight, totals.weight)
+                pooled.backward(self._zeroed(gradient, overflow))
                 self._model.table_optimizer.step()
             for optimizer in self.dense_optimizers.values():
                 optimizer.step()
         for optimizer in self.dense_optimizers.values():
             optimizer.zero_grad(set_to_none=True)
-        return StepOutcome(loss, updated)
+        return StepOutcome(loss, overflow)
 
     def learning_rates(self, step: int) -> dict[str, LearningRates]:
         """The rates of step `step` by part."""
@@ -140,24 +143,54 @@ class TrainStep:
             total += loss.detach()
         return total
 
-    def _with_penalty(self, boundary: Tensor, weight: Tensor, total_weight: float) -> Tensor:
+    def _with_penalty(self, boundary: Tensor, weight: Tensor, total_weight: float | Tensor) -> Tensor:
         """The gradient of `boundary` with that of the L2 penalty, whose own value the reported loss leaves out."""
         gradient = boundary.grad
         assert gradient is not None
         for columns, penalty in self._model.penalties:
-            factor = penalty * self._world_size / total_weight
-            values = boundary.detach()[:, columns]
-            gradient[:, columns].addcmul_(values, weight.unsqueeze(1).to(gradient.dtype), value=factor)
+            factors = weight * (penalty * self._world_size / total_weight)
+            gradient[:, columns].addcmul_(boundary.detach()[:, columns], factors.unsqueeze(1).to(gradient.dtype))
         return gradient
 
-    def _gradients_are_usable(self, boundary: Tensor) -> bool:
+    def _unscale(self, boundary: Tensor) -> Tensor:
+        """Divide all gradients by the loss scale; `StepOutcome.overflow`."""
         if self.loss_scale is None:
-            return True
+            return self._no_overflow
         trained = (p for parameters in self._model.dense_parameters.values() for p in parameters)
         gradients = [p.grad for p in trained if p.grad is not None]
-        if boundary.grad is not None:
-            gradients.append(boundary.grad)
-        return self.loss_scale.unscale_(gradients)
+        of_tables = [] if boundary.grad is None else [boundary.grad]
+        overflow = self.loss_scale.unscale_(gradients + of_tables)
+        for gradient in gradients:
+            self._zeroed(gradient, overflow)
+        for optimizer in self.dense_optimizers.values():
+            if isinstance(optimizer, torch.optim.Adam):
+                # The mark by which torch's own loss scaling tells a fused optimizer to leave a step out.
+                optimizer.found_inf = overflow  # type: ignore[attr-defined]
+        return overflow
+
+    def _zeroed(self, gradient: Tensor, overflow: Tensor) -> Tensor:
+        """The gradient, all 0 from now on where there was an overflow."""
+        return gradient if self.loss_scale is None else gradient.masked_fill_(overflow > 0, 0.0)
+
+
+def _skips_on_device(config: TrainConfig) -> bool:
+    """Whether no optimizer changes anything in a step whose gradients are all 0, or that is marked as an overflow.
+
+    Adam of the dense network takes the mark. Others move by their moments or by weight decay; the host must leave their
+    step out, and so has to wait for the device.
+    """
+
+    def is_idle(optimizer: OptimizerConfig) -> bool:
+        return optimizer.kind in {"sgd", "adagrad", "rowwise_adagrad"} and not optimizer.weight_decay
+
+    return all(
+        is_idle(part.embedding_optimizer)
+        and (
+            part.dense_optimizer.kind in {"adam", "adamw"}
+            or (is_idle(part.dense_optimizer) and not part.dense_optimizer.momentum)
+        )
+        for part in config.by_part.values()
+    )
 
 
 def _part_sizes(batch: Batch, parts: int, *, cuts_groups: bool) -> list[int]:

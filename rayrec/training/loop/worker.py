@@ -127,7 +127,7 @@ class _Training:
         if rows is None or self._dataset.schema.weight is not None:
             sums = torch.stack([batch.weight.sum(), (batch.weight * batch.label).sum()])
             dist.all_reduce(sums)
-            totals = BatchTotals(*sums.tolist())
+            totals = BatchTotals(weight=sums[0], positives=sums[1])
         else:
             totals = BatchTotals(rows, None)
         return self._step(batch, totals, self._progress.step + 1, following)

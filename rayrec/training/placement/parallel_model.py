@@ -72,9 +72,7 @@ class SentIds:
     their own, beside what a step computes, and the process waits for that stream alone.
     """
 
-    def __init__(
-        self, tables: ShardedEmbeddingBagCollection, batch: Batch, stream: "torch.cuda.Stream | None"
-    ) -> None:
+    def __init__(self, tables: ShardedEmbeddingBagCollection, batch: Batch, stream: "torch.cuda.Stream | None") -> None:
         """Begin the first stage; a collective, as both methods are."""
         self.batch = batch
         self._tables, self._stream = tables, stream
