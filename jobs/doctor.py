@@ -23,6 +23,7 @@ GIB = 2**30
 _PINNED = ("torch", "torchrec", "ray", "raydp", "pyspark")
 _JAVA_VERSION = 17
 _PROBE_SECONDS = 180
+_DRIVER_LIBRARY = "libnvidia-ml.so.1"
 
 
 class DoctorRequest(Request):
@@ -125,6 +126,14 @@ def check_torch() -> Iterable[Check]:
         return
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"the process died with code {done.returncode}"]
+        if _DRIVER_LIBRARY in lines[-1]:
+            found = f"fbgemm's CUDA build needs NVIDIA's driver, whose {_DRIVER_LIBRARY} is not there"
+            fix = (
+                "install the driver; in a container, start it with NVIDIA's runtime (docker run --gpus all); on a "
+                "machine without a GPU, remove .venv and run make setup"
+            )
+            yield _check(name, found, False, fix)
+            return
         fix = "the builds of torch and fbgemm must match: remove .venv and run make setup"
         yield _check(name, lines[-1], False, fix)
         return

@@ -117,6 +117,20 @@ def test_a_torch_that_crashes_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(sys, "executable", str(python))
     (check,) = doctor.check_torch()
     assert (check.status, check.found) == ("fail", "OSError: undefined symbol: _ZN3c10")
+    assert "must match" in check.fix
+
+
+def test_a_cuda_build_without_a_driver_is_told_from_builds_that_do_not_match(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    message = "OSError: libnvidia-ml.so.1: cannot open shared object file: No such file or directory"
+    python.write_text(f"#!/bin/sh\necho '{message}' >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    (check,) = doctor.check_torch()
+    assert check.status == "fail" and "needs NVIDIA's driver" in check.found
+    assert "install the driver" in check.fix and "--gpus all" in check.fix and "make setup" in check.fix
 
 
 def test_one_failure_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
