@@ -24,6 +24,8 @@ class PlanRequest(RecipeRequest):
     """Workers on one machine, by default all of them."""
     memory_per_worker: str = "80GB"
     """Memory of one worker for tables, such as 80GB or 64GiB."""
+    host_memory_per_worker: str = "0GB"
+    """Memory of the machine for each worker's tables that its GPU has no room for, such as 200GB."""
     hardware: AcceleratorName | None = None
     """Kind of GPU on which to estimate a training step, by default none."""
 
@@ -37,7 +39,7 @@ def run(request: PlanRequest, progress: Progress) -> Result:
     local = request.workers_per_node or request.workers
     if request.workers % local:
         raise ConfigError(f"--workers-per-node: {request.workers} workers are not a multiple of {local}")
-    memory = parse_bytes(request.memory_per_worker)
+    memory, host_memory = parse_bytes(request.memory_per_worker), parse_bytes(request.host_memory_per_worker)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from rayrec.models.registry import build_model
     from rayrec.training.placement.sharding import plan_sharding
@@ -51,6 +53,7 @@ def run(request: PlanRequest, progress: Progress) -> Result:
         world_size=request.workers,
         local_world_size=local,
         memory_per_worker=memory,
+        host_memory_per_worker=host_memory,
         batch_size=max(1, recipe.train.global_batch_size // request.workers),
     )
     details = plan.as_json()
@@ -67,7 +70,7 @@ def run(request: PlanRequest, progress: Progress) -> Result:
 
 
 def describe(result: Result) -> str:
-    """The plan: sharding, ranks and bytes of each embedding table; then the bytes by rank; then the estimate."""
+    """The plan: sharding, kernel, ranks and bytes of each table; then the bytes by rank; then the estimate."""
     plan = result.details
     sizes = plan["bytes_by_rank"]
     tables = []
@@ -79,10 +82,15 @@ def describe(result: Result) -> str:
             "rows": max(s["row"] + s["rows"] for s in shards),
             "dim": max(s["column"] + s["columns"] for s in shards),
             "sharding": shards[0]["sharding"],
+            "kernel": shards[0]["kernel"],
             "ranks": "all" if len(ranks) == len(sizes) else ",".join(map(str, ranks)),
             "bytes": format_bytes(sum(s["bytes"] for s in shards)),
+            "host bytes": format_bytes(sum(s["host_bytes"] for s in shards)),
         })  # fmt: skip
-    by_rank = [{"rank": rank, "bytes": format_bytes(size)} for rank, size in enumerate(sizes)]
+    by_rank = [
+        {"rank": rank, "bytes": format_bytes(size), "host bytes": format_bytes(host_size)}
+        for rank, (size, host_size) in enumerate(zip(sizes, plan["host_bytes_by_rank"], strict=True))
+    ]
     parts = [text_table(tables), text_table(by_rank)]
     return "\n\n".join([*parts, _estimate_table(plan["estimate"])] if "estimate" in plan else parts)
 

@@ -231,6 +231,7 @@ def plan(
     workers: int = 1,
     workers_per_node: int | None = None,
     memory_per_worker: str = "80GB",
+    host_memory_per_worker: str = "0GB",
     hardware: Literal["a100", "h100", "h200"] | None = None,
     set: Mapping[str, Any] | Sequence[str] = (),
     progress: bool = True,
@@ -242,6 +243,7 @@ def plan(
     workers: Workers to plan for.
     workers_per_node: Workers on one machine, by default all of them.
     memory_per_worker: Memory of one worker for tables, such as 80GB or 64GiB.
+    host_memory_per_worker: Memory of the machine for each worker's tables that its GPU has no room for, such as 200GB.
     hardware: Kind of GPU on which to estimate a training step, by default none.
     set: Override of the recipe; repeatable.
     progress: Show progress on stderr.

@@ -47,6 +47,21 @@ def set_fused_parameters(weight: "nn.Parameter", group: str, parameters: dict[st
     weight._optimizer_kwargs = [{**parameters, "_batch_key": group}]  # type: ignore[attr-defined]
 
 
+def drop_cached_rows(model: "nn.Module") -> None:
+    """Empty the caches of rows that tables in host memory have on a GPU; rows that changed must have been written back.
+
+    A state dict writes them back. Whoever writes into its tensors calls this, as the next pass would read old rows.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+    from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+
+    for module in model.modules():
+        if isinstance(module, ShardedEmbeddingBagCollection):
+            for lookup in module._lookups:
+                own = lookup.module if isinstance(lookup, DistributedDataParallel) else lookup
+                own.purge()
+
+
 def call_tables_directly(model: "nn.Module") -> None:
     """Take the replication out of data-parallel tables: with one worker it only copies gradients."""
     from torch.nn.parallel import DistributedDataParallel

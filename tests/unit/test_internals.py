@@ -22,6 +22,7 @@ from rayrec.internals.ray_train import (
 from rayrec.internals.spark import has_running_tasks, java
 from rayrec.internals.torchrec import (
     call_tables_directly,
+    drop_cached_rows,
     local_shards,
     set_fused_parameters,
     set_planned_optimizer,
@@ -88,9 +89,10 @@ def test_the_state_of_a_sharded_table_is_sharded_alike(one_rank: None) -> None:
     assert sharded_like(step, table) is step
 
 
-def test_torchrec_reads_what_is_set_on_a_weight(one_rank: None) -> None:
+def test_torchrec_reads_what_is_set_on_a_weight(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tables of one collection: each kernel has the parameters of its group, and groups share no kernel."""
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
     from torch.nn.parallel import DistributedDataParallel
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
     from torchrec.distributed.planner import shard_estimators
@@ -118,6 +120,10 @@ def test_torchrec_reads_what_is_set_on_a_weight(one_rank: None) -> None:
     of_tables = [[key.split(".")[-2] for key in kernel] for kernel in kernels]
     assert sorted(of_tables) == [["a", "b"], ["c"]], message
     assert any(isinstance(lookup, DistributedDataParallel) for lookup in sharded._lookups), message
+    emptied: list[object] = []
+    monkeypatch.setattr(SplitTableBatchedEmbeddingBagsCodegen, "reset_cache_states", emptied.append)
+    drop_cached_rows(torch.nn.ModuleList([sharded]))
+    assert len(emptied) == 2, message
     call_tables_directly(torch.nn.ModuleList([sharded]))
     assert not any(isinstance(lookup, DistributedDataParallel) for lookup in sharded._lookups), message
 

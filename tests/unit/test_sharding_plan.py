@@ -20,7 +20,15 @@ SMALL = [1000, 50, 7, 20000]
 
 
 def _plan(
-    rows: list[int], dim: int, workers: int, memory: str, optimizer: str = "sgd", wide: bool = False, **sharding: Any
+    rows: list[int],
+    dim: int,
+    workers: int,
+    memory: str,
+    optimizer: str = "sgd",
+    wide: bool = False,
+    per_node: int | None = None,
+    host_memory: str = "0GB",
+    **sharding: Any,
 ) -> ShardingPlan:
     tables = [EmbeddingTable(f"C{i}", (f"C{i}",), n, dim, UniformByRows()) for i, n in enumerate(rows)]
     if wide:
@@ -35,8 +43,9 @@ def _plan(
             }
         ),
         world_size=workers,
-        local_world_size=workers,
+        local_world_size=per_node or workers,
         memory_per_worker=parse_bytes(memory),
+        host_memory_per_worker=parse_bytes(host_memory),
         batch_size=1024,
     )
 
@@ -98,6 +107,9 @@ def test_a_table_beyond_one_worker_is_split() -> None:
         ("rmsprop", {"tables": {"C1": "column_wise"}}, "'C1' cannot be column_wise .* use one of table_wise, row_wise"),
         ("sgd", {"wide": True, "tables": {"C1_wide": "column_wise"}}, "'C1_wide' cannot be column_wise .* 'ftrl'"),
         ("lamb", {"tables": {"C1": "data_parallel"}}, "'C1' cannot be data_parallel"),
+        ("sgd", {"tables": {"C1": "table_row_wise"}}, "'C1' cannot be table_row_wise on one node"),
+        ("sgd", {"default": "grid_shard", "per_node": 1}, "'C0' cannot be grid_shard on one node, or on nodes of one"),
+        ("rowwise_adagrad", {"default": "grid_shard", "per_node": 1}, "'C0' cannot be grid_shard under its optimizer"),
         ("sgd", {"tables": {"C9": "row_wise"}}, r"tables\.C9: no such table; the model has C0, C1, C2, C3"),
     ],
 )
@@ -150,6 +162,66 @@ def test_the_planner_makes_room_for_optimizer_state() -> None:
     for optimizer in ("adagrad", "rmsprop"):
         with pytest.raises(UserError, match=r"need .* with optimizer state; 1 workers of 381.5 MiB cannot hold them"):
             _plan([1_000_000], 64, 1, "400MB", optimizer)
+
+
+def test_what_gpus_have_no_room_for_lies_in_the_memory_of_their_machine() -> None:
+    rows = [40_000_000, 30_000_000, 1000]
+    with pytest.raises(UserError, match=r"need 16.7 GiB .*; 1 workers of 7.5 GiB cannot hold them"):
+        _plan(rows, 64, 1, "8GB")
+    plan = _plan(rows, 64, 1, "8GB", host_memory="40GB")
+    kernels = {shard.table: shard.kernel for shard in plan.shards}
+    assert kernels["C0"] == "fused_uvm_caching" and kernels["C2"] == "fused"
+    assert plan.tables_by("fused") | plan.tables_by("fused_uvm_caching") == {"C0", "C1", "C2"}
+    for shard in plan.shards:
+        size = shard.rows * 64 * 4
+        cached = shard.kernel == "fused_uvm_caching"
+        assert (shard.bytes, shard.host_bytes) == ((size // 5, size) if cached else (size, 0))
+    assert plan.bytes_by_rank()[0] <= parse_bytes("8GB")
+    with pytest.raises(UserError, match=r"1 workers of 7.5 GiB and 4.7 GiB of their machines cannot hold them"):
+        _plan(rows, 64, 1, "8GB", host_memory="5GB")
+
+
+def test_a_whole_table_that_no_worker_can_hold() -> None:
+    with pytest.raises(UserError, match=r"need 4.8 GiB .*; 2 workers of 3.7 GiB cannot hold them; .* fewer sharding ov"):
+        _plan([20_000_000], 64, 2, "4GB", default="table_wise")
+    (shard,) = _plan([20_000_000], 64, 2, "4GB", default="table_wise", host_memory="10GB").shards
+    assert shard.kernel == "fused_uvm_caching"
+
+
+def test_the_memory_of_machines_is_used_by_no_table_that_fits() -> None:
+    for rows, workers in (([40_000_000, 1000], 4), (SMALL, 1)):
+        assert _plan(rows, 64, workers, "8GB", host_memory="40GB") == _plan(rows, 64, workers, "8GB")
+
+
+def test_a_whole_gradient_needs_the_gpu() -> None:
+    """Of a kernel that leaves one there is no variant for tables in the host's memory."""
+    with pytest.raises(UserError, match="cannot hold them"):
+        _plan([4_000_000], 64, 1, "2GB", "ftrl", host_memory="40GB")
+
+
+@pytest.mark.parametrize("sharding", ["auto", "table_row_wise", "grid_shard"])
+def test_tables_on_several_nodes(sharding: str) -> None:
+    rows = [4_000, 300, 7]
+    plan = _plan(rows, 256, 4, "1GB", per_node=2, default=sharding)
+    for table, count in enumerate(rows):
+        assert len(_cells(plan, f"C{table}")) == count * 256
+        shards = [s for s in plan.shards if s.table == f"C{table}"]
+        nodes = [{s.rank // 2 for s in shards if s.column == column} for column in {s.column for s in shards}]
+        if sharding != "auto":
+            assert {s.sharding for s in shards} == {sharding}
+            assert all(len(node) == 1 for node in nodes), "one node holds all rows of its columns"
+            assert len({node.pop() for node in nodes}) == (2 if sharding == "grid_shard" else 1)
+
+
+def test_the_planner_keeps_rows_of_a_table_on_one_node() -> None:
+    """Links between nodes are slow, so what one worker cannot hold is split over the workers beside it."""
+    rows = [40_000_000, 30_000_000, 10_000_000, 1000]
+    plan = _plan(rows, 128, 16, "8GB", per_node=8)
+    split = {s.table for s in plan.shards if s.sharding == "table_row_wise"}
+    assert "C0" in split
+    for table in split:
+        assert len({s.rank // 8 for s in plan.shards if s.table == table}) == 1
+    assert not {s.sharding for s in _plan(rows, 128, 16, "8GB").shards} & {"table_row_wise", "grid_shard"}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.common.units import parse_bytes
 from rayrec.config.train import ShardingConfig
 from rayrec.features.schema import Schema
-from rayrec.internals.torchrec import call_tables_directly, local_shards
+from rayrec.internals.torchrec import call_tables_directly, drop_cached_rows, local_shards
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.initialization import initialize_dense, initialize_shard
 from rayrec.models.common.tables import EmbeddingTable
@@ -58,6 +58,14 @@ class RankContext:
 
             own = psutil.virtual_memory().available // self.local_world_size
         return min(_of_all_ranks(own))
+
+    def host_memory_per_worker(self) -> int:
+        """Bytes of its machine that every worker may use for tables beside its GPU's; 0 on CPUs. A collective."""
+        if self.device.type != "cuda":
+            return 0
+        import psutil
+
+        return min(_of_all_ranks(psutil.virtual_memory().available // self.local_world_size))
 
     def workers_per_node(self) -> int:
         """The same on every rank, as TorchRec needs it: 1 where machines have different numbers. A collective."""
@@ -119,23 +127,26 @@ class ParallelModel:
             world_size=context.world_size,
             local_world_size=local_world_size,
             memory_per_worker=context.memory_per_worker(train.sharding),
+            host_memory_per_worker=context.host_memory_per_worker(),
             batch_size=train.global_batch_size // context.world_size,
         )
         self.schema = whole.schema
         self._stated, self._outputs = whole.tables, whole.outputs
         self.trains_tables = "embeddings" not in train.freeze
-        fused = self.plan.tables_by("fused")
-        set_fused_optimizers(whole.embeddings, [table for table in whole.tables if table.name in fused], train)
+        dense_kernels = self.plan.tables_by("dense")
+        set_fused_optimizers(whole.embeddings, [t for t in whole.tables if t.name not in dense_kernels], train)
+        # TorchRec divides the ranks into nodes by this variable.
+        os.environ["LOCAL_WORLD_SIZE"] = str(local_world_size)
         self.tables = DistributedModelParallel(
             EmbeddingTables(whole.embeddings),
             env=ShardingEnv.from_process_group(dist.group.WORLD),
             device=self.device,
-            plan=torchrec_plan(self.plan, whole.embeddings, self.device, local_world_size),
+            plan=torchrec_plan(self.plan, self.device, local_world_size),
             sharders=[EmbeddingBagCollectionSharder()],
         )
         if context.world_size == 1:
             call_tables_directly(self.tables)
-        self.table_optimizer = TableOptimizer(train, self.tables, whole.tables, self.plan.tables_by("dense"))
+        self.table_optimizer = TableOptimizer(train, self.tables, whole.tables, dense_kernels)
         self.dense_network = whole.dense_network.to_empty(device=self.device)
         with torch.no_grad():
             initialize_dense(self.dense_network, train.seed)
@@ -216,7 +227,7 @@ class ParallelModel:
     def state_dict(self) -> dict[str, Any]:
         """The names and shapes of the undistributed model; tables as ShardedTensors. Shares memory with the model."""
         dense = {f"dense_network.{name}": value for name, value in self.dense_network.state_dict().items()}
-        return {**self.tables.state_dict(), **dense}
+        return {**self._table_state(), **dense}
 
     @torch.no_grad()
     def load(self, weights: Callable[[EmbeddingTable], Tensor], dense: Mapping[str, Tensor]) -> None:
@@ -229,9 +240,15 @@ class ParallelModel:
             shard.copy_(weights(table)[row : row + shard.shape[0], column : column + shard.shape[1]])
         self.dense_network.load_state_dict(dict(dense))
 
+    def _table_state(self) -> dict[str, Any]:
+        """The tables' weights, into which the caller may write until the next pass."""
+        state = self.tables.state_dict()
+        drop_cached_rows(self.tables)
+        return state
+
     def _local_shards(self) -> Iterator[tuple[EmbeddingTable, Tensor, int, int]]:
         """(table, shard, first row, first column) of this rank's parts of the tables."""
-        state = self.tables.state_dict()
+        state = self._table_state()
         for table in self._stated:
             for shard, row, column in local_shards(state[f"embeddings.embedding_bags.{table.name}.weight"]):
                 yield table, shard, row, column

@@ -7,6 +7,7 @@ given memory on every device: its CPU mode never offers row-wise sharding, which
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 import torch
@@ -21,13 +22,12 @@ from torchrec.distributed.planner.types import (
     TopologyFactory,
     TrainerConfig,
 )
-from torchrec.distributed.sharding_plan import (
-    ParameterShardingGenerator,
-    column_wise,
-    construct_module_sharding_plan,
-    data_parallel,
-    row_wise,
-    table_wise,
+from torchrec.distributed.sharding_plan import placement
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    EnumerableShardingSpec,
+    ParameterSharding,
+    ShardMetadata,
 )
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -39,17 +39,27 @@ from rayrec.config.train import Sharding, ShardingConfig, TrainConfig
 from rayrec.internals.torchrec import set_planned_optimizer
 from rayrec.models.common.tables import COLUMN_GRAIN, EmbeddingTable, build_embeddings
 
-Kernel = Literal["fused", "dense"]
-"""TorchRec's kernels: `fused` updates the batch's rows within the backward pass; `dense` leaves a gradient of the whole
-shard, which a torch optimizer takes (`rayrec.training.optimizers.tables`)."""
+Kernel = Literal["fused", "fused_uvm_caching", "dense"]
+"""TorchRec's kernels: `fused` updates the batch's rows within the backward pass; `fused_uvm_caching` does so, too, but
+the shard is in the host's memory, and its GPU caches the rows that it needed last; `dense` leaves a gradient of the
+whole shard, which a torch optimizer takes (`rayrec.training.optimizers.tables`)."""
 
 _FUSED = {"sgd", "adagrad", "rowwise_adagrad", "adam", "lamb"}
 # Row-wise Adagrad keeps a moment for a row of each column shard, which other plans could not load; in a dense kernel
 # (RMSprop, FTRL) TorchRec puts column shards of one table that lie on one worker behind each other.
 _BY_COLUMNS = {"sgd", "adagrad"}
+_OF_COLUMNS: tuple[Sharding, ...] = ("column_wise", "grid_shard")
+_OF_NODES: tuple[Sharding, ...] = ("table_row_wise", "grid_shard")
 # A data-parallel table is updated by torch's optimizer, which is the fused one's rule, or the only one; but Adam and
 # LAMB also move rows that are not in the batch.
 _REPLICATED = {"sgd", "adagrad", "rowwise_adagrad", "rmsprop", "ftrl"}
+_DOES_NOT_FIT = {
+    PlannerErrorType.INSUFFICIENT_STORAGE,
+    PlannerErrorType.PARTITION,
+    PlannerErrorType.STRICT_CONSTRAINTS,  # all workers together have the memory, but no worker has it for its part
+}
+_CACHED_SHARE = 0.2
+"""The share of a table in the host's memory that its GPU caches: what FBGEMM does and the planner counts on."""
 # Memory kept free of tables: activations, buffers of the all-to-alls, fragmentation.
 _RESERVED_SHARE = 0.15
 
@@ -78,9 +88,9 @@ class TableRule:
 def table_rule(table: EmbeddingTable, train: TrainConfig) -> TableRule:
     """The rule of a table under the optimizer of its part."""
     kind = train.by_part[train.trained_part(table.part)].embedding_optimizer.kind
-    automatic: list[Sharding] = ["table_wise", "row_wise"]
+    automatic: list[Sharding] = ["table_wise", "row_wise", "table_row_wise"]
     if kind in _BY_COLUMNS:
-        automatic.append("column_wise")
+        automatic += _OF_COLUMNS
     if kind in _REPLICATED:
         automatic.append("data_parallel")
     return TableRule(kind, tuple(automatic), (*automatic, "data_parallel") if kind == "adam" else tuple(automatic))
@@ -99,7 +109,10 @@ class ShardPlacement:
     column: int
     columns: int
     bytes: int
-    """Weights, optimizer state, and the gradient of the whole shard where its kernel has one."""
+    """Weights, optimizer state, and the gradient of the whole shard where its kernel has one; of a shard in the host's
+    memory its cache."""
+    host_bytes: int = 0
+    """Weights and optimizer state of a shard in the host's memory."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +123,12 @@ class ShardingPlan:
     shards: tuple[ShardPlacement, ...]
 
     def bytes_by_rank(self) -> list[int]:
+        """On the ranks' devices."""
         return [sum(s.bytes for s in self.shards if s.rank == rank) for rank in range(self.world_size)]
+
+    def host_bytes_by_rank(self) -> list[int]:
+        """In the memory of the ranks' machines, for tables that their GPUs have no room for."""
+        return [sum(s.host_bytes for s in self.shards if s.rank == rank) for rank in range(self.world_size)]
 
     def tables_by(self, kernel: Kernel) -> set[str]:
         """Names of the tables that a kernel computes."""
@@ -121,6 +139,7 @@ class ShardingPlan:
         return {
             "world_size": self.world_size,
             "bytes_by_rank": self.bytes_by_rank(),
+            "host_bytes_by_rank": self.host_bytes_by_rank(),
             "shards": [vars(shard) for shard in self.shards],
         }
 
@@ -145,100 +164,135 @@ def plan_sharding(
     local_world_size: int,
     memory_per_worker: int,
     batch_size: int,
+    host_memory_per_worker: int = 0,
 ) -> ShardingPlan:
-    """Place every one of a model's tables on `world_size` workers.
+    """Place every one of a model's tables on `world_size` workers, `local_world_size` of which share a node.
 
-    `memory_per_worker` in bytes, `batch_size` rows a worker. Deterministic, so that ranks may each call it. Raises
-    UserError where the tables do not fit and ConfigError where the recipe asks for what cannot be done.
+    `memory_per_worker` and `host_memory_per_worker` in bytes, `batch_size` rows a worker. The host's memory, which only
+    workers with a GPU have beside their own, is used if the tables do not fit otherwise. Deterministic, so that ranks
+    may each call it. Raises UserError where the tables do not fit and ConfigError where the recipe asks for what cannot
+    be done.
     """
     by_name = {table.name: table for table in tables}
     rules = {table.name: table_rule(table, train) for table in tables}
     unknown = sorted(set(train.sharding.tables) - set(by_name))
     if unknown:
         raise ConfigError(f"train.sharding.tables.{unknown[0]}: no such table; the model has {', '.join(by_name)}")
-    constraints = {}
-    for table in tables:
-        allowed = _sharding(table, train.sharding, rules[table.name], world_size)
-        constraints[table.name] = ParameterConstraints(
-            sharding_types=list(allowed),
-            # Others keep tables in host memory. The planner knows `dense` for data-parallel tables alone.
-            compute_kernels=["fused", "dense"],
-            min_partition=_columns_per_shard(table.columns, world_size) if allowed == ("column_wise",) else None,
-        )
-    trainer = TrainerConfig(world_size=world_size, local_world_size=local_world_size, hbm_cap_bytes=memory_per_worker)
-    planner = EmbeddingShardingPlanner(
-        topology=TopologyFactory.create_topology(
-            trainer_config=trainer, kernel_config=KernelConfig(compute_device="cuda")
-        ),
-        batch_size=batch_size,
-        storage_reservation=FixedPercentageStorageReservation(_RESERVED_SHARE),
-        constraints=constraints,
-        debug=False,
+    nodes = world_size // local_world_size if local_world_size > 1 and world_size % local_world_size == 0 else 1
+    shardings = {t.name: _sharding(t, train.sharding, rules[t.name], world_size, nodes) for t in tables}
+    trainer = TrainerConfig(
+        world_size=world_size,
+        local_world_size=local_world_size,
+        hbm_cap_bytes=memory_per_worker,
+        ddr_cap_bytes=host_memory_per_worker or None,
     )
+    topology = TopologyFactory.create_topology(
+        trainer_config=trainer, kernel_config=KernelConfig(compute_device="cuda")
+    )
+    embeddings = _with_optimizers(tables, rules)
+
+    def plan_with(kernels: list[str]) -> TorchRecPlan:
+        constraints = {}
+        for table in tables:
+            allowed = shardings[table.name]
+            parts = {("column_wise",): world_size, ("grid_shard",): nodes}.get(allowed)
+            constraints[table.name] = ParameterConstraints(
+                sharding_types=list(allowed),
+                compute_kernels=kernels if rules[table.name].optimizer in _FUSED else ["fused", "dense"],
+                min_partition=None if parts is None else _columns_per_shard(table.columns, parts),
+            )
+        planner = EmbeddingShardingPlanner(
+            topology=topology,
+            batch_size=batch_size,
+            storage_reservation=FixedPercentageStorageReservation(_RESERVED_SHARE),
+            constraints=constraints,
+            debug=False,
+        )
+        return planner.plan(embeddings, [EmbeddingBagCollectionSharder()])
+
     previous = logging.root.manager.disable
     logging.disable(logging.WARNING)  # the planner warns on the root logger about every data-parallel table
     try:
-        plan = planner.plan(_with_optimizers(tables, rules), [EmbeddingBagCollectionSharder()])
+        # The planner knows `dense` for data-parallel tables alone.
+        kernels = ["fused", "dense"]
+        try:
+            plan = plan_with(kernels)
+        except PlannerError as error:
+            if not host_memory_per_worker or error.error_type not in _DOES_NOT_FIT:
+                raise
+            plan = plan_with([*kernels, "fused_uvm_caching"])
     except PlannerError as error:
-        if error.error_type not in {PlannerErrorType.INSUFFICIENT_STORAGE, PlannerErrorType.PARTITION}:
+        if error.error_type not in _DOES_NOT_FIT:
             raise
-        raise _too_large(tables, rules, world_size, memory_per_worker) from None
+        raise _too_large(tables, rules, world_size, memory_per_worker, host_memory_per_worker) from None
     finally:
         logging.disable(previous)
     shards = []
     for name, parameter in plan.plan["embeddings"].items():
-        table = by_name[name]
+        table, rule = by_name[name], rules[name]
         kind: Sharding = parameter.sharding_type
         if kind == "data_parallel":
             pieces = [(rank, (0, 0), table.shape) for rank in range(world_size)]
         else:
             spec = parameter.sharding_spec
             pieces = [(s.placement.rank(), tuple(s.shard_offsets), tuple(s.shard_sizes)) for s in spec.shards]
-        if kind == "column_wise" and len(pieces) == 1:
-            kind = "table_wise"
+        if kind in _OF_COLUMNS and len({column for _, (_, column), _ in pieces}) == 1:  # all columns in one piece
+            kind = "table_wise" if kind == "column_wise" else "table_row_wise"
+        in_host_memory = parameter.compute_kernel == "fused_uvm_caching"
+        kernel: Kernel = "fused_uvm_caching" if in_host_memory else rule.kernel(kind)
         for rank, (row, column), (rows, columns) in pieces:
-            rule = rules[name]
             size = rows * rule.row_bytes(columns, kind)
-            shards.append(ShardPlacement(name, kind, rule.kernel(kind), rank, row, rows, column, columns, size))
+            on_device, on_host = (round(size * _CACHED_SHARE), size) if in_host_memory else (size, 0)
+            shards.append(ShardPlacement(name, kind, kernel, rank, row, rows, column, columns, on_device, on_host))
     order = list(by_name)
     shards.sort(key=lambda s: (order.index(s.table), s.row, s.column, s.rank))
     result = ShardingPlan(world_size, tuple(shards))
-    if max(result.bytes_by_rank()) > memory_per_worker:
-        raise _too_large(tables, rules, world_size, memory_per_worker)
+    if max(result.bytes_by_rank()) > memory_per_worker or max(result.host_bytes_by_rank()) > host_memory_per_worker:
+        raise _too_large(tables, rules, world_size, memory_per_worker, host_memory_per_worker)
     return result
 
 
-def torchrec_plan(
-    plan: ShardingPlan, embeddings: EmbeddingBagCollection, device: torch.device, local_world_size: int
-) -> TorchRecPlan:
-    """The same plan as TorchRec takes it, for `EmbeddingTables(embeddings)`."""
-    generators = {
-        table.name: _generator([s for s in plan.shards if s.table == table.name])
-        for table in embeddings.embedding_bag_configs()
-    }
-    module_plan = construct_module_sharding_plan(
-        embeddings,
-        generators,
-        EmbeddingBagCollectionSharder(),
-        local_size=local_world_size,
-        world_size=plan.world_size,
-        device_type=device.type,
-    )
+def torchrec_plan(plan: ShardingPlan, device: torch.device, local_world_size: int) -> TorchRecPlan:
+    """The same plan as TorchRec takes it, for `EmbeddingTables`."""
+    module_plan = EmbeddingModuleShardingPlan()
+    for name, of_table in groupby(plan.shards, key=lambda shard: shard.table):
+        # By columns first: TorchRec takes the shards of a grid node by node.
+        shards = sorted(of_table, key=lambda shard: (shard.column, shard.row, shard.rank))
+        sharding = shards[0].sharding
+        pieces = [
+            ShardMetadata([s.row, s.column], [s.rows, s.columns], placement(device.type, s.rank, local_world_size))
+            for s in shards
+        ]
+        module_plan[name] = ParameterSharding(
+            sharding_type=sharding,
+            compute_kernel=shards[0].kernel,
+            ranks=[shard.rank for shard in shards],
+            sharding_spec=None if sharding == "data_parallel" else EnumerableShardingSpec(pieces),
+        )
     return TorchRecPlan({"embeddings": module_plan})
 
 
-def _sharding(table: EmbeddingTable, config: ShardingConfig, rule: TableRule, world_size: int) -> tuple[Sharding, ...]:
+def _sharding(
+    table: EmbeddingTable, config: ShardingConfig, rule: TableRule, world_size: int, nodes: int
+) -> tuple[Sharding, ...]:
     """The planner's choices for a table. Raises ConfigError where the recipe asks for a sharding it cannot have."""
     wanted = config.tables.get(table.name, config.default)
-    if wanted not in rule.on_request and wanted == "column_wise" and table.dim == 1 and table.name not in config.tables:
+    if wanted not in rule.on_request and wanted in _OF_COLUMNS and table.dim == 1 and table.name not in config.tables:
         # One column cannot be split: the default is meant for the other tables.
         wanted = "auto"
     if wanted == "auto":
-        return ("table_wise",) if world_size == 1 else rule.automatic
+        if world_size == 1:
+            return ("table_wise",)
+        return tuple(sharding for sharding in rule.automatic if nodes > 1 or sharding not in _OF_NODES)
     if wanted not in rule.on_request:
         raise ConfigError(
             f"train.sharding: table '{table.name}' cannot be {wanted} under its optimizer '{rule.optimizer}'; "
             f"use one of {', '.join(rule.on_request)}, or another optimizer"
+        )
+    if wanted in _OF_NODES and nodes == 1:
+        raise ConfigError(
+            f"train.sharding: table '{table.name}' cannot be {wanted} on one node, or on nodes of one worker or of "
+            "different numbers; use row_wise or column_wise"
         )
     return (wanted,)
 
@@ -262,24 +316,16 @@ def _with_optimizers(tables: Sequence[EmbeddingTable], rules: dict[str, TableRul
 
 
 def _too_large(
-    tables: Sequence[EmbeddingTable], rules: dict[str, TableRule], world_size: int, memory_per_worker: int
+    tables: Sequence[EmbeddingTable],
+    rules: dict[str, TableRule],
+    world_size: int,
+    memory_per_worker: int,
+    host_memory_per_worker: int,
 ) -> UserError:
     need = sum(t.rows * rules[t.name].row_bytes(t.columns, rules[t.name].automatic[0]) for t in tables)
+    host = f" and {format_bytes(host_memory_per_worker)} of their machines" if host_memory_per_worker else ""
     return UserError(
         f"the embedding tables need {format_bytes(need)} with optimizer state; {world_size} workers of "
-        f"{format_bytes(memory_per_worker)} cannot hold them; give more --workers or memory, smaller tables "
+        f"{format_bytes(memory_per_worker)}{host} cannot hold them; give more --workers or memory, smaller tables "
         "(preprocess.frequency_limit, preprocess.max_table_size, model.embedding_dim), or fewer sharding overrides"
     )
-
-
-def _generator(shards: list[ShardPlacement]) -> ParameterShardingGenerator:
-    kernel = shards[0].kernel
-    match shards[0].sharding:
-        case "table_wise":
-            return table_wise(rank=shards[0].rank, compute_kernel=kernel)
-        case "row_wise":
-            return row_wise(compute_kernel=kernel)
-        case "column_wise":
-            return column_wise(ranks=[s.rank for s in shards], compute_kernel=kernel)
-        case "data_parallel":
-            return data_parallel()
