@@ -35,7 +35,7 @@ PLAN = ShardingPlan(
 
 
 def test_bytes_are_counted_from_the_plan() -> None:
-    sent = step_traffic(PLAN, BATCH, {"whole": [3.0]}, DENSE.parameters)
+    sent = step_traffic(PLAN, BATCH, {"whole": [3.0]}, DENSE.parameters, workers_per_node=2)
     # A rank has 50 rows, and half of what it sends stays with it. Ids are 4 bytes, and so is each list's length.
     assert sent.ids == 25 * ((3 * 4 + 4) + (0.6 * 4 + 4) + (0.4 * 4 + 4))
     # Rank 0 holds both tables: 8 and 4 columns of all rows, half of them the other rank's.
@@ -43,8 +43,26 @@ def test_bytes_are_counted_from_the_plan() -> None:
     assert sent.gradients == BATCH // 2 * (8 + 4 + 4) * 4 // 2
     assert sent.all_reduce == 2 * 0.5 * 4 * (DENSE.parameters + 10 * 4)
     assert sent.total == sent.ids + sent.pooled + sent.gradients + sent.all_reduce
+    assert sent.to_other_machines == 0
+    apart = step_traffic(PLAN, BATCH, {"whole": [3.0]}, DENSE.parameters, workers_per_node=1)
+    assert apart.total == apart.to_other_machines == sent.total
     alone = ShardingPlan(world_size=1, shards=(_shard("whole", "table_wise", 0, 0, 1_000, 8),))
-    assert step_traffic(alone, BATCH, {}, DENSE.parameters).total == 0
+    assert step_traffic(alone, BATCH, {}, DENSE.parameters, workers_per_node=1).total == 0
+
+
+def test_rows_that_stay_on_a_machine_are_added_up_there() -> None:
+    """Two machines of two ranks, a table of 8 columns on the first: its sums leave it once, in two parts."""
+    shards = tuple(_shard("a", "table_row_wise", rank, 500 * rank, 500, 8) for rank in (0, 1))
+    sent = step_traffic(ShardingPlan(4, shards), BATCH, {}, 0, workers_per_node=2)
+    of_batch = BATCH * 8 * 4
+    inside, leaving = of_batch / 2, of_batch / 2 / 2
+    assert sent.pooled == inside + leaving
+    assert sent.gradients == (inside + leaving) * 2 / 4
+    ids = sent.ids * 2 / 3  # two of the three other ranks are on the other machine
+    assert sent.to_other_machines == pytest.approx(ids + leaving * 3 / 2, abs=1)
+    by_rows = tuple(_shard("a", "row_wise", rank, 250 * rank, 250, 8) for rank in range(4))
+    everywhere = step_traffic(ShardingPlan(4, by_rows), BATCH, {}, 0, workers_per_node=2)
+    assert everywhere.to_other_machines > 1.5 * sent.to_other_machines
 
 
 def test_memory_is_tables_network_and_activations() -> None:

@@ -46,6 +46,8 @@ class Traffic:
     """The gradients of pooled embeddings, back to the shards."""
     all_reduce: int
     """Gradients of the dense network and of data-parallel tables, by a ring: each rank sends them about twice."""
+    to_other_machines: int
+    """Of all these."""
 
     @property
     def total(self) -> int:
@@ -117,7 +119,7 @@ def estimate_step(
     time = step_time(
         accelerator, precision, plan=plan, batch=batch, ids_per_row=ids, dense=dense, workers_per_node=workers_per_node
     )
-    sent = step_traffic(plan, batch, ids, dense.parameters)
+    sent = step_traffic(plan, batch, ids, dense.parameters, workers_per_node)
     return StepEstimate(batch, time, sent, memory_by_rank(plan, batch, dense))
 
 
@@ -150,14 +152,20 @@ def dense_cost(network: nn.Module, numeric: int, width: int) -> DenseCost:
 
 
 def step_traffic(
-    plan: ShardingPlan, batch: int, ids_per_row: Mapping[str, Sequence[float]], dense_parameters: int
+    plan: ShardingPlan,
+    batch: int,
+    ids_per_row: Mapping[str, Sequence[float]],
+    dense_parameters: int,
+    workers_per_node: int,
 ) -> Traffic:
-    """Bytes that the busiest rank sends for a global `batch` of rows.
+    """Bytes that the busiest rank sends for a global `batch` of rows, on machines of `workers_per_node` ranks.
 
     `ids_per_row`: for each table the ids that each of its features has in a row; one feature of 1 where it has none.
     """
-    ranks = plan.world_size
+    ranks, local = plan.world_size, min(plan.world_size, workers_per_node)
     away = (ranks - 1) / ranks
+    # Of what a rank sends to all others, the part for other machines.
+    outside = (ranks - local) / max(1, ranks - 1)
     rows = _rows_by_table(plan)
     # A rank sends the ids of its rows to all shards; of a table split by rows each id goes to one shard.
     sent_ids = sum(
@@ -166,21 +174,33 @@ def step_traffic(
         if s.sharding != "data_parallel"
         for ids in ids_per_row.get(s.table, _ONE_ID)
     )
-    sent_pooled = [0.0] * ranks
+    sent_pooled, pooled_outside = [0.0] * ranks, [0.0] * ranks
     replicated = 0
     for shard in plan.shards:
+        features = len(ids_per_row.get(shard.table, _ONE_ID))
+        of_batch = features * batch * shard.columns * _FLOAT_BYTES
         if shard.sharding == "data_parallel":
             replicated += shard.rows * shard.columns if shard.rank == 0 else 0
+        elif shard.sharding in {"table_row_wise", "grid_shard"}:
+            # The ranks of a machine add up their sums, each for a part of the rows, and send these to the others.
+            leaving = of_batch / local * (ranks - local) / ranks
+            sent_pooled[shard.rank] += of_batch * (local - 1) / local + leaving
+            pooled_outside[shard.rank] += leaving
         else:
             # Of a table split by rows every shard sends what it has of every sum.
-            features = len(ids_per_row.get(shard.table, _ONE_ID))
-            sent_pooled[shard.rank] += features * batch * shard.columns * _FLOAT_BYTES * away
+            sent_pooled[shard.rank] += of_batch * away
+            pooled_outside[shard.rank] += of_batch * away * outside
+    busiest = max(range(ranks), key=sent_pooled.__getitem__)
+    all_reduce = 2 * away * _FLOAT_BYTES * (dense_parameters + replicated)
     return Traffic(
         ids=round(sent_ids),
-        pooled=round(max(sent_pooled)),
+        pooled=round(sent_pooled[busiest]),
         # What a rank received it sends back as gradients: all columns of its own rows; by rows, to every shard.
         gradients=round(sum(sent_pooled) / ranks),
-        all_reduce=round(2 * away * _FLOAT_BYTES * (dense_parameters + replicated)),
+        all_reduce=round(all_reduce),
+        to_other_machines=round(
+            outside * (sent_ids + all_reduce) + pooled_outside[busiest] + sum(pooled_outside) / ranks
+        ),
     )
 
 
@@ -205,15 +225,13 @@ def step_time(
         looked_up = local_rows if shard.sharding == "data_parallel" else batch * shard.rows / rows[shard.table]
         looked_up *= sum(ids_per_row.get(shard.table, _ONE_ID))
         table_bytes[shard.rank] += looked_up * shard.columns * _FLOAT_BYTES * _TABLE_PASSES
-    # Of what a rank sends to all others, the part for other machines takes the network.
-    outside = (ranks - min(ranks, workers_per_node)) / max(1, ranks - 1)
-    seconds_by_byte = outside / accelerator.network + (1 - outside) / accelerator.link
-    sent = step_traffic(plan, batch, ids_per_row, dense.parameters).total
+    sent = step_traffic(plan, batch, ids_per_row, dense.parameters, workers_per_node)
+    sending = sent.to_other_machines / accelerator.network + (sent.total - sent.to_other_machines) / accelerator.link
     return StepTime(
         fixed=FIXED_SECONDS,
         arithmetic=dense.operations * local_rows / (ARITHMETIC_SHARE * accelerator.arithmetic[precision]),
         memory=(activations + max(table_bytes)) / (MEMORY_SHARE * accelerator.memory_bandwidth),
-        communication=sent * seconds_by_byte / LINK_SHARE if ranks > 1 else 0.0,
+        communication=sending / LINK_SHARE,
     )
 
 
