@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -64,25 +65,38 @@ class BatchArrays:
         )
 
 
+class Rows(Protocol):
+    """The rows of a read, of which batches take slices."""
+
+    @property
+    def group(self) -> NDArray[np.int64] | None:
+        """(n,) their group ids; needed with whole groups only."""
+
+    def __len__(self) -> int: ...
+
+
+R = TypeVar("R", bound=Rows)
+
+
 @dataclass(frozen=True)
-class _CurrentRead:
+class _CurrentRead(Generic[R]):
     """The read of a lane that batches take rows from."""
 
     index: int
-    rows: PackedRows
+    rows: R
     bounds: NDArray[np.int64] | None
     """The positions at which groups begin in `rows`, and their end; None if slices are cut at any row."""
     before: int
     """Rows in `rows` before those of the read itself."""
 
     @classmethod
-    def of(cls, index: int, rows: PackedRows, order: BatchOrder) -> "_CurrentRead":
+    def of(cls, index: int, rows: R, order: BatchOrder) -> "_CurrentRead[R]":
         if not order.row_order.whole_groups:
             return cls(index, rows, None, 0)
         bounds = np.append(group_starts(_present(rows.group)), len(rows))
         return cls(index, rows, bounds, min(1, order.read(index).start))
 
-    def piece(self, start: int, stop: int) -> "_Piece":
+    def piece(self, start: int, stop: int) -> tuple[R, slice]:
         """Rows start ... stop - 1 of the read, or the groups that begin in them."""
         if self.bounds is None:
             return self.rows, slice(start, stop)
@@ -90,18 +104,20 @@ class _CurrentRead:
         return self.rows, slice(int(self.bounds[first]), int(self.bounds[last]))
 
 
-_Piece = tuple[PackedRows, slice]
-"""The rows of a read that come next in a batch."""
-
-
 def assemble(
     schema: Schema, order: BatchOrder, arriving: Iterator[Iterator[PackedRows]], *, pin_memory: bool
 ) -> Iterator[BatchArrays]:
-    """One rank's batches from `start_batch` on. Holds one read of each lane.
+    """One rank's batches from `start_batch` on; see `cut`."""
+    for number, pieces in enumerate(cut(order, arriving), order.start_batch):
+        yield _merge(schema, pieces, order.local_size(number), pin_memory)
 
-    `arriving` yields, for each batch, the reads that this batch is the first to need.
+
+def cut(order: BatchOrder, arriving: Iterator[Iterator[R]]) -> Iterator[list[tuple[R, slice]]]:
+    """The rows of each of one rank's batches from `start_batch` on, in order, as slices of reads.
+
+    `arriving` yields, for each batch, the reads that this batch is the first to need. Holds one read of each lane.
     """
-    held: dict[int, _CurrentRead] = {}
+    held: dict[int, _CurrentRead[R]] = {}
     for number, reads in enumerate(arriving, order.start_batch):
         pieces, arrived = [], iter(order.reads_of(number))
         for lane, read, start, stop in order.slices(number):
@@ -112,10 +128,10 @@ def assemble(
             pieces.append(held[lane].piece(start, stop))
         not_needed = list(reads)  # which also lets the reads of this batch end
         assert not not_needed, number
-        yield _merge(schema, pieces, order.local_size(number), pin_memory)
+        yield pieces
 
 
-def _merge(schema: Schema, pieces: list[_Piece], size: int, pin_memory: bool) -> BatchArrays:
+def _merge(schema: Schema, pieces: list[tuple[PackedRows, slice]], size: int, pin_memory: bool) -> BatchArrays:
     """Copy the pieces and pad them to `size` rows.
 
     A padding row repeats the first row with weight 0 and empty lists; without any row, ids and numbers are 0.

@@ -4,7 +4,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Self, Unpack
 
 import torch
@@ -15,8 +15,8 @@ from rayrec.ingest.batch_order import BatchOrder, EpochOptions, Units
 from rayrec.ingest.batches import assemble
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.exchange import EpochExchange
-from rayrec.ingest.reader import PackedRows
 from rayrec.ingest.reads import InMemorySplit, stream_reads
+from rayrec.ingest.resident import ResidentSplit
 from rayrec.models.common.batch import Batch
 
 
@@ -68,7 +68,7 @@ def open_batches(
     device: str | torch.device = "cpu",
     contiguous: bool = False,
     whole_groups: bool = False,
-    store: InMemorySplit | None = None,
+    store: InMemorySplit | ResidentSplit | None = None,
     peers: EpochExchange | None = None,
     **options: Unpack[EpochOptions],
 ) -> "BatchLoader":
@@ -76,10 +76,10 @@ def open_batches(
 
     With `contiguous` a rank's share of a batch is one run of rows of the epoch's order, instead of rows of
     `config.read_streams` places. With `whole_groups` neither a batch nor a rank's share of one cuts a group; batches
-    then differ by some rows, and groups are shuffled instead of rows. `store`: the split in memory, kept by the caller
-    over several epochs; without one the split is read into memory here if the config says so, and otherwise streamed
-    (see `rayrec.ingest.reads.stream_reads`). `peers`: with it, ranks that all stream this epoch share what they decode.
-    `options`: see `BatchOrder`.
+    then differ by some rows, and groups are shuffled instead of rows. `store`: the split in memory (`read_split`), kept
+    by the caller over several epochs; without one the split is read into memory here if the config says so, and
+    otherwise streamed (see `rayrec.ingest.reads.stream_reads`). `peers`: with it, ranks that all stream this epoch
+    share what they decode. `options`: see `BatchOrder`.
     Raises UserError if no batch can be filled, or the rows of a group lie in several row groups.
     """
     info = dataset.split(split)
@@ -103,8 +103,16 @@ def open_batches(
             f"{order.global_batch_size}; lower global_batch_size"
         )
     if store is None and config.in_memory:
-        store = InMemorySplit.read(dataset, split)
+        store = read_split(dataset, split, torch.device(device))
     return BatchLoader(dataset, order, store, torch.device(device), config, peers)
+
+
+def read_split(dataset: Dataset, split: str, device: torch.device) -> InMemorySplit | ResidentSplit:
+    """Read a split for all epochs: onto `device` if it is a GPU with room for it, else into the host's memory."""
+    store = InMemorySplit.read(dataset, split)
+    if device.type == "cuda" and ResidentSplit.fits(store, device):
+        return ResidentSplit(store, dataset.schema, device)
+    return store
 
 
 _Item = tuple[Batch, torch.Event | None] | BaseException | None
@@ -124,7 +132,7 @@ class BatchLoader(EpochLoader):
         self,
         dataset: Dataset,
         order: BatchOrder,
-        store: InMemorySplit | None,
+        store: InMemorySplit | ResidentSplit | None,
         device: torch.device,
         config: IngestConfig,
         peers: EpochExchange | None,
@@ -170,30 +178,38 @@ class BatchLoader(EpochLoader):
             self._thread.join(timeout=0.01)
 
     def _produce(self) -> None:
-        reads = (
-            stream_reads(self._dataset, self._order, peers=self._peers, task_cpus=self._task_cpus)
-            if self._store is None
-            else self._store.reads(self._order)
-        )
         try:
-            with contextlib.closing(reads):
-                self._produce_batches(reads)
+            with contextlib.closing(self._batches()) as batches:
+                self._produce_from(batches)
             self._put(None)
         except BaseException as error:  # raised again in the consumer
             self._put(error)
 
-    def _produce_batches(self, reads: Iterator[Iterator[PackedRows]]) -> None:
-        schema, cuda = self._dataset.schema, self._device.type == "cuda"
+    def _batches(self) -> Generator[Batch]:
+        """The batches, on the device; the work for them is queued on the current stream."""
+        store, schema = self._store, self._dataset.schema
+        if isinstance(store, ResidentSplit):
+            yield from store.batches(self._order)
+            return
+        reads = (
+            stream_reads(self._dataset, self._order, peers=self._peers, task_cpus=self._task_cpus)
+            if store is None
+            else store.reads(self._order)
+        )
+        with contextlib.closing(reads):
+            for arrays in assemble(schema, self._order, reads, pin_memory=self._device.type == "cuda"):
+                yield arrays.to_batch(schema, self._device)
+
+    def _produce_from(self, batches: Iterator[Batch]) -> None:
+        cuda = self._device.type == "cuda"
         if cuda:
             torch.cuda.set_device(self._device)  # otherwise pinning memory would open a context on the first GPU
         stream = torch.cuda.Stream(self._device) if cuda else None
-        for arrays in assemble(schema, self._order, reads, pin_memory=cuda):
-            copied = None
+        while True:
             with torch.cuda.stream(stream):
-                batch = arrays.to_batch(schema, self._device)
-                if stream is not None:
-                    copied = stream.record_event()
-            if not self._put((batch, copied)):
+                batch = next(batches, None)
+                copied = None if stream is None else stream.record_event()
+            if batch is None or not self._put((batch, copied)):
                 return
 
     def _put(self, item: _Item) -> bool:

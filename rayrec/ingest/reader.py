@@ -70,6 +70,13 @@ class PackedRows:
     def __len__(self) -> int:
         return len(self.label)
 
+    @property
+    def bytes(self) -> int:
+        """What the columns take."""
+        lists = [column for ragged in self.multi_hot for column in (ragged.offsets, ragged.values, ragged.weights)]
+        columns = [self.label, self.dense, self.one_hot, self.weight, self.group, *lists]
+        return sum(column.nbytes for column in columns if column is not None)
+
     def take(self, rows: Rows) -> "PackedRows":
         label = self.label[rows]
         return PackedRows(

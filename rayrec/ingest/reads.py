@@ -212,6 +212,11 @@ class InMemorySplit:
         packer = RowPacker.of(dataset)
         return cls(tuple(packer.read_split(dataset.split(split), threads=True)))
 
+    @property
+    def bytes(self) -> int:
+        """What the rows take."""
+        return sum(rows.bytes for rows in self.packed)
+
     def reads(self, order: BatchOrder) -> Generator[Iterator[PackedRows]]:
         """Yield, for each batch of a rank, the reads that it is the first to need."""
         for batch in range(order.start_batch, order.num_batches):

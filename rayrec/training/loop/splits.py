@@ -21,8 +21,9 @@ from rayrec.ingest.exchange import Exchange
 from rayrec.ingest.interactions.positives import Positives
 from rayrec.ingest.interactions.sampled_loader import SampledLoader
 from rayrec.ingest.interactions.samples import SampledSplit
-from rayrec.ingest.loader import EpochLoader, open_batches
+from rayrec.ingest.loader import EpochLoader, open_batches, read_split
 from rayrec.ingest.reads import InMemorySplit
+from rayrec.ingest.resident import ResidentSplit
 from rayrec.models.common.batch import Batch
 from rayrec.training.placement.parallel_model import ParallelModel, RankContext
 
@@ -40,7 +41,7 @@ class SplitReader:
     """How often each row of `train` comes, if there are `negatives`."""
     whole_groups: bool = False
     """True if batches of `train` must hold whole groups."""
-    _stores: dict[str, InMemorySplit] = field(default_factory=dict)
+    _stores: dict[str, InMemorySplit | ResidentSplit] = field(default_factory=dict)
     _candidates: dict[str, AllCandidates] = field(default_factory=dict)
 
     def open(self, split: str, *, contiguous: bool = False, **options: Unpack[EpochOptions]) -> EpochLoader:
@@ -54,7 +55,7 @@ class SplitReader:
             order = BatchOrder(units=Units.of_samples(len(sampled)), **options)
             return SampledLoader(sampled, self.dataset.schema, order)
         if self.config.in_memory and split not in self._stores:
-            self._stores[split] = InMemorySplit.read(self.dataset, split)
+            self._stores[split] = read_split(self.dataset, split, self.context.device)
         return open_batches(
             self.dataset,
             split,
