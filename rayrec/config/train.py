@@ -160,6 +160,10 @@ class ShardingConfig(Config):
     """Shardings of single tables instead of the default, by table; `rayrec plan` shows the names."""
     memory_per_worker: str | None = Field(None, pattern=r"^\d+(\.\d+)?\s*([KMGT]i?)?B$")
     """Memory for tables and their optimizer state on one worker, such as `80GB`; unset: what the device has."""
+    wire: Literal["auto", "fp32", "bf16"] = "auto"
+    """Number format in which pooled embeddings and their gradients travel between workers in training: half the bytes
+    in `bf16`. `auto`: bf16 where GPUs train in bf16, else fp32. There is no fp16, in which the gradients of large
+    batches would vanish."""
 
 
 class CheckpointConfig(Config):
@@ -192,7 +196,8 @@ class IngestConfig(Config):
     """Row groups that one global batch mixes rows of, at any number of workers, which hold them in memory."""
     prefetch_batches: PositiveInt = 4
     in_memory: bool = False
-    """Read the split into memory once instead of streaming it each epoch; the batches are the same."""
+    """Read the split into memory once instead of streaming it each epoch, and onto a GPU that has room for it; the
+    batches are the same."""
     task_cpus: Literal[0, 1] | None = None
     """CPUs that a task which reads asks Ray for. By default 1 where the cluster has two beside each worker's, else 0: a
     task that waits for a CPU which a worker holds would wait for ever."""

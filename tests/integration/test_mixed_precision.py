@@ -14,9 +14,10 @@ from rayrec.training.loop.loss import BatchTotals
 from rayrec.training.loop.precision import resolve_precision
 from rayrec.training.loop.step import TrainStep
 from rayrec.training.placement.parallel_model import ParallelModel, RankContext
+from rayrec.training.run.folder import checkpoint_name
 from tests.builders import make_dataset
 from tests.ranks import run_ranks
-from tests.training_runs import Case, losses, recipe, run_cases
+from tests.training_runs import Case, logits_under, losses, recipe, run_cases
 
 FTRL = {"kind": "ftrl", "lr": 0.2, "initial_accumulator": 0.1}
 SHARDING = {"tables": {"C1": "row_wise", "C2": "data_parallel"}, "default": "table_wise", "memory_per_worker": "1GB"}
@@ -37,6 +38,22 @@ def test_losses_follow_those_of_float32(dataset: Path, tmp_path: Path) -> None:
     assert losses(tmp_path / "fp16") == pytest.approx(expected, rel=5e-3)
     assert losses(tmp_path / "bf16") == pytest.approx(expected, rel=3e-2)
     assert losses(tmp_path / "fp16") != expected
+
+
+def test_pooled_embeddings_travel_in_half(dataset: Path, tmp_path: Path) -> None:
+    """Losses and weights are near those of float32 on the wire, not the same; evaluations are those of float32."""
+    adagrad = {"embedding_optimizer": {"kind": "adagrad", "lr": 0.1}, "max_steps": 10}
+    cases = {name: recipe(sharding={**SHARDING, "wire": name}, **adagrad) for name in ("fp32", "bf16", "auto")}
+    run_cases(2, dataset, [Case(tmp_path / name, case) for name, case in cases.items()])
+    expected = losses(tmp_path / "fp32")
+    assert losses(tmp_path / "bf16") == pytest.approx(expected, rel=1e-2) and losses(tmp_path / "bf16") != expected
+    assert losses(tmp_path / "auto") == expected, "a CPU has nothing to gain"
+    checkpoint = tmp_path / "bf16" / "checkpoints" / checkpoint_name(10)
+    logits = []
+    for name in ("fp32", "bf16"):
+        (tmp_path / f"logits-{name}").mkdir()
+        logits += logits_under([cases[name]], 2, dataset, checkpoint, tmp_path / f"logits-{name}")
+    assert torch.equal(*logits)
 
 
 def _overflow(rank: int, rendezvous: str, data: str, changes: dict[str, Any]) -> None:

@@ -121,7 +121,11 @@ def test_torchrec_reads_what_is_set_on_a_weight(one_rank: None, monkeypatch: pyt
     assert sorted(of_tables) == [["a", "b"], ["c"]], message
     assert any(isinstance(lookup, DistributedDataParallel) for lookup in sharded._lookups), message
     emptied: list[object] = []
-    monkeypatch.setattr(SplitTableBatchedEmbeddingBagsCodegen, "reset_cache_states", emptied.append)
+
+    def empty(kernel: object) -> None:
+        emptied.append(kernel)
+
+    monkeypatch.setattr(SplitTableBatchedEmbeddingBagsCodegen, "reset_cache_states", empty)
     drop_cached_rows(torch.nn.ModuleList([sharded]))
     assert len(emptied) == 2, message
     call_tables_directly(torch.nn.ModuleList([sharded]))

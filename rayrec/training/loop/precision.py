@@ -29,6 +29,11 @@ class Precision:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
         return torch.autocast(self.device, dtype=dtype) if dtype is not None else nullcontext()
 
+    def on_the_wire(self, wanted: Literal["auto", "fp32", "bf16"]) -> torch.dtype:
+        """The format in which pooled embeddings travel between ranks: see `ShardingConfig.wire`."""
+        is_half = wanted == "bf16" or (wanted == "auto" and self.name == "bf16" and self.device == "cuda")
+        return torch.bfloat16 if is_half else torch.float32
+
     def apply_to_process(self) -> None:
         """Set the process-wide matmul mode."""
         torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")

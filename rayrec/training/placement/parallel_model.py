@@ -30,6 +30,7 @@ from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.training.optimizers.tables import TableOptimizer, set_fused_optimizers
 from rayrec.training.placement.sharding import EmbeddingTables, plan_sharding, torchrec_plan
+from rayrec.training.placement.wire import WireFormat
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,15 @@ class RankContext:
         return min(_of_all_ranks(own))
 
     def host_memory_per_worker(self) -> int:
-        """Bytes of its machine that every worker may use for tables beside its GPU's; 0 on CPUs. A collective."""
+        """Bytes of its machine that every worker may use for tables beside its GPU's; 0 on CPUs. A collective.
+
+        Half of what is free: rows that are read need memory, too.
+        """
         if self.device.type != "cuda":
             return 0
         import psutil
 
-        return min(_of_all_ranks(psutil.virtual_memory().available // self.local_world_size))
+        return min(_of_all_ranks(psutil.virtual_memory().available // (2 * self.local_world_size)))
 
     def workers_per_node(self) -> int:
         """The same on every rank, as TorchRec needs it: 1 where machines have different numbers. A collective."""
@@ -113,13 +117,15 @@ class ParallelModel:
     the other, so that the trainer can stop between their backward passes. Initial values do not depend on the plan.
     """
 
-    def __init__(self, recipe: Recipe, schema: Schema, context: RankContext) -> None:
+    def __init__(self, recipe: Recipe, schema: Schema, context: RankContext, wire: torch.dtype = torch.float32) -> None:
         """Needs the default process group; every rank must call it with the same recipe and schema.
+
+        `wire`: the format in which pooled embeddings and their gradients travel between ranks while the model trains.
 
         Raises UserError where the model does not suit the features, or the workers cannot hold its tables.
         """
         train, whole = recipe.train, build_model(recipe.model, schema, device="meta")
-        self.device = context.device
+        self.device, self._wire = context.device, WireFormat(wire)
         local_world_size = context.workers_per_node()
         self.plan = plan_sharding(
             whole.tables,
@@ -142,7 +148,7 @@ class ParallelModel:
             env=ShardingEnv.from_process_group(dist.group.WORLD),
             device=self.device,
             plan=torchrec_plan(self.plan, self.device, local_world_size),
-            sharders=[EmbeddingBagCollectionSharder()],
+            sharders=[EmbeddingBagCollectionSharder(qcomm_codecs_registry=self._wire.registry)],
         )
         if context.world_size == 1:
             call_tables_directly(self.tables)
@@ -218,7 +224,9 @@ class ParallelModel:
     @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B,) float32 without gradients; a collective, as every rank holds a part of the tables."""
-        return self.dense_network(batch.dense, self.pooled(batch))
+        with self._wire.exact():
+            pooled = self.pooled(batch)
+        return self.dense_network(batch.dense, pooled)
 
     def without_dense_sync(self) -> AbstractContextManager[None]:
         """Gradients of the dense network stay local in this block and are summed into the next pass outside it."""

@@ -195,7 +195,7 @@ def plan_sharding(
         constraints = {}
         for table in tables:
             allowed = shardings[table.name]
-            parts = {("column_wise",): world_size, ("grid_shard",): nodes}.get(allowed)
+            parts = {"column_wise": world_size, "grid_shard": nodes}.get(allowed[0] if len(allowed) == 1 else "auto")
             constraints[table.name] = ParameterConstraints(
                 sharding_types=list(allowed),
                 compute_kernels=kernels if rules[table.name].optimizer in _FUSED else ["fused", "dense"],
