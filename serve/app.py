@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 import torch
-from fastapi import FastAPI
 from ray import serve as ray_serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, BackpressureConfig
+from starlette.applications import Starlette
 
 from cluster.ray_serve import receive_little_unread
 from rayrec.config import ServeConfig
@@ -98,7 +98,7 @@ class ModelServer(GrpcMethods):
         updates.load_all()
         poll_forever(updates, settings.poll_seconds)
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
+    def __serve_build_asgi_app__(self) -> Starlette:
         return create_app(self._models, self._admission)
 
     async def check_health(self) -> None:

@@ -1,10 +1,13 @@
 """The HTTP application over the models of a replica; errors are one line of JSON, never a stack trace."""
 
 from pathlib import Path
-from typing import Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import StarletteHTTPException
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from serve.engine.admission import Admission
 from serve.errors import RequestError
@@ -21,35 +24,38 @@ _PAGE_POLICY = (
 )
 
 
-def create_app(models: ServedModels, admission: Admission) -> FastAPI:
+def create_app(models: ServedModels, admission: Admission) -> Starlette:
     """The application that answers for `models`, whatever they are at the moment of a request."""
-    app = FastAPI(title="rayrec", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Gate, admission=admission)
-    app.include_router(v1.routes(models, admission))
-    app.include_router(v2.routes(models, admission))
-
     page = Path(__file__).with_name("playground.html").read_bytes()
 
-    @app.get("/")
-    async def playground() -> Response:
+    async def playground(_: Request) -> Response:
         return Response(page, media_type="text/html", headers={"Content-Security-Policy": _PAGE_POLICY})
 
-    @app.get("/openapi.json")
-    async def openapi() -> dict[str, Any]:
-        return document(models, admission.settings.max_rows_per_request)
+    async def openapi(_: Request) -> Response:
+        return JSONResponse(document(models, admission.settings.max_rows_per_request))
 
-    @app.get("/healthz")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
+    async def health(_: Request) -> Response:
+        return JSONResponse({"status": "ok"})
 
-    @app.exception_handler(RequestError)
-    async def request_error(_: Request, error: RequestError) -> Response:
+    async def request_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestError)
         return error_response(error)
 
-    @app.exception_handler(StarletteHTTPException)
-    async def http_error(request: Request, error: StarletteHTTPException) -> Response:
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
         paths = "POST /v1/models/NAME:predict (or :recommend), POST /v2/models/NAME/infer, GET /v1/models, GET /healthz"
         message = f"{request.method} {request.url.path[:200]}: {error.detail}; there are {paths}"
         return error_response(RequestError(error.status_code, message, error.headers))
 
-    return app
+    return Starlette(
+        # The first route that fits answers: most requests are for scores.
+        routes=[
+            *v1.routes(models, admission),
+            *v2.routes(models, admission),
+            Route("/", playground),
+            Route("/openapi.json", openapi),
+            Route("/healthz", health),
+        ],
+        middleware=[Middleware(Gate, admission=admission)],
+        exception_handlers={RequestError: request_error, HTTPException: http_error},
+    )

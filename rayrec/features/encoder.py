@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.common.errors import UserError
-from rayrec.config.transforms import NumericTransform, Vocabulary
-from rayrec.features.categorical import encode_categorical, encode_cross, encode_multi_hot, id_dtype
+from rayrec.config.transforms import HashIds, NumericTransform, Vocabulary
+from rayrec.features.categorical import encode_categorical, encode_cross, encode_multi_hot, fold_ids, id_dtype
 from rayrec.features.lists import weighted_type
 from rayrec.features.lookups import Lookups
 from rayrec.features.numeric import encode_numeric
@@ -90,6 +90,19 @@ class FeatureEncoder:
             inputs = self._inputs[index]
             if isinstance(feature, NumericFeature) and self.raw_schema.field(inputs[0]).type == pa.float64():
                 self._alike.setdefault(feature.transforms, []).append(index)
+        self._one_listed = [
+            (index, feature)
+            for index, feature in enumerate(schema.features)
+            if isinstance(feature, CategoricalFeature)
+            and not isinstance(feature, MultiHotFeature)
+            and feature.name in self._lookups
+            and feature.name not in self._from_digits
+            and id_dtype(feature) == np.int32
+            and (not feature.transforms[1:] or isinstance(feature.transforms[-1], HashIds) and len(feature.transforms) == 2)
+        ]
+        """Features of one id of a vocabulary, which at most one `HashIds` changes, and their positions."""
+        self._cardinalities = np.array([[feature.cardinality] for _, feature in self._one_listed])
+        self._folds = np.array([[_buckets(feature)] for _, feature in self._one_listed])
         self.encoded_schema = encoded_schema(schema)
         """The columns that `encode` returns."""
         self.string_columns = [
@@ -121,7 +134,9 @@ class FeatureEncoder:
         names = self.raw_schema.names
         given = raw.columns if as_expected else [_column(raw, name) for name in names]
         columns = dict(zip(names, given, strict=True))
-        together = self._encode_numbers_together(columns) if as_expected and raw.num_rows <= _FEW_ROWS else {}
+        together: dict[int, pa.Array] = {}
+        if as_expected and raw.num_rows <= _FEW_ROWS:
+            together = {**self._encode_numbers_together(columns), **self._encode_listed_together(columns)}
         encoded: dict[str, pa.Array] = {}
         for index, feature in enumerate(self.schema.features):
             done = together.get(index)
@@ -136,8 +151,18 @@ class FeatureEncoder:
         for transforms, places in self._alike.items():
             together = pa.concat_arrays([columns[self._inputs[place][0]] for place in places])
             values = encode_numeric(self.schema.features[places[0]].name, together, transforms)
-            encoded |= zip(places, map(pa.array, np.split(values, len(places))), strict=True)
+            encoded |= zip(places, map(pa.array, values.reshape(len(places), -1)), strict=True)
         return encoded
+
+    def _encode_listed_together(self, columns: dict[str, pa.Array]) -> dict[int, pa.Array]:
+        """The encoded features of one id of a vocabulary by position, as `encode_categorical` gives them."""
+        if not self._one_listed:
+            return {}
+        found = [self._lookups[f.name].ids(columns[self._inputs[index][0]]) for index, f in self._one_listed]
+        ids = np.stack(found)
+        ids = np.where(ids > 0, fold_ids(ids, self._folds), 0)
+        ids = np.where(ids < self._cardinalities, ids, 0).astype(np.int32)
+        return {index: pa.array(row) for (index, _), row in zip(self._one_listed, ids, strict=True)}
 
     def _encode(self, feature: Feature, given: Sequence[pa.Array], encoded: dict[str, pa.Array]) -> pa.Array:
         """Encode a feature from its raw columns, or from the features that it crosses."""
@@ -158,6 +183,12 @@ class FeatureEncoder:
     def _as_read(self, feature: CategoricalFeature, column: pa.Array) -> pa.Array:
         wanted = self._from_digits.get(feature.name)
         return column if wanted is None else read_column(column, wanted)[0]
+
+
+def _buckets(feature: CategoricalFeature) -> int:
+    """The buckets that `HashIds` folds ids into, or more than there are ids."""
+    last = feature.transforms[-1]
+    return last.buckets if isinstance(last, HashIds) else 2**62
 
 
 def _column(raw: pa.RecordBatch, name: str) -> pa.Array:

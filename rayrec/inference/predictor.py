@@ -71,6 +71,7 @@ class Predictor:
                 memory.add(table)
             for vocabulary in self._encoder.vocabularies:
                 memory.add(vocabulary)
+        self._dense, self._dense_width = self.schema.dense, self.schema.dense_width
         self._pooled_width = sum(lookup.dim for lookup in self._lookups)
 
     def predict(self, rows: "Sequence[Mapping[str, Any]] | pa.RecordBatch | pd.DataFrame") -> NDArray[np.float32]:
@@ -90,10 +91,15 @@ class Predictor:
 
         Raises UserError if a feature has no column.
         """
-        names = rows.schema.names
-        for feature in self.schema.features:
-            if feature.name not in names:
-                raise UserError(f"column '{feature.name}': missing; the rows must have every feature of the model")
+        # Rows that `encode` made come with exactly these columns; finding each by name would take as long as reading it.
+        if not rows.schema.equals(self.encoded_columns):
+            for feature in self.schema.features:
+                if feature.name not in rows.schema.names:
+                    message = f"column '{feature.name}': missing; the rows must have every feature of the model"
+                    raise UserError(message)
+            rows = rows.select(self.encoded_columns.names)
+        if 0 < rows.num_rows <= CHUNK_ROWS:
+            return self._score(rows)
         parts = [self._score(rows.slice(start, CHUNK_ROWS)) for start in range(0, rows.num_rows, CHUNK_ROWS)]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
@@ -145,22 +151,23 @@ class Predictor:
         return self.raw_rows.from_batch(batch)
 
     def _score(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
-        dense = np.empty((rows.num_rows, self.schema.dense_width), np.float32)
+        columns = dict(zip(self.encoded_columns.names, rows.columns, strict=True))
+        dense = np.empty((rows.num_rows, self._dense_width), np.float32)
         column = 0
-        for feature in self.schema.dense:
+        for feature in self._dense:
             if isinstance(feature, VectorFeature):
-                numbers = rows.column(feature.name).flatten().to_numpy()
+                numbers = columns[feature.name].flatten().to_numpy()
                 dense[:, column : column + feature.size] = numbers.reshape(-1, feature.size)
                 column += feature.size
             else:
-                dense[:, column] = rows.column(feature.name).to_numpy()
+                dense[:, column] = columns[feature.name].to_numpy()
                 column += 1
         pooled = np.empty((rows.num_rows, self._pooled_width), np.float32)
-        start = 0
+        start = read = 0
         for lookup in self._lookups:
-            read = lookup.read(rows.column(lookup.feature), out=pooled[:, start : start + lookup.dim])
+            read += lookup.read(columns[lookup.feature], out=pooled[:, start : start + lookup.dim])
             start += lookup.dim
-            self._note(read)
+        self._note(read)
         with torch.inference_mode():
             logits: Tensor = self._dense_network(torch.from_numpy(dense), torch.from_numpy(pooled))
             return torch.sigmoid(logits).numpy()

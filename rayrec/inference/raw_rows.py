@@ -36,6 +36,11 @@ class RawRows:
         self._not_features = frozenset(schema.other_columns)
         self._raw = {column.name: column for column in schema.raw_columns}
         self._list_lengths = schema.list_lengths
+        self._alike = {
+            kind: names
+            for kind in _PLAIN
+            if (names := [column.name for column in schema.raw_columns if column.type == kind])
+        }
         self.columns = pa.schema([(column.name, column.arrow) for column in schema.raw_columns])
         """The Arrow columns that it makes: those of `FeatureEncoder.raw_schema`."""
         self._known = frozenset(self._raw)
@@ -52,7 +57,25 @@ class RawRows:
             if not row.keys() <= self._known:
                 unknown = next(name for name in row if name not in self._known)
                 raise UserError(f"row {index}: {self.unknown(unknown)}")
-        return self.checked([self.from_values(name, [row.get(name) for row in rows]) for name in self._raw])
+        together = self._plain_together(rows)
+        return self.checked(
+            [
+                together[name] if name in together else self.from_values(name, [row.get(name) for row in rows])
+                for name in self._raw
+            ]
+        )
+
+    def _plain_together(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
+        """Columns by name. Those of one type are converted in one call, unless one of their values may be wrong.
+
+        A call for each column would take most of the time of a request of a few rows.
+        """
+        columns: dict[str, pa.Array] = {}
+        for names in self._alike.values():
+            together = _plain(self._raw[names[0]], [row.get(name) for name in names for row in rows])
+            if together is not None:
+                columns |= {name: together.slice(place * len(rows), len(rows)) for place, name in enumerate(names)}
+        return columns
 
     def from_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Arrow columns named as the features; absent columns are missing in every row. Raises UserError.
@@ -113,15 +136,23 @@ def _wrong_list(needed: ListLength, columns: Mapping[str, pa.Array], row: int) -
 
 def _column(raw: RawColumn, values: list[Any]) -> pa.Array:
     """The values of one column as Arrow; they are checked one by one only if some may be wrong."""
+    column = _plain(raw, values)
+    if column is not None:
+        return column
+    if raw.type == "time":
+        return _times(raw, values)
+    checked = [_checked(raw, f"row {index}, '{raw.name}'", value) for index, value in enumerate(values)]
+    return pa.array(checked, raw.arrow)
+
+
+def _plain(raw: RawColumn, values: list[Any]) -> pa.Array | None:
+    """The values as Arrow; None if some may be wrong."""
     if _are_plain(raw, values):
         with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
             column = pa.array(values, raw.arrow)
             if raw.type not in {"number", "numbers"} or _in_range(column):
                 return column
-    if raw.type == "time":
-        return _times(raw, values)
-    checked = [_checked(raw, f"row {index}, '{raw.name}'", value) for index, value in enumerate(values)]
-    return pa.array(checked, raw.arrow)
+    return None
 
 
 def _are_plain(raw: RawColumn, values: list[Any]) -> bool:

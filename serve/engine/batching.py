@@ -1,7 +1,8 @@
 """Joins the requests that wait for the same model into one pass.
 
 Requests that arrive during a pass gather, and the next pass takes them all: an idle server scores a request at once, a
-busy one in batches as large as the load makes them. `wait_seconds` makes an idle server wait for more requests. Where
+busy one in batches as large as the load makes them. A small pass is run in the event loop: to hand it to a thread, and
+to share Python's lock with it, takes as long as the pass, and requests that arrive meanwhile gather all the same. `wait_seconds` makes an idle server wait for more requests. Where
 not all fit into a pass, the smallest go first, and every other pass begins with the oldest: a client that sends many
 large requests at once delays those who ask for a few rows by two passes, and still gets half of them.
 
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Batcher(Generic[RequestT, AnswerT]):
-    """Calls `answer` in `executor` with the waiting requests; belongs to one event loop."""
+    """Calls `answer` with the waiting requests, one pass after the other; belongs to one event loop."""
 
     answer: Callable[[Sequence[RequestT]], Sequence[AnswerT]]
     executor: Executor
@@ -33,6 +34,8 @@ class Batcher(Generic[RequestT, AnswerT]):
     max_requests: int
     max_size: int
     """The largest sum of the `size` of a pass's requests; one request alone may be larger."""
+    small_size: int
+    """A pass whose requests have no larger sum of `size` is run in the event loop, not in `executor`."""
     wait_seconds: float
     _waiting: list[tuple[RequestT, asyncio.Future[AnswerT]]] = field(init=False, default_factory=list)
     """Requests in their order of arrival."""
@@ -61,6 +64,9 @@ class Batcher(Generic[RequestT, AnswerT]):
     def _take(self) -> list[tuple[RequestT, asyncio.Future[AnswerT]]]:
         # The others' clients went away, or their time is up.
         waiting = [(request, future) for request, future in self._waiting if not future.done()]
+        if len(waiting) == 1:
+            self._waiting = []
+            return waiting
         order = sorted(range(len(waiting)), key=lambda index: self.size(waiting[index][0]))
         if self._oldest_is_next and waiting:
             order.remove(0)
@@ -77,9 +83,12 @@ class Batcher(Generic[RequestT, AnswerT]):
         return [waiting[index] for index in sorted(taken)]
 
     async def _answer_together(self, taken: list[tuple[RequestT, asyncio.Future[AnswerT]]]) -> None:
-        loop = asyncio.get_running_loop()
+        requests = [request for request, _ in taken]
         try:
-            answers = await loop.run_in_executor(self.executor, self.answer, [request for request, _ in taken])
+            if sum(map(self.size, requests)) <= self.small_size:
+                answers = self.answer(requests)
+            else:
+                answers = await asyncio.get_running_loop().run_in_executor(self.executor, self.answer, requests)
         except Exception as error:
             if len(taken) == 1:
                 _, future = taken[0]

@@ -60,11 +60,14 @@ class Memory:
             if len(self._waiting) > 1:
                 self._oldest_is_next = not self._oldest_is_next
             self._waiting.remove(wait)
-            if not wait.share.held:
-                wait.share.began = time.monotonic()
-            wait.share.held += wait.count
-            self.held += wait.count
+            self._hold(wait.share, wait.count)
             wait.given.set_result(None)
+
+    def _hold(self, share: "Share", count: int) -> None:
+        if not share.held:
+            share.began = time.monotonic()
+        share.held += count
+        self.held += count
 
     def _give_back_soon(self) -> None:
         """Give to the system what large requests leave behind: in the allocator it would add up in pieces."""
@@ -114,6 +117,9 @@ class Share:
         if count == 0:
             return
         memory = self._memory
+        if not memory._waiting and memory._fits(self, count):
+            memory._hold(self, count)
+            return
         wait = _Wait(self, count, asyncio.get_running_loop().create_future())
         memory._waiting.append(wait)
         try:

@@ -22,6 +22,9 @@ from serve.engine.batching import Batcher
 from serve.errors import RequestError
 from serve.operations.metrics import ServingMetrics, VersionStatistics
 
+_SMALL_ROWS = 32
+"""Most rows of a pass that takes about as long as handing it to the scoring thread does."""
+
 ResultT = TypeVar("ResultT")
 
 
@@ -48,7 +51,7 @@ class ServedVersion:
     ) -> None:
         """Load a model folder and check that it gives its stored scores. Raises UserError if it does not.
 
-        `executor` has one thread, in which every model of the replica is evaluated.
+        `executor` has one thread, in which every model of the replica is evaluated, small passes aside.
         """
         self.name = name
         self.version = version
@@ -70,6 +73,7 @@ class ServedVersion:
             size=lambda rows: rows.columns.num_rows,
             max_requests=settings.max_batch_size,
             max_size=settings.max_batch_rows,
+            small_size=_SMALL_ROWS,
             wait_seconds=settings.batch_wait_ms / 1000,
         )
         self._statistics = VersionStatistics(metrics, name, version, schema, ReferenceTraffic.load(folder))
@@ -80,6 +84,9 @@ class ServedVersion:
         if not np.isfinite(scores).all():
             bad = int(np.flatnonzero(~np.isfinite(scores))[0])
             raise RequestError(422, f"row {bad}: its values are so large that the score is not a number")
+        if self._statistics.are_due:
+            # In the scoring thread, after the answer.
+            self._executor.submit(self._statistics.count)
         return scores
 
     async def evaluate(self, function: Callable[[], ResultT]) -> ResultT:
@@ -88,7 +95,7 @@ class ServedVersion:
 
     def _score_together(self, requests: Sequence[Rows]) -> list[NDArray[np.float32]]:
         answers, encoded, scores = score_together(self.predictor, requests)
-        self._statistics.observe(len(requests), encoded, scores)
+        self._statistics.note(len(requests), encoded, scores)
         return answers
 
 
@@ -96,6 +103,11 @@ def score_together(
     predictor: Predictor, requests: Sequence[Rows]
 ) -> tuple[list[NDArray[np.float32]], pa.RecordBatch, NDArray[np.float32]]:
     """The scores of each request's rows, from one pass over all of them; its encoded rows and all their scores."""
+    if len(requests) == 1:
+        (request,) = requests
+        rows = request.columns if request.encoded else predictor.encode(request.columns)
+        scores = predictor.predict_encoded(rows)
+        return [scores], rows, scores
     order = sorted(range(len(requests)), key=lambda index: requests[index].encoded)
     raw = [requests[index].columns for index in order if not requests[index].encoded]
     encoded = [requests[index].columns for index in order if requests[index].encoded]

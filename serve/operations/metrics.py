@@ -1,6 +1,7 @@
 """The Prometheus metrics of a replica, which Ray exports on the metrics port of each node."""
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +17,9 @@ _SECONDS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
 _ROWS = [1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0]
 # Scores before the drift is worth showing, and scores after which older ones count half.
 _ENOUGH, _WINDOW = 1_000, 50_000
-_FLUSH_SECONDS = 1.0
+_PASSES = 64
+"""Passes that are counted together; as many large ones hold some 20 MiB until then."""
+_SECONDS_BETWEEN_COUNTS, _SECONDS_BETWEEN_REPORTS = 0.1, 1.0
 
 
 class ServingMetrics:
@@ -41,9 +44,10 @@ class ServingMetrics:
 
 @dataclass
 class VersionStatistics:
-    """Counts what the passes of one version see; lives in the scoring thread.
+    """Counts what the passes of one version see.
 
-    Reporting the counters of all features to Ray costs more than a small pass, so a pass does it at most once a second.
+    To count a pass, and to report the counters of all features to Ray, takes longer than a small pass: passes are noted
+    as they come, by any thread, and counted together after answers, by the scoring thread.
     """
 
     metrics: ServingMetrics
@@ -51,9 +55,11 @@ class VersionStatistics:
     version: str
     schema: Schema
     reference: ReferenceTraffic | None
+    _noted: deque[tuple[int, pa.RecordBatch, NDArray[np.float32]]] = field(default_factory=deque)
     _ids: dict[str, tuple[int, int]] = field(default_factory=dict)
     _scores: NDArray[np.float64] | None = None
-    _flushed: float = 0.0
+    _counted: float = 0.0
+    _reported: float = 0.0
 
     def __post_init__(self) -> None:
         if self.reference is not None:
@@ -66,20 +72,35 @@ class VersionStatistics:
     def _tags(self) -> dict[str, str]:
         return {"model": self.model, "version": self.version}
 
-    def observe(self, requests: int, encoded: pa.RecordBatch, scores: NDArray[np.float32]) -> None:
-        """Count one pass: how many requests it joined, its encoded rows and their (n,) scores."""
-        self.metrics.batch_requests.observe(requests, self._tags)
-        self.metrics.batch_rows.observe(len(scores), self._tags)
+    def note(self, requests: int, encoded: pa.RecordBatch, scores: NDArray[np.float32]) -> None:
+        """Note one pass: how many requests it joined, its encoded rows and their (n,) scores."""
+        self._noted.append((requests, encoded, scores))
+
+    @property
+    def are_due(self) -> bool:
+        """Whether the passes noted so far should be counted now."""
+        return len(self._noted) >= _PASSES or time.monotonic() - self._counted > _SECONDS_BETWEEN_COUNTS
+
+    def count(self) -> None:
+        """Count the passes noted so far; report what was counted once a second."""
+        self._counted = time.monotonic()
+        passes = [self._noted.popleft() for _ in range(len(self._noted))]
+        if not passes:
+            return
+        for requests, _, scores in passes:
+            self.metrics.batch_requests.observe(requests, self._tags)
+            self.metrics.batch_rows.observe(len(scores), self._tags)
+        encoded = pa.concat_batches([rows for _, rows, _ in passes])
         for name, (unknown, ids) in unknown_counts(self.schema, encoded).items():
             before = self._ids.get(name, (0, 0))
             self._ids[name] = (before[0] + unknown, before[1] + ids)
         if self._scores is not None:
-            self._scores += score_counts(scores, self._edges)
-        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
-            self._flush()
+            self._scores += score_counts(np.concatenate([scores for _, _, scores in passes]), self._edges)
+        if time.monotonic() - self._reported > _SECONDS_BETWEEN_REPORTS:
+            self._report()
 
-    def _flush(self) -> None:
-        self._flushed = time.monotonic()
+    def _report(self) -> None:
+        self._reported = time.monotonic()
         for name, (unknown, ids) in self._ids.items():
             tags = {**self._tags, "feature": name}
             # Ray's counters refuse zero.

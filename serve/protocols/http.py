@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pydantic_core
-from fastapi import Request
-from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rayrec.config import ServeConfig

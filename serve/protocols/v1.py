@@ -21,8 +21,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from rayrec.common.errors import UserError
 from rayrec.inference.ranker import Ranking
@@ -79,39 +81,41 @@ def _cannot(model: ServedModel, why: str) -> RequestError:
 VERBS: dict[str, Verb] = {"predict": _predict, "recommend": _recommend, "rank": _rank}
 
 
-def routes(models: ServedModels, admission: Admission) -> APIRouter:
+def routes(models: ServedModels, admission: Admission) -> list[Route]:
     """The routes over `models`."""
-    router = APIRouter(prefix="/v1/models")
 
-    async def call(name: str, verb: str, request: Request, version: str | None = None) -> Response:
+    async def call(request: Request) -> Response:
+        name, verb = request.path_params["name"], request.path_params["verb"]
         if verb not in VERBS:
             raise RequestError(404, f"no method ':{verb[:100]}'; there are {', '.join(f':{known}' for known in VERBS)}")
-        if request.method == "GET":
+        if request.method != "POST":
             raise RequestError(405, "use POST with a JSON body", {"Allow": "POST"})
         model = models.model(name)
-        chosen = model.version(version)
+        chosen = model.version(request.path_params.get("version"))
         call_of(request).answered_by(name, chosen.version, verb)
         body = await read_body(request, admission.settings)
         content = await VERBS[verb](model, chosen, body, admission)
         return Response(content, media_type="application/json")
 
-    router.add_api_route("/{name}:{verb}", call, methods=["GET", "POST"])
-    router.add_api_route("/{name}/versions/{version}:{verb}", call, methods=["GET", "POST"])
+    async def names(_: Request) -> Response:
+        return JSONResponse({"models": sorted(models.current)})
 
-    @router.get("")
-    async def names() -> dict[str, list[str]]:
-        return {"models": sorted(models.current)}
-
-    @router.get("/{name}")
-    async def model(name: str) -> dict[str, Any]:
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
         served = models.model(name)
-        return {**_described(name, served.version()), "versions": served.describe()}
+        return JSONResponse({**_described(name, served.version()), "versions": served.describe()})
 
-    @router.get("/{name}/versions/{version}")
-    async def version(name: str, version: str) -> dict[str, Any]:
-        return _described(name, models.model(name).version(version))
+    async def version(request: Request) -> Response:
+        name = request.path_params["name"]
+        return JSONResponse(_described(name, models.model(name).version(request.path_params["version"])))
 
-    return router
+    return [
+        Route("/v1/models/{name}:{verb}", call, methods=["GET", "POST"]),
+        Route("/v1/models/{name}/versions/{version}:{verb}", call, methods=["GET", "POST"]),
+        Route("/v1/models", names),
+        Route("/v1/models/{name}", model),
+        Route("/v1/models/{name}/versions/{version}", version),
+    ]
 
 
 def _described(name: str, version: ServedVersion) -> dict[str, Any]:

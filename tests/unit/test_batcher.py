@@ -15,11 +15,13 @@ class Doubler:
 
     def __init__(self) -> None:
         self.passes: list[list[int]] = []
+        self.threads: list[str] = []
         self.go = threading.Event()
         self.go.set()
 
     def __call__(self, numbers: Sequence[int]) -> list[int]:
         self.passes.append(list(numbers))
+        self.threads.append(threading.current_thread().name)
         assert self.go.wait(20)
         if any(number < 0 for number in numbers):
             raise ValueError("negative")
@@ -27,7 +29,7 @@ class Doubler:
 
 
 def batcher(doubler: Doubler, pool: ThreadPoolExecutor, **limits: float) -> Batcher[int, int]:
-    chosen = {"max_requests": 8, "max_size": 1000, "wait_seconds": 0.0, **limits}
+    chosen = {"max_requests": 8, "max_size": 1000, "small_size": 0, "wait_seconds": 0.0, **limits}
     return Batcher(doubler, pool, size=abs, **chosen)
 
 
@@ -64,6 +66,20 @@ def test_passes(case: str) -> None:
     doubler = Doubler()
     assert run(doubler, 1, later, **limits) == [2, *(2 * number for number in later)]
     assert doubler.passes == passes
+
+
+def test_only_large_passes_are_handed_to_the_pool() -> None:
+    doubler = Doubler()
+
+    async def ask() -> None:
+        with ThreadPoolExecutor(1, "pool") as pool:
+            score = batcher(doubler, pool, small_size=5)
+            await asyncio.gather(score(2), score(3))
+            await asyncio.gather(score(2), score(4))
+
+    asyncio.run(asyncio.wait_for(ask(), 20))
+    assert doubler.passes == [[2, 3], [2, 4]]
+    assert doubler.threads == [threading.current_thread().name, "pool_0"]
 
 
 def test_one_that_fails_fails_alone() -> None:

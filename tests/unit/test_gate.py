@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import Request
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from rayrec.common.errors import ConfigError, UserError
