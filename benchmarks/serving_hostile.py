@@ -25,7 +25,6 @@ from urllib.parse import urlsplit
 import grpc
 import psutil
 
-from benchmarks.load import at_rate, percentiles
 from benchmarks.repeated import repeated
 from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
@@ -33,6 +32,7 @@ from rayrec.common.files import write_json
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config import ServeConfig
+from serve.operations.load import at_rate, json_post, percentiles
 from serve.protocols.grpc import proto
 from tests.model_folders import make_model_folder
 
@@ -169,7 +169,7 @@ def under(attack: Attack, target: Server, least_seconds: float = 5.0) -> dict[st
         while not ended.is_set():
             for rows in (1, 256):
                 body = json.dumps({"instances": [_HONEST_ROW] * rows}).encode()
-                honest.extend(at_rate(target.url + _PATH, body, 5, 1, TOKEN))
+                honest.extend(at_rate(json_post(target.url + _PATH, body, TOKEN), 5, 1))
 
     asking = threading.Thread(target=ask)
     began = time.monotonic()

@@ -24,7 +24,6 @@ from typing import Any
 
 import psutil
 
-from benchmarks.load import Sample, at_rate, percentiles, summary
 from benchmarks.repeated import repeated
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
@@ -32,6 +31,7 @@ from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.recipes import dump_recipe, load_recipe
+from serve.operations.load import Post, Sample, at_rate, json_post, percentiles, summary
 from tests.model_folders import make_model_folder
 
 _CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))
@@ -48,40 +48,40 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     result: dict[str, Any] = {"machine": {"cores": os.cpu_count()}, "rows_per_request": 500}
-    with server("replicas=1") as address:
-        result["overload"] = overload(address, arguments.seconds)
+    with server("replicas=1") as post:
+        result["overload"] = overload(post, arguments.seconds)
     capacity = result["overload"]["capacity_per_second"]
-    with server("replicas=2") as address:
-        result["kill"] = kill(address, capacity)
+    with server("replicas=2") as post:
+        result["kill"] = kill(post, capacity)
     # By Little's law two requests in work, at the capacity, are a latency of two answers' time.
-    with server("replicas=1", "max_replicas=2", "target_ongoing_requests=2") as address:
-        result["autoscaling"] = autoscaling(address)
+    with server("replicas=1", "max_replicas=2", "target_ongoing_requests=2") as post:
+        result["autoscaling"] = autoscaling(post)
     result["machine"]["load_average_at_the_end"] = os.getloadavg()[0]
     write_json(arguments.output, result)
     print(arguments.output.read_text())
 
 
 @contextmanager
-def server(*settings: str) -> Iterator[str]:
-    """The address to post to."""
+def server(*settings: str) -> Iterator[Post]:
+    """The request to send."""
     chosen = [f"serve.{setting}" for setting in (*settings, "max_batch_size=4", "max_queued_requests=16")]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "dlrm"
         make_model_folder(folder, config=_CONFIG, numeric=13, categorical=26)
         (folder / "config.yaml").write_text(dump_recipe(load_recipe(folder / "config.yaml", chosen)))
         with serving(ServeRequest(model=(folder,), port=free_port()), SilentProgress()) as url:
-            yield f"{url}/v1/models/dlrm:predict"
+            yield json_post(f"{url}/v1/models/dlrm:predict", _BODY)
 
 
-def overload(address: str, seconds: float) -> dict[str, Any]:
+def overload(post: Post, seconds: float) -> dict[str, Any]:
     """Steps 1 to 4."""
-    capacity = capacity_per_second(address)
+    capacity = capacity_per_second(post)
     light = capacity / 5
-    before = at_rate(address, _BODY, light, 10)
+    before = at_rate(post, light, 10)
     memory: list[dict[str, float]] = []
     with repeated(lambda: memory.append(resident_mib()), 1.0):
-        during = at_rate(address, _BODY, _TIMES * capacity, seconds)
-    after = at_rate(address, _BODY, light, _AFTER_SECONDS)
+        during = at_rate(post, _TIMES * capacity, seconds)
+    after = at_rate(post, light, _AFTER_SECONDS)
     # What else the machine does may have changed meanwhile.
     settled = [sample for sample in after if sample.began > _AFTER_SECONDS - 5]
     usual = max(percentiles(before)["p50"], percentiles(settled)["p50"])
@@ -100,10 +100,10 @@ def overload(address: str, seconds: float) -> dict[str, Any]:
     }
 
 
-def capacity_per_second(address: str) -> float:
+def capacity_per_second(post: Post) -> float:
     """Answers a second at a rate that is too high: the queue is never empty."""
-    at_rate(address, _BODY, 20, 3)
-    samples = at_rate(address, _BODY, 200, 8)
+    at_rate(post, 20, 3)
+    samples = at_rate(post, 200, 8)
     answered = [sample for sample in samples if sample.status == 200]
     return len(answered) / max(sample.began + sample.seconds for sample in answered)
 
@@ -117,9 +117,9 @@ def seconds_until_usual(samples: list[Sample], usual_ms: float) -> int | None:
     return None
 
 
-def kill(address: str, capacity: float) -> dict[str, Any]:
+def kill(post: Post, capacity: float) -> dict[str, Any]:
     """Step 5."""
-    at_rate(address, _BODY, capacity / 5, 3)
+    at_rate(post, capacity / 5, 3)
     victims = replicas()
     killed: list[float] = []
     began = time.monotonic()
@@ -135,7 +135,7 @@ def kill(address: str, capacity: float) -> dict[str, Any]:
     thread = threading.Thread(target=strike)
     thread.start()
     # Half of what two replicas bear, as far as the machine has a core for each.
-    samples = at_rate(address, _BODY, capacity / 2, 30)
+    samples = at_rate(post, capacity / 2, 30)
     thread.join()
     failed = [sample for sample in samples if sample.status not in (200, 503)]
     return {
@@ -146,9 +146,9 @@ def kill(address: str, capacity: float) -> dict[str, Any]:
     }
 
 
-def autoscaling(address: str) -> dict[str, Any]:
+def autoscaling(post: Post) -> dict[str, Any]:
     """Step 6; Ray Serve looks at half a minute, and waits another half before it adds a replica."""
-    per_second = 1.1 * capacity_per_second(address)
+    per_second = 1.1 * capacity_per_second(post)
     scaled: list[float] = []
     began = time.monotonic()
 
@@ -160,7 +160,7 @@ def autoscaling(address: str) -> dict[str, Any]:
 
     thread = threading.Thread(target=watch)
     thread.start()
-    samples = at_rate(address, _BODY, per_second, _SCALING_SECONDS)
+    samples = at_rate(post, per_second, _SCALING_SECONDS)
     thread.join()
     first = [sample for sample in samples if sample.began < 20]
     last = [sample for sample in samples if sample.began > _SCALING_SECONDS - 20]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving_switch --output benchmarks/results/serving_switch.json
 
-Needs `wrk`. Two replicas answer 16 clients; after a third of the time version 2 is added, after two thirds version 3,
+Two replicas answer 16 clients; after a third of the time version 2 is added, after two thirds version 3,
 whose stored scores are wrong. No request may fail, and version 2 must answer at the end.
 """
 
@@ -17,7 +17,6 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import wrk
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
 from rayrec.common.ports import free_port
@@ -25,6 +24,7 @@ from rayrec.common.progress import SilentProgress
 from rayrec.inference.predictor import load_model
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.recipes import dump_recipe, load_recipe
+from serve.operations.load import json_post, of_clients, summary
 from tests.model_folders import make_model_folder, make_raw_rows
 
 _CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))
@@ -43,15 +43,15 @@ def main() -> None:
             _make(made / version, int(version))
         examples = made / "3" / "examples.json"
         examples.write_text(examples.read_text().replace('"tolerance": 1e-05', '"tolerance": -1'))
-        body = Path(temporary) / "body.json"
-        body.write_text(json.dumps(make_raw_rows(load_model(made / "1").schema, 1)[0]))
+        body = json.dumps(make_raw_rows(load_model(made / "1").schema, 1)[0]).encode()
         _add(made, models, "1")
         request = ServeRequest(model=(models.parent,), port=free_port())
         with serving(request, SilentProgress()) as url:
-            wrk(f"{url}/v1/models/ctr:predict", body, _CLIENTS, 3)
+            post = json_post(f"{url}/v1/models/ctr:predict", body)
+            of_clients(post, _CLIENTS, 3)
             adding = threading.Thread(target=_add_in_time, args=(made, models, arguments.seconds / 3))
             adding.start()
-            load = wrk(f"{url}/v1/models/ctr:predict", body, _CLIENTS, arguments.seconds)
+            samples = of_clients(post, _CLIENTS, arguments.seconds)
             adding.join()
             with urllib.request.urlopen(f"{url}/v1/models/ctr", timeout=60) as answer:
                 states: dict[str, Any] = json.load(answer)["versions"]
@@ -59,7 +59,8 @@ def main() -> None:
         "machine": {"cores": os.cpu_count(), "load_average_at_the_end": os.getloadavg()[0]},
         "seconds": arguments.seconds,
         "clients": _CLIENTS,
-        **load,
+        "requests_per_second": round(len(samples) / arguments.seconds),
+        **summary(samples),
         "versions_at_the_end": states,
     }
     write_json(arguments.output, result)

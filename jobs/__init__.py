@@ -4,6 +4,8 @@ A command is declared once, by its request. `jobs.command` makes from it the com
 `python -m jobs.train ...` with the same arguments) and the Python function (`rayrec.train`).
 """
 
+from collections.abc import Sequence
+
 COMMANDS = {
     "demo": "Generate data, preprocess, train on two workers, evaluate, export, serve one request.",
     "doctor": "Check this machine and environment, and print the fix for each thing wrong.",
@@ -21,6 +23,13 @@ COMMANDS = {
     "plan": "Show how the tables would be sharded, without training.",
     "serve": "Answer HTTP and gRPC requests with raw features, through Ray Serve.",
     "benchmark": "Measure training or inference on this machine.",
+    "benchmark serve": "Measure a server on this machine: its latency, and the rows that it scores a second.",
     "submit": "Run a command as a job of a Ray cluster, follow its log and exit with its code.",
 }
 """Command -> first line of its request's docstring, so that listing the commands imports none of them."""
+
+
+def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The name of the command that `words` begin with, which may be two words, and its arguments."""
+    length = 2 if " ".join(words[:2]) in COMMANDS else 1
+    return " ".join(words[:length]), list(words[length:])

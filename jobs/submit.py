@@ -60,9 +60,9 @@ def run(request: SubmitRequest, progress: Progress) -> Result:
     # One folder for all attempts: each has the same code and files.
     with job_folder(files) as folder:
         while True:
-            job = f"rayrec-{command.name}-{secrets.token_hex(4)}"
+            job = f"rayrec-{command.name.replace(' ', '-')}-{secrets.token_hex(4)}"
             progress.stage(f"send the job to {client.address}")
-            client.submit(job, ["python", "-m", f"jobs.{command.name}", *as_arguments(sent), *flags], folder)
+            client.submit(job, ["python", "-m", command.module, *as_arguments(sent), *flags], folder)
             progress.finish()
             state = _ray_job("status", job, client.address)
             progress.message(f"job {job} at {client.address}; `{state}` shows its state")

@@ -31,9 +31,15 @@ _STUB_TYPES = (
 
 def document() -> str:
     """docs/cli.md with the options as the requests have them."""
-    summaries = [f"| [`rayrec {name}`](#rayrec-{name}) | {summary} |" for name, summary in COMMANDS.items()]
+    summaries = [
+        f"| [`rayrec {name}`](#rayrec-{name.replace(' ', '-')}) | {summary} |" for name, summary in COMMANDS.items()
+    ]
     text = _filled(DOCUMENT.read_text(), "commands", "\n".join(["| command | |", "| --- | --- |", *summaries]))
     return _filled(text, "options", "\n\n".join(map(_options, COMMANDS)))
+
+
+def _anchor(command: str) -> str:
+    return f"rayrec-{command.replace(' ', '-')}"
 
 
 def _filled(text: str, name: str, content: str) -> str:

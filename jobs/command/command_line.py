@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs import COMMANDS
+from jobs import COMMANDS, split_command
 from jobs.command.fields import RequestField, fields_of
 from jobs.command.request import Request
 from jobs.command.runner import Command, RequestT, build_request, load_command, run_command
@@ -21,7 +21,7 @@ FLAGS = {"json": "Print only the result, as JSON.", "debug": "Show tracebacks an
 
 def main(command: Command[RequestT], arguments: Sequence[str] | None = None) -> int:
     """Run `python -m jobs.NAME`, which takes the arguments of `rayrec NAME`; returns the exit code."""
-    return run_program(typer_command(command), f"python -m jobs.{command.name}", arguments)
+    return run_program(typer_command(command), f"python -m {command.module}", arguments)
 
 
 def typer_command(command: Command[RequestT]) -> Any:
@@ -50,7 +50,7 @@ def parse_command(words: Sequence[str]) -> tuple[Command[Any], Request, list[str
 
     Raises ConfigError.
     """
-    name, *arguments = words
+    name, arguments = split_command(words)
     if name not in COMMANDS:
         raise ConfigError(f"no command '{name}'; {did_you_mean(name, COMMANDS, 'commands:')}")
     command = load_command(name)

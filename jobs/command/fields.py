@@ -44,9 +44,9 @@ class RequestField:
         plain = _plain(self.type)
         if named:
             return named[-1]
-        if typing.get_origin(plain) is Literal:
-            return "|".join(map(str, typing.get_args(plain)))
         item = typing.get_args(plain)[0] if self.is_repeated else self.type
+        if typing.get_origin(_plain(item)) is Literal:
+            return "|".join(map(str, typing.get_args(_plain(item))))
         return _METAVARS[item if item in _METAVARS else _plain(item)]
 
     @property

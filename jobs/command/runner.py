@@ -51,11 +51,20 @@ class Command(Generic[RequestT]):
     describe: Callable[[Result], str] = describe_result
     """The text that a person sees on stdout instead of the JSON."""
 
+    @property
+    def module(self) -> str:
+        """The module whose `COMMAND` it is."""
+        return _module(self.name)
+
 
 def load_command(name: str) -> Command[Any]:
     """Import the module of a command."""
-    command: Command[Any] = importlib.import_module(f"jobs.{name}").COMMAND
+    command: Command[Any] = importlib.import_module(_module(name)).COMMAND
     return command
+
+
+def _module(name: str) -> str:
+    return f"jobs.{name.replace(' ', '_')}"
 
 
 def build_request(request: type[RequestT], values: Mapping[str, Any]) -> RequestT:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from jobs import COMMANDS
+from jobs import COMMANDS, split_command
 from rayrec.common.program import leave, run_program
 
 
@@ -18,7 +18,8 @@ class _Group(TyperGroup):
     """Lists commands by name and help text, and makes the one that is run from its request."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        name, listed, rest = super().resolve_command(ctx, args)
+        command, arguments = split_command(args)
+        name, listed, rest = super().resolve_command(ctx, [command, *arguments])
         if name is None or listed is None:
             return name, listed, rest
         from jobs.command.command_line import typer_command

@@ -98,7 +98,7 @@ class FeatureEncoder:
             and feature.name in self._lookups
             and feature.name not in self._from_digits
             and id_dtype(feature) == np.int32
-            and (not feature.transforms[1:] or isinstance(feature.transforms[-1], HashIds) and len(feature.transforms) == 2)
+            and [type(transform) for transform in feature.transforms] in ([Vocabulary], [Vocabulary, HashIds])
         ]
         """Features of one id of a vocabulary, which at most one `HashIds` changes, and their positions."""
         self._cardinalities = np.array([[feature.cardinality] for _, feature in self._one_listed])

@@ -19,6 +19,7 @@ from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
 from rayrec.inference.folder.model_folder import Metrics, ModelFolder
 from rayrec.inference.folder.table_files import MappedTable, TableMemory
 from rayrec.inference.raw_rows import RawRows
+from rayrec.internals.torch_onednn import pack_linear_layers
 from rayrec.models.common.ranking import ScoresPairs
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
@@ -91,7 +92,7 @@ class Predictor:
 
         Raises UserError if a feature has no column.
         """
-        # Rows that `encode` made come with exactly these columns; finding each by name would take as long as reading it.
+        # What `encode` gives has exactly these columns; to find each by name would take as long as to read it.
         if not rows.schema.equals(self.encoded_columns):
             for feature in self.schema.features:
                 if feature.name not in rows.schema.names:
@@ -232,4 +233,5 @@ def _load_dense_network(model_folder: ModelFolder) -> nn.Module:
                 f"config.yaml makes it {expected.get(name, 'unknown')}; export the model again"
             )
     network.load_state_dict(weights, assign=True)
+    pack_linear_layers(network)
     return network.eval()

@@ -2,9 +2,10 @@
 
 Requests that arrive during a pass gather, and the next pass takes them all: an idle server scores a request at once, a
 busy one in batches as large as the load makes them. A small pass is run in the event loop: to hand it to a thread, and
-to share Python's lock with it, takes as long as the pass, and requests that arrive meanwhile gather all the same. `wait_seconds` makes an idle server wait for more requests. Where
-not all fit into a pass, the smallest go first, and every other pass begins with the oldest: a client that sends many
-large requests at once delays those who ask for a few rows by two passes, and still gets half of them.
+to share Python's lock with it, takes as long as the pass, and requests that arrive meanwhile gather all the same.
+`wait_seconds` makes an idle server wait for more requests. Where not all fit into a pass, the smallest go first, and
+every other pass begins with the oldest: a client that sends many large requests at once delays those who ask for a few
+rows by two passes, and still gets half of them.
 
 Why not `@serve.batch` of Ray Serve: it rejects a single request larger than a batch, sends a request that no longer
 fits into one back to the end of the queue, and fails every request of a batch together with a bad one.

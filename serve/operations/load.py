@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,19 +40,20 @@ class Post:
         return f"POST {url.path} HTTP/1.1\r\n{lines}\r\n".encode() + self.body
 
 
+def json_post(url: str, body: bytes, token: str | None = None) -> Post:
+    """A request whose body is JSON, with a token if the server asks for one."""
+    authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return Post(url, body, {"Content-Type": "application/json", **authorization})
+
+
 def answer_to(post: Post) -> tuple[int, bytes]:
     """The status and the body of one answer. Raises OSError if the connection fails."""
     return asyncio.run(_answer_to(post))
 
 
-def of_clients(
-    post: Post, clients: int, seconds: float, while_running: Callable[[float], None] = lambda _: None
-) -> list[Sample]:
-    """Send `post` for some seconds from `clients` clients, each of which waits for an answer before it asks again.
-
-    `while_running` is called twice a second with the seconds that have passed.
-    """
-    return asyncio.run(_of_clients(post, clients, seconds, while_running))
+def of_clients(post: Post, clients: int, seconds: float) -> list[Sample]:
+    """Send `post` for some seconds from `clients` clients, each of which waits for an answer before it asks again."""
+    return asyncio.run(_of_clients(post, clients, seconds))
 
 
 def at_rate(post: Post, per_second: float, seconds: float) -> list[Sample]:
@@ -85,9 +86,7 @@ async def _answer_to(post: Post) -> tuple[int, bytes]:
     return answer.status, answer.body
 
 
-async def _of_clients(
-    post: Post, clients: int, seconds: float, while_running: Callable[[float], None]
-) -> list[Sample]:
+async def _of_clients(post: Post, clients: int, seconds: float) -> list[Sample]:
     client = _Client(post)
     began = time.perf_counter()
     samples: list[Sample] = []
@@ -99,14 +98,7 @@ async def _of_clients(
             if not status:
                 await asyncio.sleep(0.1)  # a server that is gone refuses thousands of connections a second
 
-    async def show() -> None:
-        while True:
-            while_running(time.perf_counter() - began)
-            await asyncio.sleep(0.5)
-
-    shown = asyncio.create_task(show())
     await asyncio.gather(*(ask_again_and_again() for _ in range(clients)))
-    shown.cancel()
     client.close()
     return samples
 

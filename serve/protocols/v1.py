@@ -10,7 +10,8 @@
                                        "candidates": [{"candidate": 42337, "score": 0.31}, ...]}
                                    candidates are ids of what the model looks up, or objects of raw features
 
-A version is named by /v1/models/NAME/versions/VERSION:predict. Every error is {"error": "one line"} with its status.
+`:predict` also takes an Arrow IPC stream of raw columns, and then answers with one (`serve.protocols.arrow`). A version
+is named by /v1/models/NAME/versions/VERSION:predict. Every error is {"error": "one line"} with its status.
 """
 
 import json
@@ -34,6 +35,7 @@ from serve.engine.admission import Admission
 from serve.errors import RequestError
 from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import Rows, ServedVersion
+from serve.protocols import arrow
 from serve.protocols.http import call_of, parse_json, read_body
 
 Verb = Callable[[ServedModel, ServedVersion, bytes, Admission], Awaitable[bytes]]
@@ -46,6 +48,13 @@ async def _predict(model: ServedModel, version: ServedVersion, body: bytes, admi
     # Every row is an object. Who sends few rows is not to wait with those who send many.
     async with admission.parsed(len(body), body.count(b"{"), version.row_bytes, parse) as rows:
         return predictions(model.name, version.version, await model.score(version, Rows(rows)))
+
+
+async def _predict_columns(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
+    max_rows = admission.settings.max_rows_per_request
+    parse = partial(arrow.parse_columns, body, version.predictor.raw_rows, max_rows)
+    async with admission.parsed(len(body), max_rows, version.row_bytes, parse) as rows:
+        return arrow.scores_stream(model.name, version.version, await model.score(version, Rows(rows)))
 
 
 async def _recommend(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
@@ -93,7 +102,12 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
         model = models.model(name)
         chosen = model.version(request.path_params.get("version"))
         call_of(request).answered_by(name, chosen.version, verb)
+        is_arrow = request.headers.get("Content-Type", "").partition(";")[0].strip().lower() == arrow.MEDIA_TYPE
+        if is_arrow and verb != "predict":
+            raise RequestError(415, f"':{verb}' takes JSON; Arrow is for :predict")
         body = await read_body(request, admission.settings)
+        if is_arrow:
+            return Response(await _predict_columns(model, chosen, body, admission), media_type=arrow.MEDIA_TYPE)
         content = await VERBS[verb](model, chosen, body, admission)
         return Response(content, media_type="application/json")
 

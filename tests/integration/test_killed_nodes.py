@@ -17,13 +17,13 @@ import pytest
 import requests
 
 import rayrec
-from benchmarks.load import Sample, at_rate, summary
 from cluster.java import provide_java
 from rayrec.common.ports import free_port
 from rayrec.inference.predictor import load_model
 from rayrec.recipes import dump_recipe, load_recipe
 from rayrec.training.run.folder import checkpoint_name
 from rayrec.training.run.history import read_history
+from serve.operations.load import Sample, at_rate, json_post, summary
 from tests.builders import make_dataset
 from tests.holding import Hold, run_module
 from tests.model_folders import make_model_folder, make_raw_rows
@@ -169,7 +169,7 @@ def test_serving(environment: dict[str, str], tmp_path: Path) -> None:
         process = subprocess.Popen(command, env=attached, stdout=out, stderr=out)
         _until(lambda: b"try\n" in log.read_bytes(), process, log)
         _until(lambda: _places(nodes) == 2, process, log)
-        load = threading.Thread(target=lambda: samples.extend(at_rate(url, b"{}", RATE, SECONDS)))
+        load = threading.Thread(target=lambda: samples.extend(at_rate(json_post(url, b"{}"), RATE, SECONDS)))
         load.start()
         time.sleep(5)
         nodes.pop(_kill_one_with("ServeReplica", nodes))

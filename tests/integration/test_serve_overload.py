@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import requests
 
-from benchmarks.load import at_rate, percentiles
 from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.recipes import dump_recipe, load_recipe
+from serve.operations.load import at_rate, json_post, percentiles
 from tests.model_folders import make_model_folder
 
 SETTINGS = ["serve.replicas=2", "serve.max_batch_size=1", "serve.max_queued_requests=2"]
@@ -35,7 +35,7 @@ def test_overload_and_the_death_of_a_replica(ray_cluster: str, tmp_path: Path) -
         assert requests.post(address, data=BODY, timeout=60).status_code == 200
 
         # Both replicas hold 4 requests at most, however many come.
-        during = at_rate(address, BODY, per_second=300, seconds=4)
+        during = at_rate(json_post(address, BODY), per_second=300, seconds=4)
         statuses = Counter(sample.status for sample in during)
         assert set(statuses) == {200, 503}
         assert statuses[503] > statuses[200]
@@ -44,13 +44,13 @@ def test_overload_and_the_death_of_a_replica(ray_cluster: str, tmp_path: Path) -
         assert percentiles(during, 503)["p50"] < percentiles(during, 200)["p50"]
         refused = _refusal(address)
         assert refused.headers["Retry-After"] == "1"
-        after = at_rate(address, b"{}", per_second=5, seconds=3)
+        after = at_rate(json_post(address, b"{}"), per_second=5, seconds=3)
         assert {sample.status for sample in after} == {200}
 
         assert len(replicas()) == 2
         victim = replicas()[0]
         threading.Timer(2.0, os.kill, (victim.pid, signal.SIGKILL)).start()
-        during = at_rate(address, b"{}", per_second=20, seconds=7)
+        during = at_rate(json_post(address, b"{}"), per_second=20, seconds=7)
         failed = [sample for sample in during if sample.status != 200]
         # The request that it was answering is sent to the other replica; without that one would fail.
         assert len(failed) <= 2

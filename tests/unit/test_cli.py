@@ -64,6 +64,8 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
     ("evaluate", ["s3://b/run", "--data", "s3://b/d"],
      {"source": local_path("s3://b/run"), "data": local_path("s3://b/d")}),
     ("benchmark", ["train", "r", "--data", "d"], {"what": "train", "recipe": "r", "data": Path("d")}),
+    ("benchmark serve", ["m", "--rows", "1", "--rows", "64", "--protocol", "arrow"],
+     {"model": Path("m"), "rows": (1, 64), "protocol": ("arrow",), "clients": (1, 4)}),
     (
         "submit",
         ["train", "r", "--data", "d", "--address", "http://h:1", "--output", "o", "--set", "a=1", "--set", "b=2",

@@ -2,7 +2,6 @@
 
 from functools import partial
 from importlib.metadata import version as installed_version
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
