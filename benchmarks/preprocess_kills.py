@@ -62,20 +62,24 @@ def main() -> None:
                     results.add(measure(Path(folder), kind, ROWS[kind], options.kills, options.seed))
 
 
-def measure(folder: Path, kind: str, rows: int, kills: int, seed: int | None) -> dict[str, Any]:
-    """What `kills` kills of one kind cost. Needs a Ray session.
+def measure(
+    folder: Path, kind: str, rows: int, kills: int, seed: int | None, *, on_spark: bool = True
+) -> dict[str, Any]:
+    """What `kills` kills of one kind cost. With Spark it needs a Ray session; else threads of the command work.
 
     Raises AssertionError if the files differ in the end, or if a finished stage was done again.
     """
-    arguments = write_raw(folder, kind, rows)
-    undisturbed = _Dataset(folder / "undisturbed", arguments)
+    arguments, environment = write_raw(folder, kind, rows), _environment(on_spark)
+    if on_spark:
+        arguments += ["--set", "preprocess.spark.executor_memory=1g"]
+    undisturbed = _Dataset(folder / "undisturbed", arguments, environment)
     undisturbed.attempt(None)
-    expected, work = _files(undisturbed.output), undisturbed.seconds
+    expected, work = files_of(undisturbed.output), undisturbed.seconds
     moments = random.Random(seed)
     killed: list[dict[str, Any]] = []
     datasets = 0
     while len(killed) < kills:
-        dataset = _Dataset(folder / f"dataset-{datasets}", arguments)
+        dataset = _Dataset(folder / f"dataset-{datasets}", arguments, environment)
         remaining = min(_KILLS_PER_DATASET, kills - len(killed))
         for moment in sorted(moments.uniform(0.0, work) for _ in range(remaining)):
             done = [ended for name, ended in undisturbed.marks.items() if name in dataset.marks]
@@ -85,9 +89,11 @@ def measure(folder: Path, kind: str, rows: int, kills: int, seed: int | None) ->
                 break
             killed.append({"moment": round(moment, 2), **kill})
             print(f"{kind}: {killed[-1]}", file=sys.stderr, flush=True)
+            if dataset.output.exists():  # it was killed when all was done
+                break
         if not dataset.output.exists():
             dataset.attempt(None)
-        assert _files(dataset.output) == expected, f"{dataset.output} differs from {undisturbed.output}"
+        assert files_of(dataset.output) == expected, f"{dataset.output} differs from {undisturbed.output}"
         datasets += 1
     return {
         "kind": kind,
@@ -108,6 +114,7 @@ class _Dataset:
 
     output: Path
     arguments: list[str]
+    environment: dict[str, str]
     marks: dict[str, float] = field(default_factory=dict)
     """When each stage was finished (Unix time), in order."""
     began: float = 0.0
@@ -122,7 +129,7 @@ class _Dataset:
         command = [sys.executable, "-m", "jobs.preprocess", *self.arguments, "--output", str(self.output)]
         with log_file.open("w") as log:
             process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=_environment(), start_new_session=True, cwd=REPOSITORY
+                command, stdout=log, stderr=log, env=self.environment, start_new_session=True, cwd=REPOSITORY
             )
             while process.poll() is None:
                 self._look(is_new, said=log_file)
@@ -170,15 +177,15 @@ class _Dataset:
 
 def write_raw(folder: Path, kind: str, rows: int) -> list[str]:
     """Write raw data; returns the arguments of `preprocess` but for the output."""
-    raw, settings = folder / "raw", ["--set", "preprocess.spark.executor_memory=1g"]
+    raw = folder / "raw"
     if kind != "table":
         source, recipe = _GENERATED[kind]
         rayrec.generate(source, rows, raw, progress=False)
         generated = source_of(source).generated
         assert generated is not None
         split = ["--set", f"preprocess.split.kind={generated.split}"]
-        return [recipe, "--input", str(raw / generated.path), *split, *settings]
-    raw.mkdir()
+        return [recipe, "--input", str(raw / generated.path), *split]
+    raw.mkdir(parents=True)
     write_log(raw, rows, 4)
     write_side_tables(raw)
     recipe_file = folder / "recipe.yaml"
@@ -187,17 +194,19 @@ def write_raw(folder: Path, kind: str, rows: int) -> list[str]:
     model = {"kind": "dcnv2", "embedding_dim": 8}
     sections = {"source": source_section, "preprocess": preprocess, "model": model}
     recipe_file.write_text(yaml.safe_dump(sections, sort_keys=False))
-    return [str(recipe_file), "--input", str(raw / "csv"), *settings]
+    return [str(recipe_file), "--input", str(raw / "csv")]
 
 
-def _environment() -> dict[str, str]:
-    """That of a command on the Ray session of this process."""
+def _environment(on_ray: bool) -> dict[str, str]:
+    """That of a command on the Ray session of this process, or without one."""
+    if not on_ray:
+        return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     import ray
 
     return {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
 
 
-def _files(dataset: Path) -> dict[str, str]:
+def files_of(dataset: Path) -> dict[str, str]:
     """The SHA-256 of every file but the result, which has the time that the command took."""
     files = (path for path in sorted(dataset.rglob("*")) if path.is_file() and path.name != RESULT_FILE)
     return {path.relative_to(dataset).as_posix(): sha256_of(path) for path in files}

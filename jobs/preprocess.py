@@ -3,15 +3,20 @@
 import re
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field
 
 from jobs.command import Command, PathTexts, RecipeRequest, Result, absolute_path, main
 from rayrec.common.files import owned
 from rayrec.common.progress import Progress
+from rayrec.config.preprocess import SparkConfig
 from rayrec.recipes import Recipe
 from rayrec.storage.location import Folder, location
+
+if TYPE_CHECKING:
+    from rayrec.ingest.dataset import Manifest
+    from rayrec.preprocessing.pipeline import Preprocessing
 
 _NAMED = re.compile(r"(?P<split>[A-Za-z_]\w*)=(?P<path>.+)", re.DOTALL)
 
@@ -39,17 +44,37 @@ class PreprocessRequest(RecipeRequest):
 
 def run(request: PreprocessRequest, progress: Progress) -> Result:
     """Preprocess; `rows` counts those of all splits, `details` those of each, and the rejected ones by reason."""
-    from cluster.nodes import all_nodes_see
-    from cluster.ray_session import ray_session
-    from cluster.spark_session import spark_session
+    from cluster.ray_session import has_cluster
+    from rayrec.preprocessing.threads import Threads
     from rayrec.sources.registry import preprocessing
-    from rayrec.storage.staged import lent
-    from rayrec.storage.unfinished import has_unfinished_work
 
     recipe = request.load_recipe()
     job = preprocessing(recipe, request.inputs(recipe), request.output)
+    with owned(request.output):
+        if job.suits_threads and recipe.preprocess.spark == SparkConfig() and not has_cluster():
+            manifest = job.run(Threads.of_this_machine(), progress)
+        else:
+            manifest = _run_on_spark(job, request, recipe.preprocess.spark, progress)
+    splits = {name: split.rows for name, split in manifest.splits.items()}
+    return Result(
+        command="preprocess",
+        output=request.output,
+        rows=sum(splits.values()),
+        details={"splits": splits, "rejected": manifest.rejected},
+    )
+
+
+def _run_on_spark(
+    job: "Preprocessing", request: PreprocessRequest, config: SparkConfig, progress: Progress
+) -> "Manifest":
+    from cluster.nodes import all_nodes_see
+    from cluster.ray_session import ray_session
+    from cluster.spark_session import spark_session
+    from rayrec.storage.staged import lent
+    from rayrec.storage.unfinished import has_unfinished_work
+
     progress.stage("start Spark on Ray")
-    with owned(request.output), ray_session(), ExitStack() as stack:
+    with ray_session(), ExitStack() as stack:
         is_shared = all_nodes_see(request.output.parent)
         # What was begun at a URI is ended there, though all nodes may see one disk by now.
         at_uri = job.reads_uris and (not is_shared or has_unfinished_work(request.output))
@@ -58,15 +83,8 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
             progress.message(f"Spark writes to {location(request.output)}, not to a disk of this node")
         elif not is_shared:
             progress.message(f"not all nodes see {request.output.parent}: Spark works on this node alone")
-        with spark_session(recipe.preprocess.spark, on_all_nodes=is_shared or at_uri) as spark:
-            manifest = job.run(spark, progress, at_uri=at_uri)
-    splits = {name: split.rows for name, split in manifest.splits.items()}
-    return Result(
-        command="preprocess",
-        output=request.output,
-        rows=sum(splits.values()),
-        details={"splits": splits, "rejected": manifest.rejected},
-    )
+        with spark_session(config, on_all_nodes=is_shared or at_uri) as spark:
+            return job.run(spark, progress, at_uri=at_uri)
 
 
 def inputs_by_split(inputs: Iterable[str], *, named: bool) -> dict[str | None, list[str]]:

@@ -9,12 +9,12 @@ import hashlib
 import json
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from rayrec.common.files import is_uri, new_folder, remove_unfinished_files, sha256_in
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.ingest.dataset import MANIFEST_FILE, Manifest, SourceFile, StoredFile
-from rayrec.preprocessing.spark_tasks import no_tasks_left_behind, run_tasks, user_errors
+from rayrec.preprocessing.tasks import Workers, no_tasks_left_behind, run_tasks, user_errors
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset
 from rayrec.raw.files import InputFile
 from rayrec.recipes import Recipe
@@ -22,10 +22,9 @@ from rayrec.storage.files import exists, files_below, make_folder, open_file, re
 from rayrec.storage.location import location
 from rayrec.storage.unfinished import new_folder_at_uri, require_new
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 _SCRATCH = ".scratch"
+_SMALL_BYTES = 2**28
+"""Of raw files, compressed or not; threads hold what they bring together in memory."""
 _STAGES_VERSION = 2
 """Goes up when the files of a stage change, so that they are not mixed with those of an earlier version."""
 
@@ -36,6 +35,10 @@ class PreprocessingJob(Protocol):
     @property
     def files(self) -> tuple[InputFile, ...]:
         """All raw files that are read."""
+
+    @property
+    def needs_spark(self) -> bool:
+        """Whether some of the work is Spark's alone, such as joins of its own."""
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write everything in the dataset but the schema and the manifest. Raises UserError.
@@ -60,7 +63,12 @@ class Preprocessing:
         """Whether every raw file is read from a URI, so that it is the same on each node."""
         return all(is_uri(file.name) for file in self._job.files)
 
-    def run(self, spark: "SparkSession", progress: Progress | None = None, *, at_uri: bool = False) -> Manifest:
+    @property
+    def suits_threads(self) -> bool:
+        """Whether threads of one process are done with the work before Spark has started."""
+        return not self._job.needs_spark and sum(file.bytes for file in self._job.files) <= _SMALL_BYTES
+
+    def run(self, workers: Workers, progress: Progress | None = None, *, at_uri: bool = False) -> Manifest:
         """Write the dataset folder. Whatever fails, the output stays as it was. Raises UserError.
 
         A job that was killed, or failed for another reason than its inputs, goes on from its last finished stage when
@@ -73,13 +81,13 @@ class Preprocessing:
             new = new_folder_at_uri(self._output, fingerprint, MANIFEST_FILE)
         else:
             new = new_folder(self._output, self._fingerprint(str(self._output)))
-        with user_errors(), new as folder, no_tasks_left_behind(spark):
+        with user_errors(), new as folder, no_tasks_left_behind(workers):
             scratch = folder / _SCRATCH
             if files_below(folder):
                 progress.message(f"{location(folder)}: unfinished work of an earlier run; going on from there")
             if not exists(folder / MANIFEST_FILE):
                 make_folder(scratch)
-                self._write(Workspace(spark, folder, scratch, progress))
+                self._write(Workspace(workers, folder, scratch, progress))
             # The manifest is there: a kill from here on has no work done again, however much of the scratch is gone.
             remove(scratch)
             return Manifest.load(folder)
@@ -94,7 +102,7 @@ class Preprocessing:
         wanted = [n for n in files_below(folder) if PurePath(n).parts[0] != _SCRATCH and n not in parts]
         manifest = Manifest(
             splits=written.splits,
-            files=tuple(run_tasks(workspace.spark, wanted, partial(_stored_file, folder))),
+            files=tuple(run_tasks(workspace.workers, wanted, partial(_stored_file, folder))),
             rejected=written.rejected,
             sources=source_files(self._job),
             config=self._resolved,

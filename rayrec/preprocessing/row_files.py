@@ -1,4 +1,4 @@
-"""Rows in scratch files: read into data frames of Spark, and written a file for each partition."""
+"""Rows in scratch files: read to be brought together, and written a file for each partition."""
 
 import pickle
 from collections import Counter
@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.preprocessing.segments import Piece, Segment, count_rows
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number
+from rayrec.preprocessing.tasks import Rows, counted_rows, partition_number, results_of, rows_of_tasks
+from rayrec.preprocessing.threads import HeldRows
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.storage.parquet_files import new_parquet
 
@@ -30,43 +31,46 @@ def new_rows(
     return new_parquet(path, schema, use_dictionary=list(dictionaries), compression="lz4", write_statistics=False)
 
 
-def spark_schema(schema: pa.Schema) -> str:
-    """The columns of a schema as Spark's DDL."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(schema).simpleString()
-
-
 @contextmanager
 def frame_of_rows(
     workspace: Workspace, stage: str, sources: Sequence[tuple[Sequence[Segment], Read]], schema: pa.Schema
 ) -> Iterator["DataFrame"]:
-    """A stage of the work that begins with segments of rows: a data frame of what each source's function yields.
+    """The rows of `gathered_rows` as a data frame, in a job that needs Spark."""
+    with gathered_rows(workspace, stage, sources, schema) as rows:
+        assert not isinstance(rows, HeldRows), "the job says that it needs Spark"
+        yield rows
+
+
+@contextmanager
+def gathered_rows(
+    workspace: Workspace, stage: str, sources: Sequence[tuple[Sequence[Segment], Read]], schema: pa.Schema
+) -> Iterator[Rows]:
+    """A stage of the work that begins with segments of rows: what each source's function yields.
 
     Progress counts the rows that are read. Errors of tasks leave the block as those of `counted_rows`.
     """
     items = [(number, segment) for number, (segments, _) in enumerate(sources) for segment in segments]
     total = count_rows(segment for _, segment in items)
     functions = [function for _, function in sources]
-    with counted_rows(workspace.spark, workspace.progress, stage, total) as counter:
+    with counted_rows(workspace.workers, workspace.progress, stage, total) as counter:
 
         def read(item: tuple[int, Segment]) -> Iterator[pa.RecordBatch]:
             number, segment = item
             yield from functions[number](segment)
             counter.add(segment.piece.rows)
 
-        yield frame_of_tasks(workspace.spark, items, read, spark_schema(schema))
+        yield rows_of_tasks(workspace.workers, items, read, schema)
 
 
 def write_partitions(
-    frame: "DataFrame",
+    gathered: Rows,
     folder: Path,
     names: Sequence[str],
     schema: pa.Schema,
     dictionaries: Sequence[str],
     work: Callable[[Iterator[pa.RecordBatch], Write], FactT],
 ) -> tuple[dict[str, list[Piece]], list[FactT]]:
-    """Write a file of each name for every partition of a data frame.
+    """Write a file of each name for every partition of rows.
 
     `work(batches, write)` takes the batches of a partition, calls `write(name, rows)` and returns a small fact. Returns
     the files by name, without empty ones, and the facts, both in the order of partitions.
@@ -89,7 +93,7 @@ def write_partitions(
             fact = work(batches, write)
         yield pa.RecordBatch.from_pydict({"partition": [partition], "written": [pickle.dumps((rows, fact))]})
 
-    found = sorted(collect_rows(frame.mapInArrow(run, "partition long, written binary")))
+    found = sorted(results_of(gathered, run, "partition long, written binary"))
     written = [(partition, *pickle.loads(of_partition)) for partition, of_partition in found]
     pieces = {name: [Piece(path_of(name, p), 0, rows[name]) for p, rows, _ in written if rows[name]] for name in names}
     return pieces, [fact for *_, fact in written]

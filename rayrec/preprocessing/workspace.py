@@ -15,6 +15,8 @@ from rayrec.common.files import sync_folders
 from rayrec.common.progress import Progress
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
+from rayrec.preprocessing.tasks import Workers
+from rayrec.preprocessing.threads import Threads
 from rayrec.storage.files import exists, make_folder, read_bytes, remove, write_json
 
 if TYPE_CHECKING:
@@ -25,14 +27,20 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class Workspace:
-    """A Spark session and the unfinished dataset folder."""
+    """What runs the tasks of a job, and the unfinished dataset folder."""
 
-    spark: "SparkSession"
+    workers: Workers
     folder: Path
     """The dataset that is being written; every task can read and write it, by `rayrec.storage.files`."""
     scratch: Path
     """A folder for the files that stages pass on to each other."""
     progress: Progress
+
+    @property
+    def spark(self) -> "SparkSession":
+        """The Spark session of a job that needs one."""
+        assert not isinstance(self.workers, Threads), "the job says that it needs Spark"
+        return self.workers
 
     def within(self, scratch: Path) -> Self:
         """The same workspace for a stage whose scratch files lie in a folder of their own."""

@@ -2,9 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -63,12 +61,10 @@ def test_one_line_says_what_is_wrong_with_a_table(
     check(case, rayrec_here(case.command), folder)
 
 
-@pytest.mark.minutes
 @pytest.mark.parametrize("case", bad_tables.BAD_ROWS, ids=lambda c: c.title)
 def test_one_line_says_what_is_wrong_with_the_rows(
-    case: BadInput, folder: Path, rayrec_here: Callable[[str], Finished], spark: Any, monkeypatch: pytest.MonkeyPatch
+    case: BadInput, folder: Path, rayrec_here: Callable[[str], Finished]
 ) -> None:
-    monkeypatch.setattr("cluster.spark_session.spark_session", lambda *_, **__: nullcontext(spark))
     check(case, rayrec_here(case.command), folder)
 
 

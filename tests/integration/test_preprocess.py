@@ -20,7 +20,7 @@ from rayrec.common.errors import UserError
 from rayrec.features.vocabulary import fingerprint
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import extract, segments
-from rayrec.preprocessing.spark_tasks import packed_items, partition_number, run_tasks, user_errors
+from rayrec.preprocessing.tasks import packed_items, partition_number, run_tasks, user_errors
 from rayrec.sources.criteo.config import CriteoSourceConfig
 from rayrec.sources.registry import preprocessing
 from rayrec.storage.parquet_files import new_parquet

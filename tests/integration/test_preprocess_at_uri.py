@@ -55,7 +55,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, d
 )
 def test_the_same_files_as_on_a_disk(kind: str, cluster: tuple[Store, dict[str, str]], tmp_path: Path) -> None:
     store, environment = cluster
-    arguments = write_raw(tmp_path, kind, ROWS[kind] // 20)
+    arguments = [*write_raw(tmp_path, kind, ROWS[kind] // 20), "--set", "preprocess.spark.executor_memory=1g"]
     if kind == "displays":
         arguments += ["--set", "preprocess.feature_set=full"]  # whose stages are all there are
     local = tmp_path / "dataset"

@@ -18,6 +18,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.extract import Extracted, ExtractedChunk
 from rayrec.preprocessing.pipeline import Preprocessing
 from rayrec.preprocessing.segments import Piece
+from rayrec.preprocessing.threads import Threads
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.sources.interactions.histories import HistoryCounts
 from tests.builders import make_dataset, make_recipe
@@ -185,6 +186,7 @@ class NothingLeft:
     """A job whose work is done."""
 
     files = ()
+    needs_spark = False
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         pytest.fail("works again")
@@ -197,6 +199,6 @@ def test_a_kill_while_the_scratch_is_removed_costs_nothing(tmp_path: Path) -> No
     manifest = make_dataset(folder).manifest
     (folder / ".scratch" / "parse").mkdir(parents=True)
     (folder / ".scratch" / "fit.json").touch()
-    assert job.run(spark=None, progress=SilentProgress()) == manifest  # type: ignore[arg-type]
+    assert job.run(Threads(1), SilentProgress()) == manifest
     assert Dataset.open(tmp_path / "out").manifest == manifest
     assert not list((tmp_path / "out").glob(".*")) and [p.name for p in tmp_path.iterdir()] == ["out"]

@@ -9,13 +9,13 @@ import pyarrow as pa
 from rayrec.features.keyed_table import HASH, hash_texts
 from rayrec.features.lookups import COUNTS, KEY, POSITIVES, RATE_SCHEMA, ROWS, folder_name, joined_keys
 from rayrec.features.schema import Rate
-from rayrec.preprocessing.lookups.counts import added_counts, count_columns, write_totals
+from rayrec.preprocessing.lookups.counts import count_columns, counts_by_key, write_totals
 from rayrec.preprocessing.lookups.rows import CompletedRows, Folds
-from rayrec.preprocessing.row_files import batch_of, frame_of_rows
+from rayrec.preprocessing.row_files import batch_of, gathered_rows
 from rayrec.preprocessing.segments import Segment, count_rows
 from rayrec.preprocessing.sorted_rows import rows_by_value
-from rayrec.preprocessing.spark_tasks import collect_rows
-from rayrec.preprocessing.vocabularies.hash_ranges import in_hash_ranges, range_count, write_sorted
+from rayrec.preprocessing.tasks import results_of
+from rayrec.preprocessing.vocabularies.hash_ranges import range_count, sorted_hash_ranges, write_sorted
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.storage.files import make_folder
 
@@ -47,11 +47,11 @@ def write_rates(
             else:
                 write_sorted(run, folds.tables / folder_name(rates[number].name), schema)
 
-    with frame_of_rows(workspace, "rates of the label", [(train, read)], _COUNTED) as counted:
-        by_key = counted.groupBy("rate", HASH, KEY).agg(*added_counts(COUNTS, _FOLD, folds.count))
-        dealt = in_hash_ranges(by_key, range_count(workspace.spark, count_rows(train)))
-        ordered = dealt.sortWithinPartitions("rate", HASH, KEY)
-        ((total, positives),) = collect_rows(ordered.mapInArrow(write, f"{ROWS} long, {POSITIVES} long"))
+    with gathered_rows(workspace, "rates of the label", [(train, read)], _COUNTED) as counted:
+        keys = ("rate", HASH, KEY)
+        by_key = counts_by_key(counted, keys, COUNTS, _FOLD, folds.count)
+        ordered = sorted_hash_ranges(by_key, range_count(workspace.workers, count_rows(train)), keys)
+        ((total, positives),) = results_of(ordered, write, f"{ROWS} long, {POSITIVES} long")
     return tuple(rate.model_copy(update={"mean": positives / total}) for rate in rates)
 
 

@@ -11,7 +11,7 @@ from rayrec.features.keyed_table import hash_texts
 from rayrec.features.lookups import KEY, KEY_FIELDS, folder_name, lookup_folder
 from rayrec.features.schema import STATISTICS_FOLDER, ListLength, RawColumn, SideTable
 from rayrec.preprocessing.extract import extract_tables, pieces_of
-from rayrec.preprocessing.row_files import frame_of_rows
+from rayrec.preprocessing.row_files import gathered_rows
 from rayrec.preprocessing.segments import Segment, count_rows, make_segments, read_piece
 from rayrec.preprocessing.vocabularies.hash_ranges import write_table
 from rayrec.preprocessing.workspace import Workspace
@@ -79,8 +79,8 @@ def write_side_table(
 
     folder = lookup_folder(workspace.folder / STATISTICS_FOLDER, table)
     make_folder(folder.parent)
-    with frame_of_rows(workspace, f"side table {table.name}", [(segments, read)], numbered) as rows:
-        write_table(rows, count_rows(segments), (KEY,), folder, schema, finish)
+    with gathered_rows(workspace, f"side table {table.name}", [(segments, read)], numbered) as rows:
+        write_table(workspace.workers, rows, count_rows(segments), (KEY,), folder, schema, finish)
     return rejected
 
 

@@ -35,6 +35,8 @@ from rayrec.raw.table import TableFiles, open_table
 class RowsJob:
     """A job whose inputs and config were checked."""
 
+    needs_spark = False
+
     def __init__(
         self, source: TableSourceConfig, config: PreprocessConfig, inputs: Mapping[str | None, Sequence[str]]
     ) -> None:

@@ -17,7 +17,8 @@ from rayrec.features.vocabulary import VOCABULARY_SCHEMA, fingerprint, index_fil
 from rayrec.ingest.dataset import VOCABULARY_FOLDER
 from rayrec.preprocessing.segments import Piece, ReadRows, Segment, count_rows, cut_pieces, read_piece
 from rayrec.preprocessing.sorted_rows import rows_by_value
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks, partition_number, run_tasks
+from rayrec.preprocessing.tasks import Rows, counted_rows, partition_number, results_of, rows_of_tasks, run_tasks
+from rayrec.preprocessing.threads import HeldRows
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.shards import cut_row_groups
 from rayrec.storage.files import make_folder, open_parquet
@@ -61,32 +62,23 @@ def fit_vocabularies(
     rows alone. Missing values and empty ones are not listed.
     """
     features = list(listings)
-    spark, progress, ranked_in = workspace.spark, workspace.progress, workspace.scratch / "ranked"
+    progress, ranked_in = workspace.progress, workspace.scratch / "ranked"
     make_folder(workspace.folder / VOCABULARY_FOLDER)
     if not listings:
         return {}
-    with counted_rows(spark, progress, "count values", count_rows(segments)) as counter:
+    with counted_rows(workspace.workers, progress, "count values", count_rows(segments)) as counter:
 
         def count(segment: Segment) -> Iterator[pa.RecordBatch]:
             yield from _count_values(segment, read, list(listings.values()))
             counter.add(segment.piece.rows)
 
-        from pyspark.sql import functions as f
-
-        counted = frame_of_tasks(spark, segments, count, "feature int, value string, count long")
-        limits = [1 if listing.values else listing.min_count for listing in listings.values()]
-        least = f.element_at(f.array(*[f.lit(limit) for limit in limits]), f.col("feature") + 1)
-        ranked = (
-            counted.groupBy("feature", "value")
-            .agg(f.sum("count").alias("count"))
-            .filter(f.col("count") >= least)
-            .orderBy("feature", f.desc("count"), "value")
-        )
+        counted = rows_of_tasks(workspace.workers, segments, count, _COUNTED)
+        ranked = _ranked(counted, [1 if listing.values else listing.min_count for listing in listings.values()])
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from _write_ranks(batches, ranked_in)
 
-        found = collect_rows(ranked.mapInArrow(write, "feature int, partition int, rows long"))
+        found = results_of(ranked, write, "feature int, partition int, rows long")
     parts: dict[int, list[tuple[int, int]]] = {index: [] for index in range(len(features))}
     for feature, partition, rows in sorted(found):
         most = listings[features[feature]].max_size
@@ -105,6 +97,21 @@ def fit_vocabularies(
         name: Vocabulary(file=vocabulary_file(name, size), size=size, fingerprint=f"{fingerprints[name]:016x}")
         for name, size in sizes.items()
     }
+
+
+def _ranked(counted: Rows, limits: Sequence[int]) -> Rows:
+    """The values of each feature that are counted `limits[feature]` times or more, in the order of ids."""
+    if isinstance(counted, HeldRows):
+        least = pa.array(limits, pa.int64())
+        found = counted.summed(("feature", "value"), ("count",)).whole(
+            lambda table: table.filter(pc.greater_equal(table["count"], least.take(table["feature"])))
+        )
+        return found.sorted_by("feature", ("count", "descending"), "value")
+    from pyspark.sql import functions as f
+
+    limit = f.element_at(f.array(*[f.lit(limit) for limit in limits]), f.col("feature") + 1)
+    summed = counted.groupBy("feature", "value").agg(f.sum("count").alias("count"))
+    return summed.filter(f.col("count") >= limit).orderBy("feature", f.desc("count"), "value")
 
 
 def _count_values(segment: Segment, read: ReadRows, listings: Sequence[Listing]) -> Iterator[pa.RecordBatch]:
@@ -189,10 +196,10 @@ def _number(
             files.append(_Numbering(name, part, cut_pieces(pieces, start, start + _VALUES_PER_FILE), start + 1))
 
     words = dict.fromkeys(features, 0)
-    for file, word in zip(files, run_tasks(workspace.spark, files, _write_ids), strict=True):
+    for file, word in zip(files, run_tasks(workspace.workers, files, _write_ids), strict=True):
         words[file.feature] = (words[file.feature] + word) % 2**64
     paths = [workspace.folder / vocabulary_file(name, sizes[name]) for name in features]
-    run_tasks(workspace.spark, paths, _write_index)
+    run_tasks(workspace.workers, paths, _write_index)
     return words
 
 

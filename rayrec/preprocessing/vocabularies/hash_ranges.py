@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import HASH, write_file
 from rayrec.preprocessing.sorted_rows import whole_groups
-from rayrec.preprocessing.spark_tasks import collect_rows
+from rayrec.preprocessing.tasks import Rows, Workers, results_of, shuffle_partitions, sorted_rows
+from rayrec.preprocessing.threads import HeldRows, Threads
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
 Finish = Callable[[pa.RecordBatch], pa.RecordBatch]
 """Checks sorted rows, or computes further columns of them."""
@@ -21,10 +22,21 @@ ROWS_PER_RANGE = 262_144
 _ROWS_PER_BATCH = 131_072
 
 
-def range_count(spark: "SparkSession", rows: int) -> int:
+def range_count(workers: Workers, rows: int) -> int:
     """Partitions that `rows` rows are worth, at most those of a shuffle."""
-    most = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-    return max(1, min(most, -(-rows // ROWS_PER_RANGE)))
+    return max(1, min(shuffle_partitions(workers), -(-rows // ROWS_PER_RANGE)))
+
+
+def sorted_hash_ranges(rows: Rows, ranges: int, columns: Sequence[str]) -> Rows:
+    """Rows in `ranges` partitions by ascending ranges of the column `hash` (long, uniform), each sorted by columns."""
+    if isinstance(rows, HeldRows):
+
+        def range_of(batch: pa.RecordBatch) -> NDArray[np.integer]:
+            share = batch[HASH].to_numpy().astype(np.float64) / 2.0**64 + 0.5
+            return np.clip(np.floor(share * ranges).astype(np.int32), 0, ranges - 1)
+
+        rows = rows.dealt(range_of, ranges)
+    return sorted_rows(rows, lambda frame: in_hash_ranges(frame, ranges), columns)
 
 
 def in_hash_ranges(frame: "DataFrame", ranges: int) -> "DataFrame":
@@ -52,8 +64,13 @@ def _in_ranges(frame: "DataFrame", ranges: int, share: "Column") -> "DataFrame":
     return frame.repartition(ranges, f.element_at(keys, inside + 1))
 
 
-def partition_keys(spark: "SparkSession", partitions: int) -> NDArray[np.int32]:
-    """For each partition an integer that Spark's hash partitioning sends to it, so that rows can be sent by number."""
+def partition_keys(workers: Workers, partitions: int) -> NDArray[np.int32]:
+    """For each partition an integer that Spark's hash partitioning sends to it, so that rows can be sent by number.
+
+    Held rows are dealt by the number of the partition itself.
+    """
+    if isinstance(workers, Threads):
+        return np.arange(partitions, dtype=np.int32)
     from pyspark.sql import functions as f
 
     keys = np.full(partitions, -1, np.int32)
@@ -61,7 +78,7 @@ def partition_keys(spark: "SparkSession", partitions: int) -> NDArray[np.int32]:
         return np.zeros(1, np.int32)
     tried = 0
     while (keys < 0).any():
-        candidates = spark.range(tried, tried + 8 * partitions + 64).select(f.col("id").cast("int").alias("key"))
+        candidates = workers.range(tried, tried + 8 * partitions + 64).select(f.col("id").cast("int").alias("key"))
         hashed = candidates.select("key", f.expr(f"pmod(hash(key), {partitions})").alias("partition")).collect()
         for key, partition in hashed:
             keys[partition] = key
@@ -70,14 +87,15 @@ def partition_keys(spark: "SparkSession", partitions: int) -> NDArray[np.int32]:
 
 
 def write_table(
-    frame: "DataFrame",
+    workers: Workers,
+    gathered: Rows,
     rows: int,
     keys: Sequence[str],
     folder: Path,
     schema: pa.Schema,
     finish: Finish | None = None,
 ) -> None:
-    """Write the rows of a frame as the table of `schema` in `folder`, which is looked up by the columns `keys`.
+    """Write gathered rows as the table of `schema` in `folder`, which is looked up by the columns `keys`.
 
     `rows`: about how many there are; `finish`: see `write_sorted`. See `rayrec.features.keyed_table`.
     """
@@ -85,8 +103,7 @@ def write_table(
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield row_count(write_sorted(batches, folder, schema, finish))
 
-    dealt = in_hash_ranges(frame, range_count(frame.sparkSession, rows))
-    collect_rows(dealt.sortWithinPartitions(HASH, *keys).mapInArrow(write, ROW_COUNT))
+    results_of(sorted_hash_ranges(gathered, range_count(workers, rows), (HASH, *keys)), write, ROW_COUNT)
 
 
 def write_sorted(

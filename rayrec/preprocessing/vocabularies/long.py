@@ -23,7 +23,8 @@ from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.features.vocabulary import VocabularyLookup, vocabulary_files, write_index
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
 from rayrec.preprocessing.sorted_rows import rows_by_value
-from rayrec.preprocessing.spark_tasks import counted_rows, frame_of_tasks, run_tasks
+from rayrec.preprocessing.tasks import counted_rows, frame_of_tasks, run_tasks
+from rayrec.preprocessing.threads import Threads
 from rayrec.preprocessing.vocabularies.fit import distinct_values
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.storage.files import exists, open_parquet
@@ -32,6 +33,7 @@ from rayrec.storage.parquet_files import new_parquet
 Rest = Mapping[Path, tuple[pa.Array, NDArray[np.int64]]]
 """Values beyond the limit (string) and their ids, by vocabulary."""
 
+_PENDING = pa.schema([("segment", pa.int32()), ("vocabulary", pa.int32()), ("value", pa.string())])
 _JOINED = pa.schema([("vocabulary", pa.int32()), ("value", pa.string()), ("id", pa.int64())])
 
 
@@ -49,11 +51,18 @@ class LongVocabularies:
 
     @classmethod
     def of(cls, workspace: Workspace, schema: Schema, limit: int) -> "LongVocabularies":
-        """Choose the features of a schema that have a vocabulary of more than `limit` values."""
-        features = tuple(
-            feature
-            for feature in schema.categorical
-            if any(isinstance(transform, Vocabulary) and transform.size > limit for transform in feature.transforms)
+        """Choose the features of a schema that have a vocabulary of more than `limit` values.
+
+        Threads have none: the vocabularies of a small input are small.
+        """
+        features = (
+            ()
+            if isinstance(workspace.workers, Threads)
+            else tuple(
+                feature
+                for feature in schema.categorical
+                if any(isinstance(transform, Vocabulary) and transform.size > limit for transform in feature.transforms)
+            )
         )
         return cls(features, workspace.folder, limit, workspace.scratch / "joined")
 
@@ -149,9 +158,9 @@ def join_long_vocabularies(
         def rest(file: tuple[int, Path]) -> Iterator[pa.RecordBatch]:
             yield from _rest_of_vocabulary(*file, vocabularies.limit)
 
-        wanted = frame_of_tasks(spark, segments, pending, "segment int, vocabulary int, value string")
+        wanted = frame_of_tasks(spark, segments, pending, _PENDING)
         files = [(number, file) for number, path in enumerate(vocabularies.paths) for file in vocabulary_files(path)]
-        listed = frame_of_tasks(spark, files, rest, "vocabulary int, value string, id long")
+        listed = frame_of_tasks(spark, files, rest, _JOINED)
         found = wanted.join(listed, ["vocabulary", "value"]).select("segment", "vocabulary", "value", "id")
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -178,7 +187,7 @@ def _pending_values(segment: Segment, read: ReadRows, vocabularies: LongVocabula
     for number, parts in enumerate(pending.values()):
         values = pa.chunked_array(parts, pa.string()).unique()
         numbers = [pa.array(np.full(len(values), n, np.int32)) for n in (segment.index, number)]
-        yield pa.RecordBatch.from_arrays([*numbers, values], names=["segment", "vocabulary", "value"])
+        yield pa.RecordBatch.from_arrays([*numbers, values], schema=_PENDING)
 
 
 def _rest_of_vocabulary(number: int, file: Path, limit: int) -> Iterator[pa.RecordBatch]:

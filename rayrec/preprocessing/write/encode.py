@@ -11,7 +11,7 @@ from rayrec.features.encoder import FeatureEncoder, encoded_schema
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows, read_segment, segments_by_part
-from rayrec.preprocessing.spark_tasks import counted_rows, run_tasks
+from rayrec.preprocessing.tasks import counted_rows, run_tasks
 from rayrec.preprocessing.vocabularies.long import LongVocabularies
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.shards import WrittenPart, rows_of_a_part, write_part
@@ -58,7 +58,7 @@ def write_in_order(
     """Write the rows of a split in the order of its segments. A task writes a part; nothing is shuffled."""
     rows, dataset = count_rows(segments), workspace.folder
     size = rows_of_a_part(rows, layout)
-    with counted_rows(workspace.spark, workspace.progress, f"encode {split}", rows) as counter:
+    with counted_rows(workspace.workers, workspace.progress, f"encode {split}", rows) as counter:
 
         def run(item: tuple[int, list[Segment]]) -> WrittenPart:
             index, of_part = item
@@ -70,7 +70,7 @@ def write_in_order(
 
             return write_part(dataset, split, index, label, layout, batches())
 
-        return split_info(run_tasks(workspace.spark, list(enumerate(segments_by_part(segments, size))), run))
+        return split_info(run_tasks(workspace.workers, list(enumerate(segments_by_part(segments, size))), run))
 
 
 def split_info(parts: Sequence[WrittenPart]) -> SplitInfo:

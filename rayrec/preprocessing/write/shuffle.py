@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.ingest.dataset import PartInfo, SplitInfo
 from rayrec.preprocessing.segments import Segment, count_rows
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, frame_of_tasks
+from rayrec.preprocessing.tasks import counted_rows, results_of, rows_of_tasks, sorted_rows
+from rayrec.preprocessing.threads import HeldRows, Threads
 from rayrec.preprocessing.vocabularies.hash_ranges import partition_keys
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.encode import RowEncoder, split_info
-from rayrec.preprocessing.write.shards import RowPacking, WrittenPart, rows_of_a_part, write_part
+from rayrec.preprocessing.write.shards import ColumnPacking, RowPacking, WrittenPart, rows_of_a_part, write_part
 from rayrec.random.splitmix64 import mix
 
 NewPositions = Callable[[NDArray[np.int64]], NDArray[np.int64]]
@@ -103,7 +104,7 @@ def write_shuffled(
     about the same number of rows, and row groups as many as the layout says, or a few more. `position`: the kept column
     (int64) that holds a row's position in the input, for segments in another order; it is not written to the parts.
     """
-    spark, rows = workspace.spark, count_rows(segments)
+    workers, rows = workspace.workers, count_rows(segments)
     size = rows_of_a_part(rows, layout)
     number_of_parts = -(-rows // size)
     sorting: _ByPlace | _ByGroup
@@ -112,11 +113,12 @@ def write_shuffled(
         sorting = _ByGroup(encoder.schema.group, order.seed, number_of_parts)
     else:
         sorting = _ByPlace(order, size, rows)
-    keys = partition_keys(spark, number_of_parts)
+    keys = partition_keys(workers, number_of_parts)
     label = encoder.schema.label
     written = [field for field in encoder.encoded_schema if field.name != position]
-    packing = RowPacking(pa.schema(written), encoder.schema.hotness)
-    with counted_rows(spark, workspace.progress, f"encode and shuffle {split}", rows) as counter:
+    columns = pa.schema(written)
+    packing = ColumnPacking(columns) if isinstance(workers, Threads) else RowPacking(columns, encoder.schema.hotness)
+    with counted_rows(workers, workspace.progress, f"encode and shuffle {split}", rows) as counter:
 
         def encode(segment: Segment) -> Iterator[pa.RecordBatch]:
             first = segment.first
@@ -140,10 +142,14 @@ def write_shuffled(
             columns = [pa.array([info.model_dump_json()]), pa.array([positives])]
             yield pa.RecordBatch.from_arrays(columns, names=["part", "positives"])
 
-        sort_columns = ", ".join(f"{name} long" for name in sorting.names)
-        encoded = frame_of_tasks(spark, segments, encode, f"key int, {sort_columns}, row binary")
-        sorted_parts = encoded.repartition(len(keys), "key").sortWithinPartitions(*sorting.names)
-        found = collect_rows(sorted_parts.mapInArrow(write, "part string, positives double"))
+        schema = pa.schema(
+            [("key", pa.int32()), *((name, pa.int64()) for name in sorting.names), ("row", packing.type)]
+        )
+        encoded = rows_of_tasks(workers, segments, encode, schema)
+        if isinstance(encoded, HeldRows):
+            encoded = encoded.dealt(lambda batch: batch["key"].to_numpy(), len(keys))
+        sorted_parts = sorted_rows(encoded, lambda frame: frame.repartition(len(keys), "key"), sorting.names)
+        found = results_of(sorted_parts, write, "part string, positives double")
     parts = [WrittenPart(PartInfo.model_validate_json(part), positives) for part, positives in found]
     written_rows = sum(part.info.rows for part in parts)
     assert written_rows == rows, f"{written_rows} rows written of {rows}"

@@ -42,6 +42,8 @@ _HISTORIES = "histories"
 class InteractionJob:
     """A job whose inputs and config were checked."""
 
+    needs_spark = False
+
     def __init__(
         self,
         source: InteractionSourceConfig,

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from rayrec.features.categorical import id_dtype
 from rayrec.features.schema import Schema
-from rayrec.preprocessing.row_files import Write, frame_of_rows, write_partitions
+from rayrec.preprocessing.row_files import Write, gathered_rows, write_partitions
 from rayrec.preprocessing.segments import Piece, Segment, read_piece
 from rayrec.preprocessing.sorted_rows import whole_groups
+from rayrec.preprocessing.tasks import shuffle_partitions, sorted_rows
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.encode import RowEncoder
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
@@ -62,7 +63,6 @@ def write_rows(
     Returns the files by split, and for each split how many lists have fewer negatives than asked for, because the user
     knows nearly all items.
     """
-    spark = workspace.spark
     user, item = (feature.name for feature in encoder.schema.categorical)
 
     def encode(segment: Segment) -> Iterator[pa.RecordBatch]:
@@ -85,10 +85,10 @@ def write_rows(
                 short[split] += short_lists
         return short
 
-    with frame_of_rows(workspace, "number users and draw negatives", [(histories, encode)], _PLACED) as frame:
-        partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    with gathered_rows(workspace, "number users and draw negatives", [(histories, encode)], _PLACED) as gathered:
+        partitions = shuffle_partitions(workspace.workers)
         # A user lies in one range; within it, places ascend with time.
-        by_user = frame.repartitionByRange(partitions, "user").sortWithinPartitions("user", "place")
+        by_user = sorted_rows(gathered, lambda f: f.repartitionByRange(partitions, "user"), ("user", "place"))
         names, folder = ("train", *held_out), workspace.scratch / "ordered"
         pieces, short = write_partitions(by_user, folder, names, rows.arrow_schema, (), draw)
     return pieces, sum(short, Counter())

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.preprocessing.row_files import batch_of, frame_of_rows, spark_schema
+from rayrec.preprocessing.row_files import batch_of, frame_of_rows
 from rayrec.preprocessing.segments import Segment, read_piece
-from rayrec.preprocessing.spark_tasks import frame_of_tasks
+from rayrec.preprocessing.tasks import frame_of_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import range_count
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.random.splitmix64 import uniform
@@ -60,7 +60,7 @@ def write_click_rows(
     sources = [(files.segments(), partial(_read_clicks, is_test=files is test)) for files in (train, test)]
     with frame_of_rows(workspace, "join clicks and events", sources, _CLICKS) as clicks:
         joined = clicks.join(events(workspace, tables), DISPLAY, "left")
-        ranges = range_count(workspace.spark, train.rows + test.rows)
+        ranges = range_count(workspace.workers, train.rows + test.rows)
         # The rows of a display lie in one range.
         dealt = joined.repartitionByRange(ranges, f.col(DISPLAY)) if ranges > 1 else joined.coalesce(1)
         ordered = dealt.sortWithinPartitions(DISPLAY, "is_test", "position")
@@ -77,7 +77,7 @@ def events(workspace: Workspace, tables: ParsedTables) -> "DataFrame":
     def read(segment: Segment) -> Iterator[pa.RecordBatch]:
         yield from read_piece(segment.piece, schema.names, ())
 
-    listed = frame_of_tasks(workspace.spark, tables.of(Table.EVENTS).segments(), read, spark_schema(schema))
+    listed = frame_of_tasks(workspace.spark, tables.of(Table.EVENTS).segments(), read, schema)
     # Of lines with the same display the smallest, null before any value.
     return listed.groupBy(DISPLAY).agg(f.min(f.struct(*schema.names[1:])).alias("event")).select(DISPLAY, "event.*")
 

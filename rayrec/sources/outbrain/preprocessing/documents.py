@@ -15,7 +15,7 @@ from rayrec.features.string_hash import hash_strings
 from rayrec.preprocessing.row_files import Read, Write, batch_of, frame_of_rows, write_partitions
 from rayrec.preprocessing.segments import Piece, Segment, count_rows, read_piece
 from rayrec.preprocessing.sorted_rows import group_starts, rows_by_value, whole_groups
-from rayrec.preprocessing.spark_tasks import collect_rows, counted_rows, run_tasks
+from rayrec.preprocessing.tasks import collect_rows, counted_rows, run_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import in_hash_ranges, range_count, write_sorted, write_table
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.layout import Table
@@ -74,7 +74,7 @@ def write_document_rows(workspace: Workspace, tables: ParsedTables, folder: Path
             f.max("confidence").alias("confidence"), f.min(f.struct(*_META)).alias("meta")
         )
         kept = once.select(*_ROWS.names[:5], "meta.*").filter(f"aspect <> {_META_ROW} or source_id is not null")
-        ranges = range_count(workspace.spark, sum(count_rows(segments) for segments, _ in sources))
+        ranges = range_count(workspace.workers, sum(count_rows(segments) for segments, _ in sources))
         ordered = in_hash_ranges(kept, ranges).sortWithinPartitions(HASH, "document_id", "aspect", "value")
         pieces, found = write_partitions(ordered, folder, ("rows",), _ROWS, ("aspect",), _write_rows)
     rows = RowFiles(pieces=tuple(pieces["rows"]))
@@ -157,14 +157,14 @@ def inverse_frequency(folder: Path, aspect: Aspect, value: NDArray[np.int64], do
 
 def write_documents(workspace: Workspace, found: DocumentRows, folder: Path) -> None:
     """Write the table of documents: all that documents_meta or the table of an aspect names."""
-    with counted_rows(workspace.spark, workspace.progress, "documents", found.rows.rows) as counter:
+    with counted_rows(workspace.workers, workspace.progress, "documents", found.rows.rows) as counter:
 
         def run(piece: Piece) -> None:
             whole = whole_groups(read_piece(piece, _ROWS.names, ()), HASH, _BATCH_ROWS)
             write_file(folder, DOCUMENT_SCHEMA, (_documents(rows, found) for rows in whole))
             counter.add(piece.rows)
 
-        run_tasks(workspace.spark, found.rows.pieces, run)
+        run_tasks(workspace.workers, found.rows.pieces, run)
 
 
 def _documents(rows: pa.RecordBatch, found: DocumentRows) -> pa.RecordBatch:
@@ -220,4 +220,4 @@ def write_ads(workspace: Workspace, tables: ParsedTables, folder: Path) -> None:
     with frame_of_rows(workspace, "ads", [(files.segments(), read)], AD_SCHEMA) as listed:
         # Of lines with the same ad the smallest, null before any value.
         kept = listed.groupBy(HASH, key).agg(f.min(f.struct(*columns)).alias("line")).select(HASH, key, "line.*")
-        write_table(kept, files.rows, (key,), folder, AD_SCHEMA)
+        write_table(workspace.workers, kept, files.rows, (key,), folder, AD_SCHEMA)

@@ -19,7 +19,7 @@ from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.lookups.counts import write_totals
 from rayrec.preprocessing.numbers.fit import UnfittedNumber, fit_numbers
 from rayrec.preprocessing.segments import read_segment
-from rayrec.preprocessing.spark_tasks import reclaim_shuffles
+from rayrec.preprocessing.tasks import reclaim_shuffles
 from rayrec.preprocessing.vocabularies.long import LongVocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
@@ -56,6 +56,8 @@ from rayrec.storage.files import make_folder
 
 class DisplayJob:
     """A checked job."""
+
+    needs_spark = True
 
     def __init__(self, config: DisplayPreprocessConfig, inputs: Mapping[str | None, Sequence[str]]) -> None:
         """Find the tables. Raises UserError on inputs that cannot work."""

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from rayrec.features.keyed_table import HASH, hash_key
 from rayrec.features.mapped_columns import Numbers
 from rayrec.preprocessing.lookups.counts import added_counts, count_columns
-from rayrec.preprocessing.row_files import batch_of, frame_of_rows, spark_schema
+from rayrec.preprocessing.row_files import batch_of, frame_of_rows
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.sorted_rows import rows_by_value
-from rayrec.preprocessing.spark_tasks import collect_rows
+from rayrec.preprocessing.tasks import collect_rows, spark_schema
 from rayrec.preprocessing.vocabularies.hash_ranges import (
     ROW_COUNT,
     in_hash_ranges,
@@ -119,7 +119,7 @@ def write_rates(workspace: Workspace, job: RateJob, folder: Path) -> None:
         for key in job.keys:
             if key.name not in _KEPT_WHOLE:
                 least = f.when(f.col("kind") == _KEY_NUMBERS[key.name], f.lit(key.least)).otherwise(least)
-        dealt = in_hash_ranges(by_key.filter(f.col("views") > least), range_count(workspace.spark, job.train.rows))
+        dealt = in_hash_ranges(by_key.filter(f.col("views") > least), range_count(workspace.workers, job.train.rows))
         ordered = dealt.sortWithinPartitions("kind", HASH, "first", "second")
         collect_rows(ordered.mapInArrow(write, ROW_COUNT))
 

@@ -12,7 +12,7 @@ from rayrec.features.keyed_table import KeyedTable, hash_texts, write_file
 from rayrec.preprocessing.row_files import frame_of_rows
 from rayrec.preprocessing.segments import Segment
 from rayrec.preprocessing.sorted_rows import whole_groups
-from rayrec.preprocessing.spark_tasks import collect_rows, run_tasks
+from rayrec.preprocessing.tasks import collect_rows, run_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, in_number_ranges, range_count, row_count
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.preprocessing.documents import inverse_frequency
@@ -49,8 +49,8 @@ def write_profiles(workspace: Workspace, views: RowFiles, job: ProfileJob, folde
     with frame_of_rows(workspace, "profiles of users", [(views.segments(), read)], _VIEWED) as viewed:
         counted = viewed.groupBy(*_VIEWED.names).agg(f.count("*").alias("views"))
         # Users are numbered in the order of their hashes, which is that of the table to write.
-        (users,) = run_tasks(workspace.spark, [job.users], lambda folder: len(KeyedTable.cached(folder)))
-        dealt = in_number_ranges(counted, range_count(workspace.spark, views.rows), "user", users)
+        (users,) = run_tasks(workspace.workers, [job.users], lambda folder: len(KeyedTable.cached(folder)))
+        dealt = in_number_ranges(counted, range_count(workspace.workers, views.rows), "user", users)
         collect_rows(dealt.sortWithinPartitions(*_VIEWED.names).mapInArrow(write, ROW_COUNT))
 
 

@@ -1,4 +1,4 @@
-"""Runs Python functions as tasks of a Spark application, with progress and with errors that a user can read."""
+"""Runs Python functions as tasks, of Spark or in threads, with progress and with errors that a user can read."""
 
 import errno
 import gc
@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union
 
 import pyarrow as pa
 
@@ -17,12 +17,17 @@ from rayrec.common.background import in_background
 from rayrec.common.errors import DiskFullError, UserError
 from rayrec.common.progress import Progress
 from rayrec.internals.spark import frame_of_batches, has_running_tasks, java
+from rayrec.preprocessing.threads import HeldRows, ThreadCounter, Threads, Work, partition_here
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Workers = Union["SparkSession", Threads]
+"""What runs tasks: Spark's executors, or for small inputs threads of this process."""
+Rows = Union["DataFrame", HeldRows]
+"""Rows that tasks make and that are brought together."""
 
 _POLL_SECONDS = 0.5
 _CANCEL_SECONDS = 20.0
@@ -37,14 +42,14 @@ class Counter(Protocol):
 
 
 @contextmanager
-def counted_rows(spark: "SparkSession", progress: Progress, stage: str, total: int | None = None) -> Iterator[Counter]:
+def counted_rows(workers: Workers, progress: Progress, stage: str, total: int | None = None) -> Iterator[Counter]:
     """A stage of the work: hold a counter that its tasks add rows to, and pass its growth on to `progress`.
 
     Spark delivers what a task has added when the task ends. An exception that a task raised for the user leaves the
     block as that UserError.
     """
     progress.stage(stage, total)
-    counter = spark.sparkContext.accumulator(0)
+    counter = ThreadCounter() if isinstance(workers, Threads) else workers.sparkContext.accumulator(0)
 
     def watch(ended: threading.Event) -> None:
         shown = 0
@@ -79,13 +84,15 @@ def user_errors() -> Iterator[None]:
 
 
 @contextmanager
-def no_tasks_left_behind(spark: "SparkSession") -> Iterator[None]:
+def no_tasks_left_behind(workers: Workers) -> Iterator[None]:
     """Wait for the tasks of a block that ends with an error, because they write to folders that the caller removes."""
     try:
         yield
     except BaseException:
+        if isinstance(workers, Threads):  # which wait for their calls
+            raise
         # A thread of its own has its own connection to Spark; that of an interrupted call still waits for an answer.
-        canceller = threading.Thread(target=_cancel_tasks, args=(spark,), name="cancel-tasks")
+        canceller = threading.Thread(target=_cancel_tasks, args=(workers,), name="cancel-tasks")
         canceller.start()
         canceller.join()
         raise
@@ -99,22 +106,49 @@ def _cancel_tasks(spark: "SparkSession") -> None:
             time.sleep(0.1)
 
 
-def run_tasks(spark: "SparkSession", items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
-    """Run a task for each item on the executors; returns the results, small ones, in the order of the items."""
+def parallelism(workers: Workers) -> int:
+    """How many tasks run at once."""
+    return workers.count if isinstance(workers, Threads) else workers.sparkContext.defaultParallelism
+
+
+def shuffle_partitions(workers: Workers) -> int:
+    """The most partitions that rows are brought together in."""
+    if isinstance(workers, Threads):
+        return 4 * workers.count
+    return int(workers.conf.get("spark.sql.shuffle.partitions") or 1)
+
+
+def run_tasks(workers: Workers, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
+    """Run a task for each item; returns the results, small ones, in the order of the items."""
     if not items:
         return []
+    if isinstance(workers, Threads):
+        return workers.run(items, function)
 
     def run(item: Item) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(function(item))])], names=["result"])
 
     # Through a data frame, as all other tasks: Spark keeps Python workers for data frames and for RDDs apart.
-    return [pickle.loads(result) for (result,) in frame_of_tasks(spark, items, run, "result binary").collect()]
+    found = frame_of_tasks(workers, items, run, pa.schema([("result", pa.binary())])).collect()
+    return [pickle.loads(result) for (result,) in found]
+
+
+def rows_of_tasks(
+    workers: Workers, items: Sequence[Item], function: Callable[[Item], Iterator[pa.RecordBatch]], schema: pa.Schema
+) -> Rows:
+    """The batches that `function` yields for each item, to be brought together."""
+    if isinstance(workers, Threads):
+        return HeldRows.of_tasks(workers, items, function, schema)
+    return frame_of_tasks(workers, items, function, schema)
 
 
 def frame_of_tasks(
-    spark: "SparkSession", items: Sequence[Item], function: Callable[[Item], Iterator[pa.RecordBatch]], schema: str
+    spark: "SparkSession",
+    items: Sequence[Item],
+    function: Callable[[Item], Iterator[pa.RecordBatch]],
+    schema: pa.Schema,
 ) -> "DataFrame":
-    """A data frame (`schema` as Spark's DDL) of the batches that `function` yields, with a partition for each item.
+    """A data frame of the batches that `function` yields, with a partition for each item.
 
     A task is sent its own item and the function, so what `function` refers to must not grow with the items.
     """
@@ -124,7 +158,7 @@ def frame_of_tasks(
             for item in batch.column(0).to_pylist():
                 yield from function(pickle.loads(item))
 
-    return frame_of_batches(spark, packed_items(items)).mapInArrow(run, schema)
+    return frame_of_batches(spark, packed_items(items)).mapInArrow(run, spark_schema(schema))
 
 
 def packed_items(items: Sequence[Any]) -> list[pa.RecordBatch]:
@@ -132,6 +166,27 @@ def packed_items(items: Sequence[Any]) -> list[pa.RecordBatch]:
     schema = pa.schema([("item", pa.binary())])
     batches = [pa.RecordBatch.from_arrays([pa.array([pickle.dumps(item)])], schema=schema) for item in items]
     return batches or [pa.RecordBatch.from_arrays([pa.array([], pa.binary())], schema=schema)]
+
+
+def spark_schema(schema: pa.Schema) -> str:
+    """The columns of a schema as Spark's DDL."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema).simpleString()
+
+
+def sorted_rows(rows: Rows, deal: Callable[["DataFrame"], "DataFrame"], columns: Sequence[str]) -> Rows:
+    """The rows sorted within each partition, to which Spark deals them by `deal`; held rows stay where they are."""
+    if isinstance(rows, HeldRows):
+        return rows.sorted_by(*columns)
+    return deal(rows).sortWithinPartitions(*columns)
+
+
+def results_of(rows: Rows, work: Work, columns: str) -> list[tuple[Any, ...]]:
+    """The small rows that `work` yields for the batches of each partition; `columns`: theirs, as Spark's DDL."""
+    if isinstance(rows, HeldRows):
+        return rows.results(work)
+    return collect_rows(rows.mapInArrow(work, columns))
 
 
 def collect_rows(frame: "DataFrame") -> list[tuple[Any, ...]]:
@@ -147,6 +202,8 @@ def reclaim_shuffles(spark: "SparkSession") -> None:
 
 def partition_number() -> int:
     """The number of the current task's partition."""
+    if (number := partition_here()) is not None:
+        return number
     from pyspark import TaskContext
 
     context = TaskContext.get()

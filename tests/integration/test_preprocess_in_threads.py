@@ -1,0 +1,60 @@
+"""Small inputs are preprocessed by threads: the files that Spark on Ray writes, and the same errors."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.preprocess_kills import ROWS, files_of, measure, write_raw
+from jobs.command import parse_command
+from jobs.preprocess import PreprocessRequest
+from rayrec.common.errors import UserError
+from rayrec.preprocessing.pipeline import Preprocessing
+from rayrec.preprocessing.threads import Threads
+from rayrec.preprocessing.vocabularies import hash_ranges
+from rayrec.sources.registry import preprocessing
+
+KINDS = ("criteo", "table", "interactions")
+
+
+def job(arguments: list[str], output: Path) -> Preprocessing:
+    _, request, _ = parse_command(["preprocess", *arguments, "--output", str(output)])
+    assert isinstance(request, PreprocessRequest)
+    recipe = request.load_recipe()
+    return preprocessing(recipe, request.inputs(recipe), output)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_files_of_spark(kind: str, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hash_ranges, "ROWS_PER_RANGE", 2_600)  # so that tables are several files
+    arguments = write_raw(tmp_path, kind, ROWS[kind] // 4)
+    # Row groups that end within a batch.
+    arguments += ["--set", "preprocess.layout={rows_per_row_group: 700, rows_per_part: 2100}"]
+    job(arguments, tmp_path / "spark").run(spark)
+    job(arguments, tmp_path / "threads").run(Threads(3))
+    expected = files_of(tmp_path / "spark")
+    assert len(expected) > 10
+    assert files_of(tmp_path / "threads") == expected
+
+
+@pytest.mark.kills
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_threads_end_in_the_same_files(kind: str, tmp_path: Path) -> None:
+    assert len(measure(tmp_path, kind, ROWS[kind], kills=3, seed=None, on_spark=False)["kills"]) == 3
+
+
+def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+    arguments = write_raw(tmp_path, "criteo", 2_000)
+    raw = tmp_path / "raw" / "criteo.tsv"
+    raw.write_text(raw.read_text() + "1\tno number\n" * 200)
+    with pytest.raises(UserError, match=r"200 of 2,200 rows are bad \(200 wrong column count\)"):
+        job(arguments, tmp_path / "dataset").run(Threads(2))
+    assert not (tmp_path / "dataset").exists()
+
+
+def test_only_small_inputs_suit_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, displays = write_raw(tmp_path, "criteo", 2_000), write_raw(tmp_path / "displays", "displays", 1_000)
+    assert job(small, tmp_path / "dataset").suits_threads
+    assert not job(displays, tmp_path / "dataset").suits_threads, "Spark joins its tables"
+    monkeypatch.setattr("rayrec.preprocessing.pipeline._SMALL_BYTES", 1_000)
+    assert not job(small, tmp_path / "dataset").suits_threads
