@@ -1,17 +1,13 @@
-"""The models in each precision on one device, without Ray: speed of the dense networks, and a short training."""
+"""The dense networks of the published models on one device: speed, in each precision."""
 
-import math
 import time
 from typing import Any
 
 import torch
 from torch.nn import functional as F
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.gpu_kernels import DTYPES, matmul_precision
-from rayrec.config import ModelConfig
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
-from rayrec.models.common.batch import Batch
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
@@ -65,66 +61,6 @@ def measure_dense_networks(device: str = "cuda", rows: int = 65_536, steps: int 
                 row["ok"] = row.get("ok", True) and bool((logits.detach() - exact).abs().max() < 0.05)
             results.append(row)
     return results
-
-
-def train_briefly(device: str = "cuda", steps: int = 300, rows: int = 4_096) -> list[Row]:
-    """Log loss of each precision beside float32's, both models, on labels from a known additive click model."""
-    configs: tuple[ModelConfig, ...] = (
-        DLRMConfig(embedding_dim=16, bottom_mlp=(64, 16), top_mlp=(64, 32)),
-        DCNv2Config(embedding_dim=16, bottom_mlp=(64, 16), cross_layers=2, cross_rank=16, top_mlp=(64, 32)),
-    )
-    results = []
-    for config in configs:
-        losses = {precision: _train(config, precision, device, steps, rows) for precision in DTYPES}
-        for precision, (first, last, best) in losses.items():
-            near = abs(last - losses["fp32"][1]) < 0.02
-            results.append(
-                {
-                    "model": config.kind,
-                    "precision": precision,
-                    "first loss": round(first, 4),
-                    "last loss": round(last, 4),
-                    "best reachable": round(best, 4),
-                    "ok": near and last < first - 0.5 * (first - best),
-                }
-            )
-    return results
-
-
-def _train(
-    config: ModelConfig, precision: str, device: str, steps: int, rows: int, cardinality: int = 100
-) -> tuple[float, float, float]:
-    """Mean loss of the first and the last 20 steps, and the loss of the true click probabilities in the last 20."""
-    generator = torch.Generator().manual_seed(0)
-    effects = torch.randn(CATEGORICAL, cardinality, generator=generator) * 0.5
-    model = build_model(config, criteo_schema(cardinality), device, seed=0)
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
-    dtype = DTYPES[precision]
-    scaler = torch.amp.GradScaler(device, enabled=dtype == torch.float16)
-    losses, best = [], []
-    for _ in range(steps):
-        ids = torch.randint(0, cardinality, (CATEGORICAL, rows), generator=generator)
-        true_logits = effects.gather(1, ids).sum(0)
-        label = torch.bernoulli(true_logits.sigmoid(), generator=generator)
-        sparse = KeyedJaggedTensor(
-            keys=[f"C{i + 1}" for i in range(CATEGORICAL)],
-            values=ids.flatten(),
-            lengths=torch.ones(CATEGORICAL * rows, dtype=torch.int64),
-        )
-        dense = torch.randn(rows, NUMERIC, generator=generator)
-        batch = Batch(dense, sparse, label, torch.ones(rows)).to(torch.device(device))
-        with matmul_precision(precision), torch.autocast(device, dtype, enabled=dtype != torch.float32):
-            logits = model(batch)
-        loss = F.binary_cross_entropy_with_logits(logits, batch.label)
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        losses.append(loss.detach())
-        best.append(F.binary_cross_entropy_with_logits(true_logits, label))
-    first, last, reachable = (torch.stack(values).mean().item() for values in (losses[:20], losses[-20:], best[-20:]))
-    assert math.isfinite(last)
-    return first, last, reachable
 
 
 def _wait(device: str) -> None:

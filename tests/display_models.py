@@ -35,12 +35,12 @@ def make_ranker(folder: Path, **constants: Any) -> Ranker:
     return load_ranker(folder / "model")
 
 
-def display_schema(constants: Constants) -> Schema:
-    """The schema of all features of a set, with small tables."""
+def display_schema(constants: Constants, largest: int = 500) -> Schema:
+    """The schema of all features of a set, with tables of at most `largest` rows."""
     features: tuple[Feature, ...] = tuple(
         NumericFeature(name=d.name, transforms=tuple(takewhile(lambda step: not isinstance(step, Fit), d.steps)))
         if isinstance(d, Numeric)
-        else replace(d, cardinality=min(d.cardinality, 500)).feature
+        else replace(d, cardinality=min(d.cardinality, largest)).feature
         for d in features_of(constants.feature_set)
     )
     return Schema(label="clicked", group="display_id", candidate="candidate", features=features)

@@ -70,13 +70,18 @@ def recipe(
     return Recipe.model_validate(content)
 
 
-def run_cases(workers: int, dataset: Path, cases: Sequence[Case], *, workers_per_node: int | None = None) -> None:
-    """Run the cases one after the other on `workers` processes, on one node or as if on nodes of some of them."""
+def run_cases(
+    workers: int, dataset: Path, cases: Sequence[Case], *, workers_per_node: int | None = None, device: str = "cpu"
+) -> None:
+    """Run the cases one after the other on `workers` processes, on one node or as if on nodes of some of them.
+
+    `device`: cpu, or cuda for a GPU a process.
+    """
     # Not as they are: their classes would be pickled by reference to this module under pytest's name.
     arguments = pickle.dumps((str(dataset), [(str(c.folder), c.recipe.model_dump(mode="json")) for c in cases]))
     rendezvous = cases[0].folder.parent / f".rendezvous-{workers}-{cases[0].folder.name}"
     rendezvous.unlink(missing_ok=True)
-    run_ranks(_worker, workers, workers_per_node or workers, str(rendezvous), arguments, ranks=workers)
+    run_ranks(_worker, workers, workers_per_node or workers, device, str(rendezvous), arguments, ranks=workers)
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -93,9 +98,20 @@ def weights_of(folder: Path, step: int) -> dict[str, Tensor]:
     return model
 
 
-def _worker(rank: int, workers: int, workers_per_node: int, rendezvous: str, arguments: bytes) -> None:
+def join_ranks(rank: int, workers: int, workers_per_node: int, device: str, rendezvous: str) -> RankContext:
+    """Make this process one of the ranks; `rendezvous` is a file that is not there yet."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=workers)
+    own = torch.device("cpu")
+    if device == "cuda":
+        own = torch.device("cuda", rank)
+        torch.cuda.set_device(own)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=workers)
+    return RankContext(rank=rank, world_size=workers, local_world_size=workers_per_node, device=own)
+
+
+def _worker(rank: int, workers: int, workers_per_node: int, device: str, rendezvous: str, arguments: bytes) -> None:
+    context = join_ranks(rank, workers, workers_per_node, device, rendezvous)
     data, cases = pickle.loads(arguments)
     dataset = Dataset.open(data)
     for folder, content in cases:
@@ -109,8 +125,6 @@ def _worker(rank: int, workers: int, workers_per_node: int, rendezvous: str, arg
                 schema = build_model(case.model, dataset.schema, "meta").schema
                 RunFolder.create(folder, case, dataset, schema)
         dist.barrier()
-        device = torch.device("cpu")
-        context = RankContext(rank=rank, world_size=workers, local_world_size=workers_per_node, device=device)
         train_worker(case, dataset, RunFolder.open(folder), context, initial_weights(case, dataset))
     dist.destroy_process_group()
 

@@ -1,0 +1,403 @@
+"""Training as rayrec trains, by `train_worker` in a process a device: what it computes, and how fast it is.
+
+With NCCL on GPUs, and the same program with gloo on CPUs (tests/integration/test_gpu_check.py).
+"""
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+
+import rayrec
+from benchmarks.scaling import CARDINALITIES
+from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
+from rayrec.ingest.dataset import Dataset
+from rayrec.recipes import Recipe
+from rayrec.training.loop.loss import BatchTotals
+from rayrec.training.loop.precision import PrecisionName, resolve_precision
+from rayrec.training.loop.splits import SplitReader
+from rayrec.training.loop.step import TrainStep
+from rayrec.training.placement.parallel_model import ParallelModel, RankContext
+from tests.builders import CRITEO, make_dataset, make_rows, write_dataset
+from tests.ranks import run_ranks
+from tests.training_runs import Case, join_ranks, losses, recipe, run_cases
+
+Row = dict[str, Any]
+STEPS = 24
+RESUMED_AT = 12
+PAIRS = Schema(
+    label="label",
+    group="list",
+    features=(CategoricalFeature(name="user", cardinality=80), CategoricalFeature(name="item", cardinality=60)),
+    interactions=InteractionColumns(user="user", item="item"),
+)
+ADAM = {"kind": "adam", "lr": 0.01}
+COPIES = {"default": "data_parallel", "memory_per_worker": "1GB"}
+DCNV2 = {"kind": "dcnv2", "embedding_dim": 8, "bottom_mlp": [8], "cross_layers": 2, "cross_rank": 4, "top_mlp": [8]}
+WIDE_DEEP = {"kind": "wide_deep", "embedding_dim": 8, "mlp": [16, 8]}
+FTRL = {"kind": "ftrl", "lr": 0.1, "initial_accumulator": 0.1}
+NEUMF = {"kind": "neumf", "factors": 4, "mlp": [8, 4], "dropout": 0.0}
+RANKING = {"global_batch_size": 256, "ranking": {"k": [1, 5], "metrics": ["hr", "ndcg"]}}
+TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 4e-2}
+"""Of losses, relative to those of float32 on a CPU."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to train; `changes` are those of the recipe's section `train`, or of `model`, `evaluate` and `source`."""
+
+    name: str
+    changes: Mapping[str, Any]
+    data: str = "rows"
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    """Where it can be run."""
+    reference: Mapping[str, Any] | None = field(default_factory=dict)
+    """What is changed further for the same losses in float32 on one CPU; None where it has no way to them."""
+
+    @property
+    def precision(self) -> str:
+        return str(self.changes.get("precision", "fp32"))
+
+
+def kinds() -> list[Kind]:
+    """Every optimizer, number format and model, and what else is trained in another way on a GPU."""
+    on_gpu, anywhere = ("cuda",), ("cpu", "cuda")
+    dense = {"kind": "adam", "lr": 0.01}
+    fused = {
+        "sgd": {"kind": "sgd", "lr": 0.5},
+        "adagrad": {"kind": "adagrad", "lr": 0.05},
+        "rowwise_adagrad": {"kind": "rowwise_adagrad", "lr": 0.05},
+        "rmsprop": {"kind": "rmsprop", "lr": 0.01},
+        "ftrl": FTRL,
+    }
+    optimizers = [
+        Kind(f"tables by {name}", {"embedding_optimizer": settings, "dense_optimizer": dense})
+        for name, settings in fused.items()
+    ]
+    optimizers += [
+        Kind(f"tables by {name}", {"embedding_optimizer": {**ADAM, "kind": name}}, devices=on_gpu, reference=None)
+        for name in ("adam", "lamb")
+    ]
+    optimizers.append(Kind("copies by dense adam", {"embedding_optimizer": ADAM, "sharding": COPIES}))
+    networks = [
+        Kind(f"network by {name}", {"dense_optimizer": {"kind": name, "lr": 0.01, **more}})
+        for name, more in {
+            "sgd": {"momentum": 0.9}, "adagrad": {}, "rmsprop": {}, "adamw": {"weight_decay": 0.01}, "ftrl": {},
+        }.items()
+    ]  # fmt: skip
+    formats = [
+        Kind(f"{model['kind']} in {precision}", {"model": model, "precision": precision}, devices=devices)
+        for model in (rayrec.load_recipe("dlrm-criteo-debug").model.model_dump(mode="json"), DCNV2)
+        for precision, devices in (("tf32", on_gpu), ("bf16", anywhere), ("fp16", anywhere))
+    ]
+    wide = {"wide": {"embedding_optimizer": FTRL, "dense_optimizer": FTRL}}
+    drawn = {"model": NEUMF, "source": "interactions", "embedding_optimizer": ADAM, "sharding": COPIES}
+    drawn |= {"dense_optimizer": ADAM, "evaluate": RANKING}
+    others = [
+        Kind("parts of the batch", {"gradient_accumulation": 3, "precision": "bf16"}),
+        Kind("penalty in fp16", {"embedding_l2": 0.1, "precision": "fp16"}),
+        Kind("weights of rows", {"precision": "bf16"}, data="weighted"),
+        Kind("two parts, lists", {"model": WIDE_DEEP, "parts": wide, "loss": {"listwise": 0.5}}, data="displays"),
+        Kind("drawn negatives", {**drawn, "negatives": {"per_positive": 3}}, data="pairs"),
+        Kind("drawn by popularity", {**drawn, "negatives": {"popularity_exponent": 0.5}}, data="pairs"),
+        Kind("dropout", {**drawn, "model": {**NEUMF, "dropout": 0.2}, "negatives": {}}, data="pairs", reference=None),
+        Kind("compiled", {"compile": True, "precision": "bf16"}, devices=on_gpu, reference={"compile": False}),
+        Kind(
+            "tables in host memory",
+            {"sharding": {"memory_per_worker": "40KB"}},
+            devices=on_gpu,
+            reference={"sharding": {"memory_per_worker": "1GB"}},
+        ),
+    ]
+    return [*optimizers, *networks, *formats, *others]
+
+
+def check_training(folder: Path, device: str, workers: int) -> list[Row]:
+    """Train in every way that the device has: losses beside those of one CPU, and of the run continued in its middle.
+
+    Each run evaluates and saves checkpoints. `ok` is False where losses do not fall, or differ.
+    """
+    datasets = _datasets(folder)
+    rows = []
+    chosen = [kind for kind in kinds() if device in kind.devices]
+    for data in dict.fromkeys(kind.data for kind in chosen):
+        of_data = [kind for kind in chosen if kind.data == data]
+        whole = {k.name: Case(folder / "whole" / k.name, _recipe(k, device)) for k in of_data}
+        first = {k.name: Case(folder / "parts" / k.name, _recipe(k, device, max_steps=RESUMED_AT)) for k in of_data}
+        rest = {name: Case(first[name].folder, case.recipe) for name, case in whole.items()}
+        float32 = {"precision": "fp32"}
+        reference = {
+            k.name: Case(folder / "one-cpu" / k.name, _recipe(k, "cpu", **{**float32, **k.reference}))
+            for k in of_data
+            if k.reference is not None
+        }
+        for cases in (whole, first, reference):
+            for case in cases.values():
+                case.folder.parent.mkdir(parents=True, exist_ok=True)
+        errors = train_each(workers, datasets[data], device, [whole, first, rest])
+        errors |= train_each(1, datasets[data], "cpu", [reference])
+        rows += [_compare(k, folder, errors.get(k.name)) for k in of_data]
+    return rows
+
+
+def _recipe(kind: Kind, device: str, **train: Any) -> Recipe:
+    common = {
+        "device": device,
+        "max_steps": STEPS,
+        "checkpoint": {"every_steps": RESUMED_AT, "every_minutes": None},
+        "evaluations_per_epoch": 2,
+    }
+    return recipe(**{**common, **kind.changes, **train})
+
+
+def train_each(workers: int, dataset: Path, device: str, passes: Sequence[Mapping[str, Case]]) -> dict[str, str]:
+    """Train every case of the passes, in order; the errors by name. Cases run by themselves if one of them fails."""
+    names = list(dict.fromkeys(name for cases in passes for name in cases))
+    try:
+        run_cases(workers, dataset, [case for cases in passes for case in cases.values()], device=device)
+        return {}
+    except Exception as error:
+        if len(names) == 1:
+            return {names[0]: str(error).strip().rsplit("\n", 1)[-1]}
+    # Beginning anew: what one rank did before another one failed is unfinished.
+    errors: dict[str, str] = {}
+    for name in names:
+        alone = [
+            {name: Case(case.folder.with_name(f"{name}-alone"), case.recipe)}
+            for cases in passes
+            if (case := cases.get(name)) is not None
+        ]
+        errors |= train_each(workers, dataset, device, alone)
+    return errors
+
+
+def _compare(kind: Kind, folder: Path, error: str | None) -> Row:
+    row: Row = {"kind": kind.name, "data": kind.data, "precision": kind.precision}
+    if error is not None:
+        return {**row, "ok": False, "error": error}
+    found, resumed = losses_of(folder / "whole" / kind.name), losses_of(folder / "parts" / kind.name)
+    begin, end = fmean(list(found.values())[:4]), fmean(list(found.values())[-4:])
+    row |= {"first loss": round(begin, 4), "last loss": round(end, 4)}
+    row["resumed differs by"] = f"{_difference(found, resumed):.0e}"
+    ok = len(found) == STEPS and all(map(math.isfinite, found.values())) and end < begin
+    ok &= _difference(found, resumed) <= 1e-3
+    if kind.reference is not None:
+        difference = _difference(found, losses_of(folder / "one-cpu" / kind.name))
+        row["one CPU differs by"] = f"{difference:.0e}"
+        ok &= difference <= TOLERANCE[kind.precision]
+    return {**row, "ok": ok}
+
+
+def losses_of(run: Path) -> dict[int, float]:
+    """Losses by step of a run, or of the one that replaced it."""
+    alone = run.with_name(f"{run.name}-alone")
+    return losses(alone if alone.exists() else run)
+
+
+def _difference(one: Mapping[int, float], other: Mapping[int, float]) -> float:
+    """The largest difference of two losses of the same step, relative to the second."""
+    if one.keys() != other.keys():
+        return math.inf
+    return max(abs(one[step] - other[step]) / abs(other[step]) for step in one)
+
+
+def _datasets(folder: Path) -> dict[str, Path]:
+    rows = {"train": 2_000, "validation": 300, "test": 300}
+    make_dataset(folder / "rows", rows, categorical=4, multi_hot=2, weighted=("M2",), seed=1)
+    make_dataset(folder / "weighted", rows, categorical=4, weight=True, seed=2)
+    make_dataset(folder / "displays", rows, categorical=4, group_sizes=(7, 2, 5, 12), seed=3)
+    tables = {}
+    for seed, (split, count) in enumerate({"train": 700, "validation": 240, "test": 240}.items()):
+        rng = np.random.default_rng(seed)
+        user = np.repeat(np.arange(count // 8) % 79 + 1, 8).astype(np.int32)[:count]
+        item = ((user * 7 + 3 * rng.integers(0, 19, len(user))) % 59 + 1).astype(np.int32)
+        label = np.ones(len(user)) if split == "train" else (np.arange(len(user)) % 8 == 0)
+        lists = np.arange(len(user), dtype=np.int64) // 8
+        tables[split] = pa.table({"user": user, "item": item, "label": label.astype(np.float32), "list": lists})
+    write_dataset(folder / "pairs", PAIRS, tables)
+    return {name: folder / name for name in ("rows", "weighted", "displays", "pairs")}
+
+
+def train_with_ray(folder: Path, device: str, workers: int) -> list[Row]:
+    """`rayrec train` on the device: Ray, Ray Train and its workers; the row says why it was skipped without Ray."""
+    row: Row = {"recipe": "dlrm-criteo-debug", "workers": workers}
+    if importlib.util.find_spec("ray") is None:
+        return [{**row, "skipped": "Ray is not installed"}]
+    rows = {"train": 3_000, "validation": 500, "test": 500}
+    tables = {split: make_rows(CRITEO, count, seed) for seed, (split, count) in enumerate(rows.items())}
+    write_dataset(folder / "data", CRITEO, tables)
+    settings = {"train.global_batch_size": 128, "train.max_steps": 20, "train.device": device, "train.workers": workers}
+    sets = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    command = [sys.executable, "-m", "jobs.train", "dlrm-criteo-debug", "--data", str(folder / "data")]
+    began = time.perf_counter()
+    done = subprocess.run(
+        [*command, "--output", str(folder / "run"), *sets], capture_output=True, text=True, check=False
+    )
+    row["seconds"] = round(time.perf_counter() - began, 1)
+    if done.returncode:
+        return [{**row, "ok": False, "error": done.stderr.strip().rsplit("\n", 1)[-1]}]
+    metrics = json.loads((folder / "run" / "metrics.json").read_text())
+    return [{**row, "auc": round(metrics["test"]["auc"], 4), "ok": math.isfinite(metrics["test"]["log_loss"])}]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A published recipe, and NVIDIA's samples/s on one A100 by number format (the models' READMEs)."""
+
+    recipe: str
+    published: Mapping[PrecisionName, float]
+    batch: int
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+SPEEDS = (
+    Speed("dlrm-criteo", {"tf32": 2.88e6, "fp16": 4.02e6, "bf16": 4.02e6}, 65_536),
+    Speed("dcnv2-criteo", {"tf32": 0.689e6, "bf16": 1.37e6}, 65_536),
+    Speed("neumf-ml-20m", {"tf32": 22.6e6, "bf16": 34.1e6}, 2**20),
+    Speed("wide-deep-outbrain-lean", {"tf32": 1.64e6, "bf16": 2.31e6}, 131_072),
+)
+"""Of AMP, which is fp16 there, where rayrec's `auto` is bf16."""
+
+
+def measure_training(
+    folder: Path, device: str, workers: int, speeds: Sequence[Speed] = SPEEDS, *, largest: int = 2**31, steps: int = 40
+) -> list[Row]:
+    """M samples/s of steps on batches that lie on the device, in each number format, and beside NVIDIA's; and of a
+    whole run, which reads from memory and has smaller tables, as it ends with a checkpoint.
+
+    `largest`: the most rows of a table.
+    """
+    rows = []
+    for speed in speeds:
+        place = folder / speed.recipe
+        batches = 8
+        _write_rows(place / "data", _schema(speed.recipe, largest), batches * speed.batch)
+        _write_rows(place / "of-run", _schema(speed.recipe, min(largest, 100_000)), batches * speed.batch)
+        settings = {
+            "train.global_batch_size": speed.batch,
+            "train.workers": workers,
+            "train.device": device,
+            "train.precision": "bf16",
+            "train.ingest.in_memory": True,
+            "train.max_steps": 2 * steps,
+            "train.epochs": 2 * steps,
+            "train.log_every_steps": max(1, steps // 4),
+            "train.evaluations_per_epoch": 0,
+            "train.checkpoint.every_minutes": None,
+            "train.checkpoint.keep_best": None,
+            "train.tracking.tensorboard": False,
+            "evaluate.ranking": None,
+            **speed.changes,
+        }
+        case = rayrec.load_recipe(speed.recipe, settings)
+        formats = [name for name in speed.published if device == "cuda" or name != "tf32"]
+        row: Row = {"recipe": speed.recipe, "workers": workers}
+        try:
+            arguments = (workers, device, str(place), case.model_dump(mode="json"), formats, steps)
+            run_ranks(_measure_steps, *arguments, ranks=workers)
+            run_cases(workers, place / "of-run", [Case(place / "run", case)], device=device)
+        except Exception as error:
+            rows.append({**row, "ok": False, "error": str(error).strip().rsplit("\n", 1)[-1]})
+            continue
+        records = [json.loads(line) for line in (place / "run" / "history.jsonl").read_text().splitlines()]
+        measured = [r for r in records if r["event"] == "train" and r["step"] > steps]
+        for precision, found in json.loads((place / "steps.json").read_text()).items():
+            published = speed.published[precision]
+            faster = found["steps alone, M/s"] * 1e6 / workers / published
+            rows.append({**row, "precision": precision, **found})
+            rows[-1] |= {"one A100, M/s": published / 1e6, "times A100": round(faster, 3), "ok": True}
+            if precision == "bf16":
+                whole = fmean(r["samples_per_second"] for r in measured) / 1e6
+                waiting = fmean(r["data_wait_share"] for r in measured)
+                rows[-1] |= {"whole run, M/s": round(whole, 3), "waiting for data": round(waiting, 2)}
+    return rows
+
+
+def _write_rows(folder: Path, schema: Schema, samples: int) -> None:
+    # A positive comes with four drawn negatives.
+    count = samples if schema.interactions is None else samples // 5
+    tables = {split: make_rows(schema, n, seed=0) for split, n in (("train", count), ("test", 64))}
+    if schema.interactions is not None:
+        tables["train"] = tables["train"].sort_by(schema.interactions.user)  # as preprocessing writes them
+    write_dataset(folder, schema, tables, rows_per_part=2**20, rows_per_row_group=2**15)
+
+
+def _schema(recipe_name: str, largest: int) -> Schema:
+    """The published columns, with tables of at most `largest` rows."""
+    if recipe_name.startswith("wide-deep"):
+        # Only here, as it imports the source's preprocessing.
+        from tests.display_models import display_schema
+        from tests.outbrain_statistics import make_constants
+
+        return display_schema(make_constants(feature_set="lean"), largest)
+    if recipe_name.startswith("neumf"):
+        sizes, numeric = {"user": 138_494, "item": 26_745}, 0
+    else:
+        sizes, numeric = {f"C{number}": size for number, size in enumerate(CARDINALITIES["15"], 1)}, 13
+    numbers = [NumericFeature(name=f"I{number}") for number in range(1, numeric + 1)]
+    tables = [CategoricalFeature(name=name, cardinality=min(size, largest)) for name, size in sizes.items()]
+    if numeric:
+        return Schema(label="label", features=(*numbers, *tables))
+    interactions = InteractionColumns(user="user", item="item")
+    return Schema(label="label", group="group", features=tuple(tables), interactions=interactions)
+
+
+def _measure_steps(
+    rank: int, workers: int, device: str, place: str, content: dict[str, Any], formats: list[PrecisionName], steps: int
+) -> None:
+    context = join_ranks(rank, workers, workers, device, f"{place}/rendezvous")
+    config, dataset = Recipe.model_validate(content), Dataset.open(Path(place) / "data")
+    model = ParallelModel(config, dataset.schema, context)
+    reader = SplitReader(dataset, config.train.ingest, context, negatives=config.train.negatives)
+    size = config.train.global_batch_size
+    with reader.open("train", global_batch_size=size, drop_last=True, seed=1) as loader:
+        batches = list(islice(loader, 6))
+    totals = BatchTotals(size, None)
+    found = {}
+    for name in formats:
+        precision = resolve_precision(name, "cuda" if device == "cuda" else "cpu")
+        precision.apply_to_process()
+        step = TrainStep(model, config.train, precision, steps_per_epoch=1_000)
+        pairs = enumerate(model.with_next(cycle(batches)), 1)
+        training = _seconds((step(batch, totals, n, following) for n, (batch, following) in pairs), steps, context)
+        with precision.autocast():
+            scoring = _seconds((model.logits(batch) for batch in cycle(batches)), steps, context)
+        found[name] = {
+            "steps alone, M/s": round(steps * size / training / 1e6, 4),
+            "scoring, M/s": round(steps * size / scoring / 1e6, 4),
+        }
+    if rank == 0:
+        (Path(place) / "steps.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def _seconds(run: Iterator[Any], steps: int, context: RankContext) -> float:
+    """What `steps` steps take on the slowest rank, after some that warm up."""
+    for _ in islice(run, max(2, steps // 4)):
+        pass
+    _finish(context)
+    began = time.perf_counter()
+    for _ in islice(run, steps):
+        pass
+    _finish(context)
+    return time.perf_counter() - began
+
+
+def _finish(context: RankContext) -> None:
+    """Wait until the device and all ranks are done."""
+    if context.device.type == "cuda":
+        torch.cuda.synchronize()
+    dist.barrier()
