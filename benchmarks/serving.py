@@ -2,16 +2,17 @@
 
     python -m benchmarks.serving --output benchmarks/results/serving.json
 
-Needs `wrk` (https://github.com/wg/wrk, in Debian's and Ubuntu's packages) on this machine. One model of Criteo's shape
-(13 numbers, 26 categories) with random weights; each server gets one replica and one thread; both answer the same body
-in turns, with 1 to 64 clients that each wait for an answer before the next request.
+One model of Criteo's shape (13 numbers, 26 categories) with random weights; each server gets one replica and one
+thread. Clients that each wait for an answer before the next request ask for the scores of the same rows: of `rayrec
+serve` as JSON, as binary tensors of the Open Inference Protocol and as Arrow streams, of the server written by hand as
+JSON. The servers take turns, round after round; the file has every round, and the medians.
 """
 
 import argparse
 import json
 import os
-import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,71 +25,98 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.load import wrk
+from benchmarks.process_tree import machine
+from jobs.benchmark_serve import ServeBenchmarkRequest, measured, post_of
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.models.dlrm.config import DLRMConfig
+from serve.operations.load import Post, json_post
 from serve.protocols.v1 import parse_instances, predictions
 from tests.model_folders import make_model_folder, make_raw_rows
 
-_WARM_UP_SECONDS = 2
 _CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))
+_BY_HAND = "FastAPI by hand"
+_PROTOCOLS = ServeBenchmarkRequest.model_fields["protocol"].default
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 256, 4096])
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
-    parser.add_argument("--seconds", type=int, default=10, help="of each measurement")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 256])
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    if shutil.which("wrk") is None:
-        raise SystemExit("wrk is not installed")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "dlrm"
         make_model_folder(folder, config=_CONFIG, numeric=13, categorical=26)
         predictor = load_model(folder)
-        bodies = {rows: _body(predictor, rows, Path(temporary)) for rows in arguments.rows}
-        request = ServeRequest(model=(folder,), port=free_port())
-        with serving(request, SilentProgress()) as url, _plain_server(folder) as plain:
-            servers = {"rayrec serve": f"{url}/v1/models/dlrm:predict", "FastAPI by hand": f"{plain}/predict"}
-            _require_equal_scores(servers, bodies[arguments.rows[0]])
-            table = [
+        with serving(ServeRequest(model=(folder,), port=free_port()), SilentProgress()) as url, _plain(folder) as plain:
+            posts = {rows: _posts(predictor, rows, url, plain) for rows in arguments.rows}
+            _require_equal_scores(posts[arguments.rows[0]])
+            rounds = [
                 {
+                    "round": number,
                     "rows": rows,
                     "clients": clients,
                     "server": name,
-                    **_measure(address, body, clients, arguments.seconds),
+                    **measured(post, clients, arguments.seconds),
                 }
-                for rows, body in bodies.items()
+                for number in range(arguments.rounds)
+                for rows, of_rows in posts.items()
                 for clients in arguments.clients
-                for name, address in servers.items()
+                for name, post in of_rows.items()
             ]
         result = {
-            "machine": {"cores": os.cpu_count(), "load_average_at_the_end": os.getloadavg()[0]},
+            "machine": {**machine(), "load_average_at_the_end": os.getloadavg()[0]},
             "seconds": arguments.seconds,
-            "servers": table,
-            "parts_ms": [{"rows": rows, **_parts(predictor, body.read_bytes())} for rows, body in bodies.items()],
+            "medians": _medians(rounds),
+            "parts_ms": [{"rows": rows, **_parts(predictor, of[_BY_HAND].body)} for rows, of in posts.items()],
+            "rounds": rounds,
         }
     write_json(arguments.output, result)
-    print(arguments.output.read_text())
+    for row in result["medians"]:
+        print(row)
 
 
-def _body(predictor: Predictor, rows: int, folder: Path) -> Path:
-    path = folder / f"body-{rows}.json"
-    path.write_text(json.dumps({"instances": make_raw_rows(predictor.schema, rows)}))
-    return path
+def _posts(predictor: Predictor, rows: int, url: str, plain: str) -> dict[str, Post]:
+    """The same rows as requests, by server."""
+    instances = make_raw_rows(predictor.schema, rows)
+    by_hand = json_post(f"{plain}/predict", json.dumps({"instances": instances}).encode())
+    posts = {f"rayrec, {p}": post_of(url, "dlrm", p, predictor.raw_rows, instances) for p in _PROTOCOLS}
+    return {**posts, _BY_HAND: by_hand}
 
 
-def _measure(address: str, body: Path, clients: int, seconds: int) -> dict[str, Any]:
-    """One measurement after a warm-up; latencies in milliseconds."""
-    wrk(address, body, clients, _WARM_UP_SECONDS)
-    found = wrk(address, body, clients, seconds)
-    rows = len(json.loads(body.read_text())["instances"])
-    return {**found, "rows_per_second": round(found["requests_per_second"] * rows)}
+def _medians(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Over the rounds, of each number of rows and clients and each server; and beside the server written by hand.
+
+    A ratio is that of one round, so that what else the machine does in a round is on both sides.
+    """
+    table = []
+    keys = list(dict.fromkeys((found["rows"], found["clients"], found["server"]) for found in rounds))
+    by_key = {key: [f for f in rounds if (f["rows"], f["clients"], f["server"]) == key] for key in keys}
+    for (rows, clients, server), found in by_key.items():
+        by_hand = by_key[rows, clients, _BY_HAND]
+        names = ("requests_per_second", "p50_ms", "p95_ms", "p99_ms")
+        middle = {name: statistics.median(one[name] for one in found) for name in names}
+        ratios = [one["p50_ms"] / other["p50_ms"] for one, other in zip(found, by_hand, strict=True)]
+        rates = [
+            one["requests_per_second"] / other["requests_per_second"] for one, other in zip(found, by_hand, strict=True)
+        ]
+        table.append({
+            "rows": rows,
+            "clients": clients,
+            "server": server,
+            **middle,
+            "rows_per_second": round(rows * middle["requests_per_second"]),
+            "errors": sum(one["errors"] for one in found),
+            "p50_to_by_hand": [round(x, 2) for x in (min(ratios), statistics.median(ratios), max(ratios))],
+            "rate_to_by_hand": [round(x, 2) for x in (min(rates), statistics.median(rates), max(rates))],
+        })  # fmt: skip
+    return table
 
 
 def _parts(predictor: Predictor, body: bytes) -> dict[str, float]:
@@ -115,18 +143,18 @@ def _milliseconds(what: Callable[[], object]) -> float:
     return round(1e3 * float(np.median(times)), 4)
 
 
-def _require_equal_scores(servers: dict[str, str], body: Path) -> None:
-    """Both must be servers of the same model, or the comparison says nothing."""
-    answers = []
-    for address in servers.values():
-        request = urllib.request.Request(address, body.read_bytes(), {"Content-Type": "application/json"})
+def _require_equal_scores(posts: dict[str, Post]) -> None:
+    """All must be servers of the same model, or the comparison says nothing."""
+    scores = []
+    for name in (f"rayrec, {_PROTOCOLS[0]}", _BY_HAND):
+        request = urllib.request.Request(posts[name].url, posts[name].body, dict(posts[name].headers))
         with urllib.request.urlopen(request, timeout=60) as response:
-            answers.append(json.loads(response.read())["predictions"])
-    np.testing.assert_allclose(answers[0], answers[1], rtol=0, atol=1e-5)
+            scores.append(json.loads(response.read())["predictions"])
+    np.testing.assert_allclose(scores[0], scores[1], rtol=0, atol=1e-5)
 
 
 @contextmanager
-def _plain_server(folder: Path) -> Iterator[str]:
+def _plain(folder: Path) -> Iterator[str]:
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", "benchmarks.plain_server:app", "--port", str(port)]
     environment = {**os.environ, "MODEL_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}

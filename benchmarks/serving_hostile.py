@@ -23,7 +23,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
+import numpy as np
 import psutil
+import pyarrow as pa
 
 from benchmarks.repeated import repeated
 from benchmarks.serving_overload import replicas
@@ -33,6 +35,7 @@ from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config import ServeConfig
 from serve.operations.load import at_rate, json_post, percentiles
+from serve.protocols import arrow
 from serve.protocols.grpc import proto
 from tests.model_folders import make_model_folder
 
@@ -76,6 +79,8 @@ class Body:
     token: bool = True
     stall_seconds: float = 0.0
     """How long the client waits before it sends the last piece."""
+    headers: str = ""
+    """Further lines of the head."""
 
 
 def _whole(body: bytes, **more: Any) -> Body:
@@ -84,6 +89,29 @@ def _whole(body: bytes, **more: Any) -> Body:
 
 def _instances(row: bytes, size: int) -> bytes:
     return b'{"instances":[' + b",".join([row] * ((size - 20) // (len(row) + 1))) + b"]}"
+
+
+_ARROW = f"Content-Type: {arrow.MEDIA_TYPE}\r\n"
+
+
+def _compressed_zeros() -> bytes:
+    """128 MiB of zeros, which take a few KiB."""
+    sink = pa.BufferOutputStream()
+    rows = pa.RecordBatch.from_arrays([pa.array(np.zeros(16 * _MIB))], names=["I1"])
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(rows)
+    return bytes(sink.getvalue())
+
+
+def _many_fields() -> bytes:
+    sink = pa.BufferOutputStream()
+    pa.ipc.new_stream(sink, pa.schema([pa.field("", pa.null())] * 150_000)).close()
+    return bytes(sink.getvalue())
+
+
+def _texts() -> bytes:
+    texts = pa.array(["a" * 1900] * 8192)
+    return arrow.stream_of(pa.RecordBatch.from_arrays([texts], names=["C1"]))
 
 
 def _filled(before: bytes, fill: bytes, after: bytes) -> bytes:
@@ -133,6 +161,9 @@ def attacks(many: int = 512) -> dict[str, Attack]:
         f"{many} of 4 MiB at once": _http(_whole(b'{"C1":"' + b"a" * 4 * _MIB + b'"}'), many, many),
         f"{many} slow bodies at once": _http(Body((half, b'"}]}'), 15 * _MIB, stall_seconds=15), many, many),
         f"{many} slow bodies of a byte": _http(Body((b"{", b"}"), 2, stall_seconds=15), many, many),
+        "Arrow: compressed zeros": _http(_whole(_compressed_zeros(), headers=_ARROW), 32, 16),
+        "Arrow: a schema of as many fields as fit": _http(_whole(_many_fields(), headers=_ARROW), 32, 16),
+        "Arrow: the most rows, of texts": _http(_whole(_texts(), headers=_ARROW), 32, 16),
         "gRPC: empty tensors": _infer(b"\x2a\x00" * (_LARGEST // 2), 16, 8),
         "gRPC: empty tensors, fewer than are refused": _infer(b"\x2a\x00" * 1_000_000, 16, 8),
         "gRPC: empty parameters": _infer(b"\x2a\x02\x22\x00" * (_LARGEST // 4), 16, 8),
@@ -222,7 +253,9 @@ async def _post(url: str, body: Body) -> str:
     length = "Transfer-Encoding: chunked" if body.stated is None else f"Content-Length: {body.stated}"
     answer = asyncio.create_task(reader.readline())
     try:
-        writer.write(f"POST {_PATH} HTTP/1.1\r\nHost: {place.netloc}\r\n{authorization}{length}\r\n\r\n".encode())
+        writer.write(
+            f"POST {_PATH} HTTP/1.1\r\nHost: {place.netloc}\r\n{authorization}{body.headers}{length}\r\n\r\n".encode()
+        )
         for index, piece in enumerate(body.pieces):
             if index and index == len(body.pieces) - 1 and body.stall_seconds:
                 await asyncio.wait({answer}, timeout=body.stall_seconds)

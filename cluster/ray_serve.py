@@ -8,7 +8,9 @@ configuration are not documented by Ray; tests/unit/test_ray_serve.py fails if a
 import os
 import shlex
 import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from rayrec.common.ports import free_ports
 
 HAPROXY_SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
 GRPC_LIMIT = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
+NICENESS = "RAY_worker_niceness"
+"""How far Ray's processes stand back behind others, 0 to 19: by default 15, which is for work that nobody waits for."""
 SETTINGS = {
     HAPROXY_SWITCH: "1",
     # One event loop in a replica, without threads beside it, and an HTTP server in each replica.
@@ -80,6 +84,28 @@ def receive_little_unread() -> None:
 
     if _UNREAD_MESSAGES not in DEFAULT_GRPC_SERVER_OPTIONS:
         DEFAULT_GRPC_SERVER_OPTIONS.append(_UNREAD_MESSAGES)
+
+
+def wait_for_controller(starting: "Future[None]") -> None:
+    """Wait until the controller of Ray Serve takes applications, while `ray.serve.start` runs in another thread.
+
+    `ray.serve.start` itself waits for the proxies, during which replicas could start.
+    """
+    import ray
+
+    while not starting.done():
+        try:
+            ray.get_actor(_CONTROLLER, namespace=_NAMESPACE)
+            return
+        except ValueError:
+            time.sleep(0.05)
+
+
+def look_often() -> None:
+    """Let `ray.serve.run` and `ray.serve.delete` look ten times a second, not once, whether they are done."""
+    from ray.serve._private import client
+
+    client.CLIENT_POLLING_INTERVAL_S = 0.1
 
 
 def shut_down_serve() -> None:

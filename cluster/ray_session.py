@@ -5,7 +5,8 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -23,26 +24,32 @@ _ANSWER_SECONDS = 5.0
 
 
 @contextmanager
-def ray_session() -> Iterator[None]:
+def ray_session(meanwhile: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Hold a Ray session during the block; one that this process already has is used and left running.
 
     RAY_ADDRESS, which Ray sets inside a job, attaches to a cluster. Without it a session is started on this machine.
-    Raises UserError if no cluster answers at the address.
+    `meanwhile` is called while the session starts, in another thread, with Ray's environment variables set; the block
+    begins when it has returned. Raises what it raises, and UserError if no cluster answers at the address.
     """
     address = _cluster_address()
     missing = _prepare_environment(local=address is None)
     import ray
 
     if ray.is_initialized():
+        meanwhile()
         yield
         return
     with ExitStack() as stack:
-        if address:
-            attach(address, missing)
-        else:
+        if not address:
             stack.enter_context(serve_behind_haproxy())
-            _start()
-        stack.callback(ray.shutdown)
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(meanwhile)
+            if address:
+                attach(address, missing)
+            else:
+                _start()
+            stack.callback(ray.shutdown)
+            done.result()
         yield
 
 

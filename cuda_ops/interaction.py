@@ -45,6 +45,9 @@ def dot_interaction(dense: Tensor | None, embeddings: Tensor, padding: int = 0) 
         dtype = torch.get_autocast_dtype(device)
     else:
         dtype = embeddings.dtype if dense is None else torch.promote_types(dense.dtype, embeddings.dtype)
+    if device == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # The operator is for gradients, and its first call imports torch's compiler, which takes a second or two.
+        return reference_forward(dense, embeddings, dtype, padding)
     return _forward(dense, embeddings, dtype, padding)
 
 

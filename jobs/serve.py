@@ -10,7 +10,10 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -110,9 +113,9 @@ def run(request: ServeRequest, progress: Progress) -> Result:
 @contextmanager
 def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
     """Serve during the block; yields the URL, and shows it with a request to try."""
-    from cluster.ray_serve import GRPC_LIMIT, HAPROXY_SWITCH
+    from cluster.ray_serve import GRPC_LIMIT, HAPROXY_SWITCH, NICENESS
     from cluster.ray_session import ray_session
-    from rayrec.inference.folder.model_folder import ModelFolder
+    from rayrec.recipes import CONFIG_FILE, load_recipe
     from serve.arguments import ServeArguments
     from serve.models.repository import scan
     from serve.operations.tokens import read_tokens
@@ -130,13 +133,16 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
         }
         arguments = ServeArguments(model=served, log_folder=request.log_folder, token_file=request.token_file)
         models = {name: next(iter(source.versions.values())) for name, source in scan(served).items()}
-        settings = arguments.settings(ModelFolder.open(next(iter(models.values()))).recipe.serve)
+        # Opened as a whole later: to import what opens it takes longer than to read its recipe.
+        settings = arguments.settings(load_recipe(next(iter(models.values())) / CONFIG_FILE).serve)
+        os.environ.setdefault(NICENESS, "0")
         os.environ.setdefault(GRPC_LIMIT, str(int(settings.max_body_mib * 2**20)))
         if request.tls_certificate is not None:
             # HAProxy has no TLS here; Serve's own proxy does.
             os.environ.setdefault(HAPROXY_SWITCH, "0")
-        stack.enter_context(ray_session())
         progress.stage("start server")
+        # Its imports take half as long as Ray.
+        stack.enter_context(ray_session(meanwhile=partial(import_module, "serve.app")))
         stack.enter_context(_deployed(arguments, request))
         url = request.url
         progress.finish()
@@ -156,16 +162,18 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
     from ray.serve.config import HTTPOptions, gRPCOptions
     from ray.serve.schema import LoggingConfig
 
-    from cluster.ray_serve import shut_down_serve
+    from cluster.ray_serve import look_often, shut_down_serve, wait_for_controller
     from serve.app import build, settings_of
 
     application = build(arguments)
     # The replica answers 504 first; this is the limit for requests that no replica has taken.
     timeout = settings_of(arguments).request_timeout_seconds + 5
+    look_often()
     # Ray Serve would show its address before it answers requests; `serving` shows it afterwards.
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        ray_serve.start(
+        start = partial(
+            ray_serve.start,
             # Proxies on other nodes would listen on those machines' own loopback addresses, where no client is.
             proxy_location="HeadOnly" if request.is_local else "EveryNode",
             http_options=HTTPOptions(
@@ -186,10 +194,14 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
             ),
             logging_config=LoggingConfig(enable_access_log=False),
         )
-        try:
-            ray_serve.run(application, name=_APPLICATION, route_prefix="/")
-        except RuntimeError as error:
-            raise _why_not_deployed(error) from None
+        with ThreadPoolExecutor(1) as pool:
+            starting = pool.submit(start)
+            wait_for_controller(starting)
+            try:
+                ray_serve.run(application, name=_APPLICATION, route_prefix="/")
+            except RuntimeError as error:
+                raise _why_not_deployed(error) from None
+            starting.result()
         if request.tls_certificate is not None:
             _require_tls(request.host, request.port)
         yield

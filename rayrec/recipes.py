@@ -21,6 +21,9 @@ from rayrec.config import Config, EvaluateConfig, ModelConfig, PreprocessConfig,
 from rayrec.config.evaluate import is_ranking_metric
 from rayrec.config.validation import describe_validation_error, is_yaml_file, parse_mapping, parse_yaml, read_text
 
+CONFIG_FILE = "config.yaml"
+"""The file of a run folder and of a model folder that has the recipe with every default filled in."""
+
 if TYPE_CHECKING:
     Source = SourceConfig
     Preprocess = PreprocessConfig

@@ -17,6 +17,7 @@ from ray.serve.config import AutoscalingConfig, BackpressureConfig
 from starlette.applications import Starlette
 
 from cluster.ray_serve import receive_little_unread
+from rayrec.common.allocator import keep_freed_memory
 from rayrec.config import ServeConfig
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import TableMemory
@@ -33,6 +34,7 @@ from serve.operations.tokens import read_tokens
 from serve.protocols.grpc.service import GrpcMethods
 
 _STUCK_SECONDS = 25.0
+_KEPT_BYTES = 32 * 2**20
 
 
 def build(args: ServeArguments) -> Application:
@@ -77,8 +79,10 @@ class ModelServer(GrpcMethods):
         self, folders: dict[str, Path], settings: ServeConfig, log_folder: Path | None, tokens: frozenset[str]
     ) -> None:
         torch.set_num_threads(settings.threads_per_replica)
-        # Arrow's own allocator would keep what large requests have used; the system's gives it back (`Memory`).
+        # Arrow's own allocator would keep what large requests have used; the system's gives it back (`Memory`), but for
+        # as much as passes use again and again.
         pa.set_memory_pool(pa.system_memory_pool())
+        keep_freed_memory(_KEPT_BYTES)
         receive_little_unread()
         # Beside the event loop, so that requests are read and checked while a batch is scored.
         self._executor = executor = ThreadPoolExecutor(1, "scoring")

@@ -15,6 +15,7 @@ from rayrec.inference.predictor import Predictor
 from rayrec.inference.ranker import Ranker
 from serve.models.served_models import ServedModels
 from serve.models.served_version import ServedVersion
+from serve.protocols import arrow
 from serve.protocols.v2.messages import OUTPUT
 from serve.protocols.v2.tensors import DATA_TYPES
 
@@ -66,7 +67,10 @@ def _predict(name: str, max_rows: int) -> dict[str, Any]:
     instances = _object(instances=_list(row, minItems=1, maxItems=max_rows))
     body = {"anyOf": [instances, {**row, "description": "One row alone."}]}
     answer = _object(model=_TEXT, version=_TEXT, predictions=_list(_SCORE))
-    return _post(f"Scores of rows by '{name}'.", body, answer)
+    operation = _post(f"Scores of rows by '{name}'; an Arrow stream of raw columns gets one of scores.", body, answer)
+    for described in (operation["post"]["requestBody"], operation["post"]["responses"]["200"]):
+        described["content"][arrow.MEDIA_TYPE] = {}
+    return operation
 
 
 def _recommend(name: str, max_rows: int) -> dict[str, Any]:

@@ -7,17 +7,17 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST = 2**31 - 1
 
 
-def keep_freed_memory() -> None:
-    """Let this process keep up to 2 GiB of what it frees for what it allocates next.
+def keep_freed_memory(most: int = _LARGEST) -> None:
+    """Let each thread of this process keep up to `most` bytes of what it frees for what it allocates next.
 
-    glibc gives blocks above 32 MiB back to the kernel, which hands out the next ones page by page, filled with zeros.
-    If every step frees and allocates the same large tensors in host memory, that took half of the time. Does nothing if
-    the C library lacks these options.
+    glibc gives what lies free at the end of its heap, and large blocks, back to the kernel, which hands out the next
+    ones page by page, filled with zeros. If every step frees and allocates the same tensors in host memory, that took
+    half of the time. Does nothing if the C library lacks these options.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_TRIM_THRESHOLD, _LARGEST)
-        mallopt(_MMAP_THRESHOLD, _LARGEST)
+        mallopt(_TRIM_THRESHOLD, most)
+        mallopt(_MMAP_THRESHOLD, most)
 
 
 def give_back_freed_memory() -> None:

@@ -19,7 +19,6 @@ from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
 from rayrec.inference.folder.model_folder import Metrics, ModelFolder
 from rayrec.inference.folder.table_files import MappedTable, TableMemory
 from rayrec.inference.raw_rows import RawRows
-from rayrec.internals.torch_onednn import pack_linear_layers
 from rayrec.models.common.ranking import ScoresPairs
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
@@ -233,5 +232,4 @@ def _load_dense_network(model_folder: ModelFolder) -> nn.Module:
                 f"config.yaml makes it {expected.get(name, 'unknown')}; export the model again"
             )
     network.load_state_dict(weights, assign=True)
-    pack_linear_layers(network)
     return network.eval()

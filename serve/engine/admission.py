@@ -8,14 +8,17 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rayrec.config import ServeConfig
 from serve.engine.memory import Memory
 from serve.errors import RequestError
 from serve.operations.json_log import JsonLog
-from serve.operations.metrics import ServingMetrics
 from serve.operations.tokens import is_allowed
+
+if TYPE_CHECKING:
+    # Ray Serve's proxies import this module, and have no need of what counts scores.
+    from serve.operations.metrics import ServingMetrics
 
 CLIENT_LEFT = 499
 """The status, as nginx has it, of a request whose client went away before the answer."""
@@ -62,7 +65,7 @@ class Admission:
     settings: ServeConfig
     tokens: frozenset[str]
     """The hashes of the tokens of which a request must have one (`read_tokens`); if empty, everybody may ask."""
-    metrics: ServingMetrics
+    metrics: "ServingMetrics"
     access_log: JsonLog | None = None
     """The log of requests; if absent, a request leaves metrics only."""
     bodies: Memory = field(init=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import ray
 import requests
@@ -28,6 +29,7 @@ from rayrec.common.progress import SilentProgress
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.recommender import load_recommender
 from rayrec.sources.registry import load_ranker
+from serve.protocols import arrow
 from tests.display_models import ADS, CONTEXT, make_ranker
 from tests.model_folders import make_model_folder, make_raw_rows, make_recommender_folder
 
@@ -69,6 +71,22 @@ def test_scores_are_the_predictors(url: str, predictors: dict[str, Predictor], n
     assert answer.status_code == 200
     assert answer.json()["model"] == name
     np.testing.assert_allclose(answer.json()["predictions"], predictors[name].predict(rows), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 300])
+def test_an_arrow_stream_gets_the_predictors_scores(url: str, predictors: dict[str, Predictor], rows: int) -> None:
+    predictor = predictors["dlrm"]
+    columns = predictor.raw_rows.from_rows(make_raw_rows(predictor.schema, rows))
+    address, headers = f"{url}/v1/models/dlrm:predict", {"Content-Type": arrow.MEDIA_TYPE}
+    answer = requests.post(address, arrow.stream_of(columns), headers=headers, timeout=TIMEOUT)
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, arrow.MEDIA_TYPE)
+    table = pa.ipc.open_stream(answer.content).read_all()
+    np.testing.assert_array_equal(table["score"].to_numpy(), predictor.predict(columns))
+    assert table.schema.metadata == {b"model": b"dlrm", b"version": b"1"}
+    refused = requests.post(address, b"{}", headers=headers, timeout=TIMEOUT)
+    assert refused.status_code == 400 and refused.json()["error"].startswith("the body is not a valid Arrow IPC stream")
+    elsewhere = requests.post(f"{url}/v1/models/dlrm:rank", b"{}", headers=headers, timeout=TIMEOUT)
+    assert (elsewhere.status_code, elsewhere.json()["error"]) == (415, "':rank' takes JSON; Arrow is for :predict")
 
 
 def test_recommendations_are_the_recommenders(url: str, folders: dict[str, Path]) -> None:

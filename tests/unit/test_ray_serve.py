@@ -1,11 +1,13 @@
 """Ray Serve is as `cluster.ray_serve` expects beyond its public interface; HAProxy listens to no network unasked."""
 
+import inspect
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from ray.serve._private import constants, controller, grpc_util, haproxy
+from ray._private import ray_constants
+from ray.serve._private import client, constants, controller, grpc_util, haproxy
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
 from cluster import ray_serve
@@ -44,6 +46,18 @@ def test_the_controller_is_found_by_its_name() -> None:
     """Otherwise a server ends without waiting for its replicas."""
     assert (ray_serve._CONTROLLER, ray_serve._NAMESPACE) == (constants.SERVE_CONTROLLER_NAME, constants.SERVE_NAMESPACE)
     assert callable(controller.ServeController.graceful_shutdown)
+
+
+def test_ray_serve_looks_as_often_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upgrade may change this private part of Ray Serve: adapt `look_often`."""
+    monkeypatch.setattr(client, "CLIENT_POLLING_INTERVAL_S", client.CLIENT_POLLING_INTERVAL_S)
+    ray_serve.look_often()
+    waits = inspect.getsource(client.ServeControllerClient._wait_for_application_running)
+    assert client.CLIENT_POLLING_INTERVAL_S == 0.1 and "sleep(CLIENT_POLLING_INTERVAL_S)" in waits
+
+
+def test_the_niceness_of_processes_is_a_setting_of_ray() -> None:
+    assert ray_constants.RAY_WORKER_NICENESS == ray_serve.NICENESS
 
 
 def test_servers_of_grpc_take_over_what_is_added_to_the_options() -> None:

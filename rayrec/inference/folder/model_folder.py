@@ -40,10 +40,9 @@ from rayrec.inference.folder.table_files import (
 )
 from rayrec.models.common.tables import EmbeddingTable, PooledFeature, distinct_tables
 from rayrec.models.registry import build_model
-from rayrec.recipes import Recipe, dump_recipe, load_recipe
+from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
 from rayrec.storage.staged import fetch
 
-CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.json"
 CARD_FILE = "MODEL_CARD.md"
 DENSE_FILE = "weights/dense.safetensors"

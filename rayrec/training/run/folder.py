@@ -13,11 +13,10 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import new_folder, write_atomically, write_json
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
-from rayrec.recipes import Recipe, dump_recipe, load_recipe
+from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
 from rayrec.storage.location import location, resolve
 
 RUN_FILE = "run.json"
-CONFIG_FILE = "config.yaml"
 PLAN_FILE = "plan.json"
 HISTORY_FILE = "history.jsonl"
 METRICS_FILE = "metrics.json"

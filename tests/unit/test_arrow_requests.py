@@ -1,0 +1,164 @@
+"""Arrow streams: their raw columns are those of the stream, and what is wrong with one is a line with a status."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rayrec.config.transforms import Hash
+from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, RawColumn, Schema
+from rayrec.inference.raw_rows import RawRows
+from serve.engine.admission import MOST_VALUES
+from serve.errors import RequestError
+from serve.protocols.arrow import MEDIA_TYPE, parse_columns, scores_stream, stream_of
+
+OF_TEXT = Hash(buckets=10, of="strings")
+RAW_ROWS = RawRows(
+    Schema(
+        label="label",
+        features=(
+            NumericFeature(name="I1"),
+            CategoricalFeature(name="C1", cardinality=10, transforms=(OF_TEXT,)),
+            MultiHotFeature(name="tags", cardinality=10, transforms=(OF_TEXT,)),
+        ),
+        columns=(
+            RawColumn(name="I1", type="number"),
+            RawColumn(name="C1", type="text"),
+            RawColumn(name="tags", type="texts"),
+        ),
+    )
+)
+MOST_ROWS = 100
+
+
+def rows_of(**columns: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def stream(*batches: pa.RecordBatch, compression: str | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, batches[0].schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+WHOLE = rows_of(I1=[1.5, None], C1=["a", ""], tags=[["x", None], None])
+GOOD = {
+    "whole": (stream(WHOLE), WHOLE.to_pylist()),
+    "two batches": (stream(WHOLE, WHOLE), WHOLE.to_pylist() * 2),
+    "an empty batch": (stream(WHOLE.slice(0, 0), WHOLE), WHOLE.to_pylist()),
+    "other types": (
+        stream(rows_of(C1=pa.array(["b", None], pa.large_string()), I1=pa.array([True, False]))),
+        [{"I1": 1.0, "C1": "b", "tags": None}, {"I1": 0.0, "C1": None, "tags": None}],
+    ),
+    "the most rows": (stream(rows_of(I1=[2] * MOST_ROWS)), [{"I1": 2.0, "C1": None, "tags": None}] * MOST_ROWS),
+}
+
+
+@pytest.mark.parametrize("case", GOOD)
+def test_columns_of_a_stream(case: str) -> None:
+    body, rows = GOOD[case]
+    read = parse_columns(body, RAW_ROWS, MOST_ROWS)
+    assert read.schema == RAW_ROWS.columns
+    assert read.to_pylist() == rows
+
+
+MANY = MOST_VALUES + 1
+BAD = {
+    "empty": (b"", 400, f"the body is empty; send an Arrow IPC stream of raw columns ({MEDIA_TYPE})"),
+    "JSON": (b'{"instances": []}', 400, "the body is not a valid Arrow IPC stream: "),
+    "cut off": (stream(WHOLE)[:500], 400, "the body is not a valid Arrow IPC stream: "),
+    "no schema": (stream(WHOLE)[-8:], 400, "the body is not a valid Arrow IPC stream: it ends before its schema"),
+    "no rows": (stream(WHOLE.slice(0, 0)), 422, "the stream has no rows; send at least one"),
+    "too many rows": (
+        stream(rows_of(C1=pa.nulls(10**9)), rows_of(C1=pa.nulls(10**9))),
+        413,
+        "1000000000 rows, at most 100 a request; send several requests",
+    ),
+    "too many rows in all": (stream(*[WHOLE] * 51), 413, "102 rows, at most 100 a request; send several requests"),
+    "too many batches": (
+        stream(*[WHOLE.slice(0, 1)] * 65),
+        413,
+        "more than 64 record batches; join them, or send several requests",
+    ),
+    "compressed": (stream(WHOLE, compression="zstd"), 415, "the record batches are compressed: send them as they are"),
+    "unknown": (stream(rows_of(C2=["a"])), 422, "unknown feature 'C2'; features: I1, C1, tags"),
+    "the label": (
+        stream(rows_of(label=[1])),
+        422,
+        "'label' is not a feature (the model does not read it); leave it out",
+    ),
+    "given twice": (
+        stream(pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["I1", "I1"])),
+        422,
+        "column 'I1': given 2 times",
+    ),
+    "text for a number": (
+        stream(rows_of(I1=["1", "x"])),
+        422,
+        "row 1, 'I1': the string 'x'; needs a number, or null if it is missing",
+    ),
+    "beyond float32": (
+        stream(WHOLE, rows_of(I1=[0.0, 1e39], C1=["", ""], tags=[["x"], ["x"]])),
+        422,
+        "row 3, 'I1': a number is out of range; numbers go up to 3.4e+38",
+    ),
+    "infinity": (stream(rows_of(I1=[-np.inf])), 422, "row 0, 'I1': a number is out of range; numbers go up to 3.4e+38"),
+    "a dictionary": (
+        stream(rows_of(C1=pa.array(["a"]).dictionary_encode())),
+        422,
+        "column 'C1': type dictionary<values=string, indices=int32, ordered=0>; send numbers, strings, booleans,",
+    ),
+    "a view": (stream(rows_of(C1=pa.array(["a"], pa.string_view()))), 422, "column 'C1': type string_view; send "),
+    "lists of lists": (
+        stream(rows_of(tags=[[["a"]]])),
+        422,
+        "column 'tags': type list<item: list<item: string>>; ",
+    ),
+    "a list of too many": (
+        stream(rows_of(tags=pa.ListArray.from_arrays([0, MANY], pa.array(np.ones(MANY, np.int8))))),
+        413,
+        f"column 'tags': {MANY} values, at most {MOST_VALUES} a request; send several requests",
+    ),
+    "too large a schema": (
+        stream(rows_of(I1=[1]).replace_schema_metadata({"a": "b" * 100_000})),
+        413,
+        "the schema has 100",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_with_a_stream(case: str) -> None:
+    body, status, message = BAD[case]
+    with pytest.raises(RequestError) as raised:
+        parse_columns(body, RAW_ROWS, MOST_ROWS)
+    assert (raised.value.status, raised.value.message[: len(message)]) == (status, message)
+    assert "\n" not in raised.value.message
+
+
+def test_damaged_streams_are_refused_or_read() -> None:
+    """Arrow itself is tested so; what the server reads beside Arrow must not fail in another way either."""
+    drawn, body, answers = random.Random(7), stream(WHOLE), Counter[int]()
+    for _ in range(2000):
+        damaged = bytearray(body)
+        for _ in range(drawn.randint(1, 4)):
+            damaged[drawn.randrange(len(body))] = drawn.randrange(256)
+        try:
+            parse_columns(bytes(damaged), RAW_ROWS, MOST_ROWS)
+            answers[200] += 1
+        except RequestError as error:
+            answers[error.status] += 1
+    assert set(answers) <= {200, 400, 413, 415, 422} and answers[400] > 100
+
+
+def test_scores_are_a_column() -> None:
+    table = pa.ipc.open_stream(scores_stream("ctr", "2", np.array([0.25, 0.5], np.float32))).read_all()
+    assert table.to_pydict() == {"score": [0.25, 0.5]} and table.schema.field("score").type == pa.float32()
+    assert table.schema.metadata == {b"model": b"ctr", b"version": b"2"}
+    assert stream_of(WHOLE) == stream(WHOLE)
