@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import HashIds, NumericTransform, Vocabulary
@@ -151,7 +152,7 @@ class FeatureEncoder:
         for transforms, places in self._alike.items():
             together = pa.concat_arrays([columns[self._inputs[place][0]] for place in places])
             values = encode_numeric(self.schema.features[places[0]].name, together, transforms)
-            encoded |= zip(places, map(pa.array, values.reshape(len(places), -1)), strict=True)
+            encoded |= _columns_of(places, values)
         return encoded
 
     def _encode_listed_together(self, columns: dict[str, pa.Array]) -> dict[int, pa.Array]:
@@ -162,7 +163,7 @@ class FeatureEncoder:
         ids = np.stack(found)
         ids = np.where(ids > 0, fold_ids(ids, self._folds), 0)
         ids = np.where(ids < self._cardinalities, ids, 0).astype(np.int32)
-        return {index: pa.array(row) for (index, _), row in zip(self._one_listed, ids, strict=True)}
+        return _columns_of([index for index, _ in self._one_listed], ids.ravel())
 
     def _encode(self, feature: Feature, given: Sequence[pa.Array], encoded: dict[str, pa.Array]) -> pa.Array:
         """Encode a feature from its raw columns, or from the features that it crosses."""
@@ -183,6 +184,12 @@ class FeatureEncoder:
     def _as_read(self, feature: CategoricalFeature, column: pa.Array) -> pa.Array:
         wanted = self._from_digits.get(feature.name)
         return column if wanted is None else read_column(column, wanted)[0]
+
+
+def _columns_of(places: Sequence[int], values: NDArray[np.generic]) -> dict[int, pa.Array]:
+    """Columns of n values each, which follow each other in `values`, by their place."""
+    together, rows = pa.array(values), len(values) // len(places)
+    return {place: together.slice(index * rows, rows) for index, place in enumerate(places)}
 
 
 def _buckets(feature: CategoricalFeature) -> int:

@@ -27,8 +27,8 @@ MOST_VALUES = 2**20
 """Objects, lists and values that a request may have, of which each takes up to 170 bytes once it is parsed; numbers and
 strings that are sent as bytes are not among them."""
 
-_AT_ONCE_BYTES = 16 * 2**10
-"""A smaller body is parsed in the event loop: to hand it to a thread takes as long."""
+AT_ONCE_BYTES = 16 * 2**10
+"""JSON of a smaller body is parsed in the event loop: to hand it to a thread takes as long."""
 
 ResultT = TypeVar("ResultT")
 
@@ -110,16 +110,22 @@ class Admission:
 
     @asynccontextmanager
     async def parsed(
-        self, size: int, rows: int, row_bytes: int, parse: Callable[[], ResultT]
+        self,
+        size: int,
+        rows: int,
+        row_bytes: int,
+        parse: Callable[[], ResultT],
+        at_once_bytes: int = AT_ONCE_BYTES,
     ) -> AsyncIterator[ResultT]:
         """What `parse` makes of a body of `size` bytes, for the block. Raises RequestError as `parse` does.
 
         `rows` is how many rows the body may have, as far as that shows before it is parsed: a byte may be a row.
-        `row_bytes` is what a row takes in memory when all of its features are missing.
+        `row_bytes` is what a row takes in memory when all of its features are missing. Bodies of up to `at_once_bytes`
+        are parsed in the event loop, larger ones in a thread, one after the other.
         """
         with self._parsed.hold() as share:
             await share.grow(2 * size + min(rows, self.settings.max_rows_per_request) * row_bytes)
-            if size <= _AT_ONCE_BYTES:
+            if size <= at_once_bytes:
                 yield parse()
                 return
             content = await asyncio.get_running_loop().run_in_executor(self._parser, _attempt, parse)

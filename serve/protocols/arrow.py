@@ -19,6 +19,8 @@ from serve.errors import RequestError
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 SCORE = "score"
+AT_ONCE_BYTES = 2**18
+"""Columns of so many bytes are read in about the time that handing them to a thread takes."""
 _MOST_BATCHES = 64
 """Record batches of a request, each of which takes some time however few rows it has."""
 _SCHEMA_BYTES, _COLUMN_BYTES = 2**16, 2**12

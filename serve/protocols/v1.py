@@ -53,7 +53,7 @@ async def _predict(model: ServedModel, version: ServedVersion, body: bytes, admi
 async def _predict_columns(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
     max_rows = admission.settings.max_rows_per_request
     parse = partial(arrow.parse_columns, body, version.predictor.raw_rows, max_rows)
-    async with admission.parsed(len(body), max_rows, version.row_bytes, parse) as rows:
+    async with admission.parsed(len(body), max_rows, version.row_bytes, parse, arrow.AT_ONCE_BYTES) as rows:
         return arrow.scores_stream(model.name, version.version, await model.score(version, Rows(rows)))
 
 
