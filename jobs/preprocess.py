@@ -22,7 +22,7 @@ _NAMED = re.compile(r"(?P<split>[A-Za-z_]\w*)=(?P<path>.+)", re.DOTALL)
 
 
 class PreprocessRequest(RecipeRequest):
-    """Turn raw logs into a dataset folder, with Spark on Ray."""
+    """Turn raw logs into a dataset folder, with Spark on Ray; small ones in threads."""
 
     input: Annotated[PathTexts, Field(min_length=1)]
     """Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable."""

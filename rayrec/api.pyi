@@ -62,7 +62,7 @@ def preprocess(
     set: Mapping[str, Any] | Sequence[str] = (),
     progress: bool = True,
 ) -> Result:
-    """Turn raw logs into a dataset folder, with Spark on Ray.
+    """Turn raw logs into a dataset folder, with Spark on Ray; small ones in threads.
 
     recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
     input: Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable.

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from rayrec.common.files import is_uri, new_folder, remove_unfinished_files, sha256_in
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.ingest.dataset import MANIFEST_FILE, Manifest, SourceFile, StoredFile
-from rayrec.preprocessing.tasks import Workers, no_tasks_left_behind, run_tasks, user_errors
+from rayrec.preprocessing.tasks import Workers, no_tasks_left_behind, run_brief_tasks, user_errors
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset
 from rayrec.raw.files import InputFile
 from rayrec.recipes import Recipe
@@ -102,7 +102,7 @@ class Preprocessing:
         wanted = [n for n in files_below(folder) if PurePath(n).parts[0] != _SCRATCH and n not in parts]
         manifest = Manifest(
             splits=written.splits,
-            files=tuple(run_tasks(workspace.workers, wanted, partial(_stored_file, folder))),
+            files=tuple(run_brief_tasks(workspace.workers, wanted, partial(_stored_file, folder))),
             rejected=written.rejected,
             sources=source_files(self._job),
             config=self._resolved,

@@ -133,6 +133,14 @@ def run_tasks(workers: Workers, items: Sequence[Item], function: Callable[[Item]
     return [pickle.loads(result) for (result,) in found]
 
 
+def run_brief_tasks(workers: Workers, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
+    """As `run_tasks`, for items that mostly take a moment: each task of Spark, which takes longer, does several."""
+    count = min(len(items), 4 * parallelism(workers))
+    groups = [items[first::count] for first in range(count)]
+    found = run_tasks(workers, groups, lambda group: [function(item) for item in group])
+    return [found[place % count][place // count] for place in range(len(items))]
+
+
 def rows_of_tasks(
     workers: Workers, items: Sequence[Item], function: Callable[[Item], Iterator[pa.RecordBatch]], schema: pa.Schema
 ) -> Rows:

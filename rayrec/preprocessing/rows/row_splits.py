@@ -91,7 +91,8 @@ class RowDivision:
             return by_distinct_text(values, hash_texts, int(missing)).view(np.uint64)
         numbers = block.lines - first_line
         if block.text:
-            lines = block.text.replace(b"\r\n", b"\n").split(b"\n")
+            text = block.text.replace(b"\r\n", b"\n") if b"\r" in block.text else block.text
+            lines = text.split(b"\n")
             return self._hashes_of(lines[: block.num_lines])[numbers]
         rows = rows_before(chunk) + block.lines
         name = chunk.file.base_name.encode()

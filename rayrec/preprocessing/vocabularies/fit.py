@@ -17,7 +17,7 @@ from rayrec.features.vocabulary import VOCABULARY_SCHEMA, fingerprint, index_fil
 from rayrec.ingest.dataset import VOCABULARY_FOLDER
 from rayrec.preprocessing.segments import Piece, ReadRows, Segment, count_rows, cut_pieces, read_piece
 from rayrec.preprocessing.sorted_rows import rows_by_value
-from rayrec.preprocessing.tasks import Rows, counted_rows, partition_number, results_of, rows_of_tasks, run_tasks
+from rayrec.preprocessing.tasks import Rows, counted_rows, partition_number, results_of, rows_of_tasks, run_brief_tasks
 from rayrec.preprocessing.threads import HeldRows
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.shards import cut_row_groups
@@ -196,10 +196,10 @@ def _number(
             files.append(_Numbering(name, part, cut_pieces(pieces, start, start + _VALUES_PER_FILE), start + 1))
 
     words = dict.fromkeys(features, 0)
-    for file, word in zip(files, run_tasks(workspace.workers, files, _write_ids), strict=True):
+    for file, word in zip(files, run_brief_tasks(workspace.workers, files, _write_ids), strict=True):
         words[file.feature] = (words[file.feature] + word) % 2**64
     paths = [workspace.folder / vocabulary_file(name, sizes[name]) for name in features]
-    run_tasks(workspace.workers, paths, _write_index)
+    run_brief_tasks(workspace.workers, paths, _write_index)
     return words
 
 

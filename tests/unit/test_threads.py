@@ -1,0 +1,91 @@
+"""Threads that run tasks, and rows that are brought together in memory."""
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rayrec.common.errors import UserError
+from rayrec.preprocessing.tasks import partition_number, run_brief_tasks
+from rayrec.preprocessing.threads import ROWS_PER_BATCH, HeldRows, Threads
+
+SCHEMA = pa.schema([("key", pa.int64()), ("text", pa.string()), ("count", pa.int64())])
+
+
+def held(*rows: tuple[int | None, str | None, int]) -> HeldRows:
+    """Each row as the batch of a task of its own."""
+
+    def read(row: tuple[int | None, str | None, int]) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_arrays([pa.array([value]) for value in row], schema=SCHEMA)
+
+    return HeldRows.of_tasks(Threads(2), rows, read, SCHEMA)
+
+
+def as_they_are(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def test_results_are_in_the_order_of_the_items() -> None:
+    release = threading.Event()
+
+    def wait_or_release(item: int) -> int:
+        assert release.wait(10) if item == 0 else release.set() is None
+        return item * 10
+
+    assert Threads(2).run([0, 1], wait_or_release) == [0, 10]
+    assert run_brief_tasks(Threads(2), list(range(21)), str) == list(map(str, range(21)))
+    assert run_brief_tasks(Threads(2), [], str) == []
+
+
+def test_an_error_waits_for_those_that_run_and_leaves_out_the_rest() -> None:
+    has_failed, ended = threading.Event(), []
+
+    def fail_or_wait(item: int) -> None:
+        if item == 0:
+            has_failed.set()
+            raise UserError("no")
+        if item == 1:
+            has_failed.wait(10)
+        ended.append(item)
+
+    with pytest.raises(UserError, match="no"):
+        Threads(2).run(range(1_000), fail_or_wait)
+    assert 1 in ended
+    assert len(ended) < 999
+
+
+def test_rows_are_sorted_as_spark_sorts_them() -> None:
+    """Null first, texts by their bytes, not by their characters' UTF-16 codes."""
+    rows = held((2, "\U0001f600", 1), (2, "\ufb01", 1), (None, "b", 1), (2, None, 1), (1, "a", 1), (1, "a", 2))
+    found = rows.sorted_by("key", "text", ("count", "descending")).results(as_they_are)
+    assert found == [(None, "b", 1), (1, "a", 2), (1, "a", 1), (2, None, 1), (2, "\ufb01", 1), (2, "\U0001f600", 1)]
+
+
+def test_sums_and_partitions() -> None:
+    rows = held((1, "a", 1), (0, "b", 2), (1, "a", 3), (3, "a", 4))
+    summed = rows.summed(("text", "key"), ("count",)).sorted_by("key")
+    assert summed.results(as_they_are) == [("b", 0, 2), ("a", 1, 4), ("a", 3, 4)]
+
+    def with_number(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"partition": [partition_number()], "rows": [batch.num_rows]})
+
+    dealt = rows.dealt(lambda batch: batch["key"].to_numpy(), 4)
+    assert dealt.results(with_number) == [(0, 1), (1, 2), (3, 1)]
+    assert [table["count"].to_pylist() for table in dealt.partitions] == [[2], [1, 3], [], [4]]
+
+
+def test_work_is_given_batches_of_one_size() -> None:
+    rows = 2 * ROWS_PER_BATCH + 5
+    schema = pa.schema([("n", pa.int64())])
+
+    def read(start: int) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_arrays([pa.array(np.arange(start, rows, 3))], schema=schema)
+
+    def sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"sizes": [[batch.num_rows for batch in batches]]})
+
+    found = HeldRows.of_tasks(Threads(2), [0, 1, 2], read, schema).sorted_by("n").results(sizes)
+    assert found == [([ROWS_PER_BATCH, ROWS_PER_BATCH, 5],)]
