@@ -29,6 +29,7 @@ Workers = Union["SparkSession", Threads]
 Rows = Union["DataFrame", HeldRows]
 """Rows that tasks make and that are brought together."""
 
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _POLL_SECONDS = 0.5
 _CANCEL_SECONDS = 20.0
 _USER_ERROR = re.compile(rf"^{re.escape(errors.__name__)}\.(\w+): (.+)$", re.MULTILINE)
@@ -190,11 +191,20 @@ def sorted_rows(rows: Rows, deal: Callable[["DataFrame"], "DataFrame"], columns:
     return deal(rows).sortWithinPartitions(*columns)
 
 
-def results_of(rows: Rows, work: Work, columns: str) -> list[tuple[Any, ...]]:
-    """The small rows that `work` yields for the batches of each partition; `columns`: theirs, as Spark's DDL."""
+def results_of(rows: Rows, work: Work, columns: str, batch_rows: int | None = None) -> list[tuple[Any, ...]]:
+    """The small rows that `work` yields for the batches of each partition; `columns`: theirs, as Spark's DDL.
+
+    `batch_rows`: the most rows of a batch that Spark hands over, for rows that are large.
+    """
     if isinstance(rows, HeldRows):
         return rows.results(work)
-    return collect_rows(rows.mapInArrow(work, columns))
+    settings, usual = rows.sparkSession.conf, rows.sparkSession.conf.get(_BATCH_ROWS)
+    assert usual is not None
+    settings.set(_BATCH_ROWS, batch_rows or usual)
+    try:
+        return collect_rows(rows.mapInArrow(work, columns))
+    finally:
+        settings.set(_BATCH_ROWS, usual)
 
 
 def collect_rows(frame: "DataFrame") -> list[tuple[Any, ...]]:
