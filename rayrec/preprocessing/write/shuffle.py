@@ -27,8 +27,8 @@ from rayrec.preprocessing.write.shards import RowPacking, WrittenPart, cut_row_g
 from rayrec.random.splitmix64 import mix
 
 _ROWS_PER_BLOCK = 65_536
-_BYTES_AT_ONCE = 2**26
-"""Of packed rows that a task holds, or is handed, beside those of a block."""
+_BYTES_AT_ONCE = 2**25
+"""Of packed rows that a task gathers before it cuts them into blocks, and that Spark hands over at once."""
 NewPositions = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 """The positions (n,) in the output of rows given by their positions (n,) in the input: a bijection."""
 
@@ -121,8 +121,9 @@ class _Blocks:
 
     @property
     def values_at_once(self) -> int:
-        """Values that together hold about `_BYTES_AT_ONCE`, if those of full segments are as large as expected."""
-        rows = max(1, SEGMENT_ROWS // (len(self.partition_keys) * self.sorting.blocks))
+        """Values that together hold about `_BYTES_AT_ONCE` if all blocks are alike."""
+        gathered = min(SEGMENT_ROWS, _BYTES_AT_ONCE // self._dtype.itemsize)
+        rows = max(1, gathered // (len(self.partition_keys) * self.sorting.blocks))
         return max(1, min(ROWS_PER_BATCH, _BYTES_AT_ONCE // (rows * self._dtype.itemsize)))
 
     def packed(self, batch: pa.RecordBatch, sorted_by: NDArray[np.int64]) -> NDArray[np.void]:
