@@ -4,7 +4,7 @@
 
 Computes in seconds and runs nothing on a GPU. The published figures are NVIDIA's, of DLRM and DCNv2 on A100s
 (DeepLearningExamples, TensorFlow2/Recommendation/DLRM_and_DCNv2), which train the same networks in batches of 65,536.
-Preprocessing is scaled up from what was measured on two cores (benchmarks/results/accuracy_generated.json).
+Preprocessing is scaled up from what was measured on two cores (benchmarks/results/preprocess_time.json).
 """
 
 import argparse
@@ -26,8 +26,7 @@ from rayrec.training.placement.cost import StepEstimate, estimate_step
 from rayrec.training.placement.hardware import ACCELERATORS, AcceleratorName, ArithmeticName
 from rayrec.training.placement.sharding import plan_sharding
 
-MEASURED = Path(__file__).parent / "results" / "accuracy_generated.json"
-MEASURED_CORES = 2
+MEASURED = Path(__file__).parent / "results" / "preprocess_time.json"
 BATCH = 65_536
 WIDTH = 128
 GPUS_OF_A_MACHINE = 8
@@ -117,11 +116,10 @@ def _terabyte(model: str, limit: str, accelerator: AcceleratorName, gpus: int) -
 
 
 def _preprocessing(cores: int) -> dict[str, Any]:
-    measured = json.loads(MEASURED.read_text())[0]
-    by_core = measured["rows"] / measured["preprocess_seconds"] / MEASURED_CORES
+    by_core = json.loads(MEASURED.read_text())["rows_added_per_second_and_core"]["after"]
     return {
         "cores": cores,
-        "rows_per_second_and_core": round(by_core),
+        "rows_per_second_and_core": by_core,
         "hours": round(RAW_ROWS / by_core / cores / 3600, 2),
     }
 

@@ -12,7 +12,7 @@ COMMANDS = {
     "recipes": "List the shipped recipes, or print one with every default filled in.",
     "inspect": "Look at a sample of raw files, and write a recipe for them; or compare new files with a dataset.",
     "generate": "Write data with the real layout, drawn from a known truth.",
-    "preprocess": "Turn raw logs into a dataset folder, with Spark on Ray.",
+    "preprocess": "Turn raw logs into a dataset folder, with Spark on Ray; small ones in threads.",
     "verify": "Compare every file of a dataset folder with the checksums in its manifest.",
     "train": "Train a recipe's model on a dataset folder, with Ray Train and TorchRec.",
     "run": "Preprocess, train and export in one job; run again, it continues where it stopped.",

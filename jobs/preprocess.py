@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field
@@ -47,14 +48,18 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     from cluster.ray_session import has_cluster
     from rayrec.preprocessing.threads import Threads
     from rayrec.sources.registry import preprocessing
+    from rayrec.storage.unfinished import has_unfinished_work
 
     recipe = request.load_recipe()
     job = preprocessing(recipe, request.inputs(recipe), request.output)
+    config = recipe.preprocess.spark
     with owned(request.output):
-        if job.suits_threads and recipe.preprocess.spark == SparkConfig() and not has_cluster():
+        # What was begun at a URI is ended there, though all nodes may see one disk by now.
+        was_at_uri = job.reads_uris and has_unfinished_work(request.output)
+        if job.suits_threads and config == SparkConfig() and not has_cluster() and not was_at_uri:
             manifest = job.run(Threads.of_this_machine(), progress)
         else:
-            manifest = _run_on_spark(job, request, recipe.preprocess.spark, progress)
+            manifest = _run_on_spark(job, request.output, config, progress, was_at_uri=was_at_uri)
     splits = {name: split.rows for name, split in manifest.splits.items()}
     return Result(
         command="preprocess",
@@ -65,24 +70,22 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
 
 
 def _run_on_spark(
-    job: "Preprocessing", request: PreprocessRequest, config: SparkConfig, progress: Progress
+    job: "Preprocessing", output: Path, config: SparkConfig, progress: Progress, *, was_at_uri: bool
 ) -> "Manifest":
     from cluster.nodes import all_nodes_see
     from cluster.ray_session import ray_session
     from cluster.spark_session import spark_session
     from rayrec.storage.staged import lent
-    from rayrec.storage.unfinished import has_unfinished_work
 
     progress.stage("start Spark on Ray")
     with ray_session(), ExitStack() as stack:
-        is_shared = all_nodes_see(request.output.parent)
-        # What was begun at a URI is ended there, though all nodes may see one disk by now.
-        at_uri = job.reads_uris and (not is_shared or has_unfinished_work(request.output))
-        at_uri = at_uri and stack.enter_context(lent(request.output, progress))
+        is_shared = all_nodes_see(output.parent)
+        at_uri = was_at_uri or (job.reads_uris and not is_shared)
+        at_uri = at_uri and stack.enter_context(lent(output, progress))
         if at_uri:
-            progress.message(f"Spark writes to {location(request.output)}, not to a disk of this node")
+            progress.message(f"Spark writes to {location(output)}, not to a disk of this node")
         elif not is_shared:
-            progress.message(f"not all nodes see {request.output.parent}: Spark works on this node alone")
+            progress.message(f"not all nodes see {output.parent}: Spark works on this node alone")
         with spark_session(config, on_all_nodes=is_shared or at_uri) as spark:
             return job.run(spark, progress, at_uri=at_uri)
 
