@@ -72,7 +72,8 @@ def run(request: PlanRequest, progress: Progress) -> Result:
 def describe(result: Result) -> str:
     """The plan: sharding, kernel, ranks and bytes of each table; then the bytes by rank; then the estimate."""
     plan = result.details
-    sizes = plan["bytes_by_rank"]
+    sizes, host_sizes = plan["bytes_by_rank"], plan["host_bytes_by_rank"]
+    uses_hosts = any(host_sizes)
     tables = []
     for name in dict.fromkeys(shard["table"] for shard in plan["shards"]):
         shards = [shard for shard in plan["shards"] if shard["table"] == name]
@@ -85,11 +86,11 @@ def describe(result: Result) -> str:
             "kernel": shards[0]["kernel"],
             "ranks": "all" if len(ranks) == len(sizes) else ",".join(map(str, ranks)),
             "bytes": format_bytes(sum(s["bytes"] for s in shards)),
-            "host bytes": format_bytes(sum(s["host_bytes"] for s in shards)),
+            **({"host bytes": format_bytes(sum(s["host_bytes"] for s in shards))} if uses_hosts else {}),
         })  # fmt: skip
     by_rank = [
-        {"rank": rank, "bytes": format_bytes(size), "host bytes": format_bytes(host_size)}
-        for rank, (size, host_size) in enumerate(zip(sizes, plan["host_bytes_by_rank"], strict=True))
+        {"rank": rank, "bytes": format_bytes(size), **({"host bytes": format_bytes(host_size)} if uses_hosts else {})}
+        for rank, (size, host_size) in enumerate(zip(sizes, host_sizes, strict=True))
     ]
     parts = [text_table(tables), text_table(by_rank)]
     return "\n\n".join([*parts, _estimate_table(plan["estimate"])] if "estimate" in plan else parts)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayrec.config.train import IngestConfig
 from rayrec.ingest.dataset import Dataset
@@ -121,3 +122,45 @@ OVERFLOWS = {
 @pytest.mark.parametrize("case", OVERFLOWS)
 def test_an_overflow_changes_nothing_on_any_rank(dataset: Path, tmp_path: Path, case: str) -> None:
     run_ranks(_overflow, str(tmp_path / "rendezvous"), str(dataset), OVERFLOWS[case], ranks=2)
+
+
+class _Waits(TorchDispatchMode):
+    """Counts what would wait for a GPU: numbers of tensors that the host reads."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("precision", "changes", "waits"),
+    [
+        ("fp16", {}, 0),
+        ("fp16", {"embedding_l2": 0.1, "dense_optimizer": {"kind": "adam", "lr": 0.1}, "gradient_accumulation": 2}, 0),
+        ("bf16", {"dense_optimizer": {"kind": "rmsprop", "lr": 0.1}, "loss": {"listwise": 0.5}}, 0),
+        ("fp16", {"dense_optimizer": {"kind": "sgd", "lr": 0.1, "momentum": 0.9}}, 1),
+    ],
+)
+def test_a_step_waits_for_the_device_only_if_the_host_must_know(
+    tmp_path: Path, precision: Any, changes: dict[str, Any], waits: int
+) -> None:
+    dataset = make_dataset(tmp_path / "data", 200, group_sizes=(3, 5), weight=True)
+    config = recipe(precision=precision, **changes)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        context = RankContext(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
+        model = ParallelModel(config, dataset.schema, context)
+        step = TrainStep(model, config.train, resolve_precision(precision, "cpu"), steps_per_epoch=3)
+        with open_batches(
+            dataset, "train", config.train.ingest, global_batch_size=64, drop_last=True, whole_groups=True
+        ) as loader:
+            first, second, third = loader
+        totals = BatchTotals(torch.tensor(60.0), torch.tensor(20.0))
+        step(first, totals, 1, second)
+        with _Waits() as waited:
+            step(second, totals, 2, third)
+    finally:
+        dist.destroy_process_group()
+    assert waited.count == waits
