@@ -44,5 +44,7 @@ class WireFormat(NoOpQuantizedCommCodec[None]):
     def exact(self) -> Iterator[None]:
         """Let float32 travel in the block."""
         dtype, self._dtype = self._dtype, torch.float32
-        yield
-        self._dtype = dtype
+        try:
+            yield
+        finally:
+            self._dtype = dtype
