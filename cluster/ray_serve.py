@@ -89,7 +89,7 @@ def receive_little_unread() -> None:
 def wait_for_controller(starting: "Future[None]") -> None:
     """Wait until the controller of Ray Serve takes applications, while `ray.serve.start` runs in another thread.
 
-    `ray.serve.start` itself waits for the proxies, during which replicas could start.
+    `ray.serve.start` itself waits for the proxies, during which replicas could start. Raises what it raises.
     """
     import ray
 
@@ -99,6 +99,7 @@ def wait_for_controller(starting: "Future[None]") -> None:
             return
         except ValueError:
             time.sleep(0.05)
+    starting.result()
 
 
 def look_often() -> None:

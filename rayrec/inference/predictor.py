@@ -163,11 +163,11 @@ class Predictor:
                 dense[:, column] = columns[feature.name].to_numpy()
                 column += 1
         pooled = np.empty((rows.num_rows, self._pooled_width), np.float32)
-        start = read = 0
+        start = 0
         for lookup in self._lookups:
-            read += lookup.read(columns[lookup.feature], out=pooled[:, start : start + lookup.dim])
+            read = lookup.read(columns[lookup.feature], out=pooled[:, start : start + lookup.dim])
             start += lookup.dim
-        self._note(read)
+            self._note(read)
         with torch.inference_mode():
             logits: Tensor = self._dense_network(torch.from_numpy(dense), torch.from_numpy(pooled))
             return torch.sigmoid(logits).numpy()

@@ -18,7 +18,7 @@ _ROWS = [1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0]
 # Scores before the drift is worth showing, and scores after which older ones count half.
 _ENOUGH, _WINDOW = 1_000, 50_000
 _PASSES = 64
-"""Passes that are counted together; as many large ones hold some 20 MiB until then."""
+"""Most passes that are counted together. Large ones take so long that time ends before there are as many."""
 _SECONDS_BETWEEN_COUNTS, _SECONDS_BETWEEN_REPORTS = 0.1, 1.0
 
 
