@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rayrec.features.schema import Schema
 from rayrec.models.common.initialization import copy_normal
-from rayrec.models.common.layers import hidden_layers, scoring_layers, to_autocast_dtype
+from rayrec.models.common.layers import Linear, hidden_layers, scoring_layers, to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.tables import PooledFeature, UniformByRows, pooled_features
 from rayrec.models.dcnv2.config import DCNv2Config
@@ -59,8 +59,8 @@ class LowRankCrossLayer(nn.Module):
 
     def __init__(self, width: int, rank: int, device: torch.device) -> None:
         super().__init__()
-        self.u = nn.Linear(width, rank, bias=False, device=device)
-        self.v = nn.Linear(rank, width, device=device)
+        self.u = Linear(width, rank, bias=False, device=device)
+        self.v = Linear(rank, width, device=device)
 
     def forward(self, x0_BW: Tensor, x_BW: Tensor) -> Tensor:
         return torch.addcmul(x_BW, x0_BW, self.v(self.u(x_BW)))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rayrec.common.errors import UserError
 from rayrec.features.schema import Schema
 from rayrec.models.common.initialization import copy_uniform
-from rayrec.models.common.layers import hidden_layers
+from rayrec.models.common.layers import Linear, hidden_layers
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.tables import Normal, pooled_features
 from rayrec.models.neumf.config import NeuMFConfig
@@ -90,8 +90,7 @@ class NeuMFDenseNetwork(nn.Module):
         logits_MN = gmf_MG @ gmf_NG.T + self.output.bias
         if self.mlp is None:
             return logits_MN
-        layers = list(self.mlp)
-        linear = cast(nn.Linear, layers[0]) if layers else None
+        linear, others = (cast(Linear, self.mlp[0]), self.mlp[1:]) if len(self.mlp) else (None, self.mlp)
         sides = (weight.unsqueeze(0) if linear is None else linear.weight).split(self._mlp_width, dim=1)
         weight_of_first, weight_of_second = sides if self._user_is_first else reversed(sides)
         hidden_M1, hidden_N1 = mlp_MH @ weight_of_first.T, mlp_NH @ weight_of_second.T
@@ -101,13 +100,11 @@ class NeuMFDenseNetwork(nn.Module):
         step = max(1, _HIDDEN_VALUES // max(1, hidden_M1.numel()))
         for start in range(0, len(hidden_N1), step):
             hidden = hidden_M1.unsqueeze(1) + hidden_N1[start : start + step]
-            for layer in layers[1:]:
-                hidden = layer(hidden)
-            logits_MN[:, start : start + step] += hidden @ weight
+            logits_MN[:, start : start + step] += others(hidden) @ weight
         return logits_MN
 
 
-class HiddenLayer(nn.Linear):
+class HiddenLayer(Linear):
     """A layer of MLP."""
 
     def initialize(self, generator: torch.Generator) -> None:
@@ -116,7 +113,7 @@ class HiddenLayer(nn.Linear):
         copy_uniform(self.bias, math.sqrt(1 / self.in_features), generator)
 
 
-class OutputLayer(nn.Linear):
+class OutputLayer(Linear):
     """The last layer."""
 
     def initialize(self, generator: torch.Generator) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rayrec.config.train import MAIN_PART
 from rayrec.features.schema import MultiHotFeature, Schema
 from rayrec.models.common.initialization import copy_uniform
-from rayrec.models.common.layers import scoring_layers, to_autocast_dtype
+from rayrec.models.common.layers import Linear, scoring_layers, to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.tables import PooledFeature, TableValues, TruncatedNormal, Zeros, pooled_features
 from rayrec.models.wide_deep.config import WideDeepConfig
@@ -82,7 +82,7 @@ class WidePart(nn.Module):
         self.bias.zero_()
 
 
-class GlorotLinear(nn.Linear):
+class GlorotLinear(Linear):
     """A linear layer as Keras starts one."""
 
     def initialize(self, generator: torch.Generator) -> None:
