@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 _LOG = logging.getLogger(__name__)
+_NUMBERS_IN_CACHE = 2**20
 
 
 def dot_interaction(dense: Tensor | None, embeddings: Tensor, padding: int = 0) -> Tensor:
@@ -75,11 +76,19 @@ def reference_forward(
     padding: int = 0,
 ) -> Tensor:
     """`dot_interaction` by batched matrix products, computed in `dtype`."""
-    vectors = _stack(dense, embeddings, dtype)
-    products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
-    triangle = products.index_select(1, _triangle(vectors.shape[1], products.device))
-    result = triangle if dense is None else torch.cat([dense.to(dtype), triangle], dim=1)
-    return torch.nn.functional.pad(result, (0, padding)) if padding else result
+    rows, count, dim = embeddings.shape
+    n, width = count + (dense is not None), 0 if dense is None else dim
+    triangle = _triangle(n, embeddings.device)
+    end = width + triangle.numel()
+    result = embeddings.new_empty(rows, end + padding, dtype=dtype)
+    result[:, end:] = 0.0
+    for part in _parts(embeddings, n):
+        vectors = _stack(dense, embeddings, part, dtype)
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        result[part, width:end] = _columns(products, triangle)
+        if dense is not None:
+            result[part, :width] = dense[part]
+    return result
 
 
 def reference_backward(grad: Tensor, dense: Optional[Tensor], embeddings: Tensor) -> tuple[Tensor, Tensor]:  # noqa: UP045
@@ -87,26 +96,44 @@ def reference_backward(grad: Tensor, dense: Optional[Tensor], embeddings: Tensor
 
     Padding at the end of `grad` is not read.
     """
-    vectors = _stack(dense, embeddings, grad.dtype)
-    rows, n, dim = vectors.shape
-    width = 0 if dense is None else dim
-    symmetric = grad.index_select(1, _symmetric(n, width, grad.device)).view(rows, n, n)
-    symmetric.diagonal(dim1=1, dim2=2).zero_()
-    gradient = torch.bmm(symmetric, vectors)
-    if dense is None:
-        return grad.new_empty(rows, 0), gradient.to(embeddings.dtype)
-    return (gradient[:, 0] + grad[:, :width]).to(dense.dtype), gradient[:, 1:].to(embeddings.dtype, copy=True)
+    rows, count, dim = embeddings.shape
+    n, width = count + (dense is not None), 0 if dense is None else dim
+    places = _symmetric(n, width, grad.device)
+    grad_dense = grad.new_empty(rows, 0) if dense is None else dense.new_empty(dense.shape)
+    grad_embeddings = embeddings.new_empty(embeddings.shape)
+    for part in _parts(embeddings, n):
+        symmetric = _columns(grad[part], places).view(-1, n, n)
+        symmetric.diagonal(dim1=1, dim2=2).zero_()
+        gradient = torch.bmm(symmetric, _stack(dense, embeddings, part, grad.dtype))
+        grad_embeddings[part] = gradient[:, n - count :]
+        if dense is not None:
+            grad_dense[part] = gradient[:, 0] + grad[part, :width]
+    return grad_dense, grad_embeddings
 
 
 _forward = torch.library.custom_op("rayrec::dot_interaction", reference_forward, mutates_args=())
 _backward = torch.library.custom_op("rayrec::dot_interaction_backward", reference_backward, mutates_args=())
 
 
-def _stack(dense: Tensor | None, embeddings: Tensor, dtype: torch.dtype) -> Tensor:
-    """All vectors, (B, n, D), in `dtype`."""
+def _parts(embeddings: Tensor, n: int) -> list[slice]:
+    """Rows that are computed at a time: all, but on a CPU as many as its caches hold with what is made of them."""
+    rows, _, dim = embeddings.shape
+    step = max(1, rows)
+    if embeddings.device.type == "cpu":
+        step = max(1, _NUMBERS_IN_CACHE // max(1, n * dim))
+    return [slice(start, start + step) for start in range(0, rows, step)]
+
+
+def _stack(dense: Tensor | None, embeddings: Tensor, part: slice, dtype: torch.dtype) -> Tensor:
+    """All vectors of some rows, (rows, n, D), in `dtype`."""
     if dense is None:
-        return embeddings.to(dtype)
-    return torch.cat([dense.to(dtype).unsqueeze(1), embeddings.to(dtype)], dim=1)
+        return embeddings[part].to(dtype)
+    return torch.cat([dense[part].to(dtype).unsqueeze(1), embeddings[part].to(dtype)], dim=1)
+
+
+def _columns(matrix: Tensor, places: Tensor) -> Tensor:
+    """Columns of a matrix. By way of float32: torch takes those of 16-bit numbers one by one on a CPU."""
+    return matrix.to(torch.promote_types(matrix.dtype, torch.float32)).index_select(1, places).to(matrix.dtype)
 
 
 @functools.cache

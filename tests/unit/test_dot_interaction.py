@@ -31,6 +31,17 @@ def test_equals_a_naive_computation(shape: tuple[int, int, int, bool]) -> None:
         np.testing.assert_allclose(result.detach().numpy(), np.stack(rows), rtol=1e-12, atol=1e-12)
 
 
+def test_rows_that_are_computed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense, embeddings = interaction_inputs((7, 4, 5, True))
+    inputs = [dense, embeddings]
+    whole = dot_interaction(dense, embeddings)
+    expected = torch.autograd.grad(whole.sum(), inputs)
+    monkeypatch.setattr(interaction, "_NUMBERS_IN_CACHE", 3 * 5 * 5)  # of 3 rows
+    parts = dot_interaction(dense, embeddings)
+    torch.testing.assert_close(parts, whole)
+    torch.testing.assert_close(torch.autograd.grad(parts.sum(), inputs), expected)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_padding(shape: tuple[int, int, int, bool]) -> None:
     dense, embeddings = interaction_inputs(shape)
