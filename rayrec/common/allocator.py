@@ -6,6 +6,11 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Options of mallopt(3)."""
 _LARGEST = 2**31 - 1
 
+ENVIRONMENT_OF_WORKERS = {"MALLOC_ARENA_MAX": "1"}
+"""What a process must be started with, so that `keep_freed_memory` holds in its threads, too: glibc gives a thread an
+arena of its own, from which freed memory goes back to the kernel whatever the settings. Ray Train computes in a thread.
+"""
+
 
 def keep_freed_memory(most: int = _LARGEST) -> None:
     """Let each thread of this process keep up to `most` bytes of what it frees for what it allocates next.

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayrec.common.allocator import ENVIRONMENT_OF_WORKERS
 from rayrec.common.background import in_background
 from rayrec.common.errors import SmallClusterError, UserError
 from rayrec.common.imports import quick_imports
@@ -186,7 +187,7 @@ def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, de
     # If this process is killed, another one of Ray Train's gives the workers' resources back. It asks the dashboard,
     # which it finds by this variable alone on a machine with several Ray instances.
     environment = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-    settings = {POLL_INTERVAL: "0.5"}
+    settings = {POLL_INTERVAL: "0.5", **ENVIRONMENT_OF_WORKERS}
     if len(ray.nodes()) == 1 and least is None:
         # The only node takes the whole run with it. To start one more process costs seconds.
         settings[PREEMPTION_WATCHER] = "0"

@@ -1,7 +1,10 @@
 """Freed memory stays with the process, or goes back to the kernel, where the C library has the functions."""
 
+import os
 import subprocess
 import sys
+
+from rayrec.common.allocator import ENVIRONMENT_OF_WORKERS
 
 PROGRAM = """
 import ctypes
@@ -36,6 +39,48 @@ print(mapped(), mapped())
 def test_large_blocks_no_longer_come_from_the_kernel() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "1", "0", "0"]
+
+
+KEEPS_IN_A_THREAD = """
+import resource
+import threading
+
+import numpy as np
+
+from rayrec.common.allocator import keep_freed_memory
+
+
+def faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def step() -> None:
+    blocks = [np.ones(24 * 2**20, np.uint8) for _ in range(6)]
+    del blocks
+
+
+def work() -> None:
+    keep_freed_memory()
+    step()
+    before = faults()
+    for _ in range(3):
+        step()
+    print(faults() - before)
+
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+def test_large_blocks_of_a_workers_thread_do_not_come_from_the_kernel_each_time() -> None:
+    def run(environment: dict[str, str]) -> int:
+        command = [sys.executable, "-c", KEEPS_IN_A_THREAD]
+        done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    assert run(ENVIRONMENT_OF_WORKERS) < 1000 < run({})
 
 
 GIVES_BACK = """
