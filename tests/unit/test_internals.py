@@ -10,7 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import optim
+from torch.nn import functional as F
 
+from rayrec.internals import onednn
 from rayrec.internals.ray_data import AbandonableExecution
 from rayrec.internals.ray_train import (
     POLL_INTERVAL,
@@ -195,3 +197,13 @@ def test_spark_sends_batches_as_its_own_data_frames_are_sent() -> None:
         "PythonSQLUtils.toDataFrame(jiter, schema.json(), jsparkSession)",
     ):
         assert used in own, message
+
+
+def test_torch_has_onednns_linear_layer() -> None:
+    message = GONE.format("torch", "onednn")
+    input, weight, bias, grad = torch.randn(9, 5), torch.randn(4, 5), torch.randn(4), torch.randn(9, 4)
+    assert onednn.multiplies(torch.float32) and not onednn.multiplies(torch.float64), message
+    expected = F.linear(input, weight, bias).relu()
+    torch.testing.assert_close(onednn.linear(input, weight, bias, relu=True), expected, msg=message)
+    torch.testing.assert_close(onednn.linear(grad, weight.T, None), grad @ weight, msg=message)
+    torch.testing.assert_close(onednn.linear_gradients(grad, input, weight), (grad.T @ input, grad.sum(0)), msg=message)
