@@ -129,7 +129,8 @@ def dense_cost(network: nn.Module, numeric: int, width: int) -> DenseCost:
     A matrix of `numeric` columns and pooled embeddings of `width` columns in all go in.
     """
     samples = 8
-    network = copy.deepcopy(network).to_empty(device="cpu")
+    # In float64: the counter knows torch's own products, and on a CPU those of float32 are not.
+    network = copy.deepcopy(network).to_empty(device="cpu").double()
     weights = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
     saved: dict[int, int] = {}
 
@@ -139,8 +140,8 @@ def dense_cost(network: nn.Module, numeric: int, width: int) -> DenseCost:
             saved[storage.data_ptr()] = storage.nbytes() // tensor.element_size()
         return tensor
 
-    dense = torch.zeros(samples, numeric)
-    pooled = torch.zeros(samples, width, requires_grad=True)
+    dense = torch.zeros(samples, numeric, dtype=torch.float64)
+    pooled = torch.zeros(samples, width, dtype=torch.float64, requires_grad=True)
     counter = FlopCounterMode(display=False)
     with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         network(dense, pooled).sum().backward()
