@@ -70,7 +70,7 @@ def _measure(checkout: Path, folder: str, output: str) -> dict[str, Any]:
 
 def _rayrec(checkout: Path, folder: str, *arguments: str) -> str:
     """Run a command; returns what it said."""
-    command = [checkout / ".venv" / "bin" / "rayrec", *arguments]
+    command = [str(checkout / ".venv" / "bin" / "rayrec"), *arguments]
     return subprocess.run(command, cwd=folder, env=_OWN, capture_output=True, text=True, check=True).stderr
 
 

@@ -152,7 +152,7 @@ def _time_parts(name: str, column: pa.Array, transform: TimePart) -> NDArray[np.
     return pc.fill_null(pc.add(parts, 1), 0).to_numpy(zero_copy_only=False)
 
 
-def fold_ids(ids: NDArray[np.int64], buckets: int) -> NDArray[np.int64]:
+def fold_ids(ids: NDArray[np.int64], buckets: int | NDArray[np.int64]) -> NDArray[np.int64]:
     """Apply `HashIds` to ids from 1: ids below `buckets` stay, higher ids share the rows 1 ... buckets - 1."""
     return 1 + (ids - 1) % (buckets - 1)
 
