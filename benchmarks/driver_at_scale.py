@@ -27,7 +27,7 @@ from rayrec.ingest.batch_order import BatchOrder, Units
 from rayrec.ingest.dataset import Manifest, PartInfo, SplitInfo
 from rayrec.preprocessing.extract import ExtractedChunk, pieces_of
 from rayrec.preprocessing.segments import Piece, Segment, make_segments, segments_by_part
-from rayrec.preprocessing.tasks import packed_items
+from rayrec.preprocessing.workers.spark import packed_items
 from rayrec.preprocessing.write.shards import rows_of_a_part
 from rayrec.raw.files import Chunk, InputFile, plan_chunks
 

@@ -20,15 +20,17 @@ from rayrec.training.run.preflight import resolve_device
 def train(recipe: Recipe, dataset: Dataset, path: Path) -> RunFolder:
     """Train as one worker of Ray Train does, on the recipe's device; a run that is there is continued."""
     on_gpu = resolve_device(recipe.train.device, gpus=torch.cuda.device_count()) == "cuda"
-    if not dist.is_initialized():
-        dist.init_process_group("nccl" if on_gpu else "gloo", store=dist.HashStore(), rank=0, world_size=1)
     here = RankContext(0, world_size=1, local_world_size=1, device=torch.device("cuda:0" if on_gpu else "cpu"))
     here.prepare_process()
     if path.exists():
         run = RunFolder.open(path)
     else:
         run = RunFolder.create(path, recipe, dataset, build_model(recipe.model, dataset.schema, "meta").schema)
-    train_worker(recipe, dataset, run, here, initial_weights(recipe, dataset))
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        train_worker(recipe, dataset, run, here, initial_weights(recipe, dataset))
+    finally:
+        dist.destroy_process_group()
     return run
 
 

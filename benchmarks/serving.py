@@ -37,8 +37,8 @@ from serve.operations.load import Post, json_post
 from serve.protocols.v1 import parse_instances, predictions
 from tests.model_folders import make_model_folder, make_raw_rows
 
-_CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))
-_BY_HAND = "FastAPI by hand"
+CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))
+BY_HAND = "FastAPI by hand"
 _PROTOCOLS = ServeBenchmarkRequest.model_fields["protocol"].default
 
 
@@ -52,11 +52,14 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "dlrm"
-        make_model_folder(folder, config=_CONFIG, numeric=13, categorical=26)
+        make_model_folder(folder, config=CONFIG, numeric=13, categorical=26)
         predictor = load_model(folder)
-        with serving(ServeRequest(model=(folder,), port=free_port()), SilentProgress()) as url, _plain(folder) as plain:
-            posts = {rows: _posts(predictor, rows, url, plain) for rows in arguments.rows}
-            _require_equal_scores(posts[arguments.rows[0]])
+        with (
+            serving(ServeRequest(model=(folder,), port=free_port()), SilentProgress()) as url,
+            server_by_hand(folder) as plain,
+        ):
+            posts = {rows: posts_of(predictor, rows, url, plain) for rows in arguments.rows}
+            require_equal_scores(posts[arguments.rows[0]])
             rounds = [
                 {
                     "round": number,
@@ -74,7 +77,7 @@ def main() -> None:
             "machine": {**machine(), "load_average_at_the_end": os.getloadavg()[0]},
             "seconds": arguments.seconds,
             "medians": _medians(rounds),
-            "parts_ms": [{"rows": rows, **_parts(predictor, of[_BY_HAND].body)} for rows, of in posts.items()],
+            "parts_ms": [{"rows": rows, **_parts(predictor, of[BY_HAND].body)} for rows, of in posts.items()],
             "rounds": rounds,
         }
     write_json(arguments.output, result)
@@ -82,12 +85,12 @@ def main() -> None:
         print(row)
 
 
-def _posts(predictor: Predictor, rows: int, url: str, plain: str) -> dict[str, Post]:
+def posts_of(predictor: Predictor, rows: int, url: str, plain: str) -> dict[str, Post]:
     """The same rows as requests, by server."""
     instances = make_raw_rows(predictor.schema, rows)
     by_hand = json_post(f"{plain}/predict", json.dumps({"instances": instances}).encode())
     posts = {f"rayrec, {p}": post_of(url, "dlrm", p, predictor.raw_rows, instances) for p in _PROTOCOLS}
-    return {**posts, _BY_HAND: by_hand}
+    return {**posts, BY_HAND: by_hand}
 
 
 def _medians(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -99,7 +102,7 @@ def _medians(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
     keys = list(dict.fromkeys((found["rows"], found["clients"], found["server"]) for found in rounds))
     by_key = {key: [f for f in rounds if (f["rows"], f["clients"], f["server"]) == key] for key in keys}
     for (rows, clients, server), found in by_key.items():
-        by_hand = by_key[rows, clients, _BY_HAND]
+        by_hand = by_key[rows, clients, BY_HAND]
         names = ("requests_per_second", "p50_ms", "p95_ms", "p99_ms")
         middle = {name: statistics.median(one[name] for one in found) for name in names}
         ratios = [one["p50_ms"] / other["p50_ms"] for one, other in zip(found, by_hand, strict=True)]
@@ -143,10 +146,10 @@ def _milliseconds(what: Callable[[], object]) -> float:
     return round(1e3 * float(np.median(times)), 4)
 
 
-def _require_equal_scores(posts: dict[str, Post]) -> None:
+def require_equal_scores(posts: dict[str, Post]) -> None:
     """All must be servers of the same model, or the comparison says nothing."""
     scores = []
-    for name in (f"rayrec, {_PROTOCOLS[0]}", _BY_HAND):
+    for name in (f"rayrec, {_PROTOCOLS[0]}", BY_HAND):
         request = urllib.request.Request(posts[name].url, posts[name].body, dict(posts[name].headers))
         with urllib.request.urlopen(request, timeout=60) as response:
             scores.append(json.loads(response.read())["predictions"])
@@ -154,7 +157,7 @@ def _require_equal_scores(posts: dict[str, Post]) -> None:
 
 
 @contextmanager
-def _plain(folder: Path) -> Iterator[str]:
+def server_by_hand(folder: Path) -> Iterator[str]:
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", "benchmarks.plain_server:app", "--port", str(port)]
     environment = {**os.environ, "MODEL_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}

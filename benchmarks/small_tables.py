@@ -39,6 +39,7 @@ from cluster.spark_session import spark_session
 from rayrec.common.files import write_json
 from rayrec.config.preprocess import SparkConfig
 from rayrec.ingest.dataset import Dataset
+from rayrec.preprocessing.workers.spark import SparkWorkers
 from rayrec.sources.registry import preprocessing
 from rayrec.training.run.folder import METRICS_FILE
 
@@ -196,7 +197,7 @@ def rayrec_aucs(table: Table, rows: pd.DataFrame, spark: "SparkSession", folder:
             fold / "recipe.yaml", {"preprocess.split": {"kind": "files"}, "train.precision": "fp32"}
         )
         inputs: dict[str | None, list[str]] = {split: [str(fold / f"{split}.csv")] for split in parts}
-        preprocessing(recipe, inputs, fold / "dataset").run(spark)
+        preprocessing(recipe, inputs, fold / "dataset").run(SparkWorkers(spark))
         run = train_in_process(recipe, Dataset.open(fold / "dataset"), fold / "run")
         best = json.loads((run.path / METRICS_FILE).read_text())
         found.append(float(best["test"]["auc"]))

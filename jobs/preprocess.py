@@ -46,7 +46,7 @@ class PreprocessRequest(RecipeRequest):
 def run(request: PreprocessRequest, progress: Progress) -> Result:
     """Preprocess; `rows` counts those of all splits, `details` those of each, and the rejected ones by reason."""
     from cluster.ray_session import has_cluster
-    from rayrec.preprocessing.threads import Threads
+    from rayrec.preprocessing.workers.threads import Threads
     from rayrec.sources.registry import preprocessing
     from rayrec.storage.unfinished import has_unfinished_work
 
@@ -75,6 +75,7 @@ def _run_on_spark(
     from cluster.nodes import all_nodes_see
     from cluster.ray_session import ray_session
     from cluster.spark_session import spark_session
+    from rayrec.preprocessing.workers.spark import SparkWorkers
     from rayrec.storage.staged import lent
 
     progress.stage("start Spark on Ray")
@@ -87,7 +88,7 @@ def _run_on_spark(
         elif not is_shared:
             progress.message(f"not all nodes see {output.parent}: Spark works on this node alone")
         with spark_session(config, on_all_nodes=is_shared or at_uri) as spark:
-            return job.run(spark, progress, at_uri=at_uri)
+            return job.run(SparkWorkers(spark), progress, at_uri=at_uri)
 
 
 def inputs_by_split(inputs: Iterable[str], *, named: bool) -> dict[str | None, list[str]]:

@@ -8,11 +8,14 @@
 - `wide_deep`: Wide & Deep on the same rows with tables of width 16, Adagrad; samples/s of the second epoch.
 - `neumf`: NeuMF as the NCF paper's code has it by default, on a million generated interactions with four negatives
   each, Adam; samples/s of the second epoch.
+- `request`, `requests`: a DLRM of Criteo's shape behind HTTP with one thread; rows/s of one client that asks for a row
+  at a time, and of four that ask for 256.
 
 rayrec's side is what a user runs: `rayrec preprocess` and `rayrec train`, Ray included, reading from disk. The peers
 are small programs in `benchmarks/peers/programs`, written as their users write them; their rows are in memory before
-the clock starts. polars, DeepCTR-Torch and RecBole are installed into environments of their own (a minute, once); plain
-torch, TorchRec and PySpark run in rayrec's, in the same versions. Where pip finds no CPU build of torch, set
+the clock starts. A server written by hand, with FastAPI, shares the torch module with rayrec. polars, DeepCTR-Torch and
+RecBole are installed into environments of their own (a minute, once); plain torch, TorchRec and PySpark run in
+rayrec's, in the same versions. Where pip finds no CPU build of torch, set
 PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
 
 Results go to benchmarks/results/peers.json; a table is printed. The ratio is rayrec's speed divided by the peer's, of
@@ -28,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,15 +39,24 @@ from typing import Any
 
 import yaml
 
+from benchmarks import serving
 from benchmarks.peers.environments import python_of
 from benchmarks.process_tree import machine
 from cluster.java import provide_java
+from jobs.benchmark_serve import measured
 from jobs.command.result import text_table
+from jobs.serve import ServeRequest
+from jobs.serve import serving as serve
 from rayrec.common.files import write_json
+from rayrec.common.ports import free_port
+from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema
+from rayrec.inference.predictor import load_model
 from rayrec.training.run.folder import HISTORY_FILE
 from rayrec.training.run.history import read_history
+from serve.operations.load import Post
 from tests.builders import make_dataset
+from tests.model_folders import make_model_folder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "peers.json"
@@ -53,6 +66,8 @@ PREPROCESSED_ROWS, FREQUENCY_LIMIT = 1_000_000, 10
 BATCH, WARM_UP, STEPS = 8192, 10, 30
 TABLE_ROWS, DIM, BOTTOM_MLP, TOP_MLP = 100_000, 64, [512, 256, 64], [512, 256]
 WIDE_DEEP_DIM, WIDE_DEEP_MLP = 16, [512, 256]
+SECONDS = 5.0
+"""Length of each measurement of a server."""
 INTERACTIONS, NEGATIVES, FACTORS, NEUMF_MLP = 1_000_000, 4, 8, [64, 32, 16, 8]
 
 _BARE = {"evaluations_per_epoch": 0, "checkpoint": {"keep_best": None, "every_minutes": None}}
@@ -66,8 +81,11 @@ Side = Callable[[Path], dict[str, Any]]
 class Case:
     """The same work, done by rayrec and by peers."""
 
-    prepare: Callable[[Path, Path], dict[str, Side]]
-    """Makes the data in a folder and, with the folder of environments, the sides; the first is rayrec's."""
+    prepare: Callable[[Path, Path, ExitStack], dict[str, Side]]
+    """Makes the data in a folder and, with the folder of environments, the sides; the first is rayrec's.
+
+    What the sides need until the end is put on the stack.
+    """
     figure: str
     """What is compared, a key of what the sides say."""
     equal: str
@@ -75,7 +93,7 @@ class Case:
     tolerance: float = 0.0
 
 
-def _preprocess(folder: Path, environments: Path) -> dict[str, Side]:
+def _preprocess(folder: Path, environments: Path, stack: ExitStack) -> dict[str, Side]:
     _rayrec("generate", "criteo", "--rows", str(PREPROCESSED_ROWS), "--output", str(folder / "raw"))
     raw, arguments = folder / "raw" / "criteo.tsv", {"limit": FREQUENCY_LIMIT}
 
@@ -112,7 +130,7 @@ def _encoded_rows(folder: Path) -> tuple[Path, dict[str, Any]]:
     return dataset.folder, {"parts": parts, **sizes, "threads": THREADS}
 
 
-def _dlrm(folder: Path, environments: Path) -> dict[str, Side]:
+def _dlrm(folder: Path, environments: Path, stack: ExitStack) -> dict[str, Side]:
     dataset, rows = _encoded_rows(folder)
     arguments = {**rows, "dim": DIM, "bottom_mlp": BOTTOM_MLP, "top_mlp": TOP_MLP, "lr": 0.1}
     sgd = {"kind": "sgd", "lr": 0.1}
@@ -128,7 +146,7 @@ def _dlrm(folder: Path, environments: Path) -> dict[str, Side]:
     }
 
 
-def _wide_deep(folder: Path, environments: Path) -> dict[str, Side]:
+def _wide_deep(folder: Path, environments: Path, stack: ExitStack) -> dict[str, Side]:
     dataset, rows = _encoded_rows(folder)
     arguments = {**rows, "dim": WIDE_DEEP_DIM, "mlp": WIDE_DEEP_MLP, "lr": 0.01}
     adagrad = {"kind": "adagrad", "lr": 0.01}
@@ -143,7 +161,7 @@ def _wide_deep(folder: Path, environments: Path) -> dict[str, Side]:
     }
 
 
-def _neumf(folder: Path, environments: Path) -> dict[str, Side]:
+def _neumf(folder: Path, environments: Path, stack: ExitStack) -> dict[str, Side]:
     _rayrec("generate", "interactions", "--rows", str(INTERACTIONS), "--output", str(folder / "raw"))
     ratings = folder / "raw" / "ratings.csv"
     adam = {"kind": "adam", "lr": 0.001}
@@ -177,12 +195,29 @@ def _neumf(folder: Path, environments: Path) -> dict[str, Side]:
     }
 
 
+def _serving(rows: int, clients: int, folder: Path, environments: Path, stack: ExitStack) -> dict[str, Side]:
+    model = folder / "dlrm"
+    make_model_folder(model, config=serving.CONFIG, numeric=13, categorical=26)
+    url = stack.enter_context(serve(ServeRequest(model=(model,), port=free_port()), SilentProgress()))
+    by_hand = stack.enter_context(serving.server_by_hand(model))
+    posts = serving.posts_of(load_model(model), rows, url, by_hand)
+    serving.require_equal_scores(posts)
+
+    def measure(post: Post, _: Path) -> dict[str, Any]:
+        found = measured(post, clients, SECONDS)
+        return {"rows_per_second": rows * found["requests_per_second"], "errors": found["errors"]}
+
+    return {name: partial(measure, post) for name, post in posts.items()}
+
+
 CASES = {
     "preprocess": Case(_preprocess, "seconds", equal="ids"),
     # TorchRec's layers start with other weights.
     "dlrm": Case(_dlrm, "samples_per_second", equal="loss", tolerance=0.02),
     "wide_deep": Case(_wide_deep, "samples_per_second", equal="loss", tolerance=0.02),
     "neumf": Case(_neumf, "samples_per_second", equal="loss", tolerance=0.05),
+    "request": Case(partial(_serving, 1, 1), "rows_per_second", equal="errors"),
+    "requests": Case(partial(_serving, 256, 4), "rows_per_second", equal="errors"),
 }
 
 
@@ -196,16 +231,20 @@ def main() -> None:
     provide_java()
     results = json.loads(options.output.read_text()) if options.output.exists() else {}
     for name in options.only:
-        with tempfile.TemporaryDirectory(prefix="rayrec-peers-", ignore_cleanup_errors=True) as folder:
-            rounds = _rounds(CASES[name], Path(folder), options.environments.resolve(), options.rounds)
+        with (
+            tempfile.TemporaryDirectory(prefix="rayrec-peers-", ignore_cleanup_errors=True) as folder,
+            ExitStack() as stack,
+        ):
+            sides = CASES[name].prepare(Path(folder), options.environments.resolve(), stack)
+            rounds = _rounds(CASES[name], sides, Path(folder), options.rounds)
         results[name] = {"machine": machine(), "rounds": rounds, "table": _table(CASES[name], rounds)}
         write_json(options.output, results)
         print(f"{name}\n{text_table(results[name]['table'])}\n", flush=True)
 
 
-def _rounds(case: Case, folder: Path, environments: Path, count: int) -> list[dict[str, dict[str, Any]]]:
+def _rounds(case: Case, sides: dict[str, Side], folder: Path, count: int) -> list[dict[str, dict[str, Any]]]:
     """What each side measured, round after round."""
-    sides, rounds = case.prepare(folder, environments), []
+    rounds = []
     for number in range(count):
         found = {}
         for index, (name, side) in enumerate(sides.items()):

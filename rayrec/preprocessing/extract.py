@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 from rayrec.common.errors import UserError
 from rayrec.ingest.dataset import REJECTED_FOLDER
 from rayrec.preprocessing.segments import SEGMENT_ROWS, Piece
-from rayrec.preprocessing.tasks import Counter, counted_rows, parallelism, run_tasks
+from rayrec.preprocessing.tasks import counted_rows
+from rayrec.preprocessing.workers.contract import Counter
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import REJECTED_SCHEMA, RawBlock, RowReader
 from rayrec.raw.files import Chunk, InputFile, plan_chunks
@@ -108,7 +109,7 @@ def extract_tables(
     a header, or if more than the share `max_rejected` of its rows is bad; `fixes` says by reason what else can be done.
     """
     total = sum(file.bytes for _, files in tables.values() for file in files)
-    share = total // (4 * parallelism(workspace.workers))
+    share = total // (4 * workspace.workers.parallelism)
     size = min(max(share, _LEAST_CHUNK_BYTES), _MOST_CHUNK_BYTES)
     planned = {name: plan_chunks(files, size) for name, (_, files) in tables.items()}
     readers = {name: reader for name, (reader, _) in tables.items()}
@@ -119,7 +120,7 @@ def extract_tables(
             number, (name, chunk) = item
             return _extract_chunk(readers[name], chunk, scratch, f"{number:06d}", division, counter)
 
-        extracted = iter(run_tasks(workspace.workers, list(enumerate(every_chunk)), run))
+        extracted = iter(workspace.workers.run(list(enumerate(every_chunk)), run))
     by_table = {name: list(islice(extracted, len(chunks))) for name, chunks in planned.items()}
     reasons: Tally[str] = Tally()
     for name, chunks in by_table.items():
@@ -219,7 +220,7 @@ def _write_rejected(workspace: Workspace, extracted: Sequence[ExtractedChunk], p
                         lines = pc.add(batch.column(column), offset)
                         writer.write_batch(batch.set_column(column, REJECTED_SCHEMA.field("line"), lines))
 
-    run_tasks(workspace.workers, list(enumerate(groups)), run)
+    workspace.workers.run(list(enumerate(groups)), run)
 
 
 def _first_lines(extracted: Sequence[ExtractedChunk]) -> list[int]:

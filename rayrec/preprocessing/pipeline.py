@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from rayrec.common.files import is_uri, new_folder, remove_unfinished_files, sha256_in
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.ingest.dataset import MANIFEST_FILE, Manifest, SourceFile, StoredFile
-from rayrec.preprocessing.tasks import Workers, no_tasks_left_behind, run_brief_tasks, user_errors
+from rayrec.preprocessing.tasks import no_tasks_left_behind, run_brief_tasks, user_errors
+from rayrec.preprocessing.workers.contract import Workers
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset
 from rayrec.raw.files import InputFile
 from rayrec.recipes import Recipe
@@ -24,7 +25,9 @@ from rayrec.storage.unfinished import new_folder_at_uri, require_new
 
 _SCRATCH = ".scratch"
 _SMALL_BYTES = 2**28
-"""Of raw files, compressed or not; threads hold what they bring together in memory."""
+"""Bytes of raw text up to which threads are used, because these hold what they bring together in memory."""
+_TEXT_OF_PACKED = 4
+"""Bytes of text that a byte of a packed or Parquet file is taken for."""
 _STAGES_VERSION = 2
 """Goes up when the files of a stage change, so that they are not mixed with those of an earlier version."""
 
@@ -66,7 +69,8 @@ class Preprocessing:
     @property
     def suits_threads(self) -> bool:
         """Whether threads of one process are done with the work before Spark has started."""
-        return not self._job.needs_spark and sum(file.bytes for file in self._job.files) <= _SMALL_BYTES
+        text = sum(file.bytes * (_TEXT_OF_PACKED if _is_dense(file) else 1) for file in self._job.files)
+        return not self._job.needs_spark and text <= _SMALL_BYTES
 
     def run(self, workers: Workers, progress: Progress | None = None, *, at_uri: bool = False) -> Manifest:
         """Write the dataset folder. Whatever fails, the output stays as it was. Raises UserError.
@@ -125,6 +129,10 @@ class Preprocessing:
 def source_files(job: PreprocessingJob) -> tuple[SourceFile, ...]:
     """The raw files as a dataset's manifest describes them."""
     return tuple(SourceFile(path=file.name, bytes=file.bytes, modified=file.modified) for file in job.files)
+
+
+def _is_dense(file: InputFile) -> bool:
+    return file.packing is not None or file.base_name.endswith(".parquet")
 
 
 def _stored_file(folder: Path, name: str) -> StoredFile:

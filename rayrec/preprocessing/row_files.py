@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.preprocessing.segments import Piece, Segment, count_rows
-from rayrec.preprocessing.tasks import Rows, counted_rows, partition_number, results_of, rows_of_tasks
-from rayrec.preprocessing.threads import HeldRows
+from rayrec.preprocessing.tasks import counted_rows
+from rayrec.preprocessing.workers.contract import Rows
+from rayrec.preprocessing.workers.spark import SparkRows
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.storage.parquet_files import new_parquet
 
@@ -37,8 +38,8 @@ def frame_of_rows(
 ) -> Iterator["DataFrame"]:
     """The rows of `gathered_rows` as a data frame, in a job that needs Spark."""
     with gathered_rows(workspace, stage, sources, schema) as rows:
-        assert not isinstance(rows, HeldRows), "the job says that it needs Spark"
-        yield rows
+        assert isinstance(rows, SparkRows), "the job says that it needs Spark"
+        yield rows.frame
 
 
 @contextmanager
@@ -59,7 +60,7 @@ def gathered_rows(
             yield from functions[number](segment)
             counter.add(segment.piece.rows)
 
-        yield rows_of_tasks(workspace.workers, items, read, schema)
+        yield workspace.workers.rows(items, read, schema)
 
 
 def write_partitions(
@@ -79,8 +80,8 @@ def write_partitions(
     def path_of(name: str, partition: int) -> Path:
         return folder / f"{name}-{partition:06d}.parquet"
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        partition, rows = partition_number(), Counter[str]()
+    def run(partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = Counter[str]()
         with ExitStack() as stack:
             files = {name: new_rows(path_of(name, partition), schema, dictionaries) for name in names}
             writers = {name: stack.enter_context(file) for name, file in files.items()}
@@ -93,7 +94,7 @@ def write_partitions(
             fact = work(batches, write)
         yield pa.RecordBatch.from_pydict({"partition": [partition], "written": [pickle.dumps((rows, fact))]})
 
-    found = sorted(results_of(gathered, run, "partition long, written binary"))
+    found = sorted(gathered.results(run, "partition long, written binary"))
     written = [(partition, *pickle.loads(of_partition)) for partition, of_partition in found]
     pieces = {name: [Piece(path_of(name, p), 0, rows[name]) for p, rows, _ in written if rows[name]] for name in names}
     return pieces, [fact for *_, fact in written]

@@ -15,8 +15,8 @@ from rayrec.common.files import sync_folders
 from rayrec.common.progress import Progress
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
-from rayrec.preprocessing.tasks import Workers
-from rayrec.preprocessing.threads import Threads
+from rayrec.preprocessing.workers.contract import Workers
+from rayrec.preprocessing.workers.spark import SparkWorkers
 from rayrec.storage.files import exists, make_folder, read_bytes, remove, write_json
 
 if TYPE_CHECKING:
@@ -37,10 +37,15 @@ class Workspace:
     progress: Progress
 
     @property
+    def has_spark(self) -> bool:
+        """Whether Spark runs the tasks."""
+        return isinstance(self.workers, SparkWorkers)
+
+    @property
     def spark(self) -> "SparkSession":
         """The Spark session of a job that needs one."""
-        assert not isinstance(self.workers, Threads), "the job says that it needs Spark"
-        return self.workers
+        assert isinstance(self.workers, SparkWorkers), "the job says that it needs Spark"
+        return self.workers.session
 
     def within(self, scratch: Path) -> Self:
         """The same workspace for a stage whose scratch files lie in a folder of their own."""

@@ -22,6 +22,7 @@ from rayrec.preprocessing.lookups.rows import CompletedRows, Folds
 from rayrec.preprocessing.lookups.side_tables import write_side_table
 from rayrec.preprocessing.segments import cut_pieces, make_segments
 from rayrec.preprocessing.vocabularies import hash_ranges
+from rayrec.preprocessing.workers.spark import SparkWorkers
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.files import list_inputs
 from rayrec.raw.table import open_table
@@ -158,7 +159,7 @@ def workspace(spark: Any, tmp_path: Path) -> Workspace:
     folder = tmp_path / "dataset"
     scratch = folder / ".scratch"
     scratch.mkdir(parents=True)
-    return Workspace(spark, folder, scratch, SilentProgress())
+    return Workspace(SparkWorkers(spark), folder, scratch, SilentProgress())
 
 
 WriteTable = Callable[[SideTable, list[str]], dict[str, int]]

@@ -20,7 +20,8 @@ from rayrec.common.errors import UserError
 from rayrec.features.vocabulary import fingerprint
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import extract, segments
-from rayrec.preprocessing.tasks import packed_items, partition_number, run_tasks, user_errors
+from rayrec.preprocessing.tasks import user_errors
+from rayrec.preprocessing.workers.spark import SparkWorkers, packed_items
 from rayrec.sources.criteo.config import CriteoSourceConfig
 from rayrec.sources.registry import preprocessing
 from rayrec.storage.parquet_files import new_parquet
@@ -42,7 +43,7 @@ def run(spark: Any, tmp_path: Path) -> Run:
     def call(inputs: Inputs, name: str = "dataset", rules: Any = None, **config: Any) -> Dataset:
         source = CriteoSourceConfig() if rules is None else CriteoSourceConfig(features=rules)
         recipe = make_recipe(source=source, preprocess={"kind": "rows", **config})
-        preprocessing(recipe, inputs, tmp_path / name).run(spark)
+        preprocessing(recipe, inputs, tmp_path / name).run(SparkWorkers(spark))
         return Dataset.open(tmp_path / name)
 
     return call
@@ -351,9 +352,15 @@ def test_a_task_is_sent_its_own_item(spark: Any) -> None:
     """Each partition holds one item, in order, however small they are."""
     items = [(number, bytes([number % 256]) * 10_000) for number in range(200)]
     assert max(batch.nbytes for batch in packed_items(items)) < 11_000
-    found = run_tasks(spark, items, lambda item: (item[0], len(item[1]), partition_number()))
+
+    def look(item: tuple[int, bytes]) -> tuple[int, int, int]:
+        from pyspark import TaskContext
+
+        return item[0], len(item[1]), TaskContext.get().partitionId()
+
+    found = SparkWorkers(spark).run(items, look)
     assert found == [(number, 10_000, number) for number in range(200)]
-    assert run_tasks(spark, [], lambda item: item) == []
+    assert SparkWorkers(spark).run([], lambda item: item) == []
 
 
 def test_tasks_do_not_look_through_archives_and_imported_modules(spark: Any) -> None:
@@ -365,7 +372,7 @@ def test_tasks_do_not_look_through_archives_and_imported_modules(spark: Any) -> 
         archives = [path for path, finder in sys.path_importer_cache.items() if isinstance(finder, zipimporter)]
         return archives, gc.get_freeze_count() > 100_000, pyspark.daemon.worker.__qualname__
 
-    assert run_tasks(spark, [0], look) == [([], True, "shorten_tasks.<locals>.without_delay")]
+    assert SparkWorkers(spark).run([0], look) == [([], True, "shorten_tasks.<locals>.without_delay")]
 
 
 def test_damaged_gzip_is_named(run: Run, tmp_path: Path) -> None:
@@ -386,7 +393,7 @@ def test_full_disk_in_a_task_is_a_users_error(spark: Any) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(UserError, match="no space left"), user_errors():
-        run_tasks(spark, [1], fill)
+        SparkWorkers(spark).run([1], fill)
 
 
 def test_task_killed_in_the_middle_of_a_file_runs_again(spark: Any, tmp_path: Path) -> None:
@@ -401,6 +408,6 @@ def test_task_killed_in_the_middle_of_a_file_runs_again(spark: Any, tmp_path: Pa
                 os.kill(os.getpid(), signal.SIGKILL)
         return number * 10
 
-    assert run_tasks(spark, [0, 1, 2], task) == [0, 10, 20]
+    assert SparkWorkers(spark).run([0, 1, 2], task) == [0, 10, 20]
     assert sorted(p.name for p in (tmp_path / "files").glob("*.parquet")) == ["0.parquet", "1.parquet", "2.parquet"]
     assert pq.read_table(tmp_path / "files" / "1.parquet")["x"].to_pylist() == [1]

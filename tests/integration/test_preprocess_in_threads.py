@@ -1,5 +1,6 @@
 """Small inputs are preprocessed by threads: the files that Spark on Ray writes, and the same errors."""
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from jobs.command import parse_command
 from jobs.preprocess import PreprocessRequest
 from rayrec.common.errors import UserError
 from rayrec.preprocessing.pipeline import Preprocessing
-from rayrec.preprocessing.threads import Threads
 from rayrec.preprocessing.vocabularies import hash_ranges
+from rayrec.preprocessing.workers.spark import SparkWorkers
+from rayrec.preprocessing.workers.threads import Threads
 from rayrec.sources.registry import preprocessing
 
 KINDS = ("criteo", "table", "interactions")
@@ -30,7 +32,7 @@ def test_the_files_of_spark(kind: str, spark: Any, tmp_path: Path, monkeypatch: 
     arguments = write_raw(tmp_path, kind, ROWS[kind] // 4)
     # Row groups that end within a batch.
     arguments += ["--set", "preprocess.layout={rows_per_row_group: 700, rows_per_part: 2100}"]
-    job(arguments, tmp_path / "spark").run(spark)
+    job(arguments, tmp_path / "spark").run(SparkWorkers(spark))
     job(arguments, tmp_path / "threads").run(Threads(3))
     expected = files_of(tmp_path / "spark")
     assert len(expected) > 10
@@ -56,5 +58,8 @@ def test_only_small_inputs_suit_threads(tmp_path: Path, monkeypatch: pytest.Monk
     small, displays = write_raw(tmp_path, "criteo", 2_000), write_raw(tmp_path / "displays", "displays", 1_000)
     assert job(small, tmp_path / "dataset").suits_threads
     assert not job(displays, tmp_path / "dataset").suits_threads, "Spark joins its tables"
-    monkeypatch.setattr("rayrec.preprocessing.pipeline._SMALL_BYTES", 1_000)
-    assert not job(small, tmp_path / "dataset").suits_threads
+    raw = Path(small[2])
+    monkeypatch.setattr("rayrec.preprocessing.pipeline._SMALL_BYTES", raw.stat().st_size)
+    assert job(small, tmp_path / "dataset").suits_threads
+    raw.write_bytes(gzip.compress(raw.read_bytes()))
+    assert not job(small, tmp_path / "dataset").suits_threads, "its text may be four times as large"

@@ -18,7 +18,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.extract import Extracted, ExtractedChunk
 from rayrec.preprocessing.pipeline import Preprocessing
 from rayrec.preprocessing.segments import Piece
-from rayrec.preprocessing.threads import Threads
+from rayrec.preprocessing.workers.threads import Threads
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.sources.interactions.histories import HistoryCounts
 from tests.builders import make_dataset, make_recipe

@@ -8,10 +8,11 @@ import pyarrow as pa
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.preprocessing.tasks import partition_number, run_brief_tasks
-from rayrec.preprocessing.threads import ROWS_PER_BATCH, HeldRows, Threads
+from rayrec.preprocessing.tasks import run_brief_tasks
+from rayrec.preprocessing.workers.threads import ROWS_PER_BATCH, HeldRows, Threads
 
 SCHEMA = pa.schema([("key", pa.int64()), ("text", pa.string()), ("count", pa.int64())])
+COLUMNS = "key long, text string, count long"
 
 
 def held(*rows: tuple[int | None, str | None, int]) -> HeldRows:
@@ -20,10 +21,10 @@ def held(*rows: tuple[int | None, str | None, int]) -> HeldRows:
     def read(row: tuple[int | None, str | None, int]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([pa.array([value]) for value in row], schema=SCHEMA)
 
-    return HeldRows.of_tasks(Threads(2), rows, read, SCHEMA)
+    return Threads(2).rows(rows, read, SCHEMA)
 
 
-def as_they_are(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def as_they_are(_: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
@@ -59,21 +60,21 @@ def test_an_error_waits_for_those_that_run_and_leaves_out_the_rest() -> None:
 def test_rows_are_sorted_as_spark_sorts_them() -> None:
     """Null first, texts by their bytes, not by their characters' UTF-16 codes."""
     rows = held((2, "\U0001f600", 1), (2, "\ufb01", 1), (None, "b", 1), (2, None, 1), (1, "a", 1), (1, "a", 2))
-    found = rows.sorted_by("key", "text", ("count", "descending")).results(as_they_are)
+    found = rows.in_order("key", "text", "count", descending=("count",)).results(as_they_are, COLUMNS)
     assert found == [(None, "b", 1), (1, "a", 2), (1, "a", 1), (2, None, 1), (2, "\ufb01", 1), (2, "\U0001f600", 1)]
 
 
 def test_sums_and_partitions() -> None:
     rows = held((1, "a", 1), (0, "b", 2), (1, "a", 3), (3, "a", 4))
-    summed = rows.summed(("text", "key"), ("count",)).sorted_by("key")
-    assert summed.results(as_they_are) == [("b", 0, 2), ("a", 1, 4), ("a", 3, 4)]
+    summed = rows.summed(("text", "key"), ("count",)).sorted_within("key")
+    assert summed.results(as_they_are, "text string, key long, count long") == [("b", 0, 2), ("a", 1, 4), ("a", 3, 4)]
 
-    def with_number(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def with_number(partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield pa.RecordBatch.from_pydict({"partition": [partition_number()], "rows": [batch.num_rows]})
+            yield pa.RecordBatch.from_pydict({"partition": [partition], "rows": [batch.num_rows]})
 
-    dealt = rows.dealt(lambda batch: batch["key"].to_numpy(), 4)
-    assert dealt.results(with_number) == [(0, 1), (1, 2), (3, 1)]
+    dealt = rows.dealt("key", 4)
+    assert dealt.results(with_number, "partition int, rows int") == [(0, 1), (1, 2), (3, 1)]
     assert [table["count"].to_pylist() for table in dealt.partitions] == [[2], [1, 3], [], [4]]
 
 
@@ -84,8 +85,8 @@ def test_work_is_given_batches_of_one_size() -> None:
     def read(start: int) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([pa.array(np.arange(start, rows, 3))], schema=schema)
 
-    def sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def sizes(_: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"sizes": [[batch.num_rows for batch in batches]]})
 
-    found = HeldRows.of_tasks(Threads(2), [0, 1, 2], read, schema).sorted_by("n").results(sizes)
+    found = Threads(2).rows([0, 1, 2], read, schema).in_order("n").results(sizes, "sizes array<int>")
     assert found == [([ROWS_PER_BATCH, ROWS_PER_BATCH, 5],)]

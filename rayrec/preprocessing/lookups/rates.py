@@ -9,13 +9,12 @@ import pyarrow as pa
 from rayrec.features.keyed_table import HASH, hash_texts
 from rayrec.features.lookups import COUNTS, KEY, POSITIVES, RATE_SCHEMA, ROWS, folder_name, joined_keys
 from rayrec.features.schema import Rate
-from rayrec.preprocessing.lookups.counts import count_columns, counts_by_key, write_totals
+from rayrec.preprocessing.lookups.counts import count_columns, write_totals
 from rayrec.preprocessing.lookups.rows import CompletedRows, Folds
 from rayrec.preprocessing.row_files import batch_of, gathered_rows
 from rayrec.preprocessing.segments import Segment, count_rows
 from rayrec.preprocessing.sorted_rows import rows_by_value
-from rayrec.preprocessing.tasks import results_of
-from rayrec.preprocessing.vocabularies.hash_ranges import range_count, sorted_hash_ranges, write_sorted
+from rayrec.preprocessing.vocabularies.hash_ranges import range_count, write_sorted
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.storage.files import make_folder
 
@@ -40,7 +39,7 @@ def write_rates(
     def read(segment: Segment) -> Iterator[pa.RecordBatch]:
         return _count(segment, rows, rates, folds)
 
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def write(_: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number, run in rows_by_value(batches, "rate"):
             if number == _ALL:
                 yield from (batch.select(list(COUNTS)) for batch in run)
@@ -49,9 +48,10 @@ def write_rates(
 
     with gathered_rows(workspace, "rates of the label", [(train, read)], _COUNTED) as counted:
         keys = ("rate", HASH, KEY)
-        by_key = counts_by_key(counted, keys, COUNTS, _FOLD, folds.count)
-        ordered = sorted_hash_ranges(by_key, range_count(workspace.workers, count_rows(train)), keys)
-        ((total, positives),) = results_of(ordered, write, f"{ROWS} long, {POSITIVES} long")
+        by_key = counted.summed_by_fold(keys, COUNTS, _FOLD, folds.count)
+        dealt = by_key.in_hash_ranges(range_count(workspace.workers, count_rows(train)))
+        written = dealt.sorted_within(*keys).results(write, f"{ROWS} long, {POSITIVES} long")
+    ((total, positives),) = written
     return tuple(rate.model_copy(update={"mean": positives / total}) for rate in rates)
 
 

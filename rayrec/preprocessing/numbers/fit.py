@@ -15,7 +15,8 @@ from rayrec.config.transforms import Fill, NumericTransform
 from rayrec.features.numeric import transformed
 from rayrec.preprocessing.numbers.summary import Fit, Summary, fitted
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
-from rayrec.preprocessing.tasks import Counter, counted_rows, run_tasks
+from rayrec.preprocessing.tasks import counted_rows
+from rayrec.preprocessing.workers.contract import Counter
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.storage.files import new_file, read_bytes
 
@@ -77,10 +78,10 @@ def summarize(
     folder = workspace.scratch / "numbers"
     with counted_rows(workspace.workers, workspace.progress, stage, count_rows(segments)) as counter:
         first = partial(_summarize_segment, read=read, numbers=numbers, folder=folder, counter=counter)
-        files = run_tasks(workspace.workers, segments, first)
+        files = workspace.workers.run(segments, first)
         while len(files) > _FILES_AT_ONCE:
             groups = [files[start : start + _FILES_AT_ONCE] for start in range(0, len(files), _FILES_AT_ONCE)]
-            files = run_tasks(workspace.workers, groups, _merge_files)
+            files = workspace.workers.run(groups, _merge_files)
     return merged(map(_load, files))
 
 

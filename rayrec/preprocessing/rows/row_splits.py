@@ -33,7 +33,6 @@ from rayrec.preprocessing.numbers.summary import Summary
 from rayrec.preprocessing.row_files import new_rows
 from rayrec.preprocessing.rows.kept_columns import KeptColumns
 from rayrec.preprocessing.segments import Piece, Segment, cut_pieces, make_segments, read_segment
-from rayrec.preprocessing.tasks import run_tasks
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RawBlock
 from rayrec.raw.files import Chunk
@@ -165,7 +164,7 @@ def _by_time(workspace: Workspace, config: TimeSplitConfig, pieces: list[Piece],
     names = ["train", *(name for name in SPLIT_ORDER[1:] if getattr(config, name))]
     starts = _starts(summary, [getattr(config, name) for name in names[1:]])
     divide = partial(_divide, time=time, names=names, starts=starts, folder=workspace.scratch / "by-time")
-    divided = run_tasks(workspace.workers, segments, divide)
+    divided = workspace.workers.run(segments, divide)
     return {name: [of_segment[name] for of_segment in divided if name in of_segment] for name in names}
 
 

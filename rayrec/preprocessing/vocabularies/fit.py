@@ -17,8 +17,7 @@ from rayrec.features.vocabulary import VOCABULARY_SCHEMA, fingerprint, index_fil
 from rayrec.ingest.dataset import VOCABULARY_FOLDER
 from rayrec.preprocessing.segments import Piece, ReadRows, Segment, count_rows, cut_pieces, read_piece
 from rayrec.preprocessing.sorted_rows import rows_by_value
-from rayrec.preprocessing.tasks import Rows, counted_rows, partition_number, results_of, rows_of_tasks, run_brief_tasks
-from rayrec.preprocessing.threads import HeldRows
+from rayrec.preprocessing.tasks import counted_rows, run_brief_tasks
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.shards import cut_row_groups
 from rayrec.storage.files import make_folder, open_parquet
@@ -72,13 +71,14 @@ def fit_vocabularies(
             yield from _count_values(segment, read, list(listings.values()))
             counter.add(segment.piece.rows)
 
-        counted = rows_of_tasks(workspace.workers, segments, count, _COUNTED)
-        ranked = _ranked(counted, [1 if listing.values else listing.min_count for listing in listings.values()])
+        def write(partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from _write_ranks(batches, ranked_in, partition)
 
-        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from _write_ranks(batches, ranked_in)
-
-        found = results_of(ranked, write, "feature int, partition int, rows long")
+        least = [1 if listing.values else listing.min_count for listing in listings.values()]
+        counted = workspace.workers.rows(segments, count, _COUNTED)
+        listed = counted.summed(("feature", "value"), ("count",)).at_least("count", least, by="feature")
+        ranked = listed.in_order("feature", "count", "value", descending=("count",))
+        found = ranked.results(write, "feature int, partition int, rows long")
     parts: dict[int, list[tuple[int, int]]] = {index: [] for index in range(len(features))}
     for feature, partition, rows in sorted(found):
         most = listings[features[feature]].max_size
@@ -97,21 +97,6 @@ def fit_vocabularies(
         name: Vocabulary(file=vocabulary_file(name, size), size=size, fingerprint=f"{fingerprints[name]:016x}")
         for name, size in sizes.items()
     }
-
-
-def _ranked(counted: Rows, limits: Sequence[int]) -> Rows:
-    """The values of each feature that are counted `limits[feature]` times or more, in the order of ids."""
-    if isinstance(counted, HeldRows):
-        least = pa.array(limits, pa.int64())
-        found = counted.summed(("feature", "value"), ("count",)).whole(
-            lambda table: table.filter(pc.greater_equal(table["count"], least.take(table["feature"])))
-        )
-        return found.sorted_by("feature", ("count", "descending"), "value")
-    from pyspark.sql import functions as f
-
-    limit = f.element_at(f.array(*[f.lit(limit) for limit in limits]), f.col("feature") + 1)
-    summed = counted.groupBy("feature", "value").agg(f.sum("count").alias("count"))
-    return summed.filter(f.col("count") >= limit).orderBy("feature", f.desc("count"), "value")
 
 
 def _count_values(segment: Segment, read: ReadRows, listings: Sequence[Listing]) -> Iterator[pa.RecordBatch]:
@@ -156,9 +141,8 @@ def _rank_given(folder: Path, feature: int, values: Sequence[str], parts: Sequen
     return _GIVEN, len(values)
 
 
-def _write_ranks(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa.RecordBatch]:
+def _write_ranks(batches: Iterator[pa.RecordBatch], folder: Path, partition: int) -> Iterator[pa.RecordBatch]:
     """Write a sorted range to a file for each feature in it; yields (feature, partition, rows) of each file."""
-    partition = partition_number()
     for feature, run in rows_by_value(batches, "feature"):
         rows = 0
         with new_parquet(_rank_path(folder, feature, partition), _RANKED) as writer:

@@ -23,9 +23,9 @@ from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.features.vocabulary import VocabularyLookup, vocabulary_files, write_index
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
 from rayrec.preprocessing.sorted_rows import rows_by_value
-from rayrec.preprocessing.tasks import counted_rows, frame_of_tasks, run_tasks
-from rayrec.preprocessing.threads import Threads
+from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.vocabularies.fit import distinct_values
+from rayrec.preprocessing.workers.spark import frame_of_tasks
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.storage.files import exists, open_parquet
 from rayrec.storage.parquet_files import new_parquet
@@ -55,16 +55,13 @@ class LongVocabularies:
 
         Threads have none: the vocabularies of a small input are small.
         """
-        features = (
-            ()
-            if isinstance(workspace.workers, Threads)
-            else tuple(
-                feature
-                for feature in schema.categorical
-                if any(isinstance(transform, Vocabulary) and transform.size > limit for transform in feature.transforms)
-            )
-        )
-        return cls(features, workspace.folder, limit, workspace.scratch / "joined")
+        features = [
+            feature
+            for feature in schema.categorical
+            if any(isinstance(transform, Vocabulary) and transform.size > limit for transform in feature.transforms)
+        ]
+        joined = workspace.scratch / "joined"
+        return cls(tuple(features) if workspace.has_spark else (), workspace.folder, limit, joined)
 
     @cached_property
     def paths(self) -> dict[Path, tuple[str, ...]]:
@@ -148,8 +145,8 @@ def join_long_vocabularies(
     def index_first(path: Path) -> None:
         write_index(path, vocabularies.index_of_first(path), vocabularies.limit)
 
-    run_tasks(spark, list(vocabularies.paths), index_first)
-    with counted_rows(spark, workspace.progress, "join long vocabularies", count_rows(segments)) as counter:
+    workspace.workers.run(list(vocabularies.paths), index_first)
+    with counted_rows(workspace.workers, workspace.progress, "join long vocabularies", count_rows(segments)) as counter:
 
         def pending(segment: Segment) -> Iterator[pa.RecordBatch]:
             yield from _pending_values(segment, read, vocabularies)
@@ -166,7 +163,7 @@ def join_long_vocabularies(
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from _write_segments(batches, vocabularies.joined)
 
-        partitions = min(len(segments), int(spark.conf.get("spark.sql.shuffle.partitions") or len(segments)))
+        partitions = min(len(segments), workspace.workers.partitions)
         by_segment = found.repartition(partitions, "segment").sortWithinPartitions("segment")
         by_segment.mapInArrow(write, "segment int").count()
 

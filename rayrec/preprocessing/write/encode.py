@@ -11,7 +11,7 @@ from rayrec.features.encoder import FeatureEncoder, encoded_schema
 from rayrec.features.schema import Schema
 from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows, read_segment, segments_by_part
-from rayrec.preprocessing.tasks import counted_rows, run_tasks
+from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.vocabularies.long import LongVocabularies
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.shards import WrittenPart, rows_of_a_part, write_part
@@ -70,7 +70,7 @@ def write_in_order(
 
             return write_part(dataset, split, index, label, layout, batches())
 
-        return split_info(run_tasks(workspace.workers, list(enumerate(segments_by_part(segments, size))), run))
+        return split_info(workspace.workers.run(list(enumerate(segments_by_part(segments, size))), run))
 
 
 def split_info(parts: Sequence[WrittenPart]) -> SplitInfo:

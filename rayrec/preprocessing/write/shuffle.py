@@ -18,9 +18,8 @@ from rayrec.ingest.batch_order import group_starts
 from rayrec.ingest.dataset import PartInfo, SplitInfo
 from rayrec.preprocessing.segments import SEGMENT_ROWS, Segment, count_rows
 from rayrec.preprocessing.sorted_rows import rows_by_value
-from rayrec.preprocessing.tasks import counted_rows, results_of, rows_of_tasks, sorted_rows
-from rayrec.preprocessing.threads import ROWS_PER_BATCH, HeldRows
-from rayrec.preprocessing.vocabularies.hash_ranges import partition_keys
+from rayrec.preprocessing.tasks import counted_rows
+from rayrec.preprocessing.workers.threads import ROWS_PER_BATCH
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.encode import RowEncoder, split_info
 from rayrec.preprocessing.write.shards import RowPacking, WrittenPart, cut_row_groups, rows_of_a_part, write_part
@@ -187,7 +186,7 @@ def write_shuffled(
     label = encoder.schema.label
     written = [field for field in encoder.encoded_schema if field.name != position]
     packing = RowPacking(pa.schema(written), encoder.schema.hotness)
-    blocks = _Blocks(sorting, packing, partition_keys(workers, number_of_parts))
+    blocks = _Blocks(sorting, packing, workers.partition_keys(number_of_parts))
     with counted_rows(workers, workspace.progress, f"encode and shuffle {split}", rows) as counter:
 
         def encode(segment: Segment) -> Iterator[pa.RecordBatch]:
@@ -204,7 +203,7 @@ def write_shuffled(
             if packed:
                 yield blocks.cut(packed)
 
-        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def write(_: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             filled = (batch for batch in batches if batch.num_rows)
             first = next(filled, None)
             if first is None:
@@ -216,11 +215,9 @@ def write_shuffled(
             columns = [pa.array([info.model_dump_json()]), pa.array([positives])]
             yield pa.RecordBatch.from_arrays(columns, names=["part", "positives"])
 
-        encoded = rows_of_tasks(workers, segments, encode, blocks.schema)
-        if isinstance(encoded, HeldRows):
-            encoded = encoded.dealt(lambda batch: batch["key"].to_numpy(), number_of_parts)
-        by_part = sorted_rows(encoded, lambda frame: frame.repartition(number_of_parts, "key"), ("block",))
-        found = results_of(by_part, write, "part string, positives double", blocks.values_at_once)
+        encoded = workers.rows(segments, encode, blocks.schema)
+        by_part = encoded.dealt("key", number_of_parts).sorted_within("block")
+        found = by_part.results(write, "part string, positives double", blocks.values_at_once)
     parts = [WrittenPart(PartInfo.model_validate_json(part), positives) for part, positives in found]
     written_rows = sum(part.info.rows for part in parts)
     assert written_rows == rows, f"{written_rows} rows written of {rows}"

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from rayrec.preprocessing.row_files import Write, gathered_rows, write_partitions
 from rayrec.preprocessing.segments import Piece, Segment, read_piece
 from rayrec.preprocessing.sorted_rows import group_starts, whole_groups
-from rayrec.preprocessing.tasks import sorted_rows
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.interactions.config import InteractionFilesSplitConfig, LeaveOneOutSplitConfig
 from rayrec.sources.interactions.layout import ITEM, LABEL, TIMESTAMP, USER
@@ -77,8 +76,7 @@ def write_histories(
         return total
 
     with gathered_rows(workspace, "order by user and time", sources, _GATHERED) as gathered:
-        columns = (USER, "listed", TIMESTAMP, "position")
-        ordered = sorted_rows(gathered, lambda frame: frame.repartition(USER), columns)
+        ordered = gathered.together(USER).sorted_within(USER, "listed", TIMESTAMP, "position")
         pieces, counts = write_partitions(
             ordered, workspace.scratch / "histories", ("histories",), HISTORY_SCHEMA, (USER, ITEM), cut
         )

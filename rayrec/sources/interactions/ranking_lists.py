@@ -13,7 +13,6 @@ from rayrec.features.schema import Schema
 from rayrec.preprocessing.row_files import Write, gathered_rows, write_partitions
 from rayrec.preprocessing.segments import Piece, Segment, read_piece
 from rayrec.preprocessing.sorted_rows import whole_groups
-from rayrec.preprocessing.tasks import shuffle_partitions, sorted_rows
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.encode import RowEncoder
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
@@ -86,9 +85,8 @@ def write_rows(
         return short
 
     with gathered_rows(workspace, "number users and draw negatives", [(histories, encode)], _PLACED) as gathered:
-        partitions = shuffle_partitions(workspace.workers)
         # A user lies in one range; within it, places ascend with time.
-        by_user = sorted_rows(gathered, lambda f: f.repartitionByRange(partitions, "user"), ("user", "place"))
+        by_user = gathered.in_ranges("user", workspace.workers.partitions).sorted_within("user", "place")
         names, folder = ("train", *held_out), workspace.scratch / "ordered"
         pieces, short = write_partitions(by_user, folder, names, rows.arrow_schema, (), draw)
     return pieces, sum(short, Counter())

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from rayrec.preprocessing.row_files import batch_of, frame_of_rows
 from rayrec.preprocessing.segments import Segment, read_piece
-from rayrec.preprocessing.tasks import frame_of_tasks
 from rayrec.preprocessing.vocabularies.hash_ranges import range_count
+from rayrec.preprocessing.workers.spark import frame_of_tasks
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.random.splitmix64 import uniform
 from rayrec.sources.outbrain.config import DisplayPreprocessConfig

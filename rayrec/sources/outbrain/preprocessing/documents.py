@@ -15,8 +15,9 @@ from rayrec.features.string_hash import hash_strings
 from rayrec.preprocessing.row_files import Read, Write, batch_of, frame_of_rows, write_partitions
 from rayrec.preprocessing.segments import Piece, Segment, count_rows, read_piece
 from rayrec.preprocessing.sorted_rows import group_starts, rows_by_value, whole_groups
-from rayrec.preprocessing.tasks import collect_rows, counted_rows, run_tasks
-from rayrec.preprocessing.vocabularies.hash_ranges import in_hash_ranges, range_count, write_sorted, write_table
+from rayrec.preprocessing.tasks import counted_rows
+from rayrec.preprocessing.vocabularies.hash_ranges import range_count, write_sorted, write_table
+from rayrec.preprocessing.workers.spark import SparkRows, collect_rows, in_hash_ranges
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.layout import Table
 from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, list_column
@@ -76,7 +77,7 @@ def write_document_rows(workspace: Workspace, tables: ParsedTables, folder: Path
         kept = once.select(*_ROWS.names[:5], "meta.*").filter(f"aspect <> {_META_ROW} or source_id is not null")
         ranges = range_count(workspace.workers, sum(count_rows(segments) for segments, _ in sources))
         ordered = in_hash_ranges(kept, ranges).sortWithinPartitions(HASH, "document_id", "aspect", "value")
-        pieces, found = write_partitions(ordered, folder, ("rows",), _ROWS, ("aspect",), _write_rows)
+        pieces, found = write_partitions(SparkRows(ordered), folder, ("rows",), _ROWS, ("aspect",), _write_rows)
     rows = RowFiles(pieces=tuple(pieces["rows"]))
     sizes = _write_value_tables(workspace, rows, folder)
     # The sets are as large as there are sources, not documents.
@@ -164,7 +165,7 @@ def write_documents(workspace: Workspace, found: DocumentRows, folder: Path) -> 
             write_file(folder, DOCUMENT_SCHEMA, (_documents(rows, found) for rows in whole))
             counter.add(piece.rows)
 
-        run_tasks(workspace.workers, found.rows.pieces, run)
+        workspace.workers.run(found.rows.pieces, run)
 
 
 def _documents(rows: pa.RecordBatch, found: DocumentRows) -> pa.RecordBatch:
@@ -220,4 +221,4 @@ def write_ads(workspace: Workspace, tables: ParsedTables, folder: Path) -> None:
     with frame_of_rows(workspace, "ads", [(files.segments(), read)], AD_SCHEMA) as listed:
         # Of lines with the same ad the smallest, null before any value.
         kept = listed.groupBy(HASH, key).agg(f.min(f.struct(*columns)).alias("line")).select(HASH, key, "line.*")
-        write_table(workspace.workers, kept, files.rows, (key,), folder, AD_SCHEMA)
+        write_table(workspace.workers, SparkRows(kept), files.rows, (key,), folder, AD_SCHEMA)

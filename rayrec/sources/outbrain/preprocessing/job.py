@@ -19,8 +19,8 @@ from rayrec.ingest.dataset import SplitInfo
 from rayrec.preprocessing.lookups.counts import write_totals
 from rayrec.preprocessing.numbers.fit import UnfittedNumber, fit_numbers
 from rayrec.preprocessing.segments import read_segment
-from rayrec.preprocessing.tasks import reclaim_shuffles
 from rayrec.preprocessing.vocabularies.long import LongVocabularies
+from rayrec.preprocessing.workers.spark import reclaim_shuffles
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
 from rayrec.preprocessing.write.shuffle import RandomGroups, write_shuffled

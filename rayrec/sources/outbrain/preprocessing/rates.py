@@ -15,18 +15,17 @@ import pyarrow.compute as pc
 
 from rayrec.features.keyed_table import HASH, hash_key
 from rayrec.features.mapped_columns import Numbers
-from rayrec.preprocessing.lookups.counts import added_counts, count_columns
+from rayrec.preprocessing.lookups.counts import count_columns
 from rayrec.preprocessing.row_files import batch_of, frame_of_rows
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.sorted_rows import rows_by_value
-from rayrec.preprocessing.tasks import collect_rows, spark_schema
 from rayrec.preprocessing.vocabularies.hash_ranges import (
     ROW_COUNT,
-    in_hash_ranges,
     range_count,
     row_count,
     write_sorted,
 )
+from rayrec.preprocessing.workers.spark import SparkRows, collect_rows, in_hash_ranges, spark_schema
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.features.rates import keys_of
 from rayrec.sources.outbrain.features.rows import FOLD, Rows
@@ -106,7 +105,7 @@ def write_rates(workspace: Workspace, job: RateJob, folder: Path) -> None:
             yield row_count(write_sorted(run, folder / key.name, job.table_schema(key), _with_mean_confidence))
 
     with frame_of_rows(workspace, "rates of clicks", [(job.train.segments(), read)], _COUNTED) as counted:
-        by_ad = counted.groupBy("kind", "ad", "other").agg(*added_counts(_COUNTS, FOLD, job.folds))
+        by_ad = SparkRows(counted).summed_by_fold(("kind", "ad", "other"), _COUNTS, FOLD, job.folds).frame
         keyed = by_ad.mapInArrow(expand, spark_schema(job.keyed_schema))
         by_key = keyed.groupBy("kind", HASH, "first", "second").agg(
             f.count("*").alias("ads"),

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from rayrec.features.keyed_table import HASH, KeyedTable, hash_key, hash_texts
 from rayrec.preprocessing.row_files import batch_of, frame_of_rows, new_rows
 from rayrec.preprocessing.segments import Piece, Segment, read_piece
-from rayrec.preprocessing.tasks import counted_rows, run_tasks
-from rayrec.preprocessing.vocabularies.hash_ranges import in_hash_ranges, range_count
+from rayrec.preprocessing.tasks import counted_rows
+from rayrec.preprocessing.vocabularies.hash_ranges import range_count
+from rayrec.preprocessing.workers.spark import in_hash_ranges
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.features.feature_sets import features_of, raw_features
 from rayrec.sources.outbrain.features.rows import FOLD, ROW_SCHEMA
@@ -66,7 +67,7 @@ def write_in_display_order(workspace: Workspace, clicks: SplitRows, statistics: 
                     counter.add(batch.num_rows)
             return split, Piece(path, 0, segment.piece.rows)
 
-        found = run_tasks(workspace.workers, items, run)
+        found = workspace.workers.run(items, run)
     pieces = {name: tuple(piece for split, piece in found if split == name) for name in clicks.splits}
     splits = {name: RowFiles(pieces=of_split) for name, of_split in pieces.items()}
     return SplitRows(splits=splits, clicked=clicks.clicked)

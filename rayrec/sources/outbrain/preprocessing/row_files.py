@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rayrec.config import Config
 from rayrec.preprocessing.row_files import Write, write_partitions
 from rayrec.preprocessing.segments import Piece, Segment, make_segments
+from rayrec.preprocessing.workers.spark import SparkRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -69,7 +70,7 @@ def write_by_split(
                 clicked[name] += int(pc.sum(part[label]).as_py() or 0)
         return clicked
 
-    pieces, clicked = write_partitions(ordered, folder, names, schema, dictionaries, work)
+    pieces, clicked = write_partitions(SparkRows(ordered), folder, names, schema, dictionaries, work)
     return SplitRows(
         splits={name: RowFiles(pieces=tuple(of_split)) for name, of_split in pieces.items()},
         clicked={name: sum(of_partition[name] for of_partition in clicked) for name in names},

@@ -12,8 +12,8 @@ from rayrec.features.keyed_table import KeyedTable, hash_texts, write_file
 from rayrec.preprocessing.row_files import frame_of_rows
 from rayrec.preprocessing.segments import Segment
 from rayrec.preprocessing.sorted_rows import whole_groups
-from rayrec.preprocessing.tasks import collect_rows, run_tasks
-from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, in_number_ranges, range_count, row_count
+from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, range_count, row_count
+from rayrec.preprocessing.workers.spark import collect_rows, in_number_ranges
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.preprocessing.documents import inverse_frequency
 from rayrec.sources.outbrain.preprocessing.row_files import RowFiles, list_column
@@ -49,7 +49,7 @@ def write_profiles(workspace: Workspace, views: RowFiles, job: ProfileJob, folde
     with frame_of_rows(workspace, "profiles of users", [(views.segments(), read)], _VIEWED) as viewed:
         counted = viewed.groupBy(*_VIEWED.names).agg(f.count("*").alias("views"))
         # Users are numbered in the order of their hashes, which is that of the table to write.
-        (users,) = run_tasks(workspace.workers, [job.users], lambda folder: len(KeyedTable.cached(folder)))
+        (users,) = workspace.workers.run([job.users], lambda folder: len(KeyedTable.cached(folder)))
         dealt = in_number_ranges(counted, range_count(workspace.workers, views.rows), "user", users)
         collect_rows(dealt.sortWithinPartitions(*_VIEWED.names).mapInArrow(write, ROW_COUNT))
 

@@ -12,8 +12,8 @@ from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable, hash_key
 from rayrec.preprocessing.row_files import batch_of, frame_of_rows
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.sorted_rows import group_starts, whole_groups
-from rayrec.preprocessing.tasks import spark_schema
 from rayrec.preprocessing.vocabularies.hash_ranges import range_count, write_table
+from rayrec.preprocessing.workers.spark import SparkRows, spark_schema
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.sources.outbrain.layout import DAY_MILLISECONDS
 from rayrec.sources.outbrain.preprocessing.clicks import DISPLAY
@@ -51,7 +51,7 @@ def write_traffic(workspace: Workspace, rows: SplitRows, views: RowFiles, users:
         ranges = range_count(workspace.workers, rows.rows + views.rows)
         by_user = listed.repartition(ranges, "user").sortWithinPartitions("user")
         matched = by_user.mapInArrow(match, spark_schema(SOURCES_SCHEMA))
-        write_table(workspace.workers, matched, rows.rows, (DISPLAY,), folder, SOURCES_SCHEMA)
+        write_table(workspace.workers, SparkRows(matched), rows.rows, (DISPLAY,), folder, SOURCES_SCHEMA)
 
 
 def _read_events(segment: Segment, users: Path) -> Iterator[pa.RecordBatch]:

@@ -12,8 +12,8 @@ from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable, hash_texts
 from rayrec.preprocessing.row_files import batch_of, frame_of_rows
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.preprocessing.sorted_rows import group_starts
-from rayrec.preprocessing.tasks import spark_schema
 from rayrec.preprocessing.vocabularies.hash_ranges import write_table
+from rayrec.preprocessing.workers.spark import SparkRows, spark_schema
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.raw.blocks import RawBlock, RowReader
 from rayrec.raw.files import Chunk
@@ -69,7 +69,7 @@ def write_users(workspace: Workspace, rows: SplitRows, tables: ParsedTables, fol
             )
             .filter("has_rows")
         )
-        write_table(workspace.workers, users, rows.rows, ("uuid",), folder, USER_SCHEMA)
+        write_table(workspace.workers, SparkRows(users), rows.rows, ("uuid",), folder, USER_SCHEMA)
 
 
 def _without_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

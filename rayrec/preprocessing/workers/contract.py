@@ -1,0 +1,96 @@
+"""What runs the tasks of a preprocessing job, and the rows that tasks bring together; Spark and threads provide it."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Work = Callable[[int, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""Turns a partition, given its number and its batches, into a few small rows."""
+
+
+class Counter(Protocol):
+    """Counts rows from within tasks."""
+
+    @property
+    def value(self) -> int:
+        """The rows so far; only the process that made the counter knows them."""
+
+    def add(self, term: int) -> None:
+        """Add some rows."""
+
+
+class Rows(Protocol):
+    """Rows in partitions. Every method but `results` returns other rows, which are computed when `results` is called.
+
+    Sorted rows have null first, and texts in the order of their UTF-8 bytes.
+    """
+
+    def summed(self, keys: Sequence[str], names: Sequence[str]) -> "Rows":
+        """The sums of the columns `names` over the rows with equal `keys`; columns are the keys, then the sums."""
+
+    def summed_by_fold(self, keys: Sequence[str], names: Sequence[str], fold: str, folds: int) -> "Rows":
+        """`summed`, followed by the sums over the rows of each fold, whose number is in the column `fold`.
+
+        The further columns are called NAME_0, NAME_1, ..., first those of the first name.
+        """
+
+    def at_least(self, column: str, least: Sequence[int], by: str) -> "Rows":
+        """The rows whose `column` is at least `least[i]`, where the column `by` is i."""
+
+    def in_order(self, *columns: str, descending: Collection[str] = ()) -> "Rows":
+        """All rows sorted by columns: those of a partition come after those of the partitions before it."""
+
+    def together(self, column: str) -> "Rows":
+        """The rows with equal values of a column in one partition."""
+
+    def in_ranges(self, column: str, partitions: int) -> "Rows":
+        """The rows in partitions by ascending ranges of a column, which are cut so that they have about equal sizes."""
+
+    def in_hash_ranges(self, partitions: int) -> "Rows":
+        """The rows in partitions by ascending ranges of equal width of the column `hash` (int64, uniform)."""
+
+    def dealt(self, column: str, partitions: int) -> "Rows":
+        """Each row in the partition of its key, one of `Workers.partition_keys(partitions)`, which is in a column."""
+
+    def sorted_within(self, *columns: str) -> "Rows":
+        """The rows sorted within each partition."""
+
+    def results(self, work: Work, columns: str, batch_rows: int | None = None) -> list[tuple[Any, ...]]:
+        """The small rows that `work` yields; `columns`: theirs, as Spark's DDL.
+
+        `batch_rows`: the most rows of a batch that is handed to `work`, for rows that are large.
+        """
+
+
+class Workers(Protocol):
+    """What runs tasks."""
+
+    @property
+    def parallelism(self) -> int:
+        """How many tasks run at once."""
+
+    @property
+    def partitions(self) -> int:
+        """The most partitions that rows are brought together in."""
+
+    def run(self, items: Sequence[Item], function: Callable[[Item], Result]) -> list[Result]:
+        """Run a task for each item; returns the results, small ones, in the order of the items."""
+
+    def rows(
+        self, items: Sequence[Item], function: Callable[[Item], Iterator[pa.RecordBatch]], schema: pa.Schema
+    ) -> Rows:
+        """The batches that `function` yields for each item, to be brought together."""
+
+    def counter(self) -> Counter:
+        """A new counter of rows."""
+
+    def partition_keys(self, partitions: int) -> NDArray[np.int32]:
+        """(partitions,) the keys by which `Rows.dealt` sends rows to each partition."""
+
+    def cancel(self) -> None:
+        """Stop the tasks that still run, and wait for their end."""
