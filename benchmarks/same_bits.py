@@ -1,11 +1,12 @@
 """Do two checkouts of rayrec compute the same bits?
 
-    python -m benchmarks.same_bits --before CHECKOUT [--work FOLDER] [--rows 6000] [--output FILE]
+    python -m benchmarks.same_bits --before CHECKOUT [--work FOLDER] [--rows 6000] [--tolerance 0] [--output FILE]
 
 Each checkout runs its own `rayrec` commands on a Ray of its own: the three generators, `preprocess`, a short training
 of the four models on one and on two workers, `export`, and requests to `rayrec serve`. Files are compared by their
-SHA-256, numbers exactly. The program prints one row for each comparison with its first difference, and exits with 1 if
-any row differs. It knows recipes, commands, folders and HTTP only, so that the code behind them may change.
+SHA-256, numbers exactly or to a tolerance, which suits a change that adds up in another order. The program prints one
+row for each comparison with its first difference, and exits with 1 if any row differs. It knows recipes, commands,
+folders and HTTP only, so that the code behind them may change.
 
 CHECKOUT needs an environment with its dependencies in `.venv`, as `make setup` makes it. What a commit computes
 is kept in `--work` and found there by the next run; without `--work` nothing is kept.
@@ -15,6 +16,7 @@ import argparse
 import csv
 import hashlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -29,6 +31,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -71,6 +74,8 @@ INTENDED = {
 NEW_KEYS = {"columns", "lookups", "inputs", "table"}
 """Keys of schema.json and of its features that there were not before."""
 RATES_WITH_MORE_ROWS = {"source", "publisher", "advertiser", "campaign"}
+SHA256 = "sha256"
+"""Of a tensor; numbers that may differ by a tolerance are not compared by it."""
 
 
 @dataclass
@@ -168,7 +173,11 @@ class Side:
                 f"{model}, workers: {workers}: losses": [number for number in numbers if "loss" in number],
                 f"{model}, workers: {workers}: metrics": [number for number in numbers if "loss" not in number],
                 f"{model}, workers: {workers}: weights": {
-                    f"{table}/{name}": hashlib.sha256(value.tobytes()).hexdigest()
+                    f"{table}/{name}": {
+                        SHA256: hashlib.sha256(value.tobytes()).hexdigest(),
+                        "mean": float(value.mean(dtype=np.float64)),
+                        "standard deviation": float(value.std(dtype=np.float64)),
+                    }
                     for table, tensors in tables.items()
                     for name, value in tensors.items()
                 },
@@ -271,13 +280,22 @@ def flat(value: Any, where: str = "") -> dict[str, Any]:
     return {path: leaf for key, item in items for path, leaf in flat(item, f"{where}/{key}").items()}
 
 
-def first_difference(before: dict[str, Any], after: dict[str, Any]) -> str | None:
-    """The first path whose values differ, with both; None if all are equal."""
+def first_difference(before: dict[str, Any], after: dict[str, Any], tolerance: float = 0.0) -> str | None:
+    """The first path whose values differ, with both; None if all are equal, or numbers within `tolerance`."""
     for path in {**before, **after}:
-        values = [side.get(path, "nothing") for side in (before, after)]
-        if values[0] != values[1]:
-            return f"{path}: {str(values[0])[:80]} before, {str(values[1])[:80]} after"
+        old, new = (side.get(path, "nothing") for side in (before, after))
+        if tolerance and path.endswith(f"/{SHA256}"):
+            continue
+        is_near = isinstance(old, float) and isinstance(new, float) and math.isclose(old, new, abs_tol=tolerance)
+        if old != new and not is_near:
+            return f"{path}: {str(old)[:80]} before, {str(new)[:80]} after"
     return None
+
+
+def largest_difference(before: dict[str, Any], after: dict[str, Any]) -> float:
+    """Between two numbers with a fraction at the same path; 0 if there are none."""
+    pairs = [(before[path], after[path]) for path in before.keys() & after.keys()]
+    return max((abs(old - new) for old, new in pairs if isinstance(old, float) and isinstance(new, float)), default=0.0)
 
 
 def _folder(checkout: Path, work: Path | None, temporary: Path) -> Path:
@@ -295,6 +313,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, required=True, help="the other checkout")
     parser.add_argument("--work", type=Path, help="folder that keeps what commits computed")
     parser.add_argument("--rows", type=int, default=6000, help="rows of each generated data set")
+    parser.add_argument("--tolerance", type=float, default=0.0, help="how much numbers with a fraction may differ")
     parser.add_argument("--output", type=Path, help="file to write the table to, as JSON")
     options = parser.parse_args()
     before = options.before.resolve()
@@ -303,10 +322,13 @@ def main() -> None:
         expected = Side(before, folders[0] / f"rows-{options.rows}", options.rows).compute()
         actual = Side(REPOSITORY, folders[1] / f"rows-{options.rows}", options.rows).compute()
     sides = {what: (flat(expected.get(what)), flat(actual.get(what))) for what in {**expected, **actual}}
-    differences = {what: first_difference(*values) for what, values in sides.items()}
-    table = Table("what", "values", "equal, or the first difference", title=f"{before} and {REPOSITORY}")
+    differences = {what: first_difference(*values, options.tolerance) for what, values in sides.items()}
+    largest = {what: largest_difference(*values) for what, values in sides.items()}
+    table = Table(
+        "what", "values", "largest difference", "equal, or the first difference", title=f"{before} and {REPOSITORY}"
+    )
     for what, difference in differences.items():
-        table.add_row(what, str(len(sides[what][0])), difference or "equal")
+        table.add_row(what, str(len(sides[what][0])), f"{largest[what]:.1e}", difference or "equal")
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
     console.print("Left out on both sides, because these changes are wanted:")
@@ -314,7 +336,8 @@ def main() -> None:
         console.print(f"  {change}: {reason}", highlight=False)
     if options.output:
         report = {"commits": [folder.name for folder in folders], "rows": options.rows, "intended": INTENDED}
-        options.output.write_text(json.dumps({**report, "differences": differences}, indent=2) + "\n")
+        report |= {"tolerance": options.tolerance, "largest_differences": largest, "differences": differences}
+        options.output.write_text(json.dumps(report, indent=2) + "\n")
     sys.exit(any(differences.values()))
 
 
