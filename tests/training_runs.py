@@ -71,14 +71,22 @@ def recipe(
 
 
 def run_cases(
-    workers: int, dataset: Path, cases: Sequence[Case], *, workers_per_node: int | None = None, device: str = "cpu"
+    workers: int,
+    dataset: Path,
+    cases: Sequence[Case],
+    *,
+    workers_per_node: int | None = None,
+    device: str = "cpu",
+    threads: int = 1,
 ) -> None:
     """Run the cases one after the other on `workers` processes, on one node or as if on nodes of some of them.
 
-    `device`: cpu, or cuda for a GPU a process.
+    `device`: cpu, or cuda for a GPU a process. `threads`: of a process.
     """
     # Not as they are: their classes would be pickled by reference to this module under pytest's name.
-    arguments = pickle.dumps((str(dataset), [(str(c.folder), c.recipe.model_dump(mode="json")) for c in cases]))
+    arguments = pickle.dumps(
+        (threads, str(dataset), [(str(c.folder), c.recipe.model_dump(mode="json")) for c in cases])
+    )
     rendezvous = cases[0].folder.parent / f".rendezvous-{workers}-{cases[0].folder.name}"
     rendezvous.unlink(missing_ok=True)
     run_ranks(_worker, workers, workers_per_node or workers, device, str(rendezvous), arguments, ranks=workers)
@@ -112,7 +120,8 @@ def join_ranks(rank: int, workers: int, workers_per_node: int, device: str, rend
 
 def _worker(rank: int, workers: int, workers_per_node: int, device: str, rendezvous: str, arguments: bytes) -> None:
     context = join_ranks(rank, workers, workers_per_node, device, rendezvous)
-    data, cases = pickle.loads(arguments)
+    threads, data, cases = pickle.loads(arguments)
+    torch.set_num_threads(threads)
     dataset = Dataset.open(data)
     for folder, content in cases:
         case = Recipe.model_validate(content)

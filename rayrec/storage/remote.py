@@ -231,22 +231,16 @@ class RemoteReader(io.RawIOBase):
         """Read `view` full. Raises OSError if less came than that.
 
         pyarrow says that all has come even if it has not, and leaves the rest of the memory as it was. So the last byte
-        is given a value beforehand. If it is still that, the file's byte may happen to be the same, which reading it
-        into a byte of another value shows.
+        is given a value beforehand. If it is still that, the file's byte may happen to be the same, and all is read
+        again over another value.
         """
-        view[-1] = random.randrange(256)
-        before = view[-1]
-        self._read_at(start, view)
-        if view[-1] == before:
-            last = memoryview(bytearray([before ^ 255]))
-            self._read_at(start + len(view) - 1, last)
-            if last[0] != before:
-                raise OSError(_TOO_LITTLE)
-
-    def _read_at(self, start: int, view: memoryview) -> None:
-        self._file.seek(start)
-        if self._file.readinto(view) != len(view):
-            raise OSError(_TOO_LITTLE)
+        value = random.randrange(256)
+        for last in (value, value ^ 255):
+            view[-1] = last
+            self._file.seek(start)
+            if self._file.readinto(view) == len(view) and view[-1] != last:
+                return
+        raise OSError(_TOO_LITTLE)
 
 
 def _state(info: fs.FileInfo) -> RemoteFile:

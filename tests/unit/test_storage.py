@@ -460,3 +460,33 @@ def test_a_server_looks_for_new_versions_now_and_then(bucket: Path, monkeypatch:
     monkeypatch.setattr(time, "monotonic", lambda: now + 31)
     served.refresh()
     assert [path.name for path in models.iterdir()] == ["2"]
+
+
+class _ShortFile:
+    """The file "abc", of which pyarrow reads only the first byte where it is asked for more, as often as `times`."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def size(self) -> int:
+        return 3
+
+    def seek(self, position: int) -> None:
+        assert position == 0
+
+    def readinto(self, view: memoryview) -> int:
+        came = 1 if self.left else 3
+        self.left = max(0, self.left - 1)
+        view[:came] = b"abc"[:came]
+        return 3
+
+
+@pytest.mark.parametrize("value", [ord("c"), ord("c") ^ 255, 0])
+@pytest.mark.parametrize("times", [0, 1, 2, 3])
+def test_a_short_answer_is_noticed_whatever_the_last_byte(
+    value: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_FIRST_PAUSE_SECONDS", 0.0)
+    values = iter([value, 1, 2, 3])
+    monkeypatch.setattr("random.randrange", lambda _: next(values))
+    assert remote.RemoteReader(_ShortFile(times), "s3://bucket/abc").read() == b"abc"
