@@ -14,6 +14,8 @@ from cluster.java import provide_java
 from cluster.ray_serve import serve_behind_haproxy
 from rayrec.common.errors import UserError
 from rayrec.common.ray_blocks import has_other_nodes
+from rayrec.internals.ray_core import asks_for_another_token, head_address, shut_down
+from rayrec.training.driver import ENVIRONMENT_OF_OWN_SESSION
 
 ASKS_FOR_TOKEN = (
     "the cluster asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to those of the "
@@ -24,14 +26,21 @@ _ANSWER_SECONDS = 5.0
 
 
 @contextmanager
-def ray_session(meanwhile: Callable[[], object] = lambda: None) -> Iterator[None]:
+def ray_session(
+    meanwhile: Callable[[], object] = lambda: None, *, trains: bool = True, dashboard: bool = False
+) -> Iterator[None]:
     """Hold a Ray session during the block; one that this process already has is used and left running.
 
-    RAY_ADDRESS, which Ray sets inside a job, attaches to a cluster. Without it a session is started on this machine.
-    `meanwhile` is called while the session starts, in another thread, with Ray's environment variables set; the block
-    begins when it has returned. Raises what it raises, and UserError if no cluster answers at the address.
+    RAY_ADDRESS, which Ray sets inside a job, attaches to a cluster. Without it a session is started on this machine,
+    with what training in it needs (`trains`), and with Ray's dashboard if asked for, which answers questions of Ray's
+    own processes about each other. `meanwhile` is called while the session starts, in another thread, with Ray's
+    environment variables set; the block begins when it has returned. Raises what it raises, and UserError if no cluster
+    answers at the address.
     """
     address = _cluster_address()
+    if address is None and trains:
+        for name, value in ENVIRONMENT_OF_OWN_SESSION.items():
+            os.environ.setdefault(name, value)
     missing = _prepare_environment(local=address is None)
     import ray
 
@@ -47,8 +56,8 @@ def ray_session(meanwhile: Callable[[], object] = lambda: None) -> Iterator[None
             if address:
                 attach(address, missing)
             else:
-                _start()
-            stack.callback(ray.shutdown)
+                _start(dashboard)
+            stack.callback(shut_down)
             done.result()
         yield
 
@@ -70,8 +79,6 @@ def attach(address: str, missing: dict[str, str]) -> None:
     """
     import ray
     from ray.exceptions import AuthenticationError
-
-    from rayrec.internals.ray_core import asks_for_another_token, head_address
 
     # Processes of a cluster have the environment of `ray start`, not that of this process.
     runtime_env = {"env_vars": missing} if missing else None
@@ -98,7 +105,7 @@ def _no_answer(address: str, error: Exception) -> UserError:
     )
 
 
-def _start() -> None:
+def _start(dashboard: bool) -> None:
     """Start Ray on this machine; try again if the machine is so busy that Ray's fixed half minute is too short.
 
     It declares more CPUs than the machine has, because the steps of a pipeline mostly wait for each other, and a step
@@ -109,12 +116,12 @@ def _start() -> None:
     num_cpus = max(8, 4 * (os.cpu_count() or 1))
     for is_last in (False, True):
         try:
-            ray.init(num_cpus=num_cpus, include_dashboard=True, logging_level=logging.WARNING, log_to_driver=False)
+            ray.init(num_cpus=num_cpus, include_dashboard=dashboard, logging_level=logging.WARNING, log_to_driver=False)
             return
         except Exception as error:
             if is_last or "timed out during startup" not in str(error):
                 raise
-            ray.shutdown()
+            shut_down()
 
 
 _ENVIRONMENT = {

@@ -142,7 +142,7 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
             os.environ.setdefault(HAPROXY_SWITCH, "0")
         progress.stage("start server")
         # Its imports take half as long as Ray.
-        stack.enter_context(ray_session(meanwhile=partial(import_module, "serve.app")))
+        stack.enter_context(ray_session(meanwhile=partial(import_module, "serve.app"), trains=False))
         stack.enter_context(_deployed(arguments, request))
         url = request.url
         progress.finish()

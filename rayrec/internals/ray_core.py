@@ -1,4 +1,4 @@
-"""Private parts of Ray: which head an address stands for, and whether it lets this process in."""
+"""Private parts of Ray: a head that answers at an address, and the session that this process has started."""
 
 
 def head_address(address: str) -> tuple[str, int]:
@@ -28,3 +28,21 @@ def asks_for_another_token(host: str, port: int, timeout: float) -> bool:
         except grpc.RpcError as error:
             return bool(error.code() == grpc.StatusCode.UNAUTHENTICATED)
     return False
+
+
+def owns_session() -> bool:
+    """Whether this process has started the Ray session that it works with, which then ends with it."""
+    import ray
+
+    node = ray._private.worker._global_node
+    return node is not None and node.is_head()
+
+
+def shut_down() -> None:
+    """Leave the Ray session, and end it if this process has started it."""
+    import ray
+
+    if owns_session():
+        # Of all processes the one that looks after a cluster's size does not heed a signal, and Ray waits for a second.
+        ray._private.worker._global_node._kill_process_type("monitor", check_alive=False)
+    ray.shutdown()

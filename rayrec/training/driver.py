@@ -23,12 +23,14 @@ from rayrec.common.imports import quick_imports
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config.evaluate import is_ranking_metric
 from rayrec.ingest.dataset import Dataset
+from rayrec.internals.ray_core import owns_session
 from rayrec.internals.ray_train import (
     POLL_INTERVAL,
     PREEMPTION_WATCHER,
     START_TIMEOUT,
     environment_of_processes,
     preempted_nodes,
+    trainer_of_own_session,
 )
 from rayrec.recipes import Recipe
 from rayrec.storage.location import here
@@ -54,6 +56,12 @@ _ELASTIC_START_SECONDS = 15
 _FETCH_SECONDS = 5.0
 """Pause between two looks at the history of a run whose rank 0 may be on another node."""
 
+ENVIRONMENT_OF_OWN_SESSION = {POLL_INTERVAL: "0.5", PREEMPTION_WATCHER: "0", **ENVIRONMENT_OF_WORKERS}
+"""What a session on this machine alone is started with, so that training in it begins and ends sooner.
+
+Processes that have the session's own variables are started in advance. A node that takes the whole run with it needs no
+process that waits for its end.
+"""
 Metrics = dict[str, dict[str, float | None]]
 _Work = Callable[[Recipe, Dataset, "RankContext"], Any]
 
@@ -161,7 +169,20 @@ def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, de
     from ray.train.torch import TorchConfig, TorchTrainer
 
     least, mistake = recipe.train.min_workers, mistake_note()
-    trainer = TorchTrainer(
+    settings = dict(ENVIRONMENT_OF_OWN_SESSION)
+    if len(ray.nodes()) > 1 or least is not None:
+        del settings[PREEMPTION_WATCHER]
+    if least is not None:
+        settings[START_TIMEOUT] = str(_ELASTIC_START_SECONDS)
+    # What the user has set stands.
+    environment = {name: value for name, value in settings.items() if name not in os.environ}
+    make: Callable[..., TorchTrainer] = partial(trainer_of_own_session, environment)
+    if not owns_session():
+        make = TorchTrainer
+        # If this process is killed, another one of Ray Train's gives the workers' resources back. It asks the
+        # dashboard, which it finds by this variable alone on a machine with several Ray instances.
+        environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    trainer = make(
         _on_worker,
         train_loop_config={
             "work": work,
@@ -184,17 +205,6 @@ def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, de
             logging_config=LoggingConfig(log_level="WARNING"),
         ),
     )
-    # If this process is killed, another one of Ray Train's gives the workers' resources back. It asks the dashboard,
-    # which it finds by this variable alone on a machine with several Ray instances.
-    environment = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-    settings = {POLL_INTERVAL: "0.5", **ENVIRONMENT_OF_WORKERS}
-    if len(ray.nodes()) == 1 and least is None:
-        # The only node takes the whole run with it. To start one more process costs seconds.
-        settings[PREEMPTION_WATCHER] = "0"
-    if least is not None:
-        settings[START_TIMEOUT] = str(_ELASTIC_START_SECONDS)
-    # What the user has set stands.
-    environment |= {name: value for name, value in settings.items() if name not in os.environ}
     try:
         with environment_of_processes(environment):
             result = trainer.fit()

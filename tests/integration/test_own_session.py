@@ -1,0 +1,42 @@
+"""The Ray session that a command starts for itself: what training in it does without, and how it ends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import ray
+
+from rayrec.training.driver import train
+from tests.builders import make_dataset
+from tests.training_runs import recipe
+
+SESSION = """
+from cluster.ray_session import ray_session
+with ray_session():
+    import os, ray
+    print(ray._private.worker._global_node.get_session_dir_path(), ray.get(ray.remote(os.getpid).remote()))
+"""
+
+
+def test_training_starts_only_what_it_needs(ray_cluster: str, tmp_path: Path) -> None:
+    """An upgrade may have changed a private part of Ray Train if this fails: adapt rayrec/internals/ray_train.py."""
+    dataset = make_dataset(tmp_path / "data", {"train": 200, "test": 20})
+    before = set(ray._private.state.actors())
+    metrics = train(recipe(workers=2, max_steps=2), dataset, tmp_path / "run")
+    assert metrics.keys() == {"test"}
+    started = [actor["ActorClassName"] for name, actor in ray._private.state.actors().items() if name not in before]
+    assert started.count("RayTrainWorker") == 2 and "TrainController" in started
+    assert not {"PlacementGroupCleaner", "DatasetManager", "PreemptionWatcher"} & set(started)
+
+
+def test_nothing_of_a_session_is_left() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-c", SESSION]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    session, worker = done.stdout.split()[-2:]
+    psutil.wait_procs([psutil.Process(int(worker))] if psutil.pid_exists(int(worker)) else [], timeout=10)
+    assert not psutil.pid_exists(int(worker))
+    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert [command for command in commands if session in command] == []
