@@ -16,7 +16,7 @@ SESSION = """
 from cluster.ray_session import ray_session
 with ray_session():
     import os, ray
-    print(ray._private.worker._global_node.get_session_dir_path(), ray.get(ray.remote(os.getpid).remote()))
+    print(ray._private.worker._global_node.get_session_dir_path(), ray.get(ray.remote(lambda: os.getpid()).remote()))
 """
 
 
