@@ -5,7 +5,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -38,9 +38,6 @@ def ray_session(
     answers at the address.
     """
     address = _cluster_address()
-    if address is None and trains:
-        for name, value in ENVIRONMENT_OF_OWN_SESSION.items():
-            os.environ.setdefault(name, value)
     missing = _prepare_environment(local=address is None)
     import ray
 
@@ -56,7 +53,7 @@ def ray_session(
             if address:
                 attach(address, missing)
             else:
-                _start(dashboard)
+                _start(ENVIRONMENT_OF_OWN_SESSION if trains else {}, dashboard)
             stack.callback(shut_down)
             done.result()
         yield
@@ -105,8 +102,10 @@ def _no_answer(address: str, error: Exception) -> UserError:
     )
 
 
-def _start(dashboard: bool) -> None:
+def _start(environment: Mapping[str, str], dashboard: bool) -> None:
     """Start Ray on this machine; try again if the machine is so busy that Ray's fixed half minute is too short.
+
+    Ray's processes have the variables of `environment` that are not set otherwise; this process does not keep them.
 
     It declares more CPUs than the machine has, because the steps of a pipeline mostly wait for each other, and a step
     without a CPU would wait forever.
@@ -114,14 +113,22 @@ def _start(dashboard: bool) -> None:
     import ray
 
     num_cpus = max(8, 4 * (os.cpu_count() or 1))
-    for is_last in (False, True):
-        try:
-            ray.init(num_cpus=num_cpus, include_dashboard=dashboard, logging_level=logging.WARNING, log_to_driver=False)
-            return
-        except Exception as error:
-            if is_last or "timed out during startup" not in str(error):
-                raise
-            shut_down()
+    missing = {name: value for name, value in environment.items() if name not in os.environ}
+    os.environ.update(missing)
+    try:
+        for is_last in (False, True):
+            try:
+                ray.init(
+                    num_cpus=num_cpus, include_dashboard=dashboard, logging_level=logging.WARNING, log_to_driver=False
+                )
+                return
+            except Exception as error:
+                if is_last or "timed out during startup" not in str(error):
+                    raise
+                shut_down()
+    finally:
+        for name in missing:
+            del os.environ[name]
 
 
 _ENVIRONMENT = {

@@ -1,5 +1,7 @@
 """Private parts of Ray: a head that answers at an address, and the session that this process has started."""
 
+from typing import Any
+
 
 def head_address(address: str) -> tuple[str, int]:
     """Host and port of the head that `address` (HOST:PORT, or auto) stands for.
@@ -30,19 +32,27 @@ def asks_for_another_token(host: str, port: int, timeout: float) -> bool:
     return False
 
 
-def owns_session() -> bool:
-    """Whether this process has started the Ray session that it works with, which then ends with it."""
-    import ray
+def own_session_environment() -> dict[str, str] | None:
+    """The variables that the processes of the Ray session inherit; None if another process has started the session."""
+    import psutil
 
-    node = ray._private.worker._global_node
-    return node is not None and node.is_head()
+    node = _own_head()
+    return None if node is None else psutil.Process(node.all_processes["raylet"][0].process.pid).environ()
 
 
 def shut_down() -> None:
     """Leave the Ray session, and end it if this process has started it."""
     import ray
 
-    if owns_session():
+    if (node := _own_head()) is not None:
         # Of all processes the one that looks after a cluster's size does not heed a signal, and Ray waits for a second.
-        ray._private.worker._global_node._kill_process_type("monitor", check_alive=False)
+        node._kill_process_type("monitor", check_alive=False)
     ray.shutdown()
+
+
+def _own_head() -> Any:
+    """Ray's record of the processes that this process has started as the head of a session; None if there are none."""
+    import ray
+
+    node = ray._private.worker._global_node
+    return node if node is not None and node.is_head() else None

@@ -23,7 +23,7 @@ from rayrec.common.imports import quick_imports
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.config.evaluate import is_ranking_metric
 from rayrec.ingest.dataset import Dataset
-from rayrec.internals.ray_core import owns_session
+from rayrec.internals.ray_core import own_session_environment
 from rayrec.internals.ray_train import (
     POLL_INTERVAL,
     PREEMPTION_WATCHER,
@@ -174,10 +174,11 @@ def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, de
         del settings[PREEMPTION_WATCHER]
     if least is not None:
         settings[START_TIMEOUT] = str(_ELASTIC_START_SECONDS)
+    own = own_session_environment()
     # What the user has set stands.
-    environment = {name: value for name, value in settings.items() if name not in os.environ}
+    environment = {n: v for n, v in settings.items() if n not in os.environ and (own or {}).get(n) != v}
     make: Callable[..., TorchTrainer] = partial(trainer_of_own_session, environment)
-    if not owns_session():
+    if own is None:
         make = TorchTrainer
         # If this process is killed, another one of Ray Train's gives the workers' resources back. It asks the
         # dashboard, which it finds by this variable alone on a machine with several Ray instances.
