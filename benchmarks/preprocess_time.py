@@ -54,7 +54,7 @@ def main() -> None:
                         {"checkout": name, "rows": rows, "round": number + 1, **_measure(checkout, folder, name)}
                     )
                     print(runs[-1], flush=True)
-                    write_json(options.output, _report(checkouts, runs))
+                    write_json(options.output, _report(runs))
                 files = [files_of(Path(folder) / name) for name in checkouts]
                 for of_side in files:
                     del of_side[MANIFEST_FILE]  # it has the recipe, to which keys may have been added
@@ -77,8 +77,8 @@ def _rayrec(checkout: Path, folder: str, *arguments: str) -> str:
     return subprocess.run(command, cwd=folder, env=_OWN, capture_output=True, text=True, check=True).stderr
 
 
-def _report(checkouts: dict[str, Path], runs: list[dict[str, Any]]) -> dict[str, Any]:
-    medians: dict[str, dict[int, float]] = {name: {} for name in checkouts}
+def _report(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    medians: dict[str, dict[int, float]] = {run["checkout"]: {} for run in runs}
     for run in runs:
         same = [r["seconds"] for r in runs if (r["checkout"], r["rows"]) == (run["checkout"], run["rows"])]
         medians[run["checkout"]][run["rows"]] = statistics.median(same)
