@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema, VectorFeature
 from rayrec.inference.predictor import Predictor
 from rayrec.inference.ranker import Ranker
@@ -159,10 +158,9 @@ def _property(field: pa.Field, schema: Schema, rows: list[dict[str, Any]]) -> Js
 
 
 def _described(feature: CategoricalFeature) -> list[str]:
-    known = next((t.size for t in feature.transforms if isinstance(t, Vocabulary)), None)
     texts = []
-    if known is not None:
-        texts.append(f"{known:,} values are known; others share one embedding.")
+    if feature.vocabulary is not None:
+        texts.append(f"{feature.vocabulary.size:,} values are known; others share one embedding.")
     elif not feature.transforms:
         texts.append(f"An id from 1 to {feature.cardinality - 1}; others count as unknown.")
     if isinstance(feature, MultiHotFeature):

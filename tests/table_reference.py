@@ -326,8 +326,10 @@ class TableReference:
         if "hash_buckets" in owner:
             return 1 + hash_string(text) % (owner["hash_buckets"] - 1)
         listed = self._vocabulary(owner["column"])
-        buckets = owner.get("unlisted_buckets")
-        return listed.get(text, len(listed) + 1 + hash_string(text) % buckets if buckets else 0)
+        buckets = owner.get("unlisted_buckets", 0)
+        if text in listed:
+            return int(buckets + listed[text])
+        return 1 + hash_string(text) % buckets if buckets else 0
 
     def _owner(self, rule: Rule) -> Rule:
         return self.rules[rule["share"]] if "share" in rule else rule

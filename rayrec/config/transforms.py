@@ -94,9 +94,10 @@ class Vocabulary(Config):
 
 
 class HashUnlisted(Config):
-    """After a vocabulary of `size` values: a present, unlisted value -> size + 1 + h mod buckets; missing stays 0.
+    """After a vocabulary: a present, unlisted value -> 1 + h mod buckets, and the ids of listed values move up by `buckets`.
 
-    h is `rayrec.features.string_hash.hash_strings`.
+    Missing stays 0, and h is `rayrec.features.string_hash.hash_strings`. Listed values come last, so that a vocabulary
+    that grows changes no other id.
     """
 
     op: Literal["hash_unlisted"] = "hash_unlisted"

@@ -39,7 +39,7 @@ def encode_categorical(
         ids = _computed_ids(feature, column)
     for transform in feature.transforms:
         if isinstance(transform, HashUnlisted) and lookup is not None:
-            ids = hash_unlisted(ids, _strings(feature.name, column), len(lookup), transform)
+            ids = hash_unlisted(ids, _strings(feature.name, column), transform)
         if isinstance(transform, HashIds):
             ids = np.where(ids > 0, fold_ids(ids, transform.buckets), 0)
     inside: NDArray[np.int64] = np.where((ids >= 0) & (ids < feature.cardinality), ids, 0)
@@ -59,13 +59,12 @@ def _computed_ids(feature: CategoricalFeature, column: pa.Array) -> NDArray[np.i
     return _integers(feature.name, column)
 
 
-def hash_unlisted(ids: NDArray[np.int64], texts: pa.Array, size: int, transform: HashUnlisted) -> NDArray[np.int64]:
-    """The (n,) ids of n texts in a vocabulary of `size` values, with those that are present and unlisted hashed."""
+def hash_unlisted(ids: NDArray[np.int64], texts: pa.Array, transform: HashUnlisted) -> NDArray[np.int64]:
+    """The (n,) ids of n texts, given those in their vocabulary (0 if unlisted), when unlisted ones are hashed."""
     rows = np.flatnonzero(ids == 0)
-    if len(rows):
-        ids = ids.copy()
-        ids[rows] = _text_ids(texts.take(pa.array(rows)), size + 1, transform.buckets)
-    return ids
+    moved = ids + transform.buckets
+    moved[rows] = _text_ids(texts.take(pa.array(rows)), 1, transform.buckets)
+    return moved
 
 
 def encode_cross(feature: CategoricalFeature, inputs: Sequence[NDArray[np.signedinteger]]) -> NDArray[np.signedinteger]:

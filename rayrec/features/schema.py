@@ -146,6 +146,16 @@ class CategoricalFeature(_Feature):
         return self
 
     @property
+    def vocabulary(self) -> Vocabulary | None:
+        """The list of values that have ids; None if ids follow from the values themselves."""
+        return next((transform for transform in self.transforms if isinstance(transform, Vocabulary)), None)
+
+    @property
+    def unlisted_buckets(self) -> int:
+        """The number of ids, from 1 on, that unlisted values share; those of listed values follow."""
+        return next((t.buckets for t in self.transforms if isinstance(t, HashUnlisted)), 0)
+
+    @property
     def reads(self) -> RawType | None:
         match self.transforms[:1]:
             case (Cross(),):

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import TableSourceConfig
-from rayrec.config.transforms import Vocabulary
 from rayrec.evaluation.stability import stability_index
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.lists import ids_of
@@ -166,10 +165,8 @@ def _feature_drift(feature: Feature, before: pa.Array, now: pa.Array) -> Feature
 
 def _category_drift(feature: CategoricalFeature, before: NDArray[np.int64], now: NDArray[np.int64]) -> FeatureDrift:
     """Compare the shares of unknown values, of each frequent id and of all others."""
-    listed = next((t.size for t in feature.transforms if isinstance(t, Vocabulary)), None)
-    if listed is not None:
-        # Unlisted values may have ids by hashing, beyond those of the vocabulary.
-        before, now = (np.where(ids > listed, 0, ids) for ids in (before, now))
+    # Unlisted values may have ids by hashing.
+    before, now = (np.where(ids <= feature.unlisted_buckets, 0, ids) for ids in (before, now))
     counts = np.bincount(before)
     frequent = np.argsort(-counts[1:], kind="stable")[:_FREQUENT] + 1
     cells = np.full(int(max(before.max(initial=0), now.max(initial=0))) + 1, len(frequent) + 1)
@@ -178,7 +175,7 @@ def _category_drift(feature: CategoricalFeature, before: NDArray[np.int64], now:
     drift = _drift(
         feature.name, feature.kind, *(np.bincount(cells[ids], minlength=len(frequent) + 2) for ids in (before, now))
     )
-    if listed is None:
+    if feature.vocabulary is None:
         return drift
     shares = [float((ids == 0).mean()) if len(ids) else 0.0 for ids in (now, before)]
     return replace(drift, unknown_share=shares[0], unknown_share_before=shares[1])

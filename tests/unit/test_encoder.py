@@ -465,7 +465,7 @@ def test_buckets() -> None:
     assert encode_categorical(feature, column, None).tolist() == [1, 2, 2, 2, 3, 3, 0, 0, 0]
 
 
-def test_unlisted_values_are_hashed_beyond_the_vocabulary(folder: Path) -> None:
+def test_unlisted_values_are_hashed_before_the_vocabulary(folder: Path) -> None:
     vocabulary = Vocabulary(file="vocabulary/C1.parquet", size=5)
     features = (
         CategoricalFeature(name="C", transforms=(vocabulary, HashUnlisted(buckets=7)), cardinality=13),
@@ -476,15 +476,15 @@ def test_unlisted_values_are_hashed_beyond_the_vocabulary(folder: Path) -> None:
     )
     encoder = FeatureEncoder(Schema(label="label", features=features), folder)
     texts = ["blue", "unseen", None, "", "another"]
-    hashed = [6 + hash_string(text) % 7 for text in ("unseen", "another")]
-    expected = [3, hashed[0], 0, 0, hashed[1]]
+    hashed = [1 + hash_string(text) % 7 for text in ("unseen", "another")]
+    expected = [10, hashed[0], 0, 0, hashed[1]]
     raw = {"C": texts * 300, "D": texts * 300, "M": [["unseen", "", "red"], None, [], [None], ["cyan"]] * 300}
     encoded = encoder.encode(pa.record_batch(raw)).to_pydict()
     assert encoded["C"] == expected * 300
     assert encoded["D"] == [0 if i == 0 else 1 + (i - 1) % 3 for i in expected] * 300
-    assert encoded["M"] == [[hashed[0], 1], [], [], [], [4]] * 300
+    assert encoded["M"] == [[hashed[0], 8], [], [], [], [11]] * 300
     elsewhere = FeatureEncoder(Schema(label="label", features=features[:1]), folder, looked_up={"C"})
-    ids = hash_unlisted(np.array([3, 0, 0, 0, 0]), pa.array(texts), 5, HashUnlisted(buckets=7))
+    ids = hash_unlisted(np.array([3, 0, 0, 0, 0]), pa.array(texts), HashUnlisted(buckets=7))
     assert elsewhere.encode(pa.record_batch({"C (id)": ids})).column("C").to_pylist() == expected
 
 

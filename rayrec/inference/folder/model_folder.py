@@ -22,7 +22,6 @@ from torch import Tensor
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder, write_atomically, write_json
-from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import Schema
 from rayrec.features.vocabulary import index_file
 from rayrec.inference.folder.table_files import (
@@ -178,7 +177,7 @@ class ModelFolder:
 
 def _vocabulary_files(schema: Schema) -> list[str]:
     """Relative paths of the schema's vocabularies. Raises UserError on one that would leave the folder."""
-    files = {t.file for f in schema.categorical for t in f.transforms if isinstance(t, Vocabulary)}
+    files = {feature.vocabulary.file for feature in schema.categorical if feature.vocabulary is not None}
     for file in files:
         path = PurePosixPath(file)
         if path.is_absolute() or ".." in path.parts:

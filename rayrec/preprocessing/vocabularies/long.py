@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.config.transforms import HashUnlisted, Vocabulary
+from rayrec.config.transforms import HashUnlisted
 from rayrec.features.categorical import hash_unlisted
 from rayrec.features.encoder import id_column
 from rayrec.features.schema import CategoricalFeature, Schema
@@ -55,11 +55,7 @@ class LongVocabularies:
 
         Threads have none: the vocabularies of a small input are small.
         """
-        features = [
-            feature
-            for feature in schema.categorical
-            if any(isinstance(transform, Vocabulary) and transform.size > limit for transform in feature.transforms)
-        ]
+        features = [f for f in schema.categorical if f.vocabulary is not None and f.vocabulary.size > limit]
         joined = workspace.scratch / "joined"
         return cls(tuple(features) if workspace.has_spark else (), workspace.folder, limit, joined)
 
@@ -123,15 +119,12 @@ class LongVocabularies:
         ids[pending[is_listed]] = rest_ids[found.drop_null().to_numpy()]
         for transform in feature.transforms:
             if isinstance(transform, HashUnlisted):
-                ids = hash_unlisted(ids, values, _vocabulary(feature).size, transform)
+                ids = hash_unlisted(ids, values, transform)
         return pa.array(ids)
 
     def _path(self, feature: CategoricalFeature) -> Path:
-        return self.dataset / _vocabulary(feature).file
-
-
-def _vocabulary(feature: CategoricalFeature) -> Vocabulary:
-    return next(transform for transform in feature.transforms if isinstance(transform, Vocabulary))
+        assert feature.vocabulary is not None
+        return self.dataset / feature.vocabulary.file
 
 
 def join_long_vocabularies(
