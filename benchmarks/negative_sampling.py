@@ -88,7 +88,7 @@ def _measure(shape: str, config: str, samples: int, batch_size: int, repeats: in
     )
     positives = _generate(interactions, users, items)
     started = time.perf_counter()
-    split = SampledSplit.of(positives, schema, _CONFIGS[config])
+    split = SampledSplit.of(positives, positives, schema, _CONFIGS[config])
     build_seconds = time.perf_counter() - started
     runs = [_samples_per_second(split, schema, samples, batch_size, epoch) for epoch in range(repeats)]
     return {

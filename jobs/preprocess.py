@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _NAMED = re.compile(r"(?P<split>[A-Za-z_]\w*)=(?P<path>.+)", re.DOTALL)
 
 
-class PreprocessRequest(RecipeRequest):
-    """Turn raw logs into a dataset folder, with Spark on Ray; small ones in threads."""
+class InputRequest(RecipeRequest):
+    """The request of a command that takes a recipe and raw files."""
 
     input: Annotated[PathTexts, Field(min_length=1)]
     """Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable."""
@@ -43,15 +43,24 @@ class PreprocessRequest(RecipeRequest):
         return super().with_absolute_paths().model_copy(update={"input": inputs})
 
 
+class PreprocessRequest(InputRequest):
+    """Turn raw logs into a dataset folder, with Spark on Ray; small ones in threads."""
+
+    extend: Folder | None = None
+    """Dataset folder to go on from: its ids and fitted numbers stay, and new values get new ids."""
+
+
 def run(request: PreprocessRequest, progress: Progress) -> Result:
     """Preprocess; `rows` counts those of all splits, `details` those of each, and the rejected ones by reason."""
     from cluster.ray_session import has_cluster
+    from rayrec.ingest.dataset import Dataset
     from rayrec.preprocessing.workers.threads import Threads
     from rayrec.sources.registry import preprocessing
     from rayrec.storage.unfinished import has_unfinished_work
 
     recipe = request.load_recipe()
-    job = preprocessing(recipe, request.inputs(recipe), request.output)
+    parent = None if request.extend is None else Dataset.open(request.extend)
+    job = preprocessing(recipe, request.inputs(recipe), request.output, parent)
     config = recipe.preprocess.spark
     with owned(request.output):
         # What was begun at a URI is ended there, though all nodes may see one disk by now.

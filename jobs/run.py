@@ -13,14 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jobs.command import RESULT_FILE, Command, Result, TrainingRecipeRequest, describe_result, main
-from jobs.preprocess import PreprocessRequest
+from jobs.preprocess import InputRequest
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import locked, require_absent, write_json
 from rayrec.common.progress import Progress
-from rayrec.recipes import Recipe
+from rayrec.recipes import Recipe, differences
 from rayrec.storage.location import Folder, location
 
 PIPELINE_FILE = "pipeline.json"
@@ -34,7 +34,7 @@ _IRRELEVANT_KEYS = frozenset({
 })  # fmt: skip
 
 
-class RunRequest(PreprocessRequest, TrainingRecipeRequest):
+class RunRequest(InputRequest, TrainingRecipeRequest):
     """Preprocess, train and export in one job; run again, it continues where it stopped."""
 
     output: Folder
@@ -127,7 +127,7 @@ class Phase(ABC):
 
     def _require_recipe(self, made_with: Recipe, sections: Collection[str], allowed: Collection[str] = ()) -> None:
         """Raise ConfigError if sections of the recipe differ from those that the folder was made with."""
-        for key, before, now in _differences(made_with.model_dump(mode="json"), self._recipe.model_dump(mode="json")):
+        for key, before, now in differences(made_with.model_dump(mode="json"), self._recipe.model_dump(mode="json")):
             parents = {".".join(key[: i + 1]) for i in range(len(key))}
             if key[0] in sections and parents.isdisjoint({*_IRRELEVANT_KEYS, *allowed}):
                 raise self._changed(f"{'.'.join(key)} is now {now!r} and was {before!r}")
@@ -165,9 +165,10 @@ class PreprocessPhase(Phase):
         return Result(command="preprocess", output=self.folder, rows=rows)
 
     def run(self, progress: Progress) -> Result:
-        from jobs.preprocess import run
+        from jobs.preprocess import PreprocessRequest, run
 
-        return run(self._request.model_copy(update={"output": self.folder}), progress)
+        given = self._request.model_dump(include={"recipe", "set", "input"})
+        return run(PreprocessRequest(**given, output=self.folder), progress)
 
 
 class TrainPhase(Phase):
@@ -244,15 +245,6 @@ class ExportPhase(Phase):
 
 PHASES = (PreprocessPhase, TrainPhase, ExportPhase)
 """All phases in order; each reads what those before it wrote."""
-
-
-def _differences(before: Any, now: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Yield the key and both values wherever two JSON values differ."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        for name in {**before, **now}:
-            yield from _differences(before.get(name), now.get(name), (*key, name))
-    elif before != now:
-        yield key, before, now
 
 
 COMMAND = Command("run", RunRequest, run)

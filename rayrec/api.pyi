@@ -59,6 +59,7 @@ def preprocess(
     input: AnyPath | Sequence[AnyPath],
     output: AnyPath,
     *,
+    extend: AnyPath | None = None,
     set: Mapping[str, Any] | Sequence[str] = (),
     progress: bool = True,
 ) -> Result:
@@ -67,6 +68,7 @@ def preprocess(
     recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
     input: Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable.
     output: Dataset folder to write; must not exist.
+    extend: Dataset folder to go on from: its ids and fitted numbers stay, and new values get new ids.
     set: Override of the recipe; repeatable.
     progress: Show progress on stderr.
     """

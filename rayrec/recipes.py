@@ -7,7 +7,7 @@ import contextlib
 import copy
 import functools
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -153,6 +153,15 @@ def read_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> RecipeCont
 def dump_recipe(recipe: Recipe) -> str:
     """The resolved recipe as YAML; `load_recipe` of it gives an equal one."""
     return yaml.dump(recipe.model_dump(mode="json"), Dumper=yaml.CSafeDumper, sort_keys=False)
+
+
+def differences(before: Any, now: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Yield the key and both values wherever two JSON values, such as dumped recipes, differ."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in {**before, **now}:
+            yield from differences(before.get(name), now.get(name), (*key, name))
+    elif before != now:
+        yield key, before, now
 
 
 def _apply_override(content: dict[str, Any], override: str) -> None:

@@ -162,6 +162,9 @@ class VocabularyPreprocessConfig(PreprocessConfig):
 
     broadcast_limit: PositiveInt = 2_000_000
     """Vocabularies up to this many values are looked up in memory; the rest of a larger one is joined by Spark."""
+    expire_after: str | None = Field(None, pattern=r"^[0-9]+[smhdw]$")
+    """A value that did not occur for this long, such as `30d`, leaves its vocabulary when the dataset is extended.
+    Where rows have no times, an extension is a day."""
 
 
 class RowsPreprocessConfig(VocabularyPreprocessConfig):

@@ -94,7 +94,7 @@ class Vocabulary(Config):
 
 
 class HashUnlisted(Config):
-    """After a vocabulary: a present, unlisted value -> 1 + h mod buckets, and the ids of listed values move up by `buckets`.
+    """After a vocabulary: a present, unlisted value -> 1 + h mod buckets; ids of listed values move up by `buckets`.
 
     Missing stays 0, and h is `rayrec.features.string_hash.hash_strings`. Listed values come last, so that a vocabulary
     that grows changes no other id.

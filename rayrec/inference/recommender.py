@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
@@ -30,7 +31,7 @@ def can_recommend(schema: Schema) -> bool:
 
 @dataclass(frozen=True)
 class KnownItems:
-    """Ids of the users' items in `train`, in compressed rows, as `known_items.safetensors` has them.
+    """Ids of the users' items in `train`, now or before, in compressed rows, as `known_items.safetensors` has them.
 
     The items of user id u are items[first[u] : first[u + 1]].
     """
@@ -42,10 +43,10 @@ class KnownItems:
 
     @classmethod
     def read(cls, dataset: Dataset) -> "KnownItems":
-        """Read the split `train`; takes 24 bytes of memory an interaction meanwhile."""
+        """Read the known pairs; takes 24 bytes of memory an interaction meanwhile."""
         schema = dataset.schema
         assert schema.interactions is not None
-        positives = Positives.read(dataset, "train", torch.device("cpu"), in_memory=True)
+        positives = Positives.read(dataset, dataset.known_split, torch.device("cpu"), in_memory=True)
         cardinality = {feature.name: feature.cardinality for feature in schema.categorical}
         users, items = cardinality[schema.interactions.user], cardinality[schema.interactions.item]
         pairs = np.unique(positives.users.numpy().astype(np.int64) * items + positives.items.numpy())
@@ -110,6 +111,8 @@ class Recommender:
         self._user_is_first = schema.features[0].name == user.name
         self._users = _vocabulary(user, predictor.folder)
         self._items = _vocabulary(item, predictor.folder).values
+        self._expired = np.flatnonzero(pc.equal(self._items, "")) + 1
+        """Ids of items that have left the catalogue."""
         self._known = KnownItems.load(predictor.folder, schema)
 
     def recommend(self, user: str, k: int, *, exclude_known: bool = True) -> Recommendations:
@@ -150,6 +153,8 @@ class Recommender:
         else:
             scores = self.predictor.predict_pairs(items, user_ids).T
         left_out = [self._known.of(int(user)) if exclude_known else items[:0] for user in user_ids]
+        if len(self._expired):
+            left_out = [np.union1d(of_user, self._expired) for of_user in left_out]
         return [_best(of_user, known, k) for of_user, known in zip(scores, left_out, strict=True)]
 
     def item_values(self, ids: NDArray[np.int64]) -> pa.Array:

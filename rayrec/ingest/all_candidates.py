@@ -20,9 +20,10 @@ from rayrec.models.common.batch import Batch
 class AllCandidates:
     """One rank's users, each with its positives in the split and the items that it must not be offered.
 
-    Every item is a candidate, except the user's positives in `train` that are not positives in the split. Id 0, which
-    unknown users and items share, is neither a user nor a candidate, so interactions with it are left out. Only the
-    pairs of this rank's users are in memory, 8 bytes each. Needs a dataset with a user and an item only.
+    Every item is a candidate, except the user's positives in `train`, now or before, that are not positives in the
+    split. Id 0, which unknown users and items share, is neither a user nor a candidate, so interactions with it are
+    left out. Only the pairs of this rank's users are in memory, 8 bytes each. Needs a dataset with a user and an item
+    only.
     """
 
     schema: Schema
@@ -33,16 +34,16 @@ class AllCandidates:
     positives: NDArray[np.int64]
     """Sorted pairs (see `_pairs`) of this rank's users in the split."""
     seen: NDArray[np.int64]
-    """Sorted pairs of this rank's users in `train`."""
+    """Sorted pairs of this rank's users in `train`, now or before."""
 
     @classmethod
     def read(cls, dataset: Dataset, split: str, *, rank: int = 0, world_size: int = 1) -> "AllCandidates":
-        """Read the positive rows of `split` and of `train`, one row group at a time."""
+        """Read the positive rows of `split` and of the known pairs, one row group at a time."""
         items = _items(dataset.schema)
         positives = np.unique(np.concatenate([np.empty(0, np.int64), *_pairs(dataset, split)]))
         users = np.unique(positives // items)
         own = users[rank::world_size]
-        seen = [pairs[np.isin(pairs // items, own)] for pairs in _pairs(dataset, "train")]
+        seen = [pairs[np.isin(pairs // items, own)] for pairs in _pairs(dataset, dataset.known_split)]
         return cls(
             dataset.schema,
             own,

@@ -1,6 +1,7 @@
 """The dataset folder: what preprocessing writes and ingest reads.
 
-schema.json   vocabulary/   train/ validation/ test/ (Parquet parts)   rejected/   manifest.json (written last)
+schema.json   vocabulary/   counts/   train/ validation/ test/ (Parquet parts)   rejected/
+manifest.json (written last)
 """
 
 from collections.abc import Callable
@@ -22,6 +23,10 @@ from rayrec.storage.staged import fetch
 MANIFEST_FILE = "manifest.json"
 VOCABULARY_FOLDER = "vocabulary"
 REJECTED_FOLDER = "rejected"
+COUNTS_FOLDER = "counts"
+"""How often each categorical value occurred, for datasets that extend this one."""
+KNOWN_SPLIT = "known"
+"""A split of a dataset of interactions that extends others: the pairs in `train` of all of them, not labelled."""
 
 
 class StoredFile(Config):
@@ -67,6 +72,24 @@ class SourceFile(Config):
     bytes: int
     modified: float
     """Seconds since the epoch."""
+    digest: str
+    """A hash of its size and of its first and last bytes, by which a copy of the file is known."""
+
+
+class Times(Config):
+    """When the rows of a dataset happened, in seconds since 1970."""
+
+    first: float
+    last: float
+
+
+class Parent(Config):
+    """The dataset that another one extends."""
+
+    dataset: str
+    """Its folder or URI when it was extended."""
+    manifest: str
+    """The fingerprint of its manifest (`Dataset.fingerprint`)."""
 
 
 class Manifest(Config):
@@ -81,6 +104,16 @@ class Manifest(Config):
     sources: tuple[SourceFile, ...]
     config: dict[str, Any]
     """The resolved recipe."""
+    parent: Parent | None = None
+    """The dataset whose vocabularies this one goes on with; None if it begins anew."""
+    sequence: int = 0
+    """The number of datasets that it extends, one after the other."""
+    times: Times | None = None
+    """The times of its rows; None if they have none."""
+    moment: int = 0
+    """The last of these times; without them a day after the parent's, so that the age of a value can be told."""
+    earlier_sources: tuple[str, ...] = ()
+    """The digests of the raw files of all datasets that it extends."""
 
     @property
     def every_file(self) -> list[StoredFile]:
@@ -135,6 +168,11 @@ class Dataset:
             filled = [n for n, s in self.manifest.splits.items() if s.rows]
             raise UserError(f"{self.folder}: no rows in split '{name}'; it has {', '.join(filled) or 'none'}")
         return split
+
+    @property
+    def known_split(self) -> str:
+        """The split that has every pair of a user and an item that was in `train`, now or before."""
+        return KNOWN_SPLIT if KNOWN_SPLIT in self.manifest.splits else "train"
 
     @property
     def evaluation_splits(self) -> list[str]:

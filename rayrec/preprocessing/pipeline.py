@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from rayrec.common.files import is_uri, new_folder, remove_unfinished_files, sha256_in
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.ingest.dataset import MANIFEST_FILE, Manifest, SourceFile, StoredFile
+from rayrec.ingest.dataset import MANIFEST_FILE, Dataset, Manifest, SourceFile, StoredFile
+from rayrec.preprocessing.extension import facts_of, source_file
 from rayrec.preprocessing.tasks import no_tasks_left_behind, run_brief_tasks, user_errors
 from rayrec.preprocessing.workers.contract import Workers
 from rayrec.preprocessing.workspace import Workspace, WrittenDataset
@@ -28,7 +29,7 @@ _SMALL_BYTES = 2**28
 """Bytes of raw text up to which threads are used, because these hold what they bring together in memory."""
 _TEXT_OF_PACKED = 4
 """Bytes of text that a byte of a packed or Parquet file is taken for."""
-_STAGES_VERSION = 2
+_STAGES_VERSION = 3
 """Goes up when the files of a stage change, so that they are not mixed with those of an earlier version."""
 
 
@@ -54,8 +55,9 @@ class PreprocessingJob(Protocol):
 class Preprocessing:
     """A checked job: what can be refused without Spark is refused by the constructor."""
 
-    def __init__(self, job: PreprocessingJob, recipe: Recipe, output: Path) -> None:
-        """`job` comes from the recipe's source. Raises UserError if the output exists."""
+    def __init__(self, job: PreprocessingJob, recipe: Recipe, output: Path, parent: Dataset | None = None) -> None:
+        """`job` comes from the recipe's source; with `parent`, it extends that. Raises UserError if `output` exists."""
+        self._parent = parent
         self._resolved = recipe.model_dump(mode="json")
         self._output = Path(output).absolute()
         require_new(self._output)
@@ -110,6 +112,9 @@ class Preprocessing:
             rejected=written.rejected,
             sources=source_files(self._job),
             config=self._resolved,
+            times=written.times,
+            moment=written.moment,
+            **({} if self._parent is None else facts_of(self._parent)),
         )
         manifest.save(folder)
 
@@ -121,6 +126,7 @@ class Preprocessing:
             "version": _STAGES_VERSION,
             "output": output,
             "sources": [source.model_dump() for source in source_files(self._job)],
+            "parent": None if self._parent is None else self._parent.fingerprint,
             **settings,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
@@ -128,7 +134,7 @@ class Preprocessing:
 
 def source_files(job: PreprocessingJob) -> tuple[SourceFile, ...]:
     """The raw files as a dataset's manifest describes them."""
-    return tuple(SourceFile(path=file.name, bytes=file.bytes, modified=file.modified) for file in job.files)
+    return tuple(map(source_file, job.files))
 
 
 def _is_dense(file: InputFile) -> bool:

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from rayrec.common.files import sync_folders
 from rayrec.common.progress import Progress
 from rayrec.features.schema import Schema
-from rayrec.ingest.dataset import SplitInfo
+from rayrec.ingest.dataset import SplitInfo, Times
 from rayrec.preprocessing.workers.contract import Workers
 from rayrec.preprocessing.workers.spark import SparkWorkers
 from rayrec.storage.files import exists, make_folder, read_bytes, remove, write_json
@@ -60,6 +60,10 @@ class WrittenDataset:
     splits: dict[str, SplitInfo]
     rejected: dict[str, int]
     """Number of bad rows by reason."""
+    times: Times | None = None
+    """When the rows happened; None if they have no times."""
+    moment: int = 0
+    """`Manifest.moment`."""
 
 
 class Stages:

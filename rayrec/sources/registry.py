@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rayrec.common.plugins import SOURCES
+from rayrec.ingest.dataset import Dataset
+from rayrec.preprocessing.extension import require_same_ids
 from rayrec.preprocessing.pipeline import Preprocessing, PreprocessingJob
 from rayrec.recipes import Recipe
 from rayrec.sources.source import InputPaths, Source
@@ -23,9 +25,15 @@ def preprocessing_job(recipe: Recipe, inputs: InputPaths) -> PreprocessingJob:
     return source_of(recipe.source.kind).job(recipe, inputs)
 
 
-def preprocessing(recipe: Recipe, inputs: InputPaths, output: Path) -> Preprocessing:
-    """The writer of a recipe's dataset folder. Raises UserError on inputs, a recipe or an output that cannot work."""
-    return Preprocessing(preprocessing_job(recipe, inputs), recipe, output)
+def preprocessing(recipe: Recipe, inputs: InputPaths, output: Path, parent: Dataset | None = None) -> Preprocessing:
+    """The writer of a recipe's dataset folder, which may extend a dataset.
+
+    Raises UserError on inputs, a recipe or an output that cannot work.
+    """
+    if parent is None:
+        return Preprocessing(preprocessing_job(recipe, inputs), recipe, output)
+    require_same_ids(recipe, parent)
+    return Preprocessing(source_of(recipe.source.kind).extension(recipe, inputs, parent), recipe, output, parent)
 
 
 def ranker_of(model: "Predictor") -> "Ranker":

@@ -11,6 +11,7 @@ from rayrec.common.progress import Progress
 from rayrec.config import SourceConfig
 from rayrec.config.table import TableSourceConfig
 from rayrec.features.schema import Schema
+from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.pipeline import PreprocessingJob
 from rayrec.preprocessing.rows.job import RowsJob
 from rayrec.raw.blocks import ExampleReader
@@ -49,6 +50,12 @@ class Source(ABC):
     @abstractmethod
     def job(self, recipe: Recipe, inputs: InputPaths) -> PreprocessingJob:
         """The job that turns raw files into a dataset. Raises UserError on inputs or a config that cannot work."""
+
+    def extension(self, recipe: Recipe, inputs: InputPaths, parent: Dataset) -> PreprocessingJob:
+        """The job that turns raw files into a dataset that extends `parent`. Raises UserError as `job`."""
+        raise UserError(
+            f"source.kind '{recipe.source.kind}': its datasets cannot be extended; preprocess all raw files"
+        )
 
     def reader(self, config: SourceConfig, schema: Schema, files: Sequence[InputFile]) -> ExampleReader:
         """The reader of files of examples, with or without labels, to score them with a model of this schema.
@@ -92,6 +99,10 @@ class TableSource(Source):
     def job(self, recipe: Recipe, inputs: InputPaths) -> PreprocessingJob:
         assert isinstance(recipe.source, TableSourceConfig)
         return RowsJob(recipe.source, recipe.preprocess, inputs)
+
+    def extension(self, recipe: Recipe, inputs: InputPaths, parent: Dataset) -> PreprocessingJob:
+        assert isinstance(recipe.source, TableSourceConfig)
+        return RowsJob(recipe.source, recipe.preprocess, inputs, parent)
 
     def reader(self, config: SourceConfig, schema: Schema, files: Sequence[InputFile]) -> ExampleReader:
         assert isinstance(config, TableSourceConfig)

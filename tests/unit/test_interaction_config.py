@@ -63,7 +63,10 @@ def test_splits(recipe: Path, override: str, split: Any) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["preprocess.numeric_log=false"], "unknown key 'preprocess.numeric_log'; known keys: broadcast_limit, kind,"),
+        (
+            ["preprocess.numeric_log=false"],
+            "unknown key 'preprocess.numeric_log'; known keys: broadcast_limit, expire_after, kind,",
+        ),
         (["preprocess.frequency_limit=15"], "unknown key 'preprocess.frequency_limit'"),
         (["preprocess.order=input"], "unknown key 'preprocess.order'"),
         (["preprocess.split={kind: hash}"], "preprocess.split.kind: no such kind 'hash'; use "),

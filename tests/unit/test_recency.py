@@ -49,9 +49,9 @@ def test_samples_of_a_drawn_positive_are_of_its_user():
         features=(CategoricalFeature(name="user", cardinality=8), CategoricalFeature(name="item", cardinality=300)),
         interactions=InteractionColumns(user="user", item="item"),
     )
-    split = SampledSplit.of(
-        Positives(USERS, items), schema, NegativesConfig(per_positive=3), RecencyConfig(half_life=5, floor=0)
-    )
+    pairs = Positives(USERS, items)
+    config, recency = NegativesConfig(per_positive=3), RecencyConfig(half_life=5, floor=0)
+    split = SampledSplit.of(pairs, pairs, schema, config, recency)
     found = split.epoch(seed=1, epoch=2).at(torch.arange(len(split)))
     positive = found.labels == 1
     assert int(positive.sum()) == len(USERS)

@@ -88,9 +88,16 @@ class SampledSplit:
 
     @classmethod
     def of(
-        cls, positives: Positives, schema: Schema, config: NegativesConfig, recency: RecencyConfig | None = None
+        cls,
+        positives: Positives,
+        known: Positives,
+        schema: Schema,
+        config: NegativesConfig,
+        recency: RecencyConfig | None = None,
     ) -> "SampledSplit":
-        """Raises UserError if there is no item to draw, or the positives are not in the order of time."""
+        """`known`: the pairs that are no negatives where these are exact; perhaps more than the positives.
+
+        Raises UserError if there is no item to draw, or the positives are not in the order of time."""
         columns = interaction_columns(schema)
         cardinality = {f.name: f.cardinality for f in schema.categorical}
         distribution = (
@@ -100,7 +107,7 @@ class SampledSplit:
         )
         negatives: ExactNegatives | UncheckedNegatives = UncheckedNegatives(distribution)
         if config.check == "exact":
-            negatives = ExactNegatives.of(positives.users, positives.items, cardinality[columns.user], distribution)
+            negatives = ExactNegatives.of(known.users, known.items, cardinality[columns.user], distribution)
         draws = RecencyDraws.of(positives.users, recency) if recency is not None else None
         return cls(positives, negatives, config.per_positive, draws)
 

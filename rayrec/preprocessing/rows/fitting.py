@@ -1,7 +1,7 @@
 """Features of a table: what is fitted to the rows of `train`, and the schema that comes of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
@@ -20,12 +20,12 @@ from rayrec.config.transforms import (
     Vocabulary,
 )
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
-from rayrec.ingest.dataset import VOCABULARY_FOLDER
 from rayrec.preprocessing.numbers.fit import Number, Summaries, UnfittedNumber, fit_numbers, summarize
 from rayrec.preprocessing.numbers.summary import Summary
 from rayrec.preprocessing.rows.columns import ColumnPlan, PlannedFeature
 from rayrec.preprocessing.segments import ReadRows, Segment
-from rayrec.preprocessing.vocabularies.fit import Listing, fit_vocabularies
+from rayrec.preprocessing.vocabularies.counts import Growth, Listing
+from rayrec.preprocessing.vocabularies.fit import fit_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace
 
 _MOST_ROWS = 2**40
@@ -39,6 +39,8 @@ class Fits:
     vocabularies: Mapping[str, Vocabulary]
     values: Summaries
     """The summaries of numbers that become categories: buckets and given ids."""
+    earlier: Mapping[str, Feature] = field(default_factory=dict)
+    """The features of the dataset that is extended; what was fitted to its numbers stays."""
 
 
 def fit_features(
@@ -48,34 +50,35 @@ def fit_features(
     train: Sequence[Segment],
     plan: ColumnPlan,
     config: RowsPreprocessConfig,
+    growth: Growth,
 ) -> tuple[Feature, ...]:
     """The features of a schema, fitted to the rows of `train`; vocabularies are written into the dataset folder.
 
-    Numbers and vocabularies are stages of their own. Raises UserError if the label is constant, a cardinality is too
-    small, or no categorical feature has a value.
+    Vocabularies, given ids and their tables grow from those of the parent, if there is one, whose other features stay
+    as they are. Numbers and vocabularies are stages of their own. Raises UserError if the label is constant, a
+    cardinality is too small, or no categorical feature has a value.
     """
+    parent = growth.parent
+    earlier = {} if parent is None else {feature.name: feature for feature in parent.schema.features}
     looked_at = [Number(plan.label, (plan.label,))]
-    looked_at += [Number(feature.name, feature.inputs[:1]) for feature in plan.features if _needs_values(feature)]
+    looked_at += [Number(f.name, f.inputs[:1]) for f in plan.features if _needs_values(f, is_fitted=f.name in earlier)]
     values = summarize(workspace, "look at numbers", read, train, looked_at)
     label = values[plan.label]
-    if label.least == label.most:
+    if parent is None and label.least == label.most:
         raise UserError(
             f"source.label: column '{plan.label}' is {label.least:g} in all {label.rows:,} rows of train, so there is "
             "nothing to learn; give rows of both kinds, or change preprocess.split"
         )
     numbers = [UnfittedNumber(f.name, f.inputs, f.steps) for f in plan.features if f.steps is not None]
-    fitted = stages.run(
-        "numbers",
-        dict[str, tuple[NumericTransform, ...]],
-        lambda files: fit_numbers(workspace.within(files), read, train, numbers),
-    )
-    vocabularies = stages.run(
-        "vocabularies",
-        dict[str, Vocabulary],
-        lambda _: fit_vocabularies(workspace, read, train, listings(plan.features, config)),
-        workspace.folder / VOCABULARY_FOLDER,
-    )
-    features = build_features(plan.features, config, Fits(fitted, vocabularies, values))
+    fitted = {name: feature.transforms for name, feature in earlier.items() if isinstance(feature, NumericFeature)}
+    if parent is None:
+        fitted = stages.run(
+            "numbers",
+            dict[str, tuple[NumericTransform, ...]],
+            lambda files: fit_numbers(workspace.within(files), read, train, numbers),
+        )
+    vocabularies = fit_vocabularies(workspace, stages, read, train, listings(plan.features, config), growth)
+    features = build_features(plan.features, config, Fits(fitted, vocabularies, values, earlier))
     categorical = [feature for feature in features if isinstance(feature, CategoricalFeature)]
     if categorical and all(feature.cardinality == 1 for feature in categorical):
         raise UserError(
@@ -140,6 +143,7 @@ def _transforms(
     feature: PlannedFeature, config: RowsPreprocessConfig, fits: Fits, ranges: Sequence[Summary]
 ) -> tuple[tuple[CategoricalTransform, ...], int]:
     """How values become ids, and the rows of the table."""
+    earlier = fits.earlier.get(feature.name)
     match feature.rule:
         case CrossRule(buckets=buckets):
             return (Cross(buckets=buckets),), buckets
@@ -148,6 +152,8 @@ def _transforms(
             part = TimePart(part=feature.part, zone=zone)
             return (part,), part.cardinality
         case BucketsRule(boundaries=boundaries, quantiles=quantiles):
+            if isinstance(earlier, CategoricalFeature):
+                return earlier.transforms, earlier.cardinality
             if boundaries is None:
                 assert quantiles is not None
                 shares = [Fraction(i, quantiles) for i in range(1, quantiles)]
@@ -157,7 +163,8 @@ def _transforms(
             if rule.hash_buckets is not None:
                 return (Hash(buckets=rule.hash_buckets, of="strings"),), rule.hash_buckets
             if rule.cardinality is not None:
-                return (), _cardinality(feature, rule.cardinality, ranges)
+                before = earlier.cardinality if isinstance(earlier, CategoricalFeature) else 1
+                return (), max(before, _cardinality(feature, rule.cardinality, ranges))
             vocabulary = fits.vocabularies[feature.name]
             transforms: tuple[CategoricalTransform, ...] = (vocabulary,)
             cardinality = vocabulary.size + 1
@@ -187,9 +194,9 @@ def _cardinality(feature: PlannedFeature, given: int | Literal["auto"], ranges: 
     return given
 
 
-def _needs_values(feature: PlannedFeature) -> bool:
+def _needs_values(feature: PlannedFeature, *, is_fitted: bool) -> bool:
     """Whether the values that there are decide on a category's ids."""
     rule = feature.rule
     if isinstance(rule, BucketsRule):
-        return rule.quantiles is not None
+        return rule.quantiles is not None and not is_fitted
     return feature.has_ids

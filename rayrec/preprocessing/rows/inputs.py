@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.preprocess import DaySplitConfig, FileSplitConfig, RowsPreprocessConfig
-from rayrec.ingest.dataset import REJECTED_FOLDER, VOCABULARY_FOLDER
+from rayrec.ingest.dataset import COUNTS_FOLDER, REJECTED_FOLDER, VOCABULARY_FOLDER
 from rayrec.raw.files import InputFile, list_inputs
 
 _SPLIT_NAME = re.compile(r"^[a-z][a-z0-9_]*$")
@@ -66,7 +66,7 @@ def _check_split_names(config: RowsPreprocessConfig, paths: Mapping[str | None, 
         if "train" not in paths:
             raise ConfigError("--input: preprocess.split.kind is 'files' and no files are for train; add train=PATH")
         for split in named:
-            if not _SPLIT_NAME.match(split) or split in {VOCABULARY_FOLDER, REJECTED_FOLDER}:
+            if not _SPLIT_NAME.match(split) or split in {VOCABULARY_FOLDER, REJECTED_FOLDER, COUNTS_FOLDER}:
                 raise ConfigError(f"--input {split}=...: not a name for a split; use train, validation or test")
     elif named:
         raise ConfigError(

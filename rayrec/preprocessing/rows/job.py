@@ -11,17 +11,19 @@ from rayrec.config.preprocess import HashSplitConfig, PreprocessConfig, RowsPrep
 from rayrec.config.table import SideTableConfig, TableSourceConfig
 from rayrec.features.lookups import RATES_FOLDER, folder_name, lookup_folder
 from rayrec.features.schema import STATISTICS_FOLDER, Feature, Lookup, Rate, Schema, SideTable
-from rayrec.ingest.dataset import SplitInfo
+from rayrec.ingest.dataset import Dataset, SplitInfo, Times
+from rayrec.preprocessing.extension import copy_folder, growth_of, require_new
 from rayrec.preprocessing.extract import Extracted, ExtractedChunk, extract
 from rayrec.preprocessing.lookups.rates import write_rates, write_served_rates
 from rayrec.preprocessing.lookups.rows import CompletedRows, Folds
 from rayrec.preprocessing.lookups.side_tables import table_reader, write_side_table
+from rayrec.preprocessing.numbers.fit import Number, summarize
 from rayrec.preprocessing.rows.columns import plan_columns
 from rayrec.preprocessing.rows.fitting import fit_features
 from rayrec.preprocessing.rows.inputs import resolve_inputs
 from rayrec.preprocessing.rows.kept_columns import KeptColumns
-from rayrec.preprocessing.rows.row_splits import RowDivision, rows_by_day, split_rows
-from rayrec.preprocessing.segments import Piece, Segment, segments_by_split
+from rayrec.preprocessing.rows.row_splits import MICROSECONDS, RowDivision, rows_by_day, split_rows
+from rayrec.preprocessing.segments import Piece, Segment, read_segment, segments_by_split
 from rayrec.preprocessing.vocabularies.long import LongVocabularies, join_long_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.preprocessing.write.encode import RowEncoder, write_in_order
@@ -38,27 +40,37 @@ class RowsJob:
     needs_spark = False
 
     def __init__(
-        self, source: TableSourceConfig, config: PreprocessConfig, inputs: Mapping[str | None, Sequence[str]]
+        self,
+        source: TableSourceConfig,
+        config: PreprocessConfig,
+        inputs: Mapping[str | None, Sequence[str]],
+        parent: Dataset | None = None,
     ) -> None:
-        """`config` is a `RowsPreprocessConfig`. Raises UserError on inputs or a config that cannot work."""
+        """`config` is a `RowsPreprocessConfig`; `parent`: the dataset that is extended.
+
+        Raises UserError on inputs or a config that cannot work.
+        """
         assert isinstance(config, RowsPreprocessConfig)
         if source.group is not None and config.order != "total_random":
             raise ConfigError(
                 f"preprocess.order: '{config.order}' does not suit source.group, whose lists are put together in "
                 "random order; leave it out"
             )
-        self._source, self._config = source, config
+        self._source, self._config, self._parent = source, config, parent
         self._inputs = resolve_inputs(config, inputs)
+        require_new(self._inputs.files, parent)
         log = open_table(self._inputs.files, source)
         self._tables = {name: open_side_table(name, table) for name, table in source.tables.items()}
         self.files = (*self._inputs.files, *(file for table in self._tables.values() for file in table.files))
         names = {name: table.columns.names for name, table in self._tables.items()}
         self._plan = plan_columns(source, config.split, log.columns.names, names)
+        if parent is not None:
+            _require_features([feature.name for feature in self._plan.features], parent)
         self._hashed: str | None = None
         if isinstance(config.split, HashSplitConfig):
             self._hashed = config.split.column or source.group
-        self._time = self._plan.time if isinstance(config.split, TimeSplitConfig) else None
-        required = [name for name in (source.group, source.candidate, self._time) if name is not None]
+        by_time = self._plan.time if isinstance(config.split, TimeSplitConfig) else None
+        required = [name for name in (source.group, source.candidate, by_time) if name is not None]
         lengths = self._plan.list_lengths
         self._reader = log.reader(
             self._plan.read, source.label, weight=source.weight, required=required, list_lengths=lengths
@@ -90,10 +102,16 @@ class RowsJob:
             "split",
             dict[str, list[Piece]],
             lambda files: split_rows(
-                workspace.within(files), config.split, extracted, inputs.splits, inputs.days, self._time
+                workspace.within(files), config.split, extracted, inputs.splits, inputs.days, plan.time
             ),
         )
         segments = segments_by_split(pieces)
+        every_segment = [segment for of_split in segments.values() for segment in of_split]
+        found = stages.run(
+            "times", tuple[Times, ...], lambda files: self._times(workspace.within(files), every_segment)
+        )
+        times = found[0] if found else None
+        growth = growth_of(self._parent, times, config.expire_after)
 
         roles = {column.role: column.name for column in plan.kept}
         schema = Schema(label=plan.label, features=(), columns=plan.columns, **roles)
@@ -101,10 +119,11 @@ class RowsJob:
         features = stages.run(
             "fit",
             tuple[Feature, ...],
-            lambda files: fit_features(workspace.within(files), stages, train.read, segments["train"], plan, config),
+            lambda files: fit_features(
+                workspace.within(files), stages, train.read, segments["train"], plan, config, growth
+            ),
         )
         schema = Schema.model_validate({**dict(others.schema), "features": features})
-        every_segment = [segment for of_split in segments.values() for segment in of_split]
         long = LongVocabularies.of(workspace, schema, config.broadcast_limit)
         stages.leave("joined", lambda _: join_long_vocabularies(workspace, others.read, every_segment, long))
 
@@ -115,7 +134,7 @@ class RowsJob:
             order = self._order(split, pieces[split], extracted)
             write = partial(self._write_split, workspace, encoder, split, of_split, order)
             splits[split] = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
-        return WrittenDataset(schema, splits, rejected)
+        return WrittenDataset(schema, splits, rejected, times, growth.moment)
 
     def _write_split(
         self,
@@ -134,7 +153,7 @@ class RowsJob:
     def _kept_columns(self) -> KeptColumns:
         plan = self._plan
         in_requests = {column.name for column in plan.columns}
-        raw = [column for column in plan.read if column.name in {*in_requests, self._time}]
+        raw = [column for column in plan.read if column.name in {*in_requests, plan.time}]
         return KeptColumns(plan.label, plan.kept, tuple(pa.field(column.name, column.arrow) for column in raw))
 
     def _write_lookups(
@@ -151,7 +170,13 @@ class RowsJob:
         with_tables = schema.model_copy(update={"lookups": plan.tables})
         folds = Folds(source.rate_folds, self._config.seed, workspace.scratch / "rates", source.group)
         rates: tuple[Rate, ...] = ()
-        if plan.rates:
+        if self._parent is not None:
+            # Counted in earlier rows alone, so they tell a row nothing of its own label.
+            rates = tuple(lookup for lookup in self._parent.schema.lookups if isinstance(lookup, Rate))
+            if rates:
+                copy = partial(copy_folder, self._parent.folder / STATISTICS_FOLDER / RATES_FOLDER)
+                stages.leave("rates", copy, statistics / RATES_FOLDER)
+        elif plan.rates:
             rows = CompletedRows(with_tables, workspace.folder)
             rates = stages.run(
                 "rates", tuple[Rate, ...], lambda _: write_rates(workspace, rows, train, plan.rates, folds)
@@ -161,7 +186,16 @@ class RowsJob:
         lookups: tuple[Lookup, ...] = (*plan.tables, *rates)
         complete = schema.model_copy(update={"lookups": lookups})
         others = CompletedRows(complete, workspace.folder)
-        return CompletedRows(complete, workspace.folder, folds) if rates else others, others
+        by_fold = rates and self._parent is None
+        return CompletedRows(complete, workspace.folder, folds) if by_fold else others, others
+
+    def _times(self, workspace: Workspace, segments: Sequence[Segment]) -> tuple[Times, ...]:
+        """The times of rows, if they have any."""
+        if self._plan.time is None:
+            return ()
+        moment = Number(self._plan.time, (self._plan.time,))
+        found = summarize(workspace, "look at times", read_segment, segments, [moment]).values()
+        return tuple(Times(first=one.least / MICROSECONDS, last=one.most / MICROSECONDS) for one in found)
 
     def _write_table(self, workspace: Workspace, table: SideTable, _: Path) -> dict[str, int]:
         reader, files = self._readers[table.name], self._tables[table.name].files
@@ -171,15 +205,33 @@ class RowsJob:
     def _order(
         self, split: str, pieces: Sequence[Piece], extracted: Sequence[ExtractedChunk]
     ) -> NewPositions | RandomGroups | None:
-        """The order in which a split is written; None keeps the order of the input."""
+        """The order in which a split is written; None keeps the order of the input.
+
+        Rows that extend a dataset stay in their order, which is mostly that of time: models go on with them so.
+        """
         config = self._config
         if self._source.group is not None:
             return RandomGroups(config.seed)
-        if split != "train" or config.order == "input":
+        if split != "train" or config.order == "input" or self._parent is not None:
             return None
         if config.order == "total_random":
             return HashPermutation(sum(piece.rows for piece in pieces), config.seed)
         return BlockwisePermutation(rows_by_day(pieces, extracted, self._inputs.days), config.seed)
+
+
+def _require_features(names: Sequence[str], parent: Dataset) -> None:
+    """Raise UserError unless the features that columns give are those of the dataset that is extended."""
+    before = [feature.name for feature in parent.schema.features]
+    for name in names:
+        if name not in before:
+            raise UserError(
+                f"column '{name}': {parent.folder} has no such feature; list it in source.ignore of a new dataset, or "
+                "leave the column out of the files"
+            )
+    missing = [name for name in before if name not in names]
+    if missing:
+        raise UserError(f"feature '{missing[0]}': the files have no column for it, unlike those of {parent.folder}")
+    assert list(names) == before, "the order is that of rules and crosses"
 
 
 def open_side_table(name: str, config: SideTableConfig) -> TableFiles:

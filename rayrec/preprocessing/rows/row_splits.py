@@ -40,7 +40,7 @@ from rayrec.raw.tables.parquet import rows_before
 from rayrec.storage.files import open_parquet
 
 SPLIT_ORDER = ("train", "validation", "test")
-_MICROSECONDS = 1_000_000
+MICROSECONDS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _starts(times: Summary, spans: Sequence[Span]) -> list[float]:
     starts, beyond = [], 0.0
     for span in reversed(spans):
         if isinstance(span, str):
-            beyond += seconds_of(span) * _MICROSECONDS
+            beyond += seconds_of(span) * MICROSECONDS
             starts.append(times.most - beyond + 1)
         else:
             beyond += span

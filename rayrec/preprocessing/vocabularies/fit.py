@@ -1,34 +1,46 @@
 """Second stage: count every categorical value and number the frequent ones by rank, without a column ever in one place.
 
-A task counts the values of its rows in Arrow; Spark adds up the counts by (feature, value) and sorts by (feature,
-descending count, value) into ranges. A range knows its rows of each feature, so offsets turn places into ids.
+A task counts the values of its rows in Arrow; counts are added up by (feature, value), and those that are listed are
+sorted by (feature, descending count, value) into ranges. A range knows its rows of each feature, so offsets turn places
+into ids. A vocabulary that goes on from an earlier one begins with it: new values come after the old ones.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.vocabulary import VOCABULARY_SCHEMA, fingerprint, index_file, write_index
-from rayrec.ingest.dataset import VOCABULARY_FOLDER
-from rayrec.preprocessing.segments import Piece, ReadRows, Segment, count_rows, cut_pieces, read_piece
+from rayrec.features.vocabulary import (
+    VOCABULARY_SCHEMA,
+    VocabularyLookup,
+    fingerprint,
+    index_file,
+    vocabulary_files,
+    write_index,
+)
+from rayrec.ingest.dataset import COUNTS_FOLDER, VOCABULARY_FOLDER, Dataset
+from rayrec.preprocessing.segments import Piece, ReadRows, Segment, cut_pieces, read_piece
 from rayrec.preprocessing.sorted_rows import rows_by_value
-from rayrec.preprocessing.tasks import counted_rows, run_brief_tasks
-from rayrec.preprocessing.workspace import Workspace
+from rayrec.preprocessing.tasks import run_brief_tasks
+from rayrec.preprocessing.vocabularies.counts import Counts, Growth, Listing, count_values, read_counts, read_expired
+from rayrec.preprocessing.workspace import Stages, Workspace
 from rayrec.preprocessing.write.shards import cut_row_groups
 from rayrec.storage.files import make_folder, open_parquet
 from rayrec.storage.parquet_files import new_parquet
+from rayrec.storage.staged import fetch
 
 _VALUES_PER_FILE = 4_194_304
 """A longer vocabulary is a folder of parts."""
 _VALUES_PER_ROW_GROUP = 65_536
 _GIVEN = 0
 """The partition that given values are written as."""
-_COUNTED = pa.schema([("feature", pa.int32()), ("value", pa.string()), ("count", pa.int64())])
+_CANDIDATES = pa.schema([("feature", pa.int32()), ("value", pa.string()), ("count", pa.int64())])
 _RANKED = pa.schema([pa.field("value", pa.string(), False), pa.field("count", pa.int64(), False)])
 
 
@@ -38,107 +50,141 @@ def vocabulary_file(feature: str, size: int) -> str:
     return f"{path}.parquet" if size <= _VALUES_PER_FILE else path
 
 
-@dataclass(frozen=True)
-class Listing:
-    """A vocabulary to fit."""
-
-    columns: tuple[str, ...]
-    """The columns (text, or lists of it) whose values count together."""
-    min_count: int = 1
-    """The least count at which a value is listed."""
-    max_size: int | None = None
-    """The most values that are listed, the most frequent ones."""
-    values: tuple[str, ...] | None = None
-    """The values that are listed, in order of id, instead of those found."""
-
-
 def fit_vocabularies(
-    workspace: Workspace, read: ReadRows, segments: Sequence[Segment], listings: Mapping[str, Listing]
+    workspace: Workspace,
+    stages: Stages,
+    read: ReadRows,
+    segments: Sequence[Segment],
+    listings: Mapping[str, Listing],
+    growth: Growth,
 ) -> dict[str, Vocabulary]:
-    """Write the vocabularies of features into the dataset folder, fitted on the rows of `segments`.
+    """Write the vocabularies of features into the dataset folder, fitted on the rows of `segments` and those before.
 
     Ids go from 1 by descending count, ties by ascending value (the order of the UTF-8 bytes), so they depend on the
-    rows alone. Missing values and empty ones are not listed.
+    rows alone. Missing values and empty ones are not listed. With a parent the ids of its values stay: what is listed
+    now follows, and the empty text takes the place of a value that has expired. Both are stages.
     """
-    features = list(listings)
-    progress, ranked_in = workspace.progress, workspace.scratch / "ranked"
-    make_folder(workspace.folder / VOCABULARY_FOLDER)
     if not listings:
+        make_folder(workspace.folder / VOCABULARY_FOLDER)
         return {}
-    with counted_rows(workspace.workers, progress, "count values", count_rows(segments)) as counter:
+    counts = stages.run(
+        "counts",
+        Counts,
+        lambda _: count_values(workspace, read, segments, listings, growth),
+        workspace.folder / COUNTS_FOLDER,
+    )
+    return stages.run(
+        "vocabularies",
+        dict[str, Vocabulary],
+        lambda _: _list_values(workspace, listings, counts, growth.parent),
+        workspace.folder / VOCABULARY_FOLDER,
+    )
 
-        def count(segment: Segment) -> Iterator[pa.RecordBatch]:
-            yield from _count_values(segment, read, list(listings.values()))
-            counter.add(segment.piece.rows)
 
-        def write(partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from _write_ranks(batches, ranked_in, partition)
+def _list_values(
+    workspace: Workspace, listings: Mapping[str, Listing], counts: Counts, parent: Dataset | None
+) -> dict[str, Vocabulary]:
+    features, ranked_in = list(listings), workspace.scratch / "ranked"
+    earlier = {} if parent is None else _vocabularies_of(parent)
+    least = [1 if listing.values else listing.min_count for listing in listings.values()]
 
-        least = [1 if listing.values else listing.min_count for listing in listings.values()]
-        counted = workspace.workers.rows(segments, count, _COUNTED)
-        listed = counted.summed(("feature", "value"), ("count",)).at_least("count", least, by="feature")
-        ranked = listed.in_order("feature", "count", "value", descending=("count",))
-        found = ranked.results(write, "feature int, partition int, rows long")
-    parts: dict[int, list[tuple[int, int]]] = {index: [] for index in range(len(features))}
-    for feature, partition, rows in sorted(found):
-        most = listings[features[feature]].max_size
-        before = sum(kept for _, kept in parts[feature])
-        kept = rows if most is None else min(rows, most - before)
-        if kept:
-            parts[feature].append((partition, kept))
-    for feature, listing in enumerate(listings.values()):
+    def candidates(path: Path) -> Iterator[pa.RecordBatch]:
+        for number, counted in read_counts(path, features):
+            frequent = counted.filter(pc.greater_equal(counted["count"], least[number]))
+            if parent is not None and features[number] in earlier:
+                ids = _ids_in(parent, earlier[features[number]], frequent["value"].combine_chunks())
+                frequent = frequent.filter(pa.array(ids == 0))
+            columns = [pa.array(np.full(len(frequent), number, np.int32)), frequent["value"], frequent["count"]]
+            yield from pa.table(columns, schema=_CANDIDATES).combine_chunks().to_batches()
+
+    def write(partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from _write_ranks(batches, ranked_in, partition)
+
+    rows = workspace.workers.rows(counts.files, candidates, _CANDIDATES)
+    ranked = rows.in_order("feature", "count", "value", descending=("count",))
+    found = ranked.results(write, "feature int, partition int, rows long")
+    before = {name: _pieces_of(parent, earlier[name]) for name in earlier} if parent is not None else {}
+    pieces = {name: [*before.get(name, ())] for name in features}
+    for feature, partition, count in sorted(found):
+        name, most = features[feature], listings[features[feature]].max_size
+        kept = count if most is None else min(count, most - sum(piece.rows for piece in pieces[name]))
+        if kept > 0:
+            pieces[name].append(Piece(_rank_path(ranked_in, feature, partition), 0, kept))
+    for feature, (name, listing) in enumerate(listings.items()):
         if listing.values is not None:
-            parts[feature] = [_rank_given(ranked_in, feature, listing.values, parts[feature])]
-    sizes = {name: sum(rows for _, rows in parts[index]) for index, name in enumerate(features)}
-    progress.stage("number values", sum(sizes.values()))
-    fingerprints = _number(workspace, features, parts, sizes, ranked_in)
-    progress.advance(sum(sizes.values()))
+            pieces[name] = before.get(name) or [_rank_given(ranked_in, feature, listing.values, pieces[name])]
+    removed: dict[str, NDArray[np.int64]] = {}
+    if parent is not None:
+        found_ones = {name: earlier[name] for name in earlier if listings[name].values is None}
+        removed = _removed(workspace, features, counts.expired, parent, found_ones)
+    sizes = {name: sum(piece.rows for piece in of_feature) for name, of_feature in pieces.items()}
+    workspace.progress.stage("number values", sum(sizes.values()))
+    fingerprints = _number(workspace, pieces, sizes, removed)
+    workspace.progress.advance(sum(sizes.values()))
     return {
         name: Vocabulary(file=vocabulary_file(name, size), size=size, fingerprint=f"{fingerprints[name]:016x}")
         for name, size in sizes.items()
     }
 
 
-def _count_values(segment: Segment, read: ReadRows, listings: Sequence[Listing]) -> Iterator[pa.RecordBatch]:
-    """The distinct values of a segment by feature, with their counts."""
-    columns = list(dict.fromkeys(name for listing in listings for name in listing.columns))
-    partial: dict[str, list[tuple[pa.Array, pa.Array]]] = {name: [] for name in columns}
-    for batch in read(segment, columns, columns):
-        for name in columns:
-            partial[name].append(distinct_values(batch.column(name)))
-    for number, listing in enumerate(listings):
-        found = [part for name in listing.columns for part in partial[name]]
-        values = pa.chunked_array([v for v, _ in found], pa.string())
-        counts = pa.chunked_array([c for _, c in found], pa.int64())
-        table = pa.table({"value": values, "count": counts})
-        is_listed = pc.greater(table["count"], 0)
-        if listing.values is not None:
-            is_listed = pc.and_(is_listed, pc.is_in(values, pa.array(listing.values, pa.string())))
-        is_listed = pc.and_(is_listed, pc.not_equal(values, ""))
-        table = table.filter(is_listed).group_by("value", use_threads=False).aggregate([("count", "sum")])
-        columns_of = [pa.array(np.full(len(table), number, np.int32)), table["value"], table["count_sum"]]
-        yield from pa.table(columns_of, schema=_COUNTED).combine_chunks().to_batches()
+def _vocabularies_of(dataset: Dataset) -> dict[str, Vocabulary]:
+    """The vocabularies of a dataset by the feature that they belong to."""
+    return {f.table or f.name: f.vocabulary for f in dataset.schema.categorical if f.vocabulary is not None}
 
 
-def distinct_values(column: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Distinct values of a column or its lists as text, null not among them, and how often (0, too) they are in it."""
-    if not pa.types.is_dictionary(column.type):
-        column = (column.flatten() if pa.types.is_list(column.type) else column).dictionary_encode()
-    counts = np.bincount(column.indices.drop_null().to_numpy(), minlength=len(column.dictionary))
-    return column.dictionary.cast(pa.string()), pa.array(counts, pa.int64())
+def _pieces_of(dataset: Dataset, vocabulary: Vocabulary) -> list[Piece]:
+    """The values of a vocabulary in order of id."""
+    pieces = []
+    for path in vocabulary_files(dataset.folder / vocabulary.file):
+        with open_parquet(path) as file:
+            pieces.append(Piece(path, 0, file.metadata.num_rows))
+    return pieces
 
 
-def _rank_given(folder: Path, feature: int, values: Sequence[str], parts: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Write given values with their counts, in their order, as if they were found so; returns partition and rows."""
+def _ids_in(dataset: Dataset, vocabulary: Vocabulary, values: pa.Array) -> NDArray[np.int64]:
+    return _opened(dataset.folder / VOCABULARY_FOLDER, vocabulary.file).ids(values)
+
+
+@lru_cache(maxsize=64)
+def _opened(folder: Path, file: str) -> VocabularyLookup:
+    return VocabularyLookup.load(fetch(folder, whole=True).parent / file)
+
+
+def _removed(
+    workspace: Workspace,
+    features: Sequence[str],
+    expired: Sequence[Path],
+    parent: Dataset,
+    earlier: Mapping[str, Vocabulary],
+) -> dict[str, NDArray[np.int64]]:
+    """The ids of expired values by feature, ascending."""
+
+    def ids(path: Path) -> dict[str, NDArray[np.int64]]:
+        table, found = read_expired(path), {}
+        for number, name in enumerate(features):
+            values = table.filter(pc.equal(table["feature"], number))["value"].combine_chunks()
+            if name in earlier and len(values):
+                in_vocabulary = _ids_in(parent, earlier[name], values)
+                found[name] = in_vocabulary[in_vocabulary > 0]
+        return found
+
+    by_file = workspace.workers.run(expired, ids)
+    parts = {name: [found[name] for found in by_file if name in found] for name in features}
+    return {name: np.sort(np.concatenate(of_feature)) for name, of_feature in parts.items() if of_feature}
+
+
+def _rank_given(folder: Path, feature: int, values: Sequence[str], found: Sequence[Piece]) -> Piece:
+    """Write given values with their counts, in their order, as if they were found so."""
     tables = [_RANKED.empty_table()]
-    for partition, _ in parts:
-        with open_parquet(_rank_path(folder, feature, partition)) as file:
+    for piece in found:
+        with open_parquet(piece.path) as file:
             tables.append(file.read())
-    found = pa.concat_tables(tables)
-    counts = dict(zip(found["value"].to_pylist(), found["count"].to_pylist(), strict=True))
-    with new_parquet(_rank_path(folder, feature, _GIVEN), _RANKED) as writer:
+    ranked = pa.concat_tables(tables)
+    counts = dict(zip(ranked["value"].to_pylist(), ranked["count"].to_pylist(), strict=True))
+    path = _rank_path(folder, feature, _GIVEN)
+    with new_parquet(path, _RANKED) as writer:
         writer.write_table(pa.table([list(values), [counts.get(value, 0) for value in values]], schema=_RANKED))
-    return _GIVEN, len(values)
+    return Piece(path, 0, len(values))
 
 
 def _write_ranks(batches: Iterator[pa.RecordBatch], folder: Path, partition: int) -> Iterator[pa.RecordBatch]:
@@ -161,28 +207,27 @@ def _rank_path(folder: Path, feature: int, partition: int) -> Path:
 
 def _number(
     workspace: Workspace,
-    features: Sequence[str],
-    parts: Mapping[int, Sequence[tuple[int, int]]],
+    pieces: Mapping[str, Sequence[Piece]],
     sizes: Mapping[str, int],
-    ranked: Path,
+    removed: Mapping[str, NDArray[np.int64]],
 ) -> dict[str, int]:
-    """Write the ranked files again with ids: into one file a feature, or a file a part for long vocabularies.
+    """Write the values of features with ids, in one file, or in a file a part for long vocabularies; then the indexes.
 
-    Then writes the indexes. Returns the features' fingerprints.
+    Returns the features' fingerprints.
     """
     files: list[_Numbering] = []
-    for number, name in enumerate(features):
+    for name, of_feature in pieces.items():
         path = workspace.folder / vocabulary_file(name, sizes[name])
-        pieces = [Piece(_rank_path(ranked, number, partition), 0, rows) for partition, rows in parts[number]]
         # Spark draws its ranges by chance, so files and row groups are cut anew: a new run writes the same bytes.
         for index, start in enumerate(range(0, max(1, sizes[name]), _VALUES_PER_FILE)):
             part = path if path.suffix else path / f"part-{index:05d}.parquet"
-            files.append(_Numbering(name, part, cut_pieces(pieces, start, start + _VALUES_PER_FILE), start + 1))
+            cut = cut_pieces(of_feature, start, start + _VALUES_PER_FILE)
+            files.append(_Numbering(name, part, cut, start + 1, removed.get(name, np.empty(0, np.int64))))
 
-    words = dict.fromkeys(features, 0)
+    words = dict.fromkeys(pieces, 0)
     for file, word in zip(files, run_brief_tasks(workspace.workers, files, _write_ids), strict=True):
         words[file.feature] = (words[file.feature] + word) % 2**64
-    paths = [workspace.folder / vocabulary_file(name, sizes[name]) for name in features]
+    paths = [workspace.folder / vocabulary_file(name, sizes[name]) for name in pieces]
     run_brief_tasks(workspace.workers, paths, _write_index)
     return words
 
@@ -199,6 +244,8 @@ class _Numbering:
     path: Path
     pieces: Sequence[Piece]
     first_id: int
+    removed: NDArray[np.int64] = field(repr=False)
+    """The ids, ascending, of values that are no longer listed, in this file or another one."""
 
 
 def _write_ids(file: _Numbering) -> int:
@@ -207,8 +254,11 @@ def _write_ids(file: _Numbering) -> int:
     with new_parquet(file.path, VOCABULARY_SCHEMA) as writer:
         ranked = (batch for piece in file.pieces for batch in read_piece(piece, _RANKED.names, ()))
         for table in cut_row_groups(ranked, _VALUES_PER_ROW_GROUP):
-            ids = pa.array(np.arange(next_id, next_id + table.num_rows))
-            writer.write_table(pa.table([table["value"], ids, table["count"]], schema=VOCABULARY_SCHEMA))
-            word = (word + fingerprint(table["value"].combine_chunks(), next_id)) % 2**64
+            ids = np.arange(next_id, next_id + table.num_rows)
+            values = table["value"].combine_chunks()
+            if len(file.removed):
+                values = pc.if_else(pa.array(np.isin(ids, file.removed)), "", values)
+            writer.write_table(pa.table([values, pa.array(ids), table["count"]], schema=VOCABULARY_SCHEMA))
+            word = (word + fingerprint(values, next_id)) % 2**64
             next_id += table.num_rows
     return word

@@ -24,7 +24,7 @@ from rayrec.features.vocabulary import VocabularyLookup, vocabulary_files, write
 from rayrec.preprocessing.segments import ReadRows, Segment, count_rows
 from rayrec.preprocessing.sorted_rows import rows_by_value
 from rayrec.preprocessing.tasks import counted_rows
-from rayrec.preprocessing.vocabularies.fit import distinct_values
+from rayrec.preprocessing.vocabularies.counts import distinct_values
 from rayrec.preprocessing.workers.spark import frame_of_tasks
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.storage.files import exists, open_parquet
@@ -184,7 +184,8 @@ def _rest_of_vocabulary(number: int, file: Path, limit: int) -> Iterator[pa.Reco
     """The values of a vocabulary file beyond the first `limit` of the vocabulary, with their ids."""
     with open_parquet(file) as parquet:
         for batch in parquet.iter_batches(columns=["value", "id"]):
-            rest = batch.filter(pc.greater(batch["id"], limit))
+            # An empty text stands where a value has expired, and no value is one.
+            rest = batch.filter(pc.and_(pc.greater(batch["id"], limit), pc.not_equal(batch["value"], "")))
             columns = [pa.array(np.full(len(rest), number, np.int32)), rest["value"], rest["id"]]
             yield pa.RecordBatch.from_arrays(columns, schema=_JOINED)
 

@@ -16,10 +16,13 @@ from rayrec.common.progress import Progress
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
-from rayrec.ingest.dataset import VOCABULARY_FOLDER, SplitInfo
+from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset, SplitInfo, Times
+from rayrec.preprocessing.extension import growth_of, require_new
 from rayrec.preprocessing.extract import Extracted, extract, pieces_of
+from rayrec.preprocessing.numbers.fit import Number, summarize
 from rayrec.preprocessing.segments import Piece, Segment, make_segments, read_segment, segments_by_split
-from rayrec.preprocessing.vocabularies.fit import Listing, fit_vocabularies
+from rayrec.preprocessing.vocabularies.counts import Listing
+from rayrec.preprocessing.vocabularies.fit import fit_vocabularies
 from rayrec.preprocessing.vocabularies.long import LongVocabularies, join_long_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
 from rayrec.preprocessing.write.encode import Encode, RowEncoder, write_in_order
@@ -29,9 +32,18 @@ from rayrec.sources.interactions.config import (
     LeaveOneOutSplitConfig,
 )
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
-from rayrec.sources.interactions.histories import LISTED, SPLIT, TEST, TRAIN, VALIDATION, HistoryCounts, write_histories
+from rayrec.sources.interactions.histories import (
+    EARLIER,
+    LISTED,
+    SPLIT,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    HistoryCounts,
+    write_histories,
+)
 from rayrec.sources.interactions.inputs import resolve_interactions
-from rayrec.sources.interactions.layout import ITEM, LABEL, USER
+from rayrec.sources.interactions.layout import ITEM, LABEL, TIMESTAMP, USER
 from rayrec.sources.interactions.ranking_lists import HeldOut, Rows, encode_lists, read_rows, write_rows
 
 GROUP = "group"
@@ -49,11 +61,16 @@ class InteractionJob:
         source: InteractionSourceConfig,
         config: InteractionPreprocessConfig,
         inputs: Mapping[str | None, Sequence[str]],
+        parent: Dataset | None = None,
     ) -> None:
-        """Raises UserError on inputs that cannot work."""
-        self._config = config
+        """`parent`: the dataset that is extended. Raises UserError on inputs that cannot work."""
+        if parent is not None and isinstance(config.split, LeaveOneOutSplitConfig):
+            # A few rows of a user are a short history there alone where they are all of it.
+            config = config.model_copy(update={"split": config.split.model_copy(update={"min_interactions": 0})})
+        self._config, self._parent = config, parent
         self._inputs = resolve_interactions(source, config.split, inputs)
         self.files = self._inputs.files
+        require_new(self.files, parent)
 
     def write(self, workspace: Workspace) -> WrittenDataset:
         """Write vocabularies, splits and bad rows. Raises UserError."""
@@ -78,12 +95,10 @@ class InteractionJob:
 
         segments = segments_by_split({_HISTORIES: histories, **given})
         listings = {name: Listing((name,)) for name in (USER, ITEM)}
-        vocabularies = stages.run(
-            "vocabularies",
-            dict[str, Vocabulary],
-            lambda _: fit_vocabularies(workspace, read_segment, segments[_HISTORIES], listings),
-            workspace.folder / VOCABULARY_FOLDER,
-        )
+        found = stages.run("times", tuple[Times, ...], lambda files: _times(workspace.within(files), own))
+        times = found[0] if found else None
+        growth = growth_of(self._parent, times, config.expire_after)
+        vocabularies = fit_vocabularies(workspace, stages, read_segment, segments[_HISTORIES], listings, growth)
         schema = interactions_schema(vocabularies)
         every_segment = [segment for of_split in segments.values() for segment in of_split]
         long = LongVocabularies.of(workspace, schema, config.broadcast_limit)
@@ -93,7 +108,7 @@ class InteractionJob:
         drawn, short_lists = stages.run(
             "ordered",
             tuple[dict[str, list[Piece]], dict[str, int]],
-            lambda _: write_rows(workspace, segments[_HISTORIES], encoder, Rows(schema), held_out),
+            lambda _: write_rows(workspace, segments[_HISTORIES], encoder, Rows(schema), held_out, self._parent),
         )
         for split, users in short_lists.items():
             progress.message(
@@ -107,19 +122,21 @@ class InteractionJob:
             **{s: (partial(read_rows, Rows(schema)), make_segments(p)) for s, p in drawn.items()},
         }
         splits: dict[str, SplitInfo] = {}
-        for split in ("train", *_HELD_OUT):
+        for split in ("train", *_HELD_OUT, KNOWN_SPLIT):
             if split in sources:
                 encode, of_split = sources[split]
                 write = partial(_write_split, workspace, encode, split, of_split, config.layout)
                 splits[split] = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
-        return WrittenDataset(schema, splits, rejected)
+        if KNOWN_SPLIT in splits:
+            splits[KNOWN_SPLIT] = splits[KNOWN_SPLIT].model_copy(update={"labelled": False})
+        return WrittenDataset(schema, splits, rejected, times, growth.moment)
 
     def _held_out(self, num_items: int) -> dict[str, HeldOut]:
         """The splits whose negatives are drawn, each with a sampler of its own, so that a user's lists differ."""
         split, seed = self._config.split, self._config.seed
         names = [*(["validation"] if split.validation else [])]
         names += ["test"] if isinstance(split, LeaveOneOutSplitConfig) else []
-        known = (TRAIN, VALIDATION, TEST, LISTED) if split.sampling == "distinct" else (TRAIN,)
+        known = (TRAIN, VALIDATION, TEST, LISTED, EARLIER) if split.sampling == "distinct" else (TRAIN, EARLIER)
         return {
             name: HeldOut(
                 _HELD_OUT[name],
@@ -135,6 +152,13 @@ def _write_split(
     workspace: Workspace, encode: Encode, split: str, segments: Sequence[Segment], layout: ShardLayoutConfig, _: Path
 ) -> SplitInfo:
     return write_in_order(workspace, encode, LABEL, split, segments, layout)
+
+
+def _times(workspace: Workspace, segments: Sequence[Segment]) -> tuple[Times, ...]:
+    """The times of rows, which files give in seconds since 1970, if they have any."""
+    moment = Number(TIMESTAMP, (TIMESTAMP,))
+    found = summarize(workspace, "look at times", read_segment, segments, [moment]).values()
+    return tuple(Times(first=one.least, last=one.most) for one in found)
 
 
 def interactions_schema(vocabularies: Mapping[str, Vocabulary]) -> Schema:

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from rayrec.features.categorical import id_dtype
 from rayrec.features.schema import Schema
-from rayrec.preprocessing.row_files import Write, gathered_rows, write_partitions
-from rayrec.preprocessing.segments import Piece, Segment, read_piece
+from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset
+from rayrec.preprocessing.row_files import Write, batch_of, gathered_rows, write_partitions
+from rayrec.preprocessing.segments import Piece, Segment, make_segments, read_piece
 from rayrec.preprocessing.sorted_rows import whole_groups
 from rayrec.preprocessing.workspace import Workspace
 from rayrec.preprocessing.write.encode import RowEncoder
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
-from rayrec.sources.interactions.histories import SPLIT, TRAIN
+from rayrec.sources.interactions.histories import EARLIER, SPLIT, TRAIN
 
 _PLACED = pa.schema([("user", pa.int64()), ("place", pa.int64()), ("item", pa.int64()), (SPLIT, pa.int8())])
 _USERS_ROWS = 65_536
@@ -55,9 +56,16 @@ class HeldOut:
 
 
 def write_rows(
-    workspace: Workspace, histories: Sequence[Segment], encoder: RowEncoder, rows: Rows, held_out: Mapping[str, HeldOut]
+    workspace: Workspace,
+    histories: Sequence[Segment],
+    encoder: RowEncoder,
+    rows: Rows,
+    held_out: Mapping[str, HeldOut],
+    parent: Dataset | None,
 ) -> tuple[dict[str, list[Piece]], Counter[str]]:
     """Write the rows of `train` and of the splits in `held_out`, ordered by user id, then by time.
+
+    With `parent` the pairs that were known before are known here, and all of them are written as the split `known`.
 
     Returns the files by split, and for each split how many lists have fewer negatives than asked for, because the user
     knows nearly all items.
@@ -72,22 +80,34 @@ def write_rows(
             yield pa.RecordBatch.from_arrays(columns, schema=_PLACED)
             first += batch.num_rows
 
+    def encoded(segment: Segment) -> Iterator[pa.RecordBatch]:
+        for batch in read_piece(segment.piece, [user, item], ()):
+            place, code = (np.full(batch.num_rows, value) for value in (-1, EARLIER))
+            yield batch_of(_PLACED, {"user": batch[user], "place": place, "item": batch[item], SPLIT: code})
+
     def draw(batches: Iterator[pa.RecordBatch], write: Write) -> Counter[str]:
         """The number of short lists by split."""
         short: Counter[str] = Counter()
         for users in whole_groups(batches, "user", _USERS_ROWS):
             history = _History.of(users)
             write("train", history.train(rows))
+            if parent is not None:
+                write(KNOWN_SPLIT, history.known(rows))
             for split, config in held_out.items():
                 lists, short_lists = history.lists(rows, config)
                 write(split, lists)
                 short[split] += short_lists
         return short
 
-    with gathered_rows(workspace, "number users and draw negatives", [(histories, encode)], _PLACED) as gathered:
+    known = parent.split(parent.known_split).parts if parent is not None else ()
+    folder_before = parent.folder if parent is not None else workspace.folder
+    earlier = make_segments(Piece(folder_before / part.path, 0, part.rows) for part in known)
+    sources = [(histories, encode), (earlier, encoded)]
+    with gathered_rows(workspace, "number users and draw negatives", sources, _PLACED) as gathered:
         # A user lies in one range; within it, places ascend with time.
         by_user = gathered.in_ranges("user", workspace.workers.partitions).sorted_within("user", "place")
-        names, folder = ("train", *held_out), workspace.scratch / "ordered"
+        names = ("train", *held_out, *([KNOWN_SPLIT] if parent is not None else []))
+        folder = workspace.scratch / "ordered"
         pieces, short = write_partitions(by_user, folder, names, rows.arrow_schema, (), draw)
     return pieces, sum(short, Counter())
 
@@ -108,16 +128,20 @@ class _History:
         chosen = self.split == TRAIN
         return rows.batch(np.ones(chosen.sum(), np.float32), self.user[chosen], self.item[chosen])
 
+    def known(self, rows: Rows) -> pa.RecordBatch:
+        """The pairs that are in `train`, now or before, each once."""
+        chosen = np.isin(self.split, (TRAIN, EARLIER))
+        user, item = _distinct(self.user[chosen], self.item[chosen])
+        return rows.batch(np.ones(len(user), np.float32), user, item)
+
     def lists(self, rows: Rows, held_out: HeldOut) -> tuple[pa.RecordBatch, int]:
         """The row of each held-out interaction, label 1, then its negatives, label 0; and how many lists are short."""
         chosen = self.split == held_out.code
         users, positives = self.user[chosen], self.item[chosen]
         is_known = np.isin(self.split, held_out.known) & np.isin(self.user, users)
-        user, item = self.user[is_known], self.item[is_known]
-        ascending = np.lexsort((item, user))
-        starts = np.searchsorted(user, users)
-        num_known = np.searchsorted(user, users, side="right") - starts
-        negatives, lengths = held_out.sampler.draw(users, item[ascending], num_known)
+        user, item = _distinct(self.user[is_known], self.item[is_known])
+        num_known = np.searchsorted(user, users, side="right") - np.searchsorted(user, users)
+        negatives, lengths = held_out.sampler.draw(users, item, num_known)
 
         firsts = np.cumsum(lengths + 1) - (lengths + 1)
         label = np.zeros(len(users) + len(negatives), np.float32)
@@ -127,6 +151,15 @@ class _History:
         items[label == 0.0] = negatives
         batch = rows.batch(label, np.repeat(users, lengths + 1), items)
         return batch, int((lengths < held_out.sampler.negatives).sum())
+
+
+def _distinct(user: NDArray[np.int64], item: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The pairs, each once, by user and then item."""
+    ascending = np.lexsort((item, user))
+    user, item = user[ascending], item[ascending]
+    is_first = np.ones(len(user), np.bool_)
+    is_first[1:] = (np.diff(user) != 0) | (np.diff(item) != 0)
+    return user[is_first], item[is_first]
 
 
 def read_rows(rows: Rows, segment: Segment) -> Iterator[pa.RecordBatch]:

@@ -7,6 +7,7 @@ from typing import Any
 from rayrec.common.progress import Progress
 from rayrec.config import SourceConfig
 from rayrec.features.schema import Schema
+from rayrec.ingest.dataset import Dataset
 from rayrec.raw.blocks import ExampleReader
 from rayrec.raw.files import InputFile
 from rayrec.recipes import Recipe
@@ -26,6 +27,11 @@ class InteractionSource(Source):
         assert isinstance(recipe.source, InteractionSourceConfig)
         assert isinstance(recipe.preprocess, InteractionPreprocessConfig)
         return InteractionJob(recipe.source, recipe.preprocess, inputs)
+
+    def extension(self, recipe: Recipe, inputs: InputPaths, parent: Dataset) -> InteractionJob:
+        assert isinstance(recipe.source, InteractionSourceConfig)
+        assert isinstance(recipe.preprocess, InteractionPreprocessConfig)
+        return InteractionJob(recipe.source, recipe.preprocess, inputs, parent)
 
     def reader(self, config: SourceConfig, schema: Schema, files: Sequence[InputFile]) -> ExampleReader:
         assert isinstance(config, InteractionSourceConfig)

@@ -87,15 +87,20 @@ class SplitReader:
     @cached_property
     def _sampled_train(self) -> SampledSplit:
         assert self.negatives is not None
-        positives = Positives.read(
+        dataset = self.dataset
+        positives = self._pairs("train")
+        known = positives if dataset.known_split == "train" else self._pairs(dataset.known_split)
+        return SampledSplit.of(positives, known, dataset.schema, self.negatives, self.recency)
+
+    def _pairs(self, split: str) -> Positives:
+        return Positives.read(
             self.dataset,
-            "train",
+            split,
             self.context.device,
             in_memory=self.config.in_memory,
             world_size=self.context.world_size,
             task_cpus=self.config.task_cpus,
         )
-        return SampledSplit.of(positives, self.dataset.schema, self.negatives, self.recency)
 
 
 def evaluate_split(

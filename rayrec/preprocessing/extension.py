@@ -1,0 +1,81 @@
+"""A dataset that extends another one: its raw files are new, and its vocabularies grow from those of its parent."""
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.ingest.dataset import Dataset, Parent, SourceFile, Times
+from rayrec.preprocessing.vocabularies.counts import Growth
+from rayrec.raw.files import InputFile
+from rayrec.recipes import Recipe, differences
+from rayrec.storage.files import files_below, new_file
+from rayrec.storage.location import location
+from rayrec.storage.staged import fetch
+
+_END_BYTES = 2**16
+_DAY_SECONDS = 86_400
+
+
+def source_file(file: InputFile) -> SourceFile:
+    """A raw file as a manifest describes it. Raises UserError if it cannot be read."""
+    digest = hashlib.sha256(file.bytes.to_bytes(8))
+    with file.open_packed() as content:
+        digest.update(content.read(_END_BYTES))
+        if file.bytes > _END_BYTES:
+            content.seek(max(_END_BYTES, file.bytes - _END_BYTES))
+            digest.update(content.read())
+    return SourceFile(path=file.name, bytes=file.bytes, modified=file.modified, digest=digest.hexdigest()[:24])
+
+
+def require_new(files: Sequence[InputFile], parent: Dataset | None) -> None:
+    """Raise UserError if `parent`, or a dataset that it extends, was made from one of the files or a copy of it."""
+    if parent is None:
+        return
+    taken = {*parent.manifest.earlier_sources, *(source.digest for source in parent.manifest.sources)}
+    for file in files:
+        if file.bytes and source_file(file).digest in taken:
+            raise UserError(f"{file.name}: its rows are in {parent.folder} already, or before; give new files alone")
+
+
+def growth_of(parent: Dataset | None, times: Times | None, expire_after: str | None) -> Growth:
+    """How the vocabularies of a dataset with these times follow from those of its parent."""
+    before = 0 if parent is None else parent.manifest.moment
+    # A late file does not make values older than they were.
+    moment = max(before, int(times.last)) if times is not None else before + (_DAY_SECONDS if parent is not None else 0)
+    return Growth(moment, parent, expire_after)
+
+
+def require_same_ids(recipe: Recipe, parent: Dataset) -> None:
+    """Raise ConfigError if the recipe of an extension reads other columns than its parent, or caps tables otherwise.
+
+    Side tables may lie elsewhere.
+    """
+    before, now = (of.model_dump(mode="json", include={"source", "preprocess"}) for of in (parent.recipe, recipe))
+    for key, old, new in differences(before, now):
+        is_path = key[:2] == ("source", "tables") and key[3:] == ("path",)
+        if (key[0] == "source" and not is_path) or key == ("preprocess", "max_table_size"):
+            raise ConfigError(
+                f"{'.'.join(key)}: is {new!r}, but {parent.folder}, which is to be extended, was made with {old!r}; "
+                "set it back, or preprocess all files anew"
+            )
+
+
+def facts_of(parent: Dataset) -> dict[str, Any]:
+    """What the manifest of an extension says of its parent, by field."""
+    before = parent.manifest
+    return {
+        "parent": Parent(dataset=location(parent.folder), manifest=parent.fingerprint),
+        "sequence": before.sequence + 1,
+        "earlier_sources": (*before.earlier_sources, *(source.digest for source in before.sources)),
+    }
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy the files of a folder of a dataset to that of another one, perhaps at its URI. Raises UserError."""
+    source = fetch(source, whole=True)
+    for name in files_below(source):
+        with new_file(target / name) as temporary:
+            shutil.copyfile(source / name, temporary)

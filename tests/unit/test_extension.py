@@ -1,0 +1,304 @@
+"""Datasets that extend others: old ids stay, counts are exact over all days, and what cannot be extended is refused."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.vocabulary import VocabularyLookup
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.reader import first_rows
+from rayrec.preprocessing.workers.threads import Threads
+from rayrec.recipes import Recipe
+from rayrec.sources.registry import preprocessing
+
+TABLE: dict[str, Any] = {
+    "name": "days",
+    "source": {
+        "kind": "table",
+        "label": "click",
+        "time": "when",
+        "ignore": ["when"],
+        "features": [
+            {"columns": "price", "kind": "numeric", "transforms": ["standardize"]},
+            {"columns": "shop", "kind": "categorical", "min_count": 3},
+            {"columns": "site", "kind": "categorical", "min_count": 1, "unlisted_buckets": 5, "max_size": 4},
+            {"columns": "tags", "kind": "list", "separator": "|", "min_count": 2},
+            {"columns": "page", "kind": "categorical", "cardinality": "auto"},
+            {"of": ["shop", "site"], "kind": "cross", "buckets": 50, "name": "both"},
+        ],
+    },
+    "preprocess": {"split": {"kind": "hash", "test": 0.0}},
+    "model": {"kind": "dcnv2"},
+}
+DAY = 86_400
+Row = Mapping[str, Any]
+
+
+def rows_of_day(day: int, rows: int = 60, seed: int = 0) -> list[Row]:
+    """Rows with values that come and go: shop k is there from day k to day k + 2."""
+    random = np.random.default_rng([seed, day])
+    return [
+        {
+            "click": int(random.random() < 0.4),
+            "when": f"2026-01-{1 + day:02d}T{number // 3600:02d}:{number // 60 % 60:02d}:{number % 60:02d}",
+            "price": round(float(random.normal(10 + day, 3)), 2),
+            "shop": f"shop{day + int(random.integers(-2, 1))}",
+            "site": f"site{random.integers(0, 3 + day)}",
+            "tags": "|".join(f"tag{n}" for n in random.integers(0, 4 + day, random.integers(0, 3))),
+            "page": int(random.integers(0, 10 * (day + 1))),
+        }
+        for number in range(rows)
+    ]
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]) + "\n")
+    return path
+
+
+def recipe(**changes: Any) -> Recipe:
+    return Recipe.model_validate({**TABLE, "preprocess": {**TABLE["preprocess"], **changes}})
+
+
+def preprocess(output: Path, files: Sequence[Path], parent: Dataset | None = None, **changes: Any) -> Dataset:
+    made = recipe(**changes)
+    preprocessing(made, {None: list(map(str, files))}, output, parent).run(Threads(2))
+    return Dataset.open(output)
+
+
+def values(dataset: Dataset, feature: str) -> list[str]:
+    vocabulary = {f.name: f for f in dataset.schema.categorical}[feature].vocabulary
+    assert vocabulary is not None
+    listed: list[str] = pq.read_table(dataset.folder / vocabulary.file)["value"].to_pylist()
+    assert len(listed) == vocabulary.size
+    lookup = VocabularyLookup.load(dataset.folder / vocabulary.file)
+    ids = lookup.ids(pa.array(listed))
+    assert ids.tolist() == [number if value else 0 for number, value in enumerate(listed, 1)]
+    return listed
+
+
+def counts(dataset: Dataset) -> dict[tuple[str, str], tuple[int, int]]:
+    tables = [pq.read_table(path) for path in sorted((dataset.folder / "counts").glob("*.parquet"))]
+    found = {
+        (row["feature"], row["value"]): (row["count"], row["last"]) for table in tables for row in table.to_pylist()
+    }
+    assert len(found) == sum(map(len, tables)), "each value once"
+    return found
+
+
+@pytest.fixture
+def days(tmp_path: Path) -> list[Dataset]:
+    """Five days, each of which extends the one before."""
+    datasets: list[Dataset] = []
+    for day in range(5):
+        file = write_csv(tmp_path / "raw" / f"{day}.csv", rows_of_day(day))
+        datasets.append(preprocess(tmp_path / f"dataset-{day}", [file], datasets[-1] if datasets else None))
+    return datasets
+
+
+def test_old_ids_stay_and_values_are_listed_when_they_have_occurred_often_enough(days: list[Dataset]) -> None:
+    seen: dict[str, Counter[str]] = {"shop": Counter(), "site": Counter(), "tags": Counter()}
+    listed: dict[str, list[str]] = {name: [] for name in seen}
+    least, most = {"shop": 3, "site": 1, "tags": 2}, {"shop": 10**6, "site": 4, "tags": 10**6}
+    for day, dataset in enumerate(days):
+        for row in rows_of_day(day):
+            for name, counter in seen.items():
+                counter.update(value for value in row[name].split("|") if value)
+        for name, counter in seen.items():
+            new = [(-n, value) for value, n in counter.items() if n >= least[name] and value not in listed[name]]
+            listed[name] += [value for _, value in sorted(new)][: most[name] - len(listed[name])]
+            assert values(dataset, name) == listed[name], (day, name)
+    assert len(listed["shop"]) > 5, "or nothing was added"
+
+
+def test_counts_are_those_of_all_days(days: list[Dataset]) -> None:
+    total: Counter[tuple[str, str]] = Counter()
+    last: dict[tuple[str, str], int] = {}
+    for day, dataset in enumerate(days):
+        rows = rows_of_day(day)
+        for row in rows:
+            for name in ("shop", "site", "tags"):
+                for value in filter(None, row[name].split("|")):
+                    total[name, value] += 1
+                    last[name, value] = dataset.manifest.moment
+        assert dataset.manifest.times is not None
+        assert dataset.manifest.moment == int(dataset.manifest.times.last)
+        assert counts(dataset) == {key: (total[key], last[key]) for key in total}
+
+
+def test_rows_are_encoded_as_before_and_in_the_order_of_the_input(days: list[Dataset]) -> None:
+    base, compared = days[0], Counter[str]()
+    for day, dataset in enumerate(days[1:], 1):
+        rows = rows_of_day(day)
+        names = [feature.name for feature in dataset.schema.features]
+        (stored,) = list(first_rows(dataset, "train", [*names, "click"], 1_000))
+        assert stored["click"].to_pylist() == [row["click"] for row in rows]
+        raw = {
+            "price": [row["price"] for row in rows],
+            "shop": [row["shop"] for row in rows],
+            "site": [row["site"] for row in rows],
+            "tags": [[t for t in row["tags"].split("|") if t] for row in rows],
+            "page": [row["page"] for row in rows],
+        }
+        encoded = FeatureEncoder(dataset.schema, dataset.folder).encode(pa.record_batch(raw))
+        assert stored.select(names).equals(encoded)
+        before = FeatureEncoder(base.schema, base.folder).encode(pa.record_batch(raw))
+        # What had an id on the first day has it still, also where unlisted values share some.
+        for name in ("shop", "site", "page"):
+            old, new = before[name].to_numpy(), encoded[name].to_numpy()
+            known = old > (5 if name == "site" else 0)
+            compared[name] += int(known.sum())
+            assert (old[known] == new[known]).all()
+        assert before["price"].equals(encoded["price"]), "fitted to the first day"
+    assert min(compared[name] for name in ("shop", "site", "page")) > 10
+    assert [d.schema.features[5].cardinality for d in days] == sorted(d.schema.features[5].cardinality for d in days)
+
+
+def test_a_day_in_two_files_or_one_in_any_order_gives_the_same_vocabulary(tmp_path: Path) -> None:
+    base = preprocess(tmp_path / "base", [write_csv(tmp_path / "base.csv", rows_of_day(0))])
+    rows = rows_of_day(1)
+    halves = [write_csv(tmp_path / "halves" / f"{n}.csv", rows[n * 30 : n * 30 + 30]) for n in (0, 1)]
+    given = {"one": [write_csv(tmp_path / "day.csv", rows)], "two": halves, "turned": halves[::-1]}
+    made = {name: preprocess(tmp_path / name, files, base) for name, files in given.items()}
+    for name in ("two", "turned"):
+        assert made[name].schema == made["one"].schema
+        assert counts(made[name]) == counts(made["one"])
+    names = [path.name for path in sorted((made["one"].folder / "train").iterdir())]
+    assert all(
+        (made["one"].folder / "train" / n).read_bytes() == (made["two"].folder / "train" / n).read_bytes()
+        for n in names
+    )
+
+
+def test_values_that_did_not_occur_for_long_leave(tmp_path: Path) -> None:
+    datasets: list[Dataset] = []
+    for day in range(8):
+        file = write_csv(tmp_path / "raw" / f"{day}.csv", rows_of_day(day))
+        parent = datasets[-1] if datasets else None
+        datasets.append(preprocess(tmp_path / f"dataset-{day}", [file], parent, expire_after="2d"))
+    listed = values(datasets[-1], "shop")
+    before = values(datasets[2], "shop")
+    gone = [value for value in before if value not in listed]
+    assert gone
+    for place, value in enumerate(before):
+        assert listed[place] == ("" if value in gone else value), "nothing takes the place of what has left"
+    assert not any(name == "shop" and value in gone for name, value in counts(datasets[-1]))
+    # A value that comes back counts from 1, and gets a new id when it has occurred often enough.
+    back = [{**row, "shop": gone[0]} for row in rows_of_day(8, rows=2)]
+    once = preprocess(tmp_path / "back", [write_csv(tmp_path / "8.csv", back)], datasets[-1], expire_after="9d")
+    assert gone[0] not in values(once, "shop")
+    again = preprocess(tmp_path / "again", [write_csv(tmp_path / "9.csv", back[:1])], once, expire_after="9d")
+    assert values(again, "shop") == [*listed, gone[0]]
+
+
+def test_the_manifest_names_the_parent(days: list[Dataset]) -> None:
+    for day, (before, dataset) in enumerate(pairwise(days), 1):
+        manifest = dataset.manifest
+        assert manifest.sequence == day
+        assert manifest.parent is not None
+        assert manifest.parent.manifest == before.fingerprint
+        assert manifest.parent.dataset == str(before.folder)
+        assert len(manifest.earlier_sources) == day
+    assert days[0].manifest.parent is None
+
+
+def test_the_same_rows_are_refused(days: list[Dataset], tmp_path: Path) -> None:
+    copy = tmp_path / "elsewhere" / "other.csv"
+    copy.parent.mkdir()
+    copy.write_bytes((tmp_path / "raw" / "1.csv").read_bytes())
+    for parent in days[1], days[4]:
+        with pytest.raises(UserError, match=rf"^{copy}: its rows are in {parent.folder} already"):
+            preprocess(tmp_path / "twice", [copy], parent)
+    assert not (tmp_path / "twice").exists()
+    preprocess(tmp_path / "elsewhere" / "dataset", [copy], days[0])
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "another cap": ({"max_table_size": 10}, r"^preprocess.max_table_size: is 10, but .*, was made with None; set it"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_change_ids_is_refused(case: str, days: list[Dataset], tmp_path: Path) -> None:
+    changes, message = REFUSED[case]
+    file = write_csv(tmp_path / "5.csv", rows_of_day(5))
+    with pytest.raises(ConfigError, match=message):
+        preprocess(tmp_path / "output", [file], days[-1], **changes)
+
+
+def test_another_source_is_refused(days: list[Dataset], tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "5.csv", rows_of_day(5))
+    made = recipe()
+    other = made.model_copy(update={"source": made.source.model_copy(update={"label": "page"})})
+    with pytest.raises(ConfigError, match=r"^source.label: is 'page', but .*, was made with 'click'; set it back"):
+        preprocessing(other, {None: [str(file)]}, tmp_path / "output", days[-1])
+
+
+def test_a_new_column_is_refused(days: list[Dataset], tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "5.csv", [{**row, "extra": 1} for row in rows_of_day(5)])
+    with pytest.raises(ConfigError, match="no rule matches column 'extra'"):
+        preprocess(tmp_path / "output", [file], days[-1])
+
+
+def test_a_source_that_cannot_be_extended_says_so(days: list[Dataset], tmp_path: Path) -> None:
+    made = Recipe.model_validate({"name": "o", "source": {"kind": "outbrain"}, "model": {"kind": "wide_deep"}})
+    manifest = days[0].manifest.model_copy(update={"config": made.model_dump(mode="json")})
+    parent = Dataset(days[0].folder, days[0].schema, manifest)
+    with pytest.raises(UserError, match=r"source.kind 'outbrain': its datasets cannot be extended"):
+        preprocessing(made, {None: [str(tmp_path)]}, tmp_path / "output", parent)
+
+
+def interactions(output: Path, file: Path, parent: Dataset | None = None) -> Dataset:
+    made = Recipe.model_validate(
+        {
+            "name": "pairs",
+            "source": {"kind": "interactions"},
+            "preprocess": {"split": {"kind": "leave_one_out", "min_interactions": 3, "negatives": 4}},
+            "model": {"kind": "neumf"},
+        }
+    )
+    preprocessing(made, {None: [str(file)]}, output, parent).run(Threads(2))
+    return Dataset.open(output)
+
+
+def pairs_of(dataset: Dataset, split: str, label: float = 1.0) -> set[tuple[str, str]]:
+    users, items = (["", *values(dataset, name)] for name in ("user", "item"))
+    rows = [row for batch in first_rows(dataset, split, ["user", "item", "label"], 10_000) for row in batch.to_pylist()]
+    return {(users[row["user"]], items[row["item"]]) for row in rows if row["label"] == label}
+
+
+def test_interactions_of_new_days(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+
+    def day(number: int) -> Path:
+        pairs = {(f"u{number + random.integers(0, 8)}", f"i{number + random.integers(0, 20)}") for _ in range(60)}
+        rows = [{"user": u, "item": i, "timestamp": 1000 * number + t} for t, (u, i) in enumerate(sorted(pairs))]
+        return write_csv(tmp_path / f"{number}.csv", rows)
+
+    datasets: list[Dataset] = []
+    for number in range(3):
+        datasets.append(interactions(tmp_path / f"d{number}", day(number), datasets[-1] if datasets else None))
+    known: set[tuple[str, str]] = set()
+    for before, dataset in pairwise([None, *datasets]):
+        known |= pairs_of(dataset, "train")
+        assert pairs_of(dataset, dataset.known_split) == known
+        tests, negatives = pairs_of(dataset, "test"), pairs_of(dataset, "test", label=0.0)
+        assert tests and negatives
+        assert not negatives & (known | tests), "nobody is offered what he has chosen, today or before"
+        if before is not None:
+            for name in ("user", "item"):
+                assert values(dataset, name)[: len(values(before, name))] == values(before, name)
+                assert len(values(dataset, name)) > len(values(before, name))
+    assert datasets[2].manifest.times is not None
+    assert 2000 <= datasets[2].manifest.times.first < datasets[2].manifest.times.last < 3000
+    assert datasets[2].evaluation_splits == ["test"]
