@@ -9,10 +9,13 @@ import signal
 import socket
 import ssl
 import threading
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 
 _APPLICATION = "rayrec"
+_LONGEST_WAIT = 30.0
+"""Seconds until the proxy must have heard of a replica that runs."""
 
 
 class ServeRequest(Request):
@@ -204,6 +209,7 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
             starting.result()
         if request.tls_certificate is not None:
             _require_tls(request.host, request.port)
+        _wait_for_an_answer(request.url)
         yield
         # Replicas end when they have answered the requests that they began; the proxies live until then.
         ray_serve.delete(_APPLICATION)
@@ -213,16 +219,35 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
 
 def _require_tls(host: str, port: int) -> None:
     """Raise UserError if the server has no TLS: behind HAProxy, Ray Serve leaves it out and does not say so."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with socket.create_connection(("127.0.0.1" if host == "0.0.0.0" else host, port), timeout=10) as connection:
-            context.wrap_socket(connection).close()
+            _trusting().wrap_socket(connection).close()
     except OSError as error:
         raise UserError(
             f"--tls-certificate: the server does not speak TLS ({type(error).__name__}); start Ray with "
             "RAY_SERVE_ENABLE_HA_PROXY=0, and check that the key fits the certificate"
         ) from None
+
+
+def _wait_for_an_answer(url: str) -> None:
+    """Wait until a request reaches a replica: proxies learn of replicas after Ray Serve has called them running.
+
+    Where all proxies are on other nodes nobody answers here, so it gives up after a while.
+    """
+    deadline = time.monotonic() + _LONGEST_WAIT
+    while time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(f"{url}/healthz", timeout=5, context=_trusting()).close()
+            return
+        except (OSError, HTTPException):
+            time.sleep(0.05)
+
+
+def _trusting() -> ssl.SSLContext:
+    """TLS with a server of this command, whatever its certificate says."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def _why_not_deployed(error: RuntimeError) -> Exception:
