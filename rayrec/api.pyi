@@ -24,13 +24,16 @@ def inspect(
 ) -> Result:
     """Look at a sample of raw files, and write a recipe for them; or compare new files with a dataset.
 
-    path: Raw file, folder, glob or URI; several are one table.
-    label: Column of the label, or a condition such as 'rating>=4'; by default the one column that has the name of one.
-    model: Kind of the model in the recipe.
-    rows: Rows of the sample, spread over all files.
-    output: Recipe to write, which must not exist; without it the recipe is printed.
-    against: Dataset to compare the files with, instead of writing a recipe; the exit code is 1 if they have drifted.
-    progress: Show progress on stderr.
+    Args:
+        path: Raw file, folder, glob or URI; several are one table.
+        label: Column of the label, or a condition such as 'rating>=4'; by default the one column that has the name of
+            one.
+        model: Kind of the model in the recipe.
+        rows: Rows of the sample, spread over all files.
+        output: Recipe to write, which must not exist; without it the recipe is printed.
+        against: Dataset to compare the files with, instead of writing a recipe; the exit code is 1 if they have
+            drifted.
+        progress: Show progress on stderr.
     """
 
 def generate(
@@ -45,13 +48,14 @@ def generate(
 ) -> Result:
     """Write data with the real layout, drawn from a known truth.
 
-    source: Kind of the source whose layout the data have.
-    rows: Rows to write.
-    output: Folder to write, with truth.json if the best reachable metric is known; must not exist.
-    seed: Seed of the rows.
-    days: Number of days to write a file for each, if the source has such files; by default one file.
-    compress: Write gzip files.
-    progress: Show progress on stderr.
+    Args:
+        source: Kind of the source whose layout the data have.
+        rows: Rows to write.
+        output: Folder to write, with truth.json if the best reachable metric is known; must not exist.
+        seed: Seed of the rows.
+        days: Number of days to write a file for each, if the source has such files; by default one file.
+        compress: Write gzip files.
+        progress: Show progress on stderr.
     """
 
 def preprocess(
@@ -65,19 +69,21 @@ def preprocess(
 ) -> Result:
     """Turn raw logs into a dataset folder, with Spark on Ray; small ones in threads.
 
-    recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
-    input: Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable.
-    output: Dataset folder to write; must not exist.
-    extend: Dataset folder to go on from: its ids and fitted numbers stay, and new values get new ids.
-    set: Override of the recipe; repeatable.
-    progress: Show progress on stderr.
+    Args:
+        recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
+        input: Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable.
+        output: Dataset folder to write; must not exist.
+        extend: Dataset folder to go on from: its ids and fitted numbers stay, and new values get new ids.
+        set: Override of the recipe; repeatable.
+        progress: Show progress on stderr.
     """
 
 def verify(folder: AnyPath, *, progress: bool = True) -> Result:
     """Compare every file of a dataset folder with the checksums in its manifest.
 
-    folder: Dataset folder, the output of `rayrec preprocess`.
-    progress: Show progress on stderr.
+    Args:
+        folder: Dataset folder, the output of `rayrec preprocess`.
+        progress: Show progress on stderr.
     """
 
 def train(
@@ -94,15 +100,16 @@ def train(
 ) -> Result:
     """Train a recipe's model on a dataset folder, with Ray Train and TorchRec.
 
-    recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
-    data: Dataset folder, the output of `rayrec preprocess`.
-    output: Run folder to write; must not exist, unless with --resume.
-    resume: Continue the run in --output from its latest checkpoint; begin it if there is none.
-    workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
-    device: Device to train on (train.device), by default as in the recipe.
-    precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
-    set: Override of the recipe; repeatable.
-    progress: Show progress on stderr.
+    Args:
+        recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
+        data: Dataset folder, the output of `rayrec preprocess`.
+        output: Run folder to write; must not exist, unless with --resume.
+        resume: Continue the run in --output from its latest checkpoint; begin it if there is none.
+        workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
+        device: Device to train on (train.device), by default as in the recipe.
+        precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
+        set: Override of the recipe; repeatable.
+        progress: Show progress on stderr.
     """
 
 def run(
@@ -118,14 +125,15 @@ def run(
 ) -> Result:
     """Preprocess, train and export in one job; run again, it continues where it stopped.
 
-    recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
-    input: Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable.
-    output: Folder of all phases (dataset/, run/, model/); an earlier attempt in it is continued.
-    workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
-    device: Device to train on (train.device), by default as in the recipe.
-    precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
-    set: Override of the recipe; repeatable.
-    progress: Show progress on stderr.
+    Args:
+        recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
+        input: Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable.
+        output: Folder of all phases (dataset/, run/, model/); an earlier attempt in it is continued.
+        workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
+        device: Device to train on (train.device), by default as in the recipe.
+        precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
+        set: Override of the recipe; repeatable.
+        progress: Show progress on stderr.
     """
 
 def evaluate(
@@ -140,13 +148,14 @@ def evaluate(
 ) -> Result:
     """Compute exact metrics over a split, each row once.
 
-    source: Run folder or model folder, or its URI.
-    data: Dataset folder, the output of `rayrec preprocess`.
-    split: Split of the dataset.
-    checkpoint: Checkpoint of a run: best (the latest if none was evaluated), latest, or a step.
-    workers: Worker processes, by default this one alone; on a GPU or a cluster as many as in training.
-    device: Device to compute on, by default as in training.
-    progress: Show progress on stderr.
+    Args:
+        source: Run folder or model folder, or its URI.
+        data: Dataset folder, the output of `rayrec preprocess`.
+        split: Split of the dataset.
+        checkpoint: Checkpoint of a run: best (the latest if none was evaluated), latest, or a step.
+        workers: Worker processes, by default this one alone; on a GPU or a cluster as many as in training.
+        device: Device to compute on, by default as in training.
+        progress: Show progress on stderr.
     """
 
 def predict(
@@ -161,13 +170,14 @@ def predict(
 ) -> Result:
     """Score a file or folder, streaming; or recommend items to every user.
 
-    model: Run folder or model folder, or its URI.
-    output: Folder to write: scores/, and rejected/ for unusable raw rows; or recommendations/. Must not exist.
-    input: Dataset folder or its URI; with --raw, a file, folder, glob or URI of raw rows.
-    raw: The input is raw rows, not a dataset folder.
-    split: Split of the dataset folder.
-    top_k: Instead of scores, the best K new items for every user; takes no input.
-    progress: Show progress on stderr.
+    Args:
+        model: Run folder or model folder, or its URI.
+        output: Folder to write: scores/, and rejected/ for unusable raw rows; or recommendations/. Must not exist.
+        input: Dataset folder or its URI; with --raw, a file, folder, glob or URI of raw rows.
+        raw: The input is raw rows, not a dataset folder.
+        split: Split of the dataset folder.
+        top_k: Instead of scores, the best K new items for every user; takes no input.
+        progress: Show progress on stderr.
     """
 
 def export(
@@ -180,11 +190,12 @@ def export(
 ) -> Result:
     """Write the model folder that serve and predict read.
 
-    run: Run folder, the output of `rayrec train`, or its URI.
-    output: Model folder to write; must not exist.
-    checkpoint: Checkpoint of the run: best (the latest if none was evaluated), latest, or a step.
-    tables: Precision of the stored embedding tables; the result shows what less than fp32 changes.
-    progress: Show progress on stderr.
+    Args:
+        run: Run folder, the output of `rayrec train`, or its URI.
+        output: Model folder to write; must not exist.
+        checkpoint: Checkpoint of the run: best (the latest if none was evaluated), latest, or a step.
+        tables: Precision of the stored embedding tables; the result shows what less than fp32 changes.
+        progress: Show progress on stderr.
     """
 
 def tune(
@@ -208,22 +219,24 @@ def tune(
 ) -> Result:
     """Search for better values of a recipe's keys, with Ray Tune.
 
-    recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
-    data: Dataset folder, the output of `rayrec preprocess`; all trials read it.
-    output: Folder of the sweep; must not exist, unless with --resume.
-    trials: Trials to run.
-    space: Search space, a YAML file, by default the one shipped for the recipe's kind of model.
-    search: How values are chosen: optuna (TPE), random, grid, or pbt (population based training).
-    scheduler: Whether trials are stopped early: none, or asha, which stops those that are behind the others.
-    metric: Metric to improve, by default train.checkpoint.keep_best, else auc.
-    concurrent: Trials at once, by default as many as fit the cluster.
-    confirm: Number of best trials to train again with other seeds, beside the recipe as it stands; the best mean wins.
-    resume: Continue the sweep in --output; begin it if there is none.
-    workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
-    device: Device to train on (train.device), by default as in the recipe.
-    precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
-    set: Override of the recipe; repeatable.
-    progress: Show progress on stderr.
+    Args:
+        recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
+        data: Dataset folder, the output of `rayrec preprocess`; all trials read it.
+        output: Folder of the sweep; must not exist, unless with --resume.
+        trials: Trials to run.
+        space: Search space, a YAML file, by default the one shipped for the recipe's kind of model.
+        search: How values are chosen: optuna (TPE), random, grid, or pbt (population based training).
+        scheduler: Whether trials are stopped early: none, or asha, which stops those that are behind the others.
+        metric: Metric to improve, by default train.checkpoint.keep_best, else auc.
+        concurrent: Trials at once, by default as many as fit the cluster.
+        confirm: Number of best trials to train again with other seeds, beside the recipe as it stands; the best mean
+            wins.
+        resume: Continue the sweep in --output; begin it if there is none.
+        workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
+        device: Device to train on (train.device), by default as in the recipe.
+        precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
+        set: Override of the recipe; repeatable.
+        progress: Show progress on stderr.
     """
 
 def plan(
@@ -240,15 +253,17 @@ def plan(
 ) -> Result:
     """Show how the tables would be sharded, without training.
 
-    recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
-    data: Dataset folder, whose schema has the sizes of the tables.
-    workers: Workers to plan for.
-    workers_per_node: Workers on one machine, by default all of them.
-    memory_per_worker: Memory of one worker for tables, such as 80GB or 64GiB.
-    host_memory_per_worker: Memory of the machine for each worker's tables that its GPU has no room for, such as 200GB.
-    hardware: Kind of GPU on which to estimate a training step, by default none.
-    set: Override of the recipe; repeatable.
-    progress: Show progress on stderr.
+    Args:
+        recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
+        data: Dataset folder, whose schema has the sizes of the tables.
+        workers: Workers to plan for.
+        workers_per_node: Workers on one machine, by default all of them.
+        memory_per_worker: Memory of one worker for tables, such as 80GB or 64GiB.
+        host_memory_per_worker: Memory of the machine for each worker's tables that its GPU has no room for, such as
+            200GB.
+        hardware: Kind of GPU on which to estimate a training step, by default none.
+        set: Override of the recipe; repeatable.
+        progress: Show progress on stderr.
     """
 
 def load_recipe(recipe: AnyPath, set: Mapping[str, Any] | None = None) -> Recipe:

@@ -1,8 +1,10 @@
 """The Python function of a command, made from its request."""
 
 import inspect
+import textwrap
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from jobs.command.fields import RequestField, fields_of
@@ -37,8 +39,11 @@ def python_function(command: Command[Any]) -> Callable[..., Result]:
 
 def docstring(command: Command[Any]) -> str:
     """The docstring of the command's function: the request's, and what each parameter is."""
-    lines = [f"{field.name}: {field.help}" for field in fields_of(command.request)]
-    return "\n".join([inspect.getdoc(command.request) or "", "", *lines, "progress: Show progress on stderr."])
+    texts = [f"{field.name}: {field.help}" for field in fields_of(command.request)]
+    texts.append("progress: Show progress on stderr.")
+    indented = partial(textwrap.wrap, width=116, initial_indent=" " * 4, subsequent_indent=" " * 8)
+    lines = [line for text in texts for line in indented(text)]
+    return "\n".join([inspect.getdoc(command.request) or "", "", "Args:", *lines])
 
 
 def _parameter(field: RequestField) -> inspect.Parameter:
