@@ -43,11 +43,15 @@ class Recipe(Config):
     """Everything that a command needs to know besides the paths."""
 
     name: str
+    """What runs are listed as; the reader fills in the name of the file, without `.yaml`."""
     description: str = ""
+    """What it is for, in a line; `rayrec recipes` shows it."""
     source: Source
+    """The raw files and their columns."""
     preprocess: Preprocess = Field(default_factory=PreprocessConfig, validate_default=False)
     """The class of this section follows from the source, so that a recipe can leave its kind out."""
     model: Model
+    """The network and its tables."""
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     serve: ServeConfig = ServeConfig()

@@ -42,6 +42,7 @@ class RankingConfig(Config):
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (10,)
     """Ranks at which the lists are cut."""
     metrics: Annotated[tuple[Literal["hr", "ndcg", "recall", "map"], ...], Field(min_length=1)] = ("hr", "ndcg")
+    """Hit rate, NDCG, recall and mean average precision, each at every `k`."""
     ties: Literal["pessimistic", "optimistic"] = "pessimistic"
     """The place of a positive among negatives of the same score: behind them, so that a constant model gets 0, or
     before them. Lists of users and items count an item once: a negative that repeats another is left out."""
@@ -56,9 +57,13 @@ class RankingConfig(Config):
 
 
 class EvaluateConfig(Config):
+    """How metrics are computed, in training and by `rayrec evaluate`."""
+
     global_batch_size: PositiveInt = 65_536
+    """Rows of one step over all workers."""
     exact_auc_rows: PositiveInt = 100_000_000
     """Up to this many rows AUC is exact (all scores sorted); beyond, from a histogram with a stated error bound."""
     auc_bins: PositiveInt = Field(1_048_576, ge=2)
+    """Bins of that histogram."""
     ranking: RankingConfig | None = None
     """Also measure ranked lists; needs a dataset with a group column, or `candidates: all`."""

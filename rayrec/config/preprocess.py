@@ -31,7 +31,9 @@ def _texts(given: Any) -> Any:
     return tuple(map(text, given)) if isinstance(given, (list, tuple)) else (text(given),)
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_texts), Field(min_length=1)]
+Names = Annotated[
+    tuple[str, ...], BeforeValidator(_texts, json_schema_input_type=str | tuple[str, ...]), Field(min_length=1)
+]
 """One name or value, or several."""
 
 
@@ -48,6 +50,7 @@ class DaySplitConfig(Config):
 
     kind: Literal["day"] = "day"
     held_out_day: int = Field(23, ge=0)
+    """The number of the day that is held out: that of its file, `day_23`."""
 
 
 class _Fractions(Config):
@@ -87,7 +90,9 @@ class TimeSplitConfig(Config):
 
     kind: Literal["time"] = "time"
     validation: Span = 0.0
+    """Duration or share of the `validation` split."""
     test: Span = 0.1
+    """Duration or share of the `test` split."""
 
     @model_validator(mode="after")
     def _one_way(self) -> "TimeSplitConfig":
@@ -104,6 +109,7 @@ class ColumnSplitConfig(Config):
 
     kind: Literal["column"] = "column"
     column: str
+    """The name of the column."""
     values: dict[Literal["validation", "test"], Names] = {"validation": ("validation",), "test": ("test",)}
     """The values of the rows of a split; rows with any other value are `train`."""
 
@@ -128,16 +134,20 @@ class ShardLayoutConfig(Config):
     rows_per_row_group: PositiveInt = 32_768
     """Rows in one row group: the unit that ingest reads and shuffles."""
     compression: Literal["none", "lz4", "zstd", "snappy"] = "lz4"
+    """How the pages of the files are packed."""
 
 
 class SparkConfig(Config):
     """The Spark application that runs on Ray; unset values are sized from the cluster's free resources."""
 
     executors: PositiveInt | None = None
+    """Number of executors."""
     executor_cores: PositiveInt | None = None
+    """Tasks that an executor runs at once."""
     executor_memory: str | None = Field(None, pattern=r"^\d+[kmgt]$")
     """JVM heap of one executor, as Spark writes it: `4g`."""
     shuffle_partitions: PositiveInt | None = None
+    """Parts of a shuffle; by default four for each core."""
 
 
 class PreprocessConfig(Config):
@@ -148,6 +158,7 @@ class PreprocessConfig(Config):
     max_rejected_fraction: float = Field(0.01, ge=0.0, le=1.0)
     """A larger share of bad rows stops the job."""
     seed: int = 0
+    """Seed of the order of rows, of splits by hash, and of whatever is drawn."""
     layout: ShardLayoutConfig = ShardLayoutConfig()
     spark: SparkConfig = SparkConfig()
 
@@ -172,6 +183,7 @@ class RowsPreprocessConfig(VocabularyPreprocessConfig):
 
     kind: Literal["rows"] = "rows"
     split: SplitConfig = HashSplitConfig()
+    """How rows are cut into splits."""
     frequency_limit: int = 15
     """A categorical value that occurs fewer times in `train` is unlisted, unless its rule has a `min_count`."""
     max_table_size: PositiveInt | None = Field(None, ge=2)

@@ -6,7 +6,10 @@ from rayrec.config.base import Config
 
 
 class ServeConfig(Config):
+    """How a model answers requests: processes, batches, and limits of what requests may take."""
+
     replicas: PositiveInt = 1
+    """Processes that answer, each with the whole model."""
     threads_per_replica: PositiveInt = 1
     """Threads of a forward pass, and the CPUs that Ray reserves for a replica."""
     max_batch_size: PositiveInt = 256
@@ -22,6 +25,7 @@ class ServeConfig(Config):
     table_memory_gib: PositiveFloat = 1.0
     """Most memory that the tables and vocabularies mapped by a replica hold; more is read from the page cache."""
     max_rows_per_request: PositiveInt = 8192
+    """Most rows of one request."""
     max_body_mib: PositiveFloat = 16.0
     """Most that a request may send; over gRPC Ray Serve's own limit, set when Ray starts, holds too."""
     request_memory_mib: PositiveFloat = 256.0

@@ -19,6 +19,7 @@ class FitFill(Config):
 
     op: Literal["fill"] = "fill"
     value: float | Literal["mean", "median"] = 0.0
+    """What a missing value becomes."""
 
 
 class FitStandardize(Config):
@@ -143,6 +144,7 @@ class BucketsRule(_Rule):
 
     kind: Literal["buckets"] = "buckets"
     boundaries: tuple[float, ...] | None = None
+    """Where ranges begin, ascending; give these or `quantiles`."""
     quantiles: Annotated[int, Field(ge=2)] | None = None
     """Number of ranges of about as many rows of `train` each."""
 
@@ -162,6 +164,7 @@ class CrossRule(Config):
     of: Annotated[tuple[str, ...], Field(min_length=2)]
     """Names of features."""
     buckets: Annotated[int, Field(ge=2)] = 100_000
+    """Rows of its table, which the combinations share by hashing."""
     name: str | None = None
     """The name of the feature; None joins the names of the others by `_x_`."""
 
@@ -171,7 +174,9 @@ class VectorRule(_Rule):
 
     kind: Literal["vector"] = "vector"
     size: PositiveInt
+    """Numbers of each list; a row with another number of them is set aside."""
     separator: str | None = None
+    """What separates numbers in a text; lists of Parquet and JSON need none."""
     normalize: bool = False
     """Divide by the Euclidean length."""
 
@@ -186,8 +191,11 @@ class LabelCondition(Config):
     """A label that a column's value decides: 1 if the condition holds, otherwise 0."""
 
     column: str
+    """The column that decides."""
     at_least: float | None = None
+    """The label is 1 where the number of the column is this or more."""
     equals: Names | None = None
+    """The label is 1 where the text of the column is one of these."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> "LabelCondition":
@@ -200,8 +208,11 @@ class TimeColumn(Config):
     """The column of a row's time."""
 
     column: str
+    """The name of the column."""
     format: TimeFormat = "iso"
+    """`iso`, `s`, `ms` or `us` since 1970, or a format of strptime, such as `%y%m%d%H`."""
     zone: Zone = "UTC"
+    """The IANA time zone of times that do not name one."""
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -257,6 +268,7 @@ class RateConfig(Config):
     smoothing: NonNegativeFloat = 20.0
     """Rows of the mean rate that are added to each key's."""
     transforms: tuple[NumericStep, ...] = (FitStandardize(),)
+    """Steps that the rate passes, as those of a numeric rule."""
 
 
 class TableSourceConfig(SourceConfig, FileFormat):
@@ -276,10 +288,13 @@ class TableSourceConfig(SourceConfig, FileFormat):
     ignore: tuple[str, ...] = ()
     """Columns, or patterns of them, that become no features; a rule with a `name` may still read one of them."""
     features: tuple[Rule, ...]
+    """Rules; the first one that names or matches a column decides what it becomes."""
     tables: dict[str, SideTableConfig] = {}
     """Side tables by name."""
     rates: tuple[RateConfig, ...] = ()
+    """Smoothed rates of the label as features."""
     rate_folds: Annotated[int, Field(ge=2)] = 5
+    """Parts of `train`; a row has the rates of the other parts, so that it does not see its own label."""
 
     @property
     def label_column(self) -> str:

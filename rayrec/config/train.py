@@ -21,7 +21,9 @@ class OptimizerConfig(Config):
 
     kind: str
     lr: PositiveFloat = 24.0
+    """Learning rate, before the factor of the schedule."""
     eps: PositiveFloat = 1e-8
+    """The constant that keeps adaptive kinds from dividing by 0."""
     rho: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """The share that `rmsprop` keeps of the mean of squared gradients in a step, in every row of a table."""
     initial_accumulator: NonNegativeFloat = 0.0
@@ -31,6 +33,7 @@ class OptimizerConfig(Config):
     """The weight of |w|^2 / 2 in the objective, whose gradient joins that of each step. Decoupled from the gradient
     (AdamW) in `adamw`, and in `adam` and `lamb` of tables, as in FBGEMM and in Apex's FusedAdam."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Shares that `adam`, `adamw` and `lamb` keep, in a step, of the mean of gradients and of that of their squares."""
     lr_power: Annotated[float, Field(le=0)] = -0.5
     """The exponent that `ftrl` gives the sum of squared gradients in the learning rate of a coordinate."""
     l1: NonNegativeFloat = 0.0
@@ -62,12 +65,14 @@ class EmbeddingOptimizerConfig(OptimizerConfig):
     _without_weight_decay: ClassVar[frozenset[str]] = frozenset({"rowwise_adagrad", "ftrl"})
 
     kind: Literal["sgd", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "lamb", "ftrl"] = "sgd"
+    """The rule; `rowwise_adagrad` keeps one sum for each row of a table."""
 
 
 class DenseOptimizerConfig(OptimizerConfig):
     """The optimizer of everything but the embedding tables."""
 
     kind: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw", "ftrl"] = "sgd"
+    """The rule."""
     momentum: NonNegativeFloat = 0.0
     """The momentum of `sgd` and `rmsprop`."""
 
@@ -82,9 +87,12 @@ class LossConfig(Config):
 
 
 class LearningRatePiece(Config):
+    """A factor on learning rates from some epoch on."""
+
     from_epoch: NonNegativeFloat
     """Epochs done when it begins; 6.5 is in the middle of the seventh."""
     factor: NonNegativeFloat
+    """Factor from then on."""
 
 
 class ScheduleConfig(Config):
@@ -96,14 +104,19 @@ class ScheduleConfig(Config):
     """
 
     warmup_steps: NonNegativeInt = 0
+    """Steps in which the factor rises to 1."""
     warmup_epochs: NonNegativeFloat = 0.0
     """Instead of warmup_steps."""
     pieces: tuple[LearningRatePiece, ...] = ()
+    """Factors by epoch, in order."""
     decay_start: PositiveInt | None = None
     """The step at which the rate begins to fall; None if it stays."""
     decay_steps: PositiveInt = 24_000
+    """Steps from `decay_start` until the decay would reach 0."""
     decay_power: PositiveFloat = 2.0
+    """Exponent of the decay; 1 is linear."""
     end_factor: NonNegativeFloat = 0.0
+    """Least factor of the decay."""
 
     @model_validator(mode="after")
     def _is_one_schedule(self) -> "ScheduleConfig":
@@ -142,7 +155,9 @@ class PartConfig(Config):
     """How the parameters of one part of a model move."""
 
     embedding_optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
+    """The optimizer of the embedding tables."""
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
+    """The optimizer of everything else."""
     schedule: ScheduleConfig = ScheduleConfig()
     """The factor on the learning rates of both optimizers."""
     embedding_l2: NonNegativeFloat = 0.0
@@ -167,9 +182,14 @@ class ShardingConfig(Config):
 
 
 class CheckpointConfig(Config):
+    """When the state of training is saved, and which of these checkpoints are kept."""
+
     every_steps: PositiveInt | None = None
+    """Save after so many steps."""
     every_minutes: PositiveFloat | None = 15.0
+    """Save after so many minutes."""
     keep_last: PositiveInt = 2
+    """Latest checkpoints that are kept."""
     keep_best: MetricName | None = "auc"
     """Also keep the checkpoint with the best value of this metric on the evaluated split."""
 
@@ -178,7 +198,9 @@ class EarlyStopConfig(Config):
     """Stop as soon as an evaluation reaches the target."""
 
     metric: MetricName = "auc"
+    """The metric that is watched, on `evaluation_split`."""
     target: float
+    """The value that is good enough."""
 
     def is_reached(self, metrics: Mapping[str, Any]) -> bool:
         """True if the metrics of an evaluation have the target's metric and it is good enough."""
@@ -195,6 +217,7 @@ class IngestConfig(Config):
     read_streams: PositiveInt = 16
     """Row groups that one global batch mixes rows of, at any number of workers, which hold them in memory."""
     prefetch_batches: PositiveInt = 4
+    """Batches that are ready before the model asks for them."""
     in_memory: bool = False
     """Read the split into memory once instead of streaming it each epoch, and onto a GPU that has room for it; the
     batches are the same."""
@@ -231,13 +254,21 @@ class RecencyConfig(Config):
 
 
 class MLflowConfig(Config):
+    """The MLflow server that a run is logged to."""
+
     tracking_uri: str
+    """Address of the MLflow server, or a folder."""
     experiment: str = "rayrec"
+    """Name of the experiment that runs are listed under."""
 
 
 class TrackingConfig(Config):
+    """Where metrics of training go besides the run folder's `history.jsonl`."""
+
     tensorboard: bool = True
+    """Write event files of TensorBoard into the run folder."""
     mlflow: MLflowConfig | None = None
+    """Also send metrics to MLflow."""
 
 
 class InitialWeightsConfig(Config):
@@ -246,16 +277,22 @@ class InitialWeightsConfig(Config):
     sources: dict[str, Folder] = Field(min_length=1)
     """Run or model folders, by the names that the model gives them."""
     options: dict[str, Any] = {}
+    """Settings that the model has for it."""
 
 
 class TrainConfig(PartConfig):
+    """How a model is trained: the order of its data, optimizers, precision, tables over workers, checkpoints."""
+
     global_batch_size: PositiveInt = 65_536
     """Rows of one optimizer step over all workers."""
     epochs: PositiveInt = 1
+    """Passes over `train`."""
     max_steps: PositiveInt | None = None
     """Stop after this many steps, whatever the number of epochs."""
     seed: int = 12345
+    """Seed of the order of the rows, the initial weights, and what is drawn in training."""
     workers: PositiveInt = 1
+    """Processes that train together, each with its share of the batch and of the tables; with GPUs, one for each."""
     min_workers: PositiveInt | None = None
     """Train elastically: begin with as many workers as there is room for, from this number to `workers`, and go on from
     the last checkpoint with fewer where some are lost, with more where there is room again."""
@@ -263,7 +300,10 @@ class TrainConfig(PartConfig):
     """How often elastic training looks for room for more workers; taking them repeats the steps since the last
     checkpoint."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto`: GPUs where there are any, else the CPU."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """Arithmetic of the dense network; tables stay float32. `auto`: bf16 where the hardware is fast at it, else fp16 on
+    GPUs that are fast at that, else fp32."""
     loss: LossConfig = LossConfig()
     parts: dict[str, PartConfig] = {}
     """Parts of the model that are trained otherwise than the rest, by the names that the model gives them. A part takes
@@ -283,13 +323,16 @@ class TrainConfig(PartConfig):
     evaluation_split: str = "validation"
     """Split of the evaluations during training; `test` where the dataset has no such split."""
     evaluations_per_epoch: NonNegativeInt = 1
+    """Evaluations during an epoch, at equal distances, the last at its end."""
     early_stop: EarlyStopConfig | None = None
+    """Stop as soon as an evaluation is good enough."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     compile: bool = False
     """torch.compile the dense network."""
     max_failures: NonNegativeInt = 3
     """Times a dead worker restarts the run from its last checkpoint."""
     log_every_steps: PositiveInt = 100
+    """Steps between two lines of the history."""
     tracking: TrackingConfig = TrackingConfig()
 
     def samples_per_epoch(self, rows: int) -> int:

@@ -18,6 +18,7 @@ class Log(Config):
 
     op: Literal["log"] = "log"
     offset: float = 3.0
+    """What is added to x."""
 
 
 class Log2(Config):
@@ -25,6 +26,7 @@ class Log2(Config):
 
     op: Literal["log2"] = "log2"
     scale: float = 1.0
+    """What x is multiplied by."""
 
 
 class MinMax(Config):
@@ -50,7 +52,9 @@ class Clip(Config):
 
     op: Literal["clip"] = "clip"
     min: float | None = None
+    """The least value."""
     max: float | None = None
+    """The largest value."""
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> "Clip":

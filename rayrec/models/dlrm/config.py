@@ -16,9 +16,11 @@ class DLRMConfig(ModelConfig):
     embedding_dims: dict[str, PositiveInt] = {}
     """Widths by feature that differ from `embedding_dim`; `interaction: cat` only."""
     bottom_mlp: Widths = (512, 256, 128)
+    """Widths of the layers that numeric features pass."""
     top_mlp: Widths = (1024, 1024, 512, 256)
     """Hidden widths; the last layer to one logit is added."""
     interaction: Literal["dot", "cat"] = "dot"
+    """`dot`: dot products of all pairs of vectors; `cat`: the vectors side by side."""
 
     @model_validator(mode="after")
     def _widths_fit(self) -> "DLRMConfig":

@@ -44,6 +44,7 @@ class InteractionPreprocessConfig(VocabularyPreprocessConfig):
 
     kind: Literal["interactions"] = "interactions"
     split: InteractionSplitConfig = LeaveOneOutSplitConfig()
+    """How interactions are cut into splits."""
 
     @property
     def reads_splits_from_files(self) -> bool:

@@ -15,6 +15,7 @@ class DisplaySplitConfig(Config):
     held_out_from_day: NonNegativeInt = 11
     """Days count from the first millisecond of the data."""
     held_out_share: Fraction = 0.2
+    """Share of the displays of earlier days in `validation`."""
 
 
 class RatesConfig(Config):
