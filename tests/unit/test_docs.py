@@ -1,16 +1,22 @@
-"""What the documentation names is there: files, links between pages, modules and tests."""
+"""What the documentation names is there: files, links between pages, modules, tests, commands and functions."""
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import rayrec
+from jobs.command import parse_command
+from rayrec.common.errors import ConfigError
 from rayrec.config import ServeConfig
+from rayrec.config.validation import is_yaml_file
+from tests import recipe_reference
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = [
-    REPOSITORY / "README.md",
+    *(REPOSITORY / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
     *sorted(REPOSITORY.glob("rayrec/*/*/README.md")),
 ]
@@ -20,6 +26,11 @@ COMMAND_PATH = re.compile(r"\b((?:tests|benchmarks)/[\w/]+\.\w+)")
 MODULE = re.compile(
     r"(?:python -m |`)((?:rayrec|jobs|serve|tune|cluster|cuda_ops|benchmarks|tests)\.[a-z_]+(?:\.[a-z_]+)*)\b"
 )
+BLOCK = re.compile(r"^```(\w*)\n((?s:.*?))^```$|((?:^ {4}.*\n)+)", re.MULTILINE)
+COMMAND = re.compile(r"(?:^|[\s/])rayrec ([a-z].*)", re.MULTILINE)
+UNKNOWN_RECIPES = {"fm-shop": "of the package that adding.md builds; tests/end_to_end/test_adding.py runs its commands"}
+"""Recipes that commands in pages name and that are not shipped, and why."""
+FUNCTION = re.compile(r"\brayrec\.(\w+)\(")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -72,3 +83,48 @@ def is_there(name: str) -> bool:
             module = path if path.is_file() else path / "__init__.py"
             return module.is_file() and re.search(rf"\b{part}\b", module.read_text()) is not None
     return True
+
+
+def found_in_blocks(pattern: re.Pattern[str]) -> Iterator[tuple[Path, str]]:
+    """What a pattern finds in the blocks of code of all pages, diagrams aside."""
+    for page in PAGES:
+        for block in BLOCK.finditer(page.read_text()):
+            if block[1] != "mermaid":
+                yield from ((page, text) for text in pattern.findall(block[2] or block[3]))
+
+
+def test_commands_are_understood() -> None:
+    wrong, unknown = [], set()
+    for page, line in found_in_blocks(COMMAND):
+        words = shlex.split(line, comments=True)
+        end = next((place for place, word in enumerate(words) if re.fullmatch(r"\d?>>?|[|;]|&&", word)), None)
+        try:
+            _, request, _ = parse_command(words[:end])
+            recipe = getattr(request, "recipe", None)
+            if recipe in UNKNOWN_RECIPES:
+                unknown.add(recipe)
+            elif recipe is None or not is_yaml_file(recipe):  # a recipe file is the reader's own
+                request.check()
+        except ConfigError as error:
+            wrong.append(f"{page.name}: rayrec {line}: {error}")
+    assert wrong == []
+    assert unknown == set(UNKNOWN_RECIPES)
+
+
+def test_functions_are_there() -> None:
+    wrong = [f"{page.name}: {name}" for page, name in named(FUNCTION) if name not in rayrec.__all__]
+    assert wrong == []
+
+
+def test_targets_of_make_are_there() -> None:
+    targets = re.findall(r"^([a-z][\w-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    used = [
+        *named(re.compile(r"`make ([a-z][\w-]*)")),
+        *found_in_blocks(re.compile(r"^make ([a-z][\w-]*)", re.MULTILINE)),
+    ]
+    assert [f"{page.name}: {target}" for page, target in used if target not in targets] == []
+
+
+def test_the_keys_of_recipes_are_those_of_their_classes() -> None:
+    # `python -m tests.recipe_reference` writes the page.
+    assert recipe_reference.DOCUMENT.read_text() == recipe_reference.document()
