@@ -1,5 +1,5 @@
 # Needs Python 3.11, pip and make; everything else is brought into .venv (Java and uv too).
-#   make demo | test | test-minutes | lint | bench | gpu-check     EXTRA=gpu: the CUDA builds instead of the CPU ones
+#   make demo | test | test-minutes | lint | docs | wheel | bench | gpu-check     EXTRA=gpu: the CUDA builds instead
 
 PYTHON ?= python3
 EXTRA ?= cpu
@@ -17,20 +17,24 @@ UV := $(if $(CERTIFICATE),SSL_CERT_FILE="$(CERTIFICATE)") UV_LINK_MODE=copy $(BI
 TORCH_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match
 SOURCE_cpu := $(if $(FIND_LINKS),--find-links "$(FIND_LINKS)",$(TORCH_INDEX))
 SOURCE_gpu :=
+OVERRIDES_cpu := --overrides requirements/cpu-overrides.txt
+OVERRIDES_gpu :=
 
 # One stamp for each state of the lock: a changed lock, extra or project file installs again, nothing else does.
 STAMP := $(VENV)/.installed-$(EXTRA)-$(shell cat $(LOCK) pyproject.toml 2>/dev/null | cksum | cut -d ' ' -f 1)
 
-.PHONY: setup lock demo test test-minutes lint format bench gpu-check clean
+.PHONY: setup lock demo test test-minutes lint format docs wheel installed-wheel bench gpu-check clean
 
 setup: $(STAMP)
 
-# Bytecode is compiled once here: where Python may not write it, each of Ray's processes would compile torch anew.
-$(STAMP):
+$(BIN)/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
 		|| { echo "error: $(PYTHON) is not Python 3.11; run make PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
+	$(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
+
+# Bytecode is compiled once here: where Python may not write it, each of Ray's processes would compile torch anew.
+$(STAMP): | $(BIN)/uv
 	$(UV) pip sync --quiet --require-hashes --compile-bytecode --python $(BIN)/python $(SOURCE_$(EXTRA)) $(LOCK)
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
 	rm -f $(VENV)/.installed-*
@@ -40,8 +44,7 @@ COMPILE = $(UV) pip compile pyproject.toml --quiet --extra dev --python-version 
 	--custom-compile-command "make lock" --overrides requirements/overrides.txt
 
 lock: $(STAMP)
-	$(COMPILE) --extra cpu --overrides requirements/cpu-overrides.txt $(SOURCE_cpu) \
-		--output-file requirements/cpu.lock
+	$(COMPILE) --extra cpu $(OVERRIDES_cpu) $(SOURCE_cpu) --output-file requirements/cpu.lock
 	$(COMPILE) --extra gpu $(SOURCE_gpu) --output-file requirements/gpu.lock
 
 demo: setup
@@ -69,6 +72,21 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The site, in site/: a browser reads it from there, without a server or a network. A warning is an error, unless
+# mkdocs is told to be quiet.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# The wheel, in DIST; and a new environment, INTO, of the wheel and what it needs alone, at the versions of the lock.
+DIST ?= dist
+wheel: $(BIN)/uv
+	$(UV) build --quiet --wheel --python $(BIN)/python --out-dir $(DIST)
+
+installed-wheel: wheel
+	$(UV) venv --quiet --python $(BIN)/python $(INTO)
+	$(UV) pip install --quiet --compile-bytecode --python $(INTO)/bin/python $(SOURCE_$(EXTRA)) $(OVERRIDES_$(EXTRA)) \
+		--constraints $(LOCK) "$$(echo $(DIST)/rayrec-*.whl)[$(EXTRA)]"
+
 RECIPE ?= dlrm-criteo-debug
 DATA ?= demo/dataset
 bench: setup
@@ -79,4 +97,4 @@ gpu-check:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_check
 
 clean:
-	rm -rf demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf demo build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
