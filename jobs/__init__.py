@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "Train a recipe's model on a dataset folder, with Ray Train and TorchRec.",
     "run": "Preprocess, train and export in one job; run again, it continues where it stopped.",
     "evaluate": "Compute exact metrics over a split, each row once.",
+    "explain": "Measure which features a model's scores rest on, and how scores depend on the values of some.",
     "predict": "Score a file or folder, streaming; or recommend items to every user.",
     "export": "Write the model folder that serve and predict read.",
     "tune": "Search for better values of a recipe's keys, with Ray Tune.",

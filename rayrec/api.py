@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rayrec.inference.explanation.additive import Explainer
     from rayrec.inference.predictor import Predictor
     from rayrec.inference.ranker import Ranker
     from rayrec.inference.recommender import Recommender
@@ -34,6 +35,7 @@ COMMANDS = (
     "train",
     "run",
     "evaluate",
+    "explain",
     "predict",
     "export",
     "tune",
@@ -78,6 +80,13 @@ def load_ranker(folder: AnyPath) -> "Ranker":
     from rayrec.sources.registry import load_ranker
 
     return load_ranker(_fetched(folder))
+
+
+def load_explainer(folder: AnyPath) -> "Explainer":
+    """The explainer of a model folder, on CPU: `explain(rows)` says what each feature adds to the score of a row."""
+    from rayrec.inference.explanation.additive import load_explainer
+
+    return load_explainer(_fetched(folder))
 
 
 def _fetched(folder: AnyPath) -> Path:

@@ -4,6 +4,7 @@ from os import PathLike
 from typing import Any, Literal
 
 from jobs.command.result import Result as Result
+from rayrec.inference.explanation.additive import Explainer
 from rayrec.inference.predictor import Predictor
 from rayrec.inference.ranker import Ranker
 from rayrec.inference.recommender import Recommender
@@ -149,6 +150,31 @@ def evaluate(
     progress: Show progress on stderr.
     """
 
+def explain(
+    source: AnyPath,
+    data: AnyPath,
+    output: AnyPath,
+    *,
+    split: str | None = None,
+    group: Sequence[str] = (),
+    feature: Sequence[str] = (),
+    rows: int = 200000,
+    permutations: int = 3,
+    progress: bool = True,
+) -> Result:
+    """Measure which features a model's scores rest on, and how scores depend on the values of some.
+
+    source: Run folder or model folder, or its URI.
+    data: Dataset folder, the output of `rayrec preprocess`.
+    output: Folder to write: explanation.json, and index.html, which shows it. Must not exist.
+    split: Split of the dataset, by default the one that the recipe evaluates on in training, else test.
+    group: Features whose importance is measured together, too; repeatable.
+    feature: Feature whose partial dependence is shown, by default the six most important ones; repeatable.
+    rows: Rows that are scored, about; they come from all over the split.
+    permutations: Times that each feature is permuted.
+    progress: Show progress on stderr.
+    """
+
 def predict(
     model: AnyPath,
     output: AnyPath,
@@ -262,3 +288,6 @@ def load_recommender(folder: AnyPath) -> Recommender:
 
 def load_ranker(folder: AnyPath) -> Ranker:
     """The ranker of a model that looks up features: `rank(context, candidates, k)` gives the best candidates."""
+
+def load_explainer(folder: AnyPath) -> Explainer:
+    """The explainer of a model folder, on CPU: `explain(rows)` says what each feature adds to the score of a row."""

@@ -88,6 +88,32 @@ def _apply(transform: NumericTransform, values: NDArray[np.float64]) -> NDArray[
             raise AssertionError("the schema has 'elapsed' first")
 
 
+def untransformed(values: NDArray[np.float64], transforms: Sequence[NumericTransform]) -> NDArray[np.float64]:
+    """(n,) the raw numbers that encoded ones may come from, before `transforms`: one of several where they lost some.
+
+    What was cut or filled stays as it is, and `Elapsed` gives the time between.
+    """
+    with np.errstate(over="ignore"):
+        for transform in reversed(transforms):
+            values = _undone(transform, values)
+    return values
+
+
+def _undone(transform: NumericTransform, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    match transform:
+        case Log(offset=offset):
+            return np.exp(values) - offset
+        case Log2(scale=scale):
+            return (np.exp2(values) - 1.0) / scale
+        case MinMax(min=low, max=high):
+            return low + values * (high - low)
+        case Standardize(mean=mean, deviation=deviation):
+            return mean + values * deviation
+        case Quantile(boundaries=boundaries):
+            return np.interp(values, np.linspace(0.0, 1.0, len(boundaries)), boundaries)
+    return values
+
+
 def _clipped(values: NDArray[np.float64], low: float | None, high: float | None) -> NDArray[np.float64]:
     # NumPy's minimum and maximum give the one zero or the other by the place of a value in its array.
     values = values if low is None else np.where(values < low, low, values)

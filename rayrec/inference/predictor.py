@@ -80,7 +80,7 @@ class Predictor:
         Rows are mappings of feature names to values, or columns named as the features. A feature that is left out, null
         or (in columns) NaN is missing. Raises UserError naming the row and the field that is unknown or wrong.
         """
-        return self.predict_encoded(self.encode(self._columns_of(rows)))
+        return self.predict_encoded(self.encode(self.columns_of(rows)))
 
     def encode(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Encode n rows of raw features that `raw_rows` has checked, for `predict_encoded`."""
@@ -91,6 +91,10 @@ class Predictor:
 
         Raises UserError if a feature has no column.
         """
+        return torch.sigmoid(torch.from_numpy(self.logits_encoded(rows))).numpy()
+
+    def logits_encoded(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
+        """Logits (n,) float32 of n encoded rows, as `predict_encoded` takes them."""
         # What `encode` gives has exactly these columns; to find each by name would take as long as to read it.
         if not rows.schema.equals(self.encoded_columns):
             for feature in self.schema.features:
@@ -99,8 +103,8 @@ class Predictor:
                     raise UserError(message)
             rows = rows.select(self.encoded_columns.names)
         if 0 < rows.num_rows <= CHUNK_ROWS:
-            return self._score(rows)
-        parts = [self._score(rows.slice(start, CHUNK_ROWS)) for start in range(0, rows.num_rows, CHUNK_ROWS)]
+            return self._logits(rows)
+        parts = [self._logits(rows.slice(start, CHUNK_ROWS)) for start in range(0, rows.num_rows, CHUNK_ROWS)]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
     def predict_pairs(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -136,7 +140,8 @@ class Predictor:
         if self._memory is not None:
             self._memory.note(rows)
 
-    def _columns_of(self, rows: Any) -> pa.RecordBatch:
+    def columns_of(self, rows: Any) -> pa.RecordBatch:
+        """Rows of raw features, as `predict` takes them, checked, for `encode`. Raises UserError as `predict`."""
         if isinstance(rows, pa.RecordBatch):
             return self.raw_rows.from_batch(rows)
         if isinstance(rows, (Mapping, str)):
@@ -150,7 +155,7 @@ class Predictor:
             raise UserError(f"rows: {' '.join(str(error).split())}; give columns of one type") from None
         return self.raw_rows.from_batch(batch)
 
-    def _score(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
+    def _logits(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
         columns = dict(zip(self.encoded_columns.names, rows.columns, strict=True))
         dense = np.empty((rows.num_rows, self._dense_width), np.float32)
         column = 0
@@ -170,7 +175,7 @@ class Predictor:
             self._note(read)
         with torch.inference_mode():
             logits: Tensor = self._dense_network(torch.from_numpy(dense), torch.from_numpy(pooled))
-            return torch.sigmoid(logits).numpy()
+            return logits.numpy()
 
 
 @dataclass(frozen=True)

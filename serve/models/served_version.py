@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,7 +12,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rayrec.common.errors import UserError
 from rayrec.config import ServeConfig
+from rayrec.inference.explanation.additive import Explanation, explainer_of
 from rayrec.inference.folder.examples import Examples
 from rayrec.inference.folder.reference_traffic import ReferenceTraffic
 from rayrec.inference.folder.table_files import TableMemory
@@ -64,6 +67,9 @@ class ServedVersion:
         self.recommender = Recommender(self.predictor) if can_recommend(schema) else None
         """Present if the model reads a user and an item alone."""
         self.ranker = ranker_of(self.predictor)
+        self.explainer = explainer_of(self.predictor)
+        """Present if the model was exported with reference rows."""
+        self._explaining = asyncio.Lock()
         self.row_bytes = 8 * len(schema.raw_columns)
         """Bytes that a row takes whose features are all missing, at most."""
         self._executor = executor
@@ -88,6 +94,26 @@ class ServedVersion:
             # In the scoring thread, after the answer.
             self._executor.submit(self._statistics.count)
         return scores
+
+    async def explain(self, rows: pa.RecordBatch) -> list[Explanation]:
+        """Explain the scores of checked raw rows. Raises RequestError.
+
+        It takes many passes of the scoring thread, between which other requests get theirs: one pass is asked for at a
+        time, however many requests wait to be explained.
+        """
+        assert self.explainer is not None
+        async with self._explaining:
+            encoded = await self.evaluate(partial(self.predictor.encode, rows))
+            found: list[Explanation] = []
+            for index in range(encoded.num_rows):
+                steps = self.explainer.explaining(encoded.slice(index, 1), index)
+                try:
+                    while (explanation := await self.evaluate(partial(next, steps))) is None:
+                        pass
+                except UserError as error:
+                    raise RequestError(422, str(error)) from None
+                found.append(explanation)
+        return found
 
     async def evaluate(self, function: Callable[[], ResultT]) -> ResultT:
         """Call `function` in the thread in which models are evaluated, as a pass of its own."""

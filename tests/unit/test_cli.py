@@ -57,6 +57,8 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
         {"recipe": "r", "data": Path("d"), "workers": 8, "workers_per_node": 4, "hardware": "h200"},
     ),
     ("evaluate", ["m", "--data", "d", "--split", "train"], {"source": Path("m"), "data": Path("d"), "split": "train"}),
+    ("explain", ["m", "--data", "d", "--output", "o", "--group", "g=a,b", "--feature", "a", "--feature", "b"],
+     {"source": Path("m"), "group": ("g=a,b",), "feature": ("a", "b"), "split": None}),
     ("predict", ["m", "--input", "i", "--output", "o", "--raw"], {"model": Path("m"), "input": "i", "raw": True}),
     ("export", ["r", "--output", "o"], {"run": Path("r"), "output": Path("o")}),
     ("plan", ["r", "--data", "d", "--workers", "8", "--memory-per-worker", "80GB"], {"memory_per_worker": "80GB"}),
