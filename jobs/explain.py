@@ -104,7 +104,7 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
             {
                 "name": name,
                 "features": permuted[name],
-                "worse_by": {key: value._asdict() for key, value in importance.worse_by[name].items()},
+                "worse_by": {key: asdict(value) for key, value in importance.worse_by[name].items()},
             }
             for name in ranked
         ],

@@ -23,6 +23,7 @@ from rayrec.inference.predictor import Predictor
 _POINTS = 20
 """Most values that a feature is given."""
 _MOST_ROWS = 20_000
+_MOST_DECIMALS = 9
 
 
 @dataclass(frozen=True)
@@ -109,16 +110,21 @@ def _numbers(feature: NumericFeature, column: NDArray[np.float32]) -> list[_Valu
 
 
 def _raw_numbers(feature: NumericFeature, encoded: NDArray[np.float32]) -> tuple[NDArray[np.float64], np.float32]:
-    """(n,) the raw numbers that become these encoded ones, NaN where none is found; what a missing one becomes."""
+    """(n,) the roundest raw numbers that become these encoded ones, NaN where none does; what a missing one becomes."""
     # The time between two moments is a number, too.
     transforms = [transform for transform in feature.transforms if not isinstance(transform, Elapsed)]
-    raw = untransformed(encoded.astype(np.float64), transforms)
-    *again, missing = encode_numeric(feature.name, pa.array([*raw, None], pa.float64()), transforms)
-    return np.where(np.isclose(again, encoded, rtol=1e-4, atol=1e-6), raw, np.nan), missing
+    exact = untransformed(encoded.astype(np.float64), transforms)
+    raw = np.full(len(encoded), np.nan)
+    for decimals in range(_MOST_DECIMALS, -1, -1):
+        rounded = np.round(exact, decimals) + 0.0  # no -0
+        again = encode_numeric(feature.name, pa.array(rounded), transforms)
+        raw = np.where(np.isclose(again, encoded, rtol=1e-6, atol=1e-6), rounded, raw)
+    (missing,) = encode_numeric(feature.name, pa.nulls(1, pa.float64()), transforms)
+    return raw, missing
 
 
 def _number_name(encoded: np.float32, raw: float, is_missing: bool) -> str:
-    name = f"{raw:.4g}" if np.isfinite(raw) else f"encoded as {encoded:.4g}"
+    name = f"{raw:.6g}" if np.isfinite(raw) else f"encoded as {encoded:.4g}"
     return f"{name} or missing" if is_missing else name
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +31,8 @@ TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
 
-class BlockEstimate(NamedTuple):
+@dataclass(frozen=True)
+class BlockEstimate:
     """A number that rows and permutations are a sample for, and its 95 % interval."""
 
     value: float

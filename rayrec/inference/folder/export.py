@@ -16,7 +16,7 @@ from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
 from rayrec.inference.folder.examples import write_examples
 from rayrec.inference.folder.model_card import model_card, tables_section
 from rayrec.inference.folder.model_folder import CARD_FILE, Metrics, copy, new_model_folder
-from rayrec.inference.folder.reference_rows import write_reference_rows
+from rayrec.inference.folder.reference_rows import rows_of_split, write_reference_rows
 from rayrec.inference.folder.reference_traffic import ReferenceTraffic
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
 from rayrec.inference.predictor import load_model
@@ -82,7 +82,7 @@ def export_checkpoint(
         split = next((name for name in (preferred, "test", "train") if _has_rows(dataset, name)), None)
         if split is not None:
             ReferenceTraffic.measure(dataset, split, predictor).save(folder)
-            write_reference_rows(dataset, split, predictor)
+            write_reference_rows(predictor, rows_of_split(dataset, split, predictor))
     return loss
 
 

@@ -15,9 +15,13 @@ _ROWS = 64
 _DRAWN_FROM = 16_384
 
 
-def write_reference_rows(dataset: Dataset, split: str, predictor: Predictor) -> None:
-    """Draw encoded rows from all over a split, and write them into the folder of the model."""
-    rows = pa.concat_batches(list(spread_rows(dataset, split, predictor.encoded_columns.names, _DRAWN_FROM)))
+def rows_of_split(dataset: Dataset, split: str, predictor: Predictor) -> pa.RecordBatch:
+    """Encoded rows from all over a split, of which a few can be drawn. Raises UserError if there is no such split."""
+    return pa.concat_batches(list(spread_rows(dataset, split, predictor.encoded_columns.names, _DRAWN_FROM)))
+
+
+def write_reference_rows(predictor: Predictor, rows: pa.RecordBatch) -> None:
+    """Draw 64 of some encoded rows, or take all if they are fewer, and write them into the folder of the model."""
     drawn = HashPermutation(rows.num_rows, seed=0)(np.arange(min(_ROWS, rows.num_rows)))
     table = pa.Table.from_batches([rows.take(pa.array(np.sort(drawn)))])
     pq.write_table(table.cast(predictor.encoded_columns), predictor.folder / REFERENCE_ROWS_FILE)
