@@ -20,6 +20,8 @@ from rayrec.config.transforms import (
     Standardize,
 )
 
+_ROUNDED = 1e-5
+"""More than float32 rounds off, by the number's size."""
 _MICROSECONDS = {"second": 10**6, "hour": 3600 * 10**6, "day": 86_400 * 10**6}
 
 
@@ -89,14 +91,15 @@ def _apply(transform: NumericTransform, values: NDArray[np.float64]) -> NDArray[
 
 
 def untransformed(values: NDArray[np.float64], transforms: Sequence[NumericTransform]) -> NDArray[np.float64]:
-    """(n,) the raw numbers that encoded ones may come from, before `transforms`: one of several where they lost some.
+    """(n,) the raw numbers that encoded ones come from, as far as `transforms` and float32 have kept them.
 
-    What was cut or filled stays as it is, and `Elapsed` gives the time between.
+    What was cut or filled stays as it is; `Elapsed` gives the time between. Numbers next to a whole one are that one.
     """
     with np.errstate(over="ignore"):
         for transform in reversed(transforms):
             values = _undone(transform, values)
-    return values
+    whole = np.rint(values)
+    return np.where(np.abs(values - whole) <= _ROUNDED * np.maximum(np.abs(values), 1.0), whole, values)
 
 
 def _undone(transform: NumericTransform, values: NDArray[np.float64]) -> NDArray[np.float64]:
