@@ -9,14 +9,13 @@ from pydantic import PositiveInt
 from jobs.command import Command, Metavar, Positional, Request, Result, describe_result, main, text_table
 from jobs.export import exported
 from rayrec.common.errors import ConfigError, did_you_mean
-from rayrec.common.files import new_folder, require_absent, write_json
+from rayrec.common.files import new_folder, require_absent
 from rayrec.common.progress import Progress
-from rayrec.storage.location import Folder
+from rayrec.storage.location import Folder, location
 
 if TYPE_CHECKING:
     from rayrec.features.schema import Schema
 
-EXPLANATION_FILE = "explanation.json"
 _SHOWN = 20
 _SHOWN_BY_DEFAULT = 6
 """Partial dependence is shown on so many features if none is named: the most important ones."""
@@ -30,7 +29,7 @@ class ExplainRequest(Request):
     data: Folder
     """Dataset folder, the output of `rayrec preprocess`."""
     output: Folder
-    """Folder to write: explanation.json, and index.html, which shows it. Must not exist."""
+    """Folder for report.html and report.json; must not exist."""
     split: str | None = None
     """Split of the dataset, by default the one that the recipe evaluates on in training, else test."""
     group: Annotated[tuple[str, ...], Metavar("NAME=FEATURE,FEATURE")] = ()
@@ -74,6 +73,8 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
         from rayrec.inference.explanation.importance import permutation_importance
         from rayrec.inference.explanation.rows import LabelledRows
         from rayrec.inference.predictor import load_model
+        from rayrec.pages.explanation import explanation_page
+        from rayrec.pages.page import write_page
 
         predictor = load_model(folder)
         schema, recipe = predictor.schema, predictor.recipe
@@ -92,8 +93,11 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
         ranked = sorted(permuted, key=lambda name: -importance.worse_by[name][metric].value)
         shown = request.feature or [name for name in ranked if _has_values(schema, name)][:_SHOWN_BY_DEFAULT]
         dependence = partial_dependence(predictor, rows, shown, progress)
-    explanation = {
-        "model": recipe.name,
+    figures = {
+        "kind": "explanation",
+        "subject": location(request.source),
+        "recipe": recipe.name,
+        "data": location(request.data),
         "split": split,
         "rows": len(rows),
         "rows_of_split": dataset.split(split).rows,
@@ -103,21 +107,22 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
         "importance": [
             {
                 "name": name,
-                "features": permuted[name],
+                "features": list(permuted[name]),
                 "worse_by": {key: asdict(value) for key, value in importance.worse_by[name].items()},
             }
             for name in ranked
         ],
         "partial_dependence": [asdict(one) for one in dependence],
     }
+    progress.finish()
     with new_folder(request.output) as output:
-        write_json(output / EXPLANATION_FILE, explanation)
+        write_page(output, explanation_page(figures), figures)
     return Result(
         command="explain",
         output=request.output,
         rows=len(rows),
         metrics={split: importance.metrics},
-        details={key: explanation[key] for key in ("most_important_by", "importance")},
+        details={key: figures[key] for key in ("most_important_by", "importance")},
     )
 
 

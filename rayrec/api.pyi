@@ -166,7 +166,7 @@ def explain(
 
     source: Run folder or model folder, or its URI.
     data: Dataset folder, the output of `rayrec preprocess`.
-    output: Folder to write: explanation.json, and index.html, which shows it. Must not exist.
+    output: Folder for report.html and report.json; must not exist.
     split: Split of the dataset, by default the one that the recipe evaluates on in training, else test.
     group: Features whose importance is measured together, too; repeatable.
     feature: Feature whose partial dependence is shown, by default the six most important ones; repeatable.

@@ -20,6 +20,8 @@ from torchrec.distributed.sharding_plan import (
 )
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
+from jobs.command import build_request, execute
+from jobs.explain import COMMAND as EXPLAIN
 from jobs.export import ExportRequest, exported
 from jobs.export import run as export
 from rayrec.common.errors import UserError
@@ -27,6 +29,7 @@ from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema
 from rayrec.inference.folder.export import export_checkpoint
 from rayrec.inference.folder.model_folder import ModelFolder
+from rayrec.inference.folder.reference_rows import REFERENCE_ROWS_FILE
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset, Manifest
 from rayrec.models.common.ranking import RankingModel
@@ -161,6 +164,11 @@ def test_a_trained_run(tmp_path: Path) -> None:
         assert temporary.name == "run"
         np.testing.assert_array_equal(load_model(temporary).predict_encoded(rows), scores)
     assert not temporary.exists()
+    reference = pq.read_table(tmp_path / "model" / REFERENCE_ROWS_FILE).to_pylist()
+    of_test = rows.drop_columns([folder.schema.label]).to_pylist()
+    assert len(reference) == 64 and all(row in of_test for row in reference)
+    values = {"source": tmp_path / "run", "data": dataset.folder, "output": tmp_path / "explained"}
+    assert execute(EXPLAIN, build_request(EXPLAIN.request, values), SilentProgress()).rows == 128
     untrained = build_model(folder.recipe.model, folder.schema, seed=folder.recipe.train.seed)
     assert not torch.equal(folder.table(folder.tables[0]), tables_of(untrained)["C1"])
 

@@ -124,6 +124,7 @@ class Explainer:
             name: pa.concat_arrays([self._reference.column(name), row.column(name)]).take(pa.array(origins[:, place]))
             for place, name in enumerate(self.features)
         }
+        # Every column is replaced, or follows.
         between = self.predictor.logits_encoded(with_columns(self.predictor.schema, self._reference, columns))
         path = np.empty((orders, count + 1))
         path[:, 0], path[:, 1:-1], path[:, -1] = self._logits[starts], between.reshape(orders, count - 1), logit

@@ -47,6 +47,8 @@ class Dependence:
 
     feature: str
     is_number: bool
+    mean_score: float
+    """That of the rows as they are."""
     points: tuple[Point, ...]
     """Of a number by ascending value, else the most frequent values, most frequent first."""
 
@@ -81,9 +83,10 @@ def partial_dependence(
         progress.advance(len(rows))
         return Point(value.name, value.encoded, value.raw, value.share, rows.mean(scores))
 
+    mean = rows.mean(predictor.predict_encoded(rows.features)).value
     found = iter(in_threads(point, tasks))
     return [
-        Dependence(name, isinstance(by_name[name], NumericFeature), tuple(next(found) for _ in values[name]))
+        Dependence(name, isinstance(by_name[name], NumericFeature), mean, tuple(next(found) for _ in values[name]))
         for name in features
     ]
 
