@@ -63,7 +63,7 @@ def test_importance_orders_features_as_the_truth(tmp_path: Path) -> None:
     rayrec.generate("criteo", ROWS, tmp_path / "raw", seed=SEED, progress=False)
     rayrec.preprocess("dlrm-criteo-debug", tmp_path / "raw", tmp_path / "data", progress=False)
     rayrec.train("dlrm-criteo-debug", tmp_path / "data", tmp_path / "run", workers=1, progress=False)
-    rayrec.explain(tmp_path / "run", tmp_path / "data", tmp_path / "explained", feature="I2", progress=False)
+    rayrec.explain(tmp_path / "run", tmp_path / "data", tmp_path / "explained", feature=["I2"], progress=False)
     figures = json.loads((tmp_path / "explained" / "report.json").read_text())
     found = {one["name"]: one["worse_by"] for one in figures["importance"]}
     truth = true_importance(SEED)

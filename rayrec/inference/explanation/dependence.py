@@ -27,8 +27,8 @@ _MOST_DECIMALS = 9
 
 
 @dataclass(frozen=True)
-class Point:
-    """One value that all rows were given."""
+class Value:
+    """A value of a feature, and how it reads."""
 
     name: str
     """The raw value, or what the encoded one stands for."""
@@ -37,6 +37,12 @@ class Point:
     """The raw number; None of a category, or where it cannot be told."""
     share: float
     """Of a category, the share of rows (of a list's elements) that have it; of a number, that of rows up to it."""
+
+
+@dataclass(frozen=True)
+class Point(Value):
+    """A value that all rows were given."""
+
     score: BlockEstimate
     """The mean probability of a positive label."""
 
@@ -53,16 +59,6 @@ class Dependence:
     """Of a number by ascending value, else the most frequent values, most frequent first."""
 
 
-@dataclass(frozen=True)
-class _Value:
-    """A value of a feature, and how it reads."""
-
-    name: str
-    encoded: float
-    raw: float | None
-    share: float
-
-
 def partial_dependence(
     predictor: Predictor, rows: LabelledRows, features: Sequence[str], progress: Progress
 ) -> list[Dependence]:
@@ -76,12 +72,12 @@ def partial_dependence(
     tasks = [(by_name[name], value) for name in features for value in values[name]]
     progress.stage("partial dependence", len(tasks) * len(rows))
 
-    def point(task: tuple[Feature, _Value]) -> Point:
+    def point(task: tuple[Feature, Value]) -> Point:
         feature, value = task
         column = _constant(rows.features.column(feature.name), value.encoded)
         scores = predictor.predict_encoded(with_columns(predictor.schema, rows.features, {feature.name: column}))
         progress.advance(len(rows))
-        return Point(value.name, value.encoded, value.raw, value.share, rows.mean(scores))
+        return Point(**vars(value), score=rows.mean(scores))
 
     mean = rows.mean(predictor.predict_encoded(rows.features)).value
     found = iter(in_threads(point, tasks))
@@ -91,7 +87,7 @@ def partial_dependence(
     ]
 
 
-def _values(feature: Feature, column: pa.Array, predictor: Predictor) -> list[_Value]:
+def _values(feature: Feature, column: pa.Array, predictor: Predictor) -> list[Value]:
     match feature:
         case NumericFeature():
             return _numbers(feature, column.to_numpy())
@@ -100,14 +96,14 @@ def _values(feature: Feature, column: pa.Array, predictor: Predictor) -> list[_V
     raise AssertionError(f"'{feature.name}' is a vector")
 
 
-def _numbers(feature: NumericFeature, column: NDArray[np.float32]) -> list[_Value]:
+def _numbers(feature: NumericFeature, column: NDArray[np.float32]) -> list[Value]:
     encoded = np.unique(column)
     if len(encoded) > _POINTS:
         encoded = np.unique(np.quantile(column, np.linspace(0.0, 1.0, _POINTS), method="nearest"))
     raw, missing = _raw_numbers(feature, encoded)
     up_to = np.searchsorted(np.sort(column), encoded, side="right") / len(column)
     return [
-        _Value(_number_name(value, number, value == missing), float(value), _or_none(number), float(share))
+        Value(_number_name(value, number, value == missing), float(value), _or_none(number), float(share))
         for value, number, share in zip(encoded, raw.tolist(), up_to, strict=True)
     ]
 
@@ -135,7 +131,7 @@ def _or_none(number: float) -> float | None:
     return number if np.isfinite(number) else None
 
 
-def _ids(feature: CategoricalFeature, column: pa.Array, predictor: Predictor) -> list[_Value]:
+def _ids(feature: CategoricalFeature, column: pa.Array, predictor: Predictor) -> list[Value]:
     elements = ids_of(column.flatten()) if isinstance(feature, MultiHotFeature) else column
     ids, counts = np.unique(elements.to_numpy(), return_counts=True)
     most = np.argsort(-counts, kind="stable")[:_POINTS]
@@ -143,7 +139,7 @@ def _ids(feature: CategoricalFeature, column: pa.Array, predictor: Predictor) ->
     names = ValueNames(feature, predictor.folder)(ids.tolist())
     shares = counts[most] / len(elements)
     return [
-        _Value(name, id_, None, share) for name, id_, share in zip(names, ids.tolist(), shares.tolist(), strict=True)
+        Value(name, id_, None, share) for name, id_, share in zip(names, ids.tolist(), shares.tolist(), strict=True)
     ]
 
 
