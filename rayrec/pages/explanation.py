@@ -10,25 +10,29 @@ _METRIC_NAMES = {"auc": "AUC", "log_loss": "log loss"}
 _MOST_SHOWN = 40
 _TICKS = 5
 _IMPORTANCE = (
-    "How much worse a metric becomes when a feature's values are dealt to other rows: means over {permutations} "
-    "permutations, and intervals that with a probability of 95 % hold what other rows of the same kind would show. "
+    "How much worse a metric becomes when a feature's values are dealt to other rows: means over permutations "
+    "({permutations} of each), and intervals that with a probability of 95 % hold what other rows would show. "
     "What another feature says as well, the model still knows then: features that say the same hide each other, unless "
     "they are permuted together (--group). A cross follows the features that it is made of."
 )
 _DEPENDENCE = (
     "The mean score of the rows if all of them had this value, and everything else stayed as it is. Where features go "
-    "together, some of these rows are unlike any that there are. A list is given this one value alone."
+    "together, some of these rows are unlike any that there are."
+)
+_LISTS = (
+    "The most frequent values, the most frequent first; a list is given one of them alone. Dotted: the mean score of "
+    "the rows as they are."
 )
 
 
 def explanation_page(figures: Figures) -> Page:
     """The page of what `rayrec explain` found."""
     rows, all_rows, split = figures["rows"], figures["rows_of_split"], figures["split"]
-    which = f"all {rows:,} rows" if rows == all_rows else f"{rows:,} of {all_rows:,} rows, from all over the split,"
+    which = f"all {rows:,} rows" if rows == all_rows else f"{rows:,} of the {all_rows:,} rows"
     metrics = figures["metrics"]
     return Page(
         title=f"Explanation: {figures['recipe']}",
-        summary=f"What the scores of {figures['subject']} rest on, by {which} of {split} of {figures['data']}.",
+        summary=f"What the scores of {figures['subject']} rest on, by {which} of {split} in {figures['data']}.",
         facts={**{_name(metric): text_of(value) for metric, value in metrics.items()}, "rows": f"{rows:,}"},
         sections=[
             Section("Importance", _importance(figures), _IMPORTANCE.format(permutations=figures["permutations"])),
@@ -39,17 +43,21 @@ def explanation_page(figures: Figures) -> Page:
 
 def _importance(figures: Figures) -> list[Chart | Table]:
     metric = figures["most_important_by"]
-    # What is permuted alone bears its own name.
-    alone = [one for one in figures["importance"] if one["features"] == [one["name"]]]
-    groups = [one for one in figures["importance"] if one["features"] != [one["name"]]]
+    alone = [one for one in figures["importance"] if _is_alone(one)]
+    groups = [one for one in figures["importance"] if not _is_alone(one)]
     charts: list[Chart | Table] = [_worse(f"{_name(metric)} worse by, when permuted", alone[:_MOST_SHOWN], metric)]
     if groups:
         charts.append(_worse(f"{_name(metric)} worse by, when permuted together", groups[:_MOST_SHOWN], metric))
     rows = []
     for one in figures["importance"]:
-        row = {"permuted": one["name"] if one in alone else f"{one['name']}: {', '.join(one['features'])}"}
+        row = {"permuted": one["name"] if _is_alone(one) else f"{one['name']}: {', '.join(one['features'])}"}
         rows.append(row | {_name(key): _with_interval(found) for key, found in one["worse_by"].items()})
     return [*charts, Table(rows, title="Worse by", note="With 95 % intervals. Below 0 is better.")]
+
+
+def _is_alone(one: Mapping[str, Any]) -> bool:
+    """Whether a feature was permuted alone; a group has another name."""
+    return bool(one["features"] == [one["name"]])
 
 
 def _worse(title: str, found: Sequence[Mapping[str, Any]], metric: str) -> Chart:
@@ -67,30 +75,41 @@ def _with_interval(found: Mapping[str, Any]) -> str:
 
 
 def _dependence_sections(dependence: Sequence[Mapping[str, Any]]) -> list[Section]:
-    sections = []
-    for title, is_number in (("Dependence on numbers", True), ("Dependence on categories", False)):
-        shown = [found for found in dependence if found["is_number"] == is_number]
-        if shown:
-            sections.append(Section(title, list(map(_dependence, shown)), _DEPENDENCE))
-    return sections
+    numbers = [_of_number(found) for found in dependence if found["is_number"]]
+    categories = [_of_category(found) for found in dependence if not found["is_number"]]
+    sections = [
+        Section("Dependence on numbers", numbers, _DEPENDENCE),
+        Section("Dependence on categories", categories, _LISTS if numbers else f"{_DEPENDENCE} {_LISTS}"),
+    ]
+    return [section for section in sections if section.blocks]
 
 
-def _dependence(found: Mapping[str, Any]) -> Chart:
+def _of_category(found: Mapping[str, Any]) -> Chart:
+    labels = [point["name"] for point in found["points"]]
+    return intervals(found["feature"], labels, *_scores(found), reference=found["mean_score"], x_title="mean score")
+
+
+def _of_number(found: Mapping[str, Any]) -> Chart:
     points, name = found["points"], found["feature"]
-    scores = [[point["score"][key] for point in points] for key in ("value", "lower", "upper")]
-    if not found["is_number"]:
-        note = "The most frequent values, most frequent first. Dotted: the rows as they are."
-        return intervals(name, [point["name"] for point in points], *scores, reference=found["mean_score"],
-                         x_title="mean score", note=note)  # fmt: skip
-    means, low, high = scores
+    means, low, high = _scores(found)
     series = {name: ([point["share"] for point in points], means)}
     chart = lines(name, "value, by the share of rows up to it", "mean score", series, bands={name: (low, high)})
-    return Chart(name, chart.traces, {**chart.layout, "xaxis": {**chart.layout["xaxis"], **_ticks(points)}})
+    *bands, line = chart.traces
+    shown = {"customdata": [plain(point["name"]) for point in points],
+             "hovertemplate": "%{customdata}: %{y:.4g}<extra></extra>"}  # fmt: skip
+    axis = {**chart.layout["xaxis"], **_ticks(points)}
+    return Chart(name, [*bands, {**line, **shown}], {**chart.layout, "xaxis": axis})
+
+
+def _scores(found: Mapping[str, Any]) -> list[list[float | None]]:
+    """The mean score of each point, and both ends of its interval."""
+    return [[point["score"][key] for point in found["points"]] for key in ("value", "lower", "upper")]
 
 
 def _ticks(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """An axis of shares that shows the values at some of them."""
-    shown = points[:: max(1, len(points) // _TICKS)]
+    """An axis of shares that shows the values at some of them, the first and the last among these."""
+    last = len(points) - 1
+    shown = [points[place] for place in sorted({round(tick * last / _TICKS) for tick in range(_TICKS + 1)})]
     return {"tickvals": [point["share"] for point in shown], "ticktext": [plain(point["name"]) for point in shown]}
 
 
