@@ -20,6 +20,8 @@ COMMANDS = {
     "predict": "Score a file or folder, streaming; or recommend items to every user.",
     "export": "Write the model folder that serve and predict read.",
     "tune": "Search for better values of a recipe's keys, with Ray Tune.",
+    "report": "Write a page on a dataset, a run, a model or a search, and check what is expected of it.",
+    "compare": "Tell whether one recipe is better than another, or its run was lucky.",
     "plan": "Show how the tables would be sharded, without training.",
     "serve": "Answer HTTP and gRPC requests with raw features, through Ray Serve.",
     "benchmark": "Measure training or inference on this machine.",
