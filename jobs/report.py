@@ -17,7 +17,6 @@ from rayrec.storage.location import Folder, location
 if TYPE_CHECKING:
     from rayrec.ingest.dataset import Dataset
     from rayrec.pages.page import Page
-    from rayrec.recipes import Recipe
 
 
 class ReportRequest(Request):
@@ -148,6 +147,7 @@ def _date(seconds: float) -> str:
 
 def _run(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.ingest.dataset import Dataset
+    from rayrec.inspection.held_out import evaluation_split
     from rayrec.inspection.run_facts import resources, run_metrics, sharding_plan, training_curves
     from rayrec.pages.training import run_page
     from rayrec.recipes import dump_recipe
@@ -156,7 +156,7 @@ def _run(request: ReportRequest, progress: Progress) -> _Report:
     trained = RunFolder.open(request.source)
     recipe, dataset = trained.recipe, Dataset.open(trained.dataset_folder)
     metrics = run_metrics(trained)
-    split = _evaluation_split(recipe, dataset)
+    split = evaluation_split(recipe, dataset)
     # Before scores are computed: a mistake is answered at once.
     expectations = _checked(request, flat_metrics(metrics, split))
     held_out = None
@@ -183,6 +183,7 @@ def _run(request: ReportRequest, progress: Progress) -> _Report:
 def _model(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.inference.folder.model_folder import CARD_FILE, ModelFolder
     from rayrec.ingest.dataset import Dataset
+    from rayrec.inspection.held_out import evaluation_split
     from rayrec.pages.training import model_page
 
     model = ModelFolder.open(request.source)
@@ -192,7 +193,7 @@ def _model(request: ReportRequest, progress: Progress) -> _Report:
     if request.data is not None:
         dataset = Dataset.open(request.data)
         model.schema.require_same_features(dataset.schema, request.data)
-        own = _evaluation_split(model.recipe, dataset)
+        own = evaluation_split(model.recipe, dataset)
         if own is None:
             raise UserError(f"{request.data}: no held-out rows with labels; give a dataset with a test split")
         held_out = _scores(model.folder, dataset, own, progress)
@@ -241,12 +242,6 @@ def _scores(model: Path, dataset: "Dataset", split: str, progress: Progress) -> 
 
     dataset.fetch_mapped()
     return held_out_figures(score_split(load_model(model), dataset, split, progress), dataset, progress)
-
-
-def _evaluation_split(recipe: "Recipe", dataset: "Dataset") -> str | None:
-    """The split that training evaluates on, or else another one with labels."""
-    preferred = (recipe.train.evaluation_split, "test", *dataset.evaluation_splits)
-    return next((name for name in preferred if name in dataset.evaluation_splits), None)
 
 
 def _command_seconds(run: Path) -> float | None:

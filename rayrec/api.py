@@ -38,6 +38,8 @@ COMMANDS = (
     "export",
     "tune",
     "plan",
+    "report",
+    "compare",
 )
 """The commands that are functions of this module."""
 

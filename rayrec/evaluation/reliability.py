@@ -27,7 +27,7 @@ class ReliabilityBin:
 def reliability(rows: ScoredRows, bins: int = _BINS) -> list[ReliabilityBin]:
     """Bins of as many rows each, fewer where rows share a score, the lowest scores first."""
     edges = np.quantile(rows.score, np.linspace(0.0, 1.0, bins + 1))[1:-1]
-    cuts = [0, *np.searchsorted(rows.score, np.unique(edges), side="right"), len(rows)]
+    cuts = [0, *np.searchsorted(rows.score, np.unique(edges), side="right").tolist(), len(rows)]
     found = []
     for start, end in zip(cuts[:-1], cuts[1:], strict=True):
         if end > start:

@@ -31,7 +31,7 @@ def slices(rows: ScoredRows, place: NDArray[np.integer], values: Sequence[str]) 
     places = place[rows.row].astype(np.int64)
     # Stable, so that each slice is in the order of scores.
     order = np.argsort(places, kind="stable")
-    cuts = np.searchsorted(places[order], np.arange(len(values) + 1))
+    cuts = np.searchsorted(places[order], np.arange(len(values) + 1)).tolist()
     found = []
     for value, start, end in zip(values, cuts[:-1], cuts[1:], strict=True):
         if end > start:

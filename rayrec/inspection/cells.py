@@ -1,6 +1,6 @@
 """Divides rows by the values of an encoded feature into cells that have names in the terms of the raw data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -70,16 +70,16 @@ def cells_of_values(feature: Feature, values: NDArray[Any], folder: Path) -> Cel
     """
     if isinstance(feature, CategoricalFeature):
         return _of_ids(feature, values, ValueNames(feature, folder))
-    return _of_numbers(values, "width", _namer(feature))
+    return _of_numbers(values, "width", _as_raw(feature))
 
 
 def cells_of_rows(feature: Feature, values: NDArray[Any], folder: Path) -> Cells:
     """Cells that divide rows by `values_of_rows`: frequent values, or ranges with as many rows each."""
     if isinstance(feature, MultiHotFeature):
-        return _of_numbers(values, "rows", lambda numbers: [f"{n:g} value{'s' * (n != 1)}" for n in numbers])
+        return _of_numbers(values, "rows", _as_raw(feature), unit="value")
     if isinstance(feature, CategoricalFeature):
         return _of_ids(feature, values, ValueNames(feature, folder))
-    return _of_numbers(values, "rows", _namer(feature))
+    return _of_numbers(values, "rows", _as_raw(feature))
 
 
 def cells_by_frequency(feature: CategoricalFeature, folder: Path) -> Cells | None:
@@ -122,32 +122,44 @@ def _of_ids(feature: CategoricalFeature, ids: NDArray[Any], names: ValueNames) -
     return Cells((names.missing, "not listed", *names(shown.tolist()), "other values"), lambda values: cell[values])
 
 
-def _of_numbers(values: NDArray[Any], even: Literal["rows", "width"], name: Callable[[NDArray[Any]], list[str]]) -> Cells:
+def _of_numbers(
+    values: NDArray[Any], even: Literal["rows", "width"], raw: Callable[[NDArray[Any]], NDArray[Any]], unit: str = ""
+) -> Cells:
+    """Cells of numbers, named by the raw numbers (`raw`) of the lowest and the highest value in each."""
     distinct = np.unique(values)
     if len(distinct) <= MOST_VALUES:
-        last = len(distinct) - 1
-        return Cells(tuple(name(distinct)), lambda new: np.searchsorted(distinct, new).clip(0, last))
-    if even == "rows":
+        edges = distinct[1:]
+    elif even == "rows":
         edges = np.unique(np.quantile(values, np.arange(1, _RANGES) / _RANGES))
     else:
-        edges = np.unique(np.linspace(*np.quantile(values, [_OUTER_SHARE, 1 - _OUTER_SHARE]), MOST_VALUES + 1))
-    ends = name(edges)
-    inner = [f"{low} to {high}" for low, high in zip(ends[:-1], ends[1:], strict=True)]
-    names = (f"below {ends[0]}", *inner, f"from {ends[-1]}")
-    return Cells(names, lambda new: np.searchsorted(edges, new, side="right"))
+        low, high = np.quantile(values, [_OUTER_SHARE, 1 - _OUTER_SHARE])
+        if low == high:  # nearly all values are one
+            low, high = distinct[0], distinct[-1]
+        edges = np.linspace(low, high, MOST_VALUES - 1)
+
+    def places(new: NDArray[Any]) -> NDArray[np.int64]:
+        return np.searchsorted(edges, new, side="right")
+
+    cells = np.arange(len(edges) + 1)
+    firsts, ends = (np.searchsorted(places(distinct), cells, side=side) for side in ("left", "right"))
+    texts = distinct_texts(raw(distinct[np.concatenate([firsts.clip(0, len(distinct) - 1), ends - 1])]))
+    names = []
+    for low_text, high_text, count in zip(texts[: len(cells)], texts[len(cells) :], ends - firsts, strict=True):
+        name = "nothing" if not count else low_text if low_text == high_text else f"{low_text} to {high_text}"
+        names.append(f"{name} {unit}{'' if name == '1' else 's'}" if unit else name)
+    return Cells(tuple(names), places)
 
 
-def _namer(feature: Feature) -> Callable[[NDArray[Any]], list[str]]:
-    """Names encoded numbers by the raw ones that they come from."""
+def _as_raw(feature: Feature) -> Callable[[NDArray[Any]], NDArray[np.float64]]:
     transforms = feature.transforms if isinstance(feature, NumericFeature) else ()
-    return lambda values: distinct_texts(untransformed(values.astype(np.float64), transforms))
+    return lambda values: untransformed(values.astype(np.float64), transforms)
 
 
 def distinct_texts(numbers: NDArray[np.float64]) -> list[str]:
-    """Texts of numbers, with no more digits than it takes to tell them apart."""
-    texts: Sequence[str] = ()
-    for digits in range(3, 10):
-        texts = [f"{number:.{digits}g}" for number in numbers]
+    """Texts of numbers, with no more digits than it takes to tell different ones apart."""
+    texts: list[str] = []
+    for digits in range(4, 10):
+        texts = [f"{n:,.0f}" if abs(n) >= 10 ** (digits - 1) else f"{n:.{digits}g}" for n in numbers]
         if len(set(texts)) == len(set(numbers.tolist())):
             break
-    return list(texts)
+    return texts

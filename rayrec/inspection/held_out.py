@@ -17,10 +17,12 @@ from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import first_rows
 from rayrec.inspection.cells import Cells, cells_by_frequency, cells_of_rows, values_of_rows
+from rayrec.recipes import Recipe
 
 MOST_ROWS = 1_000_000
 """Rows that are scored: the first ones of the split."""
 _WORST = 20
+_BY_SCORE = "score"
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,24 @@ Division = tuple[str, list[Slice]]
 """What all rows were divided by, and the parts."""
 
 
-def score_split(predictor: Predictor, dataset: Dataset, split: str, progress: Progress) -> HeldOut:
+def evaluation_split(recipe: Recipe, dataset: Dataset) -> str | None:
+    """The split that training evaluates on, or else another one with labels; None if there is none."""
+    preferred = (recipe.train.evaluation_split, "test", *dataset.evaluation_splits)
+    return next((name for name in preferred if name in dataset.evaluation_splits), None)
+
+
+def score_split(
+    predictor: Predictor, dataset: Dataset, split: str, progress: Progress, name: str | None = None
+) -> HeldOut:
     """Score the first rows of a labelled split of a dataset that is encoded as the model reads it.
 
-    Rows of a group are one unit. Raises UserError if the split has no labels.
+    Rows of a group are one unit. `name` is the model's in the progress. Raises UserError if the split has no labels.
     """
     schema = dataset.schema
     rows = dataset.labelled_split(split).rows
     names = [feature.name for feature in predictor.schema.features]
     others = [name for name in (schema.label, schema.weight, schema.group) if name is not None]
-    progress.stage(f"score {split}", min(rows, MOST_ROWS))
+    progress.stage(f"score {split}" + (f" with {name}" if name is not None else ""), min(rows, MOST_ROWS))
     batches, scores = [], []
     for batch in first_rows(dataset, split, [*names, *others], MOST_ROWS):
         scores.append(predictor.predict_encoded(batch.select(names)))
@@ -66,7 +76,7 @@ def score_split(predictor: Predictor, dataset: Dataset, split: str, progress: Pr
 def divisions(held_out: HeldOut, dataset: Dataset, progress: Progress) -> list[Division]:
     """The rows by tenths of the score, by the values of each feature, and by how often values occurred in `train`."""
     scored = held_out.scored
-    found: list[Division] = [("score", slices(scored, *by_score(scored)))]
+    found: list[Division] = [(_BY_SCORE, slices(scored, *by_score(scored)))]
     progress.stage("slices", len(dataset.schema.features))
     for feature in dataset.schema.features:
         column = held_out.columns[feature.name].combine_chunks()
@@ -102,7 +112,7 @@ def held_out_figures(held_out: HeldOut, dataset: Dataset, progress: Progress) ->
         "metrics": {name: _estimate(value) for name, value in metrics.items()},
         "curves": None,
         "slices": [_slice(by, one) for by, one in found],
-        "worst": {metric: _worst([one for _, one in found], metric) for metric in metrics if metric != "log_loss"},
+        "worst": {metric: _worst(found, metric) for metric in ("auc", "normalized_entropy", "calibration")},
     }
     if metrics["auc"] is not None:
         curves = threshold_curves(scored)
@@ -134,7 +144,14 @@ def _slice(by: str, one: Slice) -> dict[str, Any]:
     return {"by": by, "value": one.value, "rows": one.rows, "positives": one.positives, "metrics": metrics}
 
 
-def _worst(found: list[Slice], metric: str) -> list[int]:
-    """The places of the worst slices by a metric, the worst first."""
-    bad = {place: how for place, one in enumerate(found) if (how := badness(one, metric)) is not None}
+def _worst(found: list[tuple[str, Slice]], metric: str) -> list[int]:
+    """The places of the worst slices by a metric, the worst first.
+
+    Rows of about the same score are hard to rank for any model, so slices by score count for calibration alone.
+    """
+    bad = {
+        place: how
+        for place, (by, one) in enumerate(found)
+        if (by != _BY_SCORE or metric == "calibration") and (how := badness(one, metric)) is not None
+    }
     return sorted(bad, key=lambda place: -bad[place])[:_WORST]

@@ -12,9 +12,10 @@ Numbers = Sequence[float | None]
 
 BLUE, ORANGE, GREEN, RED, GREY = "#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#94a3b8"
 _COLOURS = (BLUE, ORANGE, GREEN, RED, "#8b5cf6", "#06b6d4", "#ec4899", "#84cc16")
-_LONGEST_LABEL = 22
+_LONGEST_LABEL, _LONGEST_ROW_LABEL = 22, 28
 _ROW_HEIGHT = 22
 _AXIS_WIDTH = 125
+_RATIOS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10)
 
 
 def colour(number: int) -> str:
@@ -77,10 +78,12 @@ def shares_and_rates(
     layout = {
         "xaxis": {"type": "category", "tickangle": -45, "tickfont": {"size": 10}},
         "yaxis": {"tickformat": ".0%", "rangemode": "tozero"},
-        "yaxis2": {"overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero", "tickformat": ".3~g"},
+        "yaxis2": {"overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero", "tickformat": ".3~p",
+                   "tickmode": "auto", "nticks": 5},
+        "showlegend": False,
         "margin": {"t": 12, "r": 44, "b": 40, "l": 44},
-    }
-    return Chart(title, traces, layout, note=note)
+    }  # fmt: skip
+    return Chart(title, traces, layout, height=260, note=note)
 
 
 def intervals(
@@ -92,12 +95,14 @@ def intervals(
     *,
     reference: float | None = None,
     x_title: str = "",
-    is_log: bool = False,
+    ratio: bool = False,
     note: str = "",
-    is_wide: bool = False,
 ) -> Chart:
-    """Points with intervals, one below the other, the first at the top; `reference` is a dotted line across."""
-    y = distinct_labels(labels)
+    """Points with intervals, one below the other, the first at the top.
+
+    `reference`: where a dotted line goes across. `ratio`: whether the values are ratios, for a logarithmic axis.
+    """
+    y = distinct_labels(labels, _LONGEST_ROW_LABEL)
     trace = {
         "x": rounded(values), "y": y, "mode": "markers", "marker": {"color": BLUE, "size": 7},
         "error_x": _errors(values, low, high), "customdata": [plain(label) for label in labels],
@@ -108,12 +113,12 @@ def intervals(
         shapes.append({"type": "line", "x0": reference, "x1": reference, "y0": 0, "y1": 1, "yref": "paper",
                        "line": {"color": GREY, "width": 1, "dash": "dot"}})  # fmt: skip
     layout = {
-        "xaxis": {"title": {"text": plain(x_title)}, **({"type": "log", "dtick": "D1"} if is_log else {})},
+        "xaxis": {"title": {"text": plain(x_title)}, **({"type": "log", "tickvals": _RATIOS} if ratio else {})},
         "yaxis": {"type": "category", "autorange": "reversed", "tickfont": {"size": 11}},
         "shapes": shapes,
         "showlegend": False,
     }
-    return Chart(title, [trace], layout, height=90 + _ROW_HEIGHT * len(y), note=note, is_wide=is_wide)
+    return Chart(title, [trace], layout, height=90 + _ROW_HEIGHT * len(y), note=note)
 
 
 def histograms(title: str, x_title: str, edges: Numbers, shares: Mapping[str, Numbers], *, note: str = "") -> Chart:
@@ -146,6 +151,7 @@ def stacked(
         "xaxis": {"title": {"text": plain(x_title)}, "tickformat": "~s"},
         "yaxis": {"type": "category", "autorange": "reversed"},
         "showlegend": 1 < len(parts) <= len(_COLOURS),
+        "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"},
     }
     return Chart(title, traces, layout, height=130 + 28 * len(y), note=note, is_wide=is_wide)
 
@@ -200,12 +206,12 @@ def plain(text: str) -> str:
     return escape(text, quote=False)
 
 
-def distinct_labels(labels: Sequence[str]) -> list[str]:
+def distinct_labels(labels: Sequence[str], longest: int = _LONGEST_LABEL) -> list[str]:
     """Labels short enough for an axis, each once."""
     seen: dict[str, int] = {}
     result = []
     for label in labels:
-        short = label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…"
+        short = label if len(label) <= longest else f"{label[: longest - 1]}…"
         seen[short] = seen.get(short, 0) + 1
         # Equal ones would share a place.
         result.append(plain(short) + "\u200b" * (seen[short] - 1))

@@ -46,7 +46,7 @@ def _overview(figures: Figures) -> Section:
             "rows": split["rows"],
             "label rate": _percent(split["label_rate"]) or "not known",
             "read for this page": split["rows_read"],
-            "drifted from train": ", ".join(_drifted(figures["features"], name)) if name != "train" else "",
+            "drifted from train": ", ".join(_drifted(figures["features"], name)) or "nothing" if name != "train" else "",
         }
         for name, split in figures["splits"].items()
     ]
@@ -157,4 +157,4 @@ def _rejected(figures: Figures, rows: int) -> Section:
 def _percent(share: float | None) -> str:
     if share is None:
         return ""
-    return f"{share:.1%}" if share >= 0.001 or share == 0 else f"{share:.2g}"
+    return f"{share:.1%}" if share >= 0.01 or share == 0 else f"{share:.2%}"

@@ -45,7 +45,7 @@ def _curves(held_out: Mapping[str, Any]) -> list[Chart]:
         return []
     rate = held_out["label_rate"]["value"]
     return [
-        _curve("ROC", "share of the negatives above the threshold", "share of the positives", curves["roc"],
+        _curve(f"ROC (AUC {held_out['metrics']['auc']['value']:.4f})", "share of the negatives above the threshold", "share of the positives", curves["roc"],
                diagonal=(0, 1)),
         _curve(
             f"Precision and recall (average precision {curves['average_precision']:.4f})", "recall", "precision",
@@ -81,49 +81,48 @@ def _slices_text(held_out: Mapping[str, Any]) -> str:
     return (
         f"{len(held_out['slices']):,} slices: by tenths of the score, by the values of each feature, and by how often a "
         "value occurred in train; report.json has all. The worst come first, by the end of the interval that is in "
-        "their favour, so that few rows alone make none the worst. Of many slices a few lie apart by chance. AUC within "
-        "a tenth of the score is low for any model."
+        "their favour, so that few rows alone make none the worst. Of many slices a few lie apart by chance."
     )
 
 
 def _slices(held_out: Mapping[str, Any]) -> list[Chart | Table]:
-    blocks: list[Chart | Table] = []
-    for metric, places in held_out["worst"].items():
-        worst = [held_out["slices"][place] for place in places]
-        # By score, AUC is low by construction.
-        shown = [one for one in worst if metric == "calibration" or one["by"] != "score"]
-        if shown:
-            blocks.append(_worst(metric, shown, held_out["metrics"][metric]["value"]))
-    listed = sorted({place for places in held_out["worst"].values() for place in places})
-    blocks.append(_table([held_out["slices"][place] for place in listed]))
-    return blocks
+    every, worst = held_out["slices"], held_out["worst"]
+    charts = [
+        _worst(metric, [every[place] for place in places], held_out["metrics"][metric]["value"])
+        for metric, places in worst.items()
+        if places
+    ]
+    listed = sorted({place for places in worst.values() for place in places})
+    tenths = [one for one in every if one["by"] == "score"]
+    others = [every[place] for place in listed if every[place]["by"] != "score"]
+    return [*charts, _table("By the score", tenths), _table("By features, those above", others)]
 
 
 def _worst(metric: str, worst: Sequence[Mapping[str, Any]], overall: float) -> Chart:
     labels = [f"{one['by']}: {one['value']}" for one in worst]
     found = [Estimate(**one["metrics"][metric]) for one in worst]
-    ends = [estimate.interval for estimate in found]
-    if metric == "calibration":
-        # The axis is logarithmic, as twice as many clicks as foretold is as wrong as half as many.
-        ends = [(max(low, found[n].value / 100), high) for n, (low, high) in enumerate(ends)]
+    is_calibration = metric == "calibration"
+    # The axis is logarithmic, as twice as many clicks as foretold are as wrong as half as many.
+    low = [max(e.interval[0], e.value / 100) if is_calibration else e.interval[0] for e in found]
     return intervals(
         f"Worst by {METRIC_NAMES[metric]}",
         labels,
         [estimate.value for estimate in found],
-        [low for low, _ in ends],
-        [high for _, high in ends],
-        reference=1.0 if metric == "calibration" else overall,
-        is_log=metric == "calibration",
-        note="Dotted: as many clicks as foretold." if metric == "calibration" else "Dotted: all rows.",
+        low,
+        [estimate.interval[1] for estimate in found],
+        reference=1.0 if is_calibration else overall,
+        ratio=is_calibration,
+        note="Above 1 more is foretold than happens." if is_calibration else "Dotted: all rows.",
     )
 
 
-def _table(slices: Sequence[Mapping[str, Any]]) -> Table:
+def _table(title: str, slices: Sequence[Mapping[str, Any]]) -> Table:
     rows = []
     for one in slices:
-        row: dict[str, Any] = {"by": one["by"], "value": one["value"], "rows": one["rows"], "positives": one["positives"]}
+        row: dict[str, Any] = {"by": one["by"], "value": one["value"], "rows": one["rows"]}
+        row["label rate"] = one["positives"] / one["rows"]
         for metric in ("auc", "normalized_entropy", "calibration"):
             found = one["metrics"][metric]
             row[METRIC_NAMES[metric]] = None if found is None else f"{found['value']:.4f} ± {found['error']:.4f}"
         rows.append(row)
-    return Table(rows, title="The slices above", note="With standard errors.")
+    return Table(rows, title=title)
