@@ -76,17 +76,20 @@ def run(request: ReportRequest, progress: Progress) -> Result:
 
 def _look(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.inference.folder.table_files import is_model_folder
+    from rayrec.ingest.dataset import MANIFEST_FILE
     from tune.settings import SWEEP_FILE
 
     source = request.source
-    is_model = is_model_folder(source)
+    is_dataset, is_model = (source / MANIFEST_FILE).is_file(), is_model_folder(source)
+    is_run, is_sweep = is_run_folder(source), (source / SWEEP_FILE).is_file()
+    if not (is_dataset or is_model or is_run or is_sweep):
+        raise UserError(f"{source}: no dataset, run, model or search; give the folder that another command wrote")
     if request.data is not None and not is_model:
         raise ConfigError("--data: only a model scores other rows than its own; leave it out")
+    if request.against is not None and not is_dataset:
+        raise ConfigError("--against: compares datasets; use `rayrec compare` for runs")
     if is_model:
         return _model(request, progress)
-    is_run, is_sweep = is_run_folder(source), (source / SWEEP_FILE).is_file()
-    if request.against is not None and (is_run or is_sweep):
-        raise ConfigError("--against: compares datasets; use `rayrec compare` for runs")
     if is_run:
         return _run(request, progress)
     return _sweep(request) if is_sweep else _dataset(request, progress)

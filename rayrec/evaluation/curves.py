@@ -9,6 +9,8 @@ from rayrec.evaluation.resampling import resamples
 from rayrec.evaluation.scored_rows import ScoredRows
 
 _POINTS = 101
+_LEAST_ROWS = 10
+"""Rows above a threshold below which precision and lift are left out."""
 _RESAMPLES = 200
 _BAND = (0.025, 0.975)
 
@@ -69,11 +71,15 @@ def threshold_curves(rows: ScoredRows, seed: int = 0) -> ThresholdCurves:
     even, last = np.linspace(0.0, 1.0, _POINTS), len(recall) - 1
     steps = [np.searchsorted(shares[0], even) for shares in (exact.recall, exact.fallout, exact.rows)]
     kept = np.unique(np.concatenate(steps).clip(0, last))
-    resampled = _resampled(rows, np.searchsorted(kept, last - rows.run), len(kept), seed)
+    drawn = _resampled(rows, np.searchsorted(kept, last - rows.run), len(kept), seed)
+    # The rates of a few rows are noise.
+    above = np.cumsum(np.bincount(rows.run)[::-1])[kept]
+    few = int(np.searchsorted(above, min(_LEAST_ROWS, len(rows))))
+    sure = kept[few:]
     return ThresholdCurves(
-        roc=_with_band(exact.fallout[0, kept], recall[kept], resampled.fallout, resampled.recall),
-        precision_recall=_with_band(recall[kept], precision[kept], resampled.recall, resampled.precision),
-        lift=_with_band(exact.rows[0, kept], exact.lift[0, kept], resampled.rows, resampled.lift),
+        roc=_with_band(exact.fallout[0, kept], recall[kept], drawn.fallout, drawn.recall),
+        precision_recall=_with_band(recall[sure], precision[sure], drawn.recall[:, few:], drawn.precision[:, few:]),
+        lift=_with_band(exact.rows[0, sure], exact.lift[0, sure], drawn.rows[:, few:], drawn.lift[:, few:]),
         average_precision=float((precision * np.diff(recall, prepend=0.0)).sum()),
     )
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from rayrec.evaluation.estimates import Estimate, measure
 from rayrec.evaluation.scored_rows import ScoredRows
 
-_LEAST_OF_CLASS = 10
-"""Rows of each label below which a slice's AUC is left out, as its standard error would be wrong."""
+_LEAST = 10
+"""Rows of each label, or clicks foretold, below which a metric of a slice is left out: its error would be wrong."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,10 @@ def slices(rows: ScoredRows, place: NDArray[np.integer], values: Sequence[str]) 
             own = rows.take(order[start:end])
             positives = int(own.label.sum())
             metrics = measure(own)
-            if min(positives, len(own) - positives) < _LEAST_OF_CLASS:
+            if min(positives, len(own) - positives) < _LEAST:
                 metrics["auc"] = metrics["normalized_entropy"] = None
+            if max(positives, own.score.sum()) < _LEAST:
+                metrics["calibration"] = None
             found.append(Slice(value, len(own), positives, metrics))
     return found
 

@@ -12,15 +12,10 @@ Numbers = Sequence[float | None]
 
 BLUE, ORANGE, GREEN, RED, GREY = "#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#94a3b8"
 _COLOURS = (BLUE, ORANGE, GREEN, RED, "#8b5cf6", "#06b6d4", "#ec4899", "#84cc16")
-_LONGEST_LABEL, _LONGEST_ROW_LABEL = 22, 28
+_LONGEST_LABEL, _LONGEST_ROW_LABEL = 22, 30
 _ROW_HEIGHT = 22
 _AXIS_WIDTH = 125
-_RATIOS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10)
-
-
-def colour(number: int) -> str:
-    """The colour of a chart's series number 0, 1, ..."""
-    return _COLOURS[number % len(_COLOURS)]
+_RATIOS, _CLOSE_RATIOS = (0.01, 0.1, 0.25, 0.5, 1, 2, 4, 10, 100), (0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5)
 
 
 def lines(
@@ -31,23 +26,24 @@ def lines(
     *,
     bands: Mapping[str, tuple[Numbers, Numbers]] | None = None,
     diagonal: tuple[float, float] | None = None,
-    log_y: bool = False,
-    x_range: tuple[float, float] | None = None,
+    colours: Mapping[str, int] | None = None,
     note: str = "",
 ) -> Chart:
     """Lines by name, x and y of each, perhaps with a band (low, high).
 
-    `diagonal`: where a thin line goes from the lower left to the upper right.
+    `diagonal`: where a thin line goes from the lower left to the upper right. `colours`: numbers of the lines' colours;
+    by default each has its own.
     """
     traces: list[dict[str, Any]] = []
     for number, (name, (x, y)) in enumerate(series.items()):
-        style = {"color": colour(number), "width": 2}
+        own = _COLOURS[(number if colours is None else colours[name]) % len(_COLOURS)]
         band = (bands or {}).get(name)
         if band is not None:
             edge = {"x": list(x), "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
             traces.append({**edge, "y": rounded(band[0])})
-            traces.append({**edge, "y": rounded(band[1]), "fill": "tonexty", "fillcolor": _faint(colour(number))})
+            traces.append({**edge, "y": rounded(band[1]), "fill": "tonexty", "fillcolor": _faint(own)})
         mode = "lines" if len(x) > 40 else "lines+markers"
+        style = {"color": own, "width": 2}
         traces.append({"x": rounded(x), "y": rounded(y), "name": plain(name), "mode": mode, "line": style})
     if diagonal is not None:
         low, high = diagonal
@@ -55,8 +51,8 @@ def lines(
         traces.append({"x": [low, high], "y": [low, high], "mode": "lines", "line": dots, "hoverinfo": "skip",
                        "showlegend": False})  # fmt: skip
     layout = {
-        "xaxis": {"title": {"text": plain(x_title)}, **({"range": list(x_range)} if x_range else {})},
-        "yaxis": {"title": {"text": plain(y_title)}, **({"type": "log"} if log_y else {})},
+        "xaxis": {"title": {"text": plain(x_title)}},
+        "yaxis": {"title": {"text": plain(y_title)}},
         "showlegend": len(series) > 1,
     }
     return Chart(title, traces, layout, note=note)
@@ -108,12 +104,16 @@ def intervals(
         "error_x": _errors(values, low, high), "customdata": [plain(label) for label in labels],
         "hovertemplate": "%{customdata}: %{x:.5g}<extra></extra>",
     }  # fmt: skip
+    axis: dict[str, Any] = {}
+    if ratio:
+        ends = [end for end in (*low, *high) if end is not None]
+        axis = {"type": "log", "tickvals": _CLOSE_RATIOS if max(ends) < 4 * min(ends) else _RATIOS}
     shapes = []
     if reference is not None:
         shapes.append({"type": "line", "x0": reference, "x1": reference, "y0": 0, "y1": 1, "yref": "paper",
                        "line": {"color": GREY, "width": 1, "dash": "dot"}})  # fmt: skip
     layout = {
-        "xaxis": {"title": {"text": plain(x_title)}, **({"type": "log", "tickvals": _RATIOS} if ratio else {})},
+        "xaxis": {"title": {"text": plain(x_title)}, **axis},
         "yaxis": {"type": "category", "autorange": "reversed", "tickfont": {"size": 11}},
         "shapes": shapes,
         "showlegend": False,
@@ -127,7 +127,7 @@ def histograms(title: str, x_title: str, edges: Numbers, shares: Mapping[str, Nu
     middles = rounded([(a + b) / 2 for a, b in zip(ends[:-1], ends[1:], strict=True)])
     traces = [
         {"type": "bar", "x": middles, "y": rounded(values), "name": plain(name), "width": ends[1] - ends[0],
-         "marker": {"color": _faint(colour(number), 0.55)}}
+         "marker": {"color": _faint(_COLOURS[number], 0.55)}}
         for number, (name, values) in enumerate(shares.items())
     ]  # fmt: skip
     layout = {"barmode": "overlay", "bargap": 0, "xaxis": {"title": {"text": plain(x_title)}},
@@ -136,13 +136,13 @@ def histograms(title: str, x_title: str, edges: Numbers, shares: Mapping[str, Nu
 
 
 def stacked(
-    title: str, labels: Sequence[str], parts: Mapping[str, Numbers], *, x_title: str = "", note: str = "", is_wide: bool = False
+    title: str, labels: Sequence[str], parts: Mapping[str, Numbers], *, x_title: str, note: str = "", is_wide: bool = True
 ) -> Chart:
     """Horizontal bars, one for each label, the first at the top, made of parts by name."""
-    y = distinct_labels(labels)
+    y = distinct_labels(labels, _LONGEST_ROW_LABEL)
     traces = [
         {"type": "bar", "orientation": "h", "y": y, "x": rounded(values), "name": plain(name),
-         "marker": {"color": colour(number), "line": {"width": 1, "color": "rgba(128,128,128,.4)"}},
+         "marker": {"color": _COLOURS[number % len(_COLOURS)], "line": {"width": 1, "color": "rgba(128,128,128,.4)"}},
          "hovertemplate": f"{plain(name)}: %{{x:.4s}}<extra></extra>"}
         for number, (name, values) in enumerate(parts.items())
     ]  # fmt: skip
@@ -211,7 +211,8 @@ def distinct_labels(labels: Sequence[str], longest: int = _LONGEST_LABEL) -> lis
     seen: dict[str, int] = {}
     result = []
     for label in labels:
-        short = label if len(label) <= longest else f"{label[: longest - 1]}…"
+        # Names and values of features tend to differ at both ends.
+        short = label if len(label) <= longest else f"{label[: longest // 3]}…{label[1 + longest // 3 - longest :]}"
         seen[short] = seen.get(short, 0) + 1
         # Equal ones would share a place.
         result.append(plain(short) + "\u200b" * (seen[short] - 1))

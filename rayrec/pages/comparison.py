@@ -1,7 +1,7 @@
 """The page that compares runs."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayrec.pages.charts import intervals
@@ -28,9 +28,14 @@ def comparison_page(figures: Figures) -> Page:
             _seeds(figures),
             _config(figures, recipes),
             Section("Metrics", [_metrics(runs)], "Of all rows of each split, measured by the trainings."),
-            Section("Training", training_charts({run["name"]: run["curves"] for run in runs})),
+            Section("Training", _curves(runs, recipes), "Runs of one recipe have one colour."),
         ],
     )
+
+
+def _curves(runs: Sequence[Mapping[str, Any]], recipes: Sequence[str]) -> list[Chart]:
+    colours = {run["name"]: recipes.index(run["recipe"]) for run in runs} if len(recipes) > 1 else None
+    return training_charts({run["name"]: run["curves"] for run in runs}, colours)
 
 
 def summary(figures: Figures) -> str:

@@ -16,6 +16,10 @@ _DRIFT = (
 )
 
 
+_KNOWN = 0.5
+"""The width of an interval of the label rate from which on it says nothing."""
+
+
 def dataset_page(figures: Figures) -> Page:
     """The page of what `rayrec report` found in a dataset."""
     splits, features = figures["splits"], figures["features"]
@@ -91,7 +95,8 @@ def _columns(features: Sequence[Mapping[str, Any]]) -> Section:
         })  # fmt: skip
     text = (
         "Rows of train, encoded. Numbers were filled before they were written, so what was missing among them cannot "
-        "be told. Label rates: from the lowest to the highest of a feature's cells, if known to a fifth."
+        "be told. Label rates: from the lowest to the highest of a feature's cells, if known to a fifth. In the other "
+        "splits all values that train does not have are not listed, so features of many rare values differ there."
     )
     drifted = [n for n, f in enumerate(features) if any(d["has_drifted"] for d in f["drift"].values())]
     return Section("Columns", [Table(rows, marked=drifted)], text)
@@ -105,16 +110,19 @@ def _rates(feature: Mapping[str, Any]) -> tuple[float | None, float | None]:
 
 def _distributions(features: Sequence[Mapping[str, Any]]) -> Section:
     text = (
-        "Bars: the share of the values (left). Points: the label rate (right) with its 95 % interval. Numbers are in "
-        "the terms of the raw data; ranges are even as the model sees them."
+        "Bars: the share of the values (left). Points: the label rate (right) with its 95 % interval, where that is "
+        "narrower than a half. Numbers are in the terms of the raw data; ranges are even as the model sees them."
     )
     return Section("Distributions and label rates", [_distribution(feature) for feature in features], text)
 
 
 def _distribution(feature: Mapping[str, Any]) -> Chart:
     cells = feature["cells"]
-    columns = ("value", "share", "label_rate", "low", "high")
-    labels, shares, rates, low, high = ([cell[name] for cell in cells] for name in columns)
+    labels, shares = ([cell[name] for cell in cells] for name in ("value", "share"))
+    rates, low, high = (
+        [cell[name] if cell["high"] - cell["low"] < _KNOWN else None for cell in cells]
+        for name in ("label_rate", "low", "high")
+    )
     return shares_and_rates(feature["name"], labels, shares, rates, low, high)
 
 

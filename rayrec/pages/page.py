@@ -16,6 +16,8 @@ from rayrec.common.files import write_atomically, write_json
 
 PAGE_FILE, FIGURES_FILE = "report.html", "report.json"
 
+_LONG = 48
+
 Figures = Mapping[str, Any]
 """What a page shows, as JSON values."""
 
@@ -164,8 +166,10 @@ def _cell(value: Any) -> str:
 
 
 def _of_kind(value: Any) -> str:
-    """The class of a cell: numbers are aligned at the right."""
-    return " class=number" if isinstance(value, int | float) and not isinstance(value, bool) else ""
+    """The class of a cell: numbers are aligned at the right, long texts take several lines."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return " class=number"
+    return " class=long" if isinstance(value, str) and len(value) > _LONG else ""
 
 
 def text_of(value: Any) -> str:

@@ -29,8 +29,9 @@ def sweep_page(figures: Figures) -> Page:
         _parallel(figures),
     ]
     if importance:
-        parts = {"importance": list(importance.values())}
-        charts.append(stacked("Importance of parameters", list(importance), parts, note=_IMPORTANCE))
+        names = [".".join(name.split(".")[-2:]) for name in importance]
+        parts = {"importance": [100 * share for share in importance.values()]}
+        charts.append(stacked("Importance of parameters", names, parts, x_title="percent", note=_IMPORTANCE))
     sections = [Section("Search", charts, "" if importance else "Too few trials to tell which parameters matter.")]
     rows = [
         {"trial": t["trial"], "state": t["state"], metric: t["value"], "evaluations": len(t["curve"]),

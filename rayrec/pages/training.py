@@ -1,6 +1,7 @@
 """The pages of a run and of a model."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from rayrec.common.units import format_bytes
@@ -17,7 +18,7 @@ _MOST_TABLES = 40
 
 def run_page(figures: Figures) -> Page:
     """The page of what `rayrec report` found in a run folder."""
-    sections = [_metrics(figures), Section("Training", training_charts({"": figures["curves"]}))]
+    sections = [_metrics(figures), Section("Training", training_charts({"run": figures["curves"]}))]
     if figures["held_out"] is not None:
         sections += held_out_sections(figures["held_out"])
     sections += [_resources(figures["resources"]), *_plan(figures["plan"])]
@@ -46,37 +47,51 @@ def model_page(figures: Figures) -> Page:
     )
 
 
-def training_charts(runs: Mapping[str, Mapping[str, Any]]) -> list[Chart]:
-    """Charts of the curves of one run, or of several by name over each other (`rayrec.inspection.run_facts`)."""
+def training_charts(
+    runs: Mapping[str, Mapping[str, Any]], colours: Mapping[str, int] | None = None
+) -> list[Chart]:
+    """Charts of the curves (`rayrec.inspection.run_facts.training_curves`) of some runs by name, over each other.
 
-    def series(column: str) -> dict[str, Any]:
-        return {
-            name or column: (curves["train"]["step"], curves["train"][column])
+    A single run has its learning rates in one chart. `colours`: numbers of the runs' colours.
+    """
+
+    def chart(title: str, y_title: str, of_run: Callable[[Mapping[str, Any]], Mapping[str, Any]], column: str) -> Chart:
+        series = {
+            name: (columns["step"], columns[column])
             for name, curves in runs.items()
-            if column in curves["train"]
+            if column in (columns := of_run(curves))
         }
+        return lines(title, "step", y_title, series, colours=colours)
 
-    charts = [lines("Training loss", "step", "loss", series("loss"))] if series("loss") else []
-    evaluated: dict[tuple[str, str], dict[str, Any]] = {}
-    for name, curves in runs.items():
-        for split, columns in curves["evaluations"].items():
-            for metric in columns:
-                if metric != "step":
-                    charted = evaluated.setdefault((split, metric), {})
-                    charted[name or metric] = (columns["step"], columns[metric])
-    charts += [lines(f"{metric} of {split}", "step", metric, of) for (split, metric), of in evaluated.items()]
-    rates = {
-        f"{name} {column}".strip(): (curves["train"]["step"], curves["train"][column])
-        for name, curves in runs.items()
-        for column in curves["train"]
-        if column.startswith("lr_")
-    }
-    if rates:
-        charts.append(lines("Learning rates", "step", "rate", rates))
-    for column, (title, y_title) in _TRAIN_CHARTS.items():
-        if series(column):
-            charts.append(lines(title, "step", y_title, series(column)))
-    return charts
+    trained = dict.fromkeys(column for curves in runs.values() for column in curves["train"])
+    rates = [column for column in trained if column.startswith("lr_")]
+    charts = [chart("Training loss", "loss", _trained, "loss")] if "loss" in trained else []
+    evaluated = dict.fromkeys(
+        (split, metric)
+        for curves in runs.values()
+        for split, columns in curves["evaluations"].items()
+        for metric in columns
+        if metric != "step"
+    )
+    charts += [
+        chart(f"{metric} of {split}", metric, partial(_evaluated, split), metric) for split, metric in evaluated
+    ]
+    if len(runs) == 1:
+        (train,) = (curves["train"] for curves in runs.values())
+        charts.append(lines("Learning rates", "step", "rate", {rate: (train["step"], train[rate]) for rate in rates}))
+    else:
+        charts += [chart(f"Learning rate {rate.removeprefix('lr_')}", "rate", _trained, rate) for rate in rates]
+    return charts + [chart(*titles, _trained, column) for column, titles in _TRAIN_CHARTS.items() if column in trained]
+
+
+def _trained(curves: Mapping[str, Any]) -> Mapping[str, Any]:
+    columns: Mapping[str, Any] = curves["train"]
+    return columns
+
+
+def _evaluated(split: str, curves: Mapping[str, Any]) -> Mapping[str, Any]:
+    columns: Mapping[str, Any] = curves["evaluations"].get(split, {})
+    return columns
 
 
 def metrics_rows(metrics: Mapping[str, Mapping[str, float | None]]) -> list[dict[str, Any]]:
@@ -107,7 +122,7 @@ def _resources(found: Mapping[str, Any]) -> Section:
         *({"what": f"time: {name}", "amount": f"{value:,.1f} s"} for name, value in seconds.items()),
         *({"what": name, "amount": format_bytes(size)} for name, size in memory.items() if size is not None),
     ]
-    chart = stacked("Time", ["seconds"], parts, x_title="seconds", is_wide=True)
+    chart = stacked("Time", ["seconds"], parts, x_title="seconds")
     return Section("Where time and memory went", [chart, Table(rows)])
 
 
@@ -136,5 +151,5 @@ def _plan(plan: Mapping[str, Any] | None) -> list[Section]:
             "columns": max(shard["column"] + shard["columns"] for shard in shards),
             "size": format_bytes(sum(sizes[name])),
         })  # fmt: skip
-    chart = stacked("Bytes by rank", [f"rank {rank}" for rank in ranks], shown, x_title="bytes", is_wide=True)
+    chart = stacked("Bytes by rank", [f"rank {rank}" for rank in ranks], shown, x_title="bytes")
     return [Section("Sharding plan", [chart, Table(rows)], "Weights and optimizer state of the embedding tables.")]
