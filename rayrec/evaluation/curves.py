@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.evaluation.resampling import resamples
-from rayrec.evaluation.scored_rows import ScoredRows
+from rayrec.evaluation.scored_rows import ScoredRows, sums
 
 _POINTS = 101
 _LEAST_ROWS = 10
@@ -93,7 +93,7 @@ def score_histogram(rows: ScoredRows, bins: int = 50) -> tuple[Numbers, Numbers,
     cell = np.minimum(np.searchsorted(edges, rows.score, side="right") - 1, bins - 1)
     shares = []
     for is_of_class in (1.0 - rows.label, rows.label):
-        counts = np.bincount(cell, weights=rows.weight * is_of_class, minlength=bins)
+        counts = sums(cell, rows.weight * is_of_class, bins)
         shares.append(counts / max(counts.sum(), 1e-300))
     return edges, shares[0], shares[1]
 
@@ -104,7 +104,7 @@ def _resampled(rows: ScoredRows, cell: NDArray[np.int64], cells: int, seed: int)
     place = 2 * cell + (rows.label > 0)
     units = int(rows.unit.max()) + 1
     for number, times in enumerate(resamples(units, _RESAMPLES, seed)):
-        weights = np.bincount(place, weights=rows.weight * times[rows.unit], minlength=2 * cells)
+        weights = sums(place, rows.weight * times[rows.unit], 2 * cells)
         negatives[number], positives[number] = weights[::2], weights[1::2]
     # A class of few rows may be absent from a resample.
     drawn = (positives.any(axis=1)) & (negatives.any(axis=1))

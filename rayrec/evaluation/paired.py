@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 
 from rayrec.config.evaluate import higher_is_better
 from rayrec.evaluation.resampling import resamples
-from rayrec.evaluation.scored_rows import ScoredRows, weighted_auc
+from rayrec.evaluation.scored_rows import ScoredRows, sums, weighted_auc
 
 METRICS = ("auc", "log_loss")
 _RESAMPLES = 200
 _CELLS = 10_000
 """Ranges of scores within which a resample's AUC counts rows as tied, which changes it by less than a millionth."""
 _CONFIDENCE = 0.95
+_NEARLY_NORMAL = 1e4
+"""Degrees of freedom from which on Student's distribution is the normal one, to four digits."""
 _GRID = 100_001
 
 Verdict = Literal["better", "worse", "no difference shown"]
@@ -101,36 +103,34 @@ def seed_variance(recipes: Sequence[Repeats]) -> tuple[float, int] | None:
 def difference(metric: str, first: Repeats, second: Repeats, seeds: tuple[float, int] | None) -> Difference:
     """Compare two recipes; `seeds` is the `seed_variance` of all recipes that are compared.
 
-    Seeds and rows count as independent, though a part of what differs between seeds is how they meet these rows, and so
-    counts twice: the error is rather too large than too small. The interval is Student's, with the degrees of freedom
-    of Welch (1947) and Satterthwaite (1946), as a variance from few runs is uncertain itself. Without `seeds` no
-    difference can be shown.
+    The interval adds the squares of two: that of the normal distribution for the rows, and for the seeds Student's, as
+    a variance of few runs is uncertain itself. What seeds change on these very rows is in both, so it is rather too wide
+    than too narrow, also where two runs are close by luck. Without `seeds` no difference can be shown.
     """
     value = second.mean - first.mean
     by_rows = float(np.std(second.resampled - first.resampled, ddof=1))
-    by_seeds, freedom = None, math.inf
+    by_seeds, half = None, _t_quantile(math.inf) * by_rows
     if seeds is not None:
-        variance, known = seeds
+        variance, freedom = seeds
         by_seeds = math.sqrt(variance * (1 / len(first.values) + 1 / len(second.values)))
-        freedom = known * ((by_rows**2 + by_seeds**2) / by_seeds**2) ** 2 if by_seeds else math.inf
-    half = _t_quantile(freedom) * math.hypot(by_rows, by_seeds or 0.0)
-    interval = (value - half, value + half)
+        half = math.hypot(half, _t_quantile(freedom) * by_seeds)
     verdict: Verdict = "no difference shown"
     if by_seeds is not None and abs(value) > half:
         verdict = "better" if (value > 0) == higher_is_better(metric) else "worse"
-    return Difference(metric, value, by_rows, by_seeds, interval, verdict)
+    return Difference(metric, value, by_rows, by_seeds, (value - half, value + half), verdict)
 
 
 def _places(rows: ScoredRows) -> NDArray[np.int64]:
     """(n,) the number of each row's range of scores and class, in which resamples are counted."""
-    cell: NDArray[np.int64] = rows.run * _CELLS // (int(rows.run[-1]) + 1) if len(rows) else rows.run
+    distinct = int(rows.run[-1]) + 1
+    cell = rows.run if distinct <= _CELLS else rows.run * _CELLS // distinct
     return 2 * cell + (rows.label > 0)
 
 
 def _of_resample(rows: ScoredRows, place: NDArray[np.int64], times: NDArray[np.uint8]) -> tuple[float, float]:
     """The `METRICS` where each unit counts so many times."""
     weight = rows.weight * times[rows.unit]
-    counts = np.bincount(place, weights=weight, minlength=2 * _CELLS)
+    counts = sums(place, weight, 2 * (int(place[-1]) // 2 + 1))
     return weighted_auc(counts[1::2], counts[::2]), _mean_loss(rows, weight)
 
 
@@ -140,8 +140,7 @@ def _mean_loss(rows: ScoredRows, weight: NDArray[np.float64]) -> float:
 
 def _t_quantile(freedom: float) -> float:
     """How many standard errors a 95 % interval of Student's distribution reaches to each side."""
-    if freedom > 1e4:
-        freedom = 1e4  # the normal distribution, to four digits
+    freedom = min(freedom, _NEARLY_NORMAL)
     # With t = sqrt(freedom) tan(angle), the density of the angle is proportional to cos(angle)^(freedom - 1).
     angle = np.linspace(0.0, math.pi / 2, _GRID)
     mass = np.cumsum(np.cos(angle) ** (freedom - 1))

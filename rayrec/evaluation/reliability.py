@@ -1,6 +1,7 @@
 """Whether scores are probabilities: the label rate of rows with about the same score."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def reliability(rows: ScoredRows, bins: int = _BINS) -> list[ReliabilityBin]:
     edges = np.quantile(rows.score, np.linspace(0.0, 1.0, bins + 1))[1:-1]
     cuts = [0, *np.searchsorted(rows.score, np.unique(edges), side="right").tolist(), len(rows)]
     found = []
-    for start, end in zip(cuts[:-1], cuts[1:], strict=True):
+    for start, end in pairwise(cuts):
         if end > start:
             of_bin = rows.take(np.arange(start, end))
             score = float(np.average(of_bin.score, weights=of_bin.weight))

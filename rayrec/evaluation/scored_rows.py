@@ -55,8 +55,14 @@ class ScoredRows:
 
     def take(self, places: NDArray[np.int64]) -> "ScoredRows":
         """Some of the rows; `places` ascend."""
-        columns = (self.score, self.label, self.weight, self.unit, self.row)
-        return ScoredRows(*(column[places] for column in columns), self.has_units)
+        return ScoredRows(
+            score=self.score[places],
+            label=self.label[places],
+            weight=self.weight[places],
+            unit=self.unit[places],
+            row=self.row[places],
+            has_units=self.has_units,
+        )
 
     @cached_property
     def losses(self) -> NDArray[np.float64]:
@@ -73,8 +79,8 @@ class ScoredRows:
 
     def class_weights(self, weight: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The weight of positives and of negatives at each distinct score, if rows count by `weight` (n,)."""
-        positives = np.bincount(self.run, weights=weight * self.label)
-        return positives, np.bincount(self.run, weights=weight) - positives
+        positives = sums(self.run, weight * self.label)
+        return positives, sums(self.run, weight) - positives
 
     def error_of(self, influence: NDArray[np.float64]) -> float:
         """The standard error of a statistic, of which `influence` (n,) says how much each row moves it.
@@ -82,8 +88,13 @@ class ScoredRows:
         The infinitesimal jackknife (Efron 1982): the root of the sum of squares, over units.
         """
         if self.has_units:
-            influence = np.bincount(self.unit, weights=influence)
+            influence = sums(self.unit, influence)
         return float(np.sqrt((influence**2).sum()))
+
+
+def sums(place: NDArray[np.int64], weights: NDArray[np.float64], places: int = 0) -> NDArray[np.float64]:
+    """The sum of the weights at each place, of at least so many places."""
+    return np.bincount(place, weights=weights, minlength=places).astype(np.float64, copy=False)
 
 
 def weighted_auc(positives: NDArray[np.float64], negatives: NDArray[np.float64]) -> float:

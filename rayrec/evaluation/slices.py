@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ def slices(rows: ScoredRows, place: NDArray[np.integer], values: Sequence[str]) 
     order = np.argsort(places, kind="stable")
     cuts = np.searchsorted(places[order], np.arange(len(values) + 1)).tolist()
     found = []
-    for value, start, end in zip(values, cuts[:-1], cuts[1:], strict=True):
+    for value, (start, end) in zip(values, pairwise(cuts), strict=True):
         if end > start:
             own = rows.take(order[start:end])
             positives = int(own.label.sum())
@@ -52,7 +53,7 @@ def by_score(rows: ScoredRows, count: int = 10) -> tuple[NDArray[np.int64], list
     place = np.empty(int(rows.row.max()) + 1, np.int64)
     place[rows.row] = np.searchsorted(edges, rows.score, side="right")
     ends = ["0", *(f"{edge:.3g}" for edge in edges), "1"]
-    return place, [f"{low} to {high}" for low, high in zip(ends[:-1], ends[1:], strict=True)]
+    return place, [f"{low} to {high}" for low, high in pairwise(ends)]
 
 
 def badness(of_slice: Slice, metric: str) -> float | None:

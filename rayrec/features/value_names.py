@@ -10,8 +10,10 @@ from rayrec.features.schema import CategoricalFeature
 from rayrec.features.vocabulary import VocabularyLookup
 
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-_MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October")
-_MONTHS += ("November", "December")
+_MONTHS = (
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "December",
+)  # fmt: skip
 
 
 class ValueNames:

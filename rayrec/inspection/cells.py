@@ -102,7 +102,7 @@ def cells_by_frequency(feature: CategoricalFeature, folder: Path) -> Cells | Non
     tens = np.zeros(len(of_id), np.int64)
     tens[of_id > 0] = 1 + np.log10(of_id[of_id > 0]).astype(np.int64)
     names = [ValueNames(feature, folder).missing if not feature.unlisted_buckets else "missing or not listed"]
-    names += [f"{10 ** n:,} to {10 ** (n + 1) - 1:,} times" for n in range(int(tens.max()))]
+    names += [f"{10**n:,} to {10 ** (n + 1) - 1:,} times" for n in range(int(tens.max()))]
     return Cells(tuple(names), lambda values: tens[values])
 
 

@@ -77,7 +77,7 @@ def group_by_recipe(runs: Sequence[ComparedRun]) -> list[ComparedRecipe]:
             continue
         twin = next((other for other in group if other.seed == run.seed), None)
         if twin is not None:
-            raise UserError(f"{run.folder.path}: has the recipe and the seed of {twin.folder.path}; leave one of them out")
+            raise UserError(f"{run.folder.path}: has the recipe and the seed of {twin.folder.path}; leave one out")
         group.append(run)
     return [ComparedRecipe(members[0].name, tuple(members)) for _, members in groups]
 
@@ -189,8 +189,8 @@ def _why(found: Difference) -> str:
         if not found.is_beyond_rows:
             return "other held-out rows alone may change as much"
         return (
-            "more than other held-out rows change, but no recipe has two runs, so a luckier seed may be the cause: train "
-            "one again with another train.seed, and give that run, too"
+            "more than other held-out rows change, but no recipe has two runs, so a luckier seed may be the cause: "
+            "train one again with another train.seed, and give that run, too"
         )
     if found.verdict == "no difference shown":
         return "other held-out rows and other seeds may change as much"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rayrec.common.progress import Progress
 from rayrec.config.preprocess import RowsPreprocessConfig
 from rayrec.evaluation.estimates import wilson
+from rayrec.evaluation.scored_rows import sums
 from rayrec.features.numeric import untransformed
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset
@@ -140,7 +141,7 @@ def _along(columns: SplitColumns, dataset: Dataset) -> tuple[CellProfile, ...]:
     labels = _labels(columns, dataset)
     part = np.arange(len(labels)) * _PARTS // len(labels)
     ends = [f"{100 * n // _PARTS} to {100 * (n + 1) // _PARTS} %" for n in range(_PARTS)]
-    return _cells(ends, np.bincount(part, minlength=_PARTS), np.bincount(part, weights=labels, minlength=_PARTS))
+    return _cells(ends, np.bincount(part, minlength=_PARTS), sums(part, labels, _PARTS))
 
 
 def _profile(
@@ -165,9 +166,7 @@ def _profile(
     )
 
 
-def _cells(
-    names: Sequence[str], counts: NDArray[np.int64], positives: NDArray[np.float64]
-) -> tuple[CellProfile, ...]:
+def _cells(names: Sequence[str], counts: NDArray[np.int64], positives: NDArray[np.float64]) -> tuple[CellProfile, ...]:
     """The cells that have rows."""
     found = []
     for name, count, positive in zip(names, counts.tolist(), positives.tolist(), strict=True):

@@ -19,8 +19,8 @@ def run_metrics(run: RunFolder) -> dict[str, dict[str, float | None]]:
 def training_curves(run: RunFolder) -> dict[str, Any]:
     """The numbers of a run by step, as JSON values.
 
-    `train`: steps, and loss, learning rates, samples a second, share of time waiting for data, memory; `evaluations`: by
-    split, or `progressive` for rows that were measured before they were trained on, steps and metrics.
+    `train`: steps, and loss, learning rates, samples a second, share of time waiting for data, memory. `evaluations`:
+    by split, or `progressive` for rows that were measured before they were trained on, steps and metrics.
     """
     records = list(read_history(run.history))
     measured: dict[str, list[dict[str, Any]]] = {}

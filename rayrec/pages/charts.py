@@ -4,6 +4,7 @@ page's."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from typing import Any
 
 from rayrec.pages.page import Chart
@@ -64,7 +65,7 @@ def shares_and_rates(
     """Bars of the share of each label, and points of a rate with its interval on a second axis."""
     x = distinct_labels(labels)
     hover = [plain(label) for label in labels]
-    traces = [
+    traces: list[dict[str, Any]] = [
         {"type": "bar", "x": x, "y": rounded(shares), "name": "share", "marker": {"color": _faint(BLUE, 0.45)},
          "customdata": hover, "hovertemplate": "%{customdata}<br>%{y:.2%} of the values<extra></extra>"},
         {"x": x, "y": rounded(rates), "name": "label rate", "mode": "markers", "yaxis": "y2", "customdata": hover,
@@ -124,7 +125,7 @@ def intervals(
 def histograms(title: str, x_title: str, edges: Numbers, shares: Mapping[str, Numbers], *, note: str = "") -> Chart:
     """Bars of shares by bins of even width, of several classes over each other."""
     ends = [edge for edge in edges if edge is not None]
-    middles = rounded([(a + b) / 2 for a, b in zip(ends[:-1], ends[1:], strict=True)])
+    middles = rounded([(a + b) / 2 for a, b in pairwise(ends)])
     traces = [
         {"type": "bar", "x": middles, "y": rounded(values), "name": plain(name), "width": ends[1] - ends[0],
          "marker": {"color": _faint(_COLOURS[number], 0.55)}}
@@ -135,9 +136,7 @@ def histograms(title: str, x_title: str, edges: Numbers, shares: Mapping[str, Nu
     return Chart(title, traces, layout, note=note)
 
 
-def stacked(
-    title: str, labels: Sequence[str], parts: Mapping[str, Numbers], *, x_title: str, note: str = "", is_wide: bool = True
-) -> Chart:
+def stacked(title: str, labels: Sequence[str], parts: Mapping[str, Numbers], *, x_title: str, note: str = "") -> Chart:
     """Horizontal bars, one for each label, the first at the top, made of parts by name."""
     y = distinct_labels(labels, _LONGEST_ROW_LABEL)
     traces = [
@@ -153,7 +152,7 @@ def stacked(
         "showlegend": 1 < len(parts) <= len(_COLOURS),
         "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"},
     }
-    return Chart(title, traces, layout, height=130 + 28 * len(y), note=note, is_wide=is_wide)
+    return Chart(title, traces, layout, height=130 + 28 * len(y), note=note, is_wide=True)
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,8 @@ def parallel(title: str, dimensions: Sequence[Dimension], names: Sequence[str], 
     traces = []
     for number, name in reversed(list(enumerate(names))):
         share = 1 - number / max(len(names) - 1, 1)
-        style = {"color": ORANGE, "width": 3} if number == 0 else {"color": _faint(BLUE, 0.12 + 0.6 * share), "width": 1.5}
+        is_best = number == 0
+        style = {"color": ORANGE if is_best else _faint(BLUE, 0.12 + 0.6 * share), "width": 3 if is_best else 1.5}
         traces.append({"x": places, "y": [d.values[number] for d in dimensions], "mode": "lines", "line": style,
                        "text": plain(name), "hovertemplate": "%{text}<extra></extra>"})  # fmt: skip
     annotations = [

@@ -53,7 +53,9 @@ def verdict_line(found: Mapping[str, Any]) -> str:
         said = f"no difference between {found['first']} and {found['second']} is shown"
     else:
         said = f"{found['second']} is {found['verdict']} than {found['first']}"
-    return f"By {name}, {said} ({found['value']:+.5f}, from {found['low']:+.5f} to {found['high']:+.5f}): {found['why']}."
+    return (
+        f"By {name}, {said} ({found['value']:+.5f}, from {found['low']:+.5f} to {found['high']:+.5f}): {found['why']}."
+    )
 
 
 def _verdicts(figures: Figures) -> Section:
@@ -110,7 +112,8 @@ def _seeds(figures: Figures) -> Section:
 
 def _config(figures: Figures, recipes: list[str]) -> Section:
     rows = [
-        {"key": key, **{name: json.dumps(values[name]) for name in recipes}} for key, values in figures["config"].items()
+        {"key": key, **{name: json.dumps(values[name]) for name in recipes}}
+        for key, values in figures["config"].items()
     ]
     text = "" if rows else "There are none, apart from the seed."
     return Section("Differences of the recipes", [Table(rows)] if rows else [], text)

@@ -44,13 +44,14 @@ def dataset_page(figures: Figures) -> Page:
 
 
 def _overview(figures: Figures) -> Section:
+    features = figures["features"]
     rows = [
         {
             "split": name,
             "rows": split["rows"],
             "label rate": _percent(split["label_rate"]) or "not known",
             "read for this page": split["rows_read"],
-            "drifted from train": ", ".join(_drifted(figures["features"], name)) or "nothing" if name != "train" else "",
+            "drifted from train": "" if name == "train" else ", ".join(_drifted(features, name)) or "nothing",
         }
         for name, split in figures["splits"].items()
     ]

@@ -45,8 +45,10 @@ def _curves(held_out: Mapping[str, Any]) -> list[Chart]:
         return []
     rate = held_out["label_rate"]["value"]
     return [
-        _curve(f"ROC (AUC {held_out['metrics']['auc']['value']:.4f})", "share of the negatives above the threshold", "share of the positives", curves["roc"],
-               diagonal=(0, 1)),
+        _curve(
+            f"ROC (AUC {held_out['metrics']['auc']['value']:.4f})", "share of the negatives above the threshold",
+            "share of the positives", curves["roc"], diagonal=(0, 1),
+        ),
         _curve(
             f"Precision and recall (average precision {curves['average_precision']:.4f})", "recall", "precision",
             curves["precision_recall"], note=f"Without a model precision is the label rate, {rate:.4g}.",
@@ -79,8 +81,8 @@ def _reliability(curves: Mapping[str, Any]) -> Chart:
 
 def _slices_text(held_out: Mapping[str, Any]) -> str:
     return (
-        f"{len(held_out['slices']):,} slices: by tenths of the score, by the values of each feature, and by how often a "
-        "value occurred in train; report.json has all. The worst come first, by the end of the interval that is in "
+        f"{len(held_out['slices']):,} slices: by tenths of the score, by the values of each feature, and by how often "
+        "a value occurred in train; report.json has all. The worst come first, by the end of the interval that is in "
         "their favour, so that few rows alone make none the worst. Of many slices a few lie apart by chance."
     )
 

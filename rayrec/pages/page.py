@@ -156,9 +156,7 @@ def _table(table: Table) -> str:
         f"<tr{' class=marked' if number in table.marked else ''}>{''.join(_cell(row.get(n)) for n in names)}</tr>"
         for number, row in enumerate(table.rows)
     )
-    return (
-        f'{title}{note}<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    )
+    return f'{title}{note}<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
 def _cell(value: Any) -> str:

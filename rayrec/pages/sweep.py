@@ -12,8 +12,8 @@ _CONFIRMED = (
     "how much better they are than the recipe's. A gain of less than two or three standard errors may be chance."
 )
 _IMPORTANCE = (
-    "How far the values of the better trials differ from those of all (PED-ANOVA, arXiv:2304.10255). With few trials it "
-    "says little; parameters that not every trial has are left out."
+    "How far the values of the better trials differ from those of all (PED-ANOVA, arXiv:2304.10255). With few trials "
+    "it says little; parameters that not every trial has are left out."
 )
 _MOST_CURVES = 30
 

@@ -47,9 +47,7 @@ def model_page(figures: Figures) -> Page:
     )
 
 
-def training_charts(
-    runs: Mapping[str, Mapping[str, Any]], colours: Mapping[str, int] | None = None
-) -> list[Chart]:
+def training_charts(runs: Mapping[str, Mapping[str, Any]], colours: Mapping[str, int] | None = None) -> list[Chart]:
     """Charts of the curves (`rayrec.inspection.run_facts.training_curves`) of some runs by name, over each other.
 
     A single run has its learning rates in one chart. `colours`: numbers of the runs' colours.
@@ -73,9 +71,7 @@ def training_charts(
         for metric in columns
         if metric != "step"
     )
-    charts += [
-        chart(f"{metric} of {split}", metric, partial(_evaluated, split), metric) for split, metric in evaluated
-    ]
+    charts += [chart(f"{metric} of {split}", metric, partial(_evaluated, split), metric) for split, metric in evaluated]
     if len(runs) == 1:
         (train,) = (curves["train"] for curves in runs.values())
         charts.append(lines("Learning rates", "step", "rate", {rate: (train["step"], train[rate]) for rate in rates}))
@@ -117,7 +113,10 @@ def _facts(figures: Figures) -> dict[str, str]:
 def _resources(found: Mapping[str, Any]) -> Section:
     seconds = found["seconds"]
     parts = {name: [value] for name, value in seconds.items()}
-    memory = {"most memory of a process": found["peak_memory_bytes"], "tables, with their optimizer": found["table_bytes"]}
+    memory = {
+        "most memory of a process": found["peak_memory_bytes"],
+        "tables, with their optimizer": found["table_bytes"],
+    }
     rows = [
         *({"what": f"time: {name}", "amount": f"{value:,.1f} s"} for name, value in seconds.items()),
         *({"what": name, "amount": format_bytes(size)} for name, size in memory.items() if size is not None),
