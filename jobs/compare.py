@@ -72,11 +72,11 @@ def run(request: CompareRequest, progress: Progress) -> Result:
 def _names(folders: list[Path]) -> list[str]:
     """The shortest ends of the paths that are all different."""
     longest = max(len(folder.parts) for folder in folders)
-    for length in range(1, longest):
-        names = ["/".join(folder.parts[-length:]) for folder in folders]
+    for length in range(1, longest + 1):
+        names = [str(Path(*folder.parts[-length:])) for folder in folders]
         if len(set(names)) == len(names):
-            return names
-    return [location(folder) for folder in folders]
+            break
+    return names
 
 
 def describe(result: Result) -> str:

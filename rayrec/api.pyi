@@ -251,6 +251,35 @@ def plan(
     progress: Show progress on stderr.
     """
 
+def report(
+    source: AnyPath,
+    output: AnyPath,
+    *,
+    against: AnyPath | None = None,
+    data: AnyPath | None = None,
+    expect: Sequence[str] = (),
+    progress: bool = True,
+) -> Result:
+    """Write a page on a dataset, a run, a model or a search, and check what is expected of it.
+
+    source: Folder of a dataset, a run, a model or a search, or its URI.
+    output: Folder for report.html and report.json; must not exist.
+    against: Dataset to compare a dataset with.
+    data: Dataset whose held-out rows a model scores; a run scores those of its own, and a model alone none.
+    expect: What is expected of a metric, such as 'auc >= 0.76'; the exit code is 1 if something is not met.
+    progress: Show progress on stderr.
+    """
+
+def compare(run: AnyPath | Sequence[AnyPath], output: AnyPath, *, progress: bool = True) -> Result:
+    """Tell whether one recipe is better than another, or its run was lucky.
+
+    Runs that differ in their seed alone count as repetitions of one recipe: they tell how much a seed changes.
+
+    run: Run folder, or its URI; all must have been trained on datasets with the same held-out rows.
+    output: Folder for report.html and report.json; must not exist.
+    progress: Show progress on stderr.
+    """
+
 def load_recipe(recipe: AnyPath, set: Mapping[str, Any] | None = None) -> Recipe:
     """The validated recipe: a shipped one by name, or a YAML file, with values set by key, such as `train.epochs`."""
 

@@ -104,8 +104,8 @@ def difference(metric: str, first: Repeats, second: Repeats, seeds: tuple[float,
     """Compare two recipes; `seeds` is the `seed_variance` of all recipes that are compared.
 
     The interval adds the squares of two: that of the normal distribution for the rows, and for the seeds Student's, as
-    a variance of few runs is uncertain itself. What seeds change on these very rows is in both, so it is rather too wide
-    than too narrow, also where two runs are close by luck. Without `seeds` no difference can be shown.
+    a variance of few runs is uncertain itself. What seeds change on these very rows is in both, so it is rather too
+    wide than too narrow, also where two runs are close by luck. Without `seeds` no difference can be shown.
     """
     value = second.mean - first.mean
     by_rows = float(np.std(second.resampled - first.resampled, ddof=1))

@@ -103,9 +103,12 @@ def _numbers(name: str, values: Sequence[float | None], is_log: bool) -> Dimensi
     scaled = [None if v is None else math.log(v) if is_log else float(v) for v in values]
     known = [v for v in scaled if v is not None]
     low, high = min(known), max(known)
-    span = (high - low) or 1.0
-    ticks = {text_of(math.exp(end) if is_log else end): (end - low) / span for end in (low, high)}
-    return Dimension(name, [None if v is None else (v - low) / span for v in scaled], ticks)
+
+    def height(value: float) -> float:
+        return (value - low) / (high - low) if high > low else 0.5
+
+    ticks = {text_of(math.exp(end) if is_log else end): height(end) for end in (low, high)}
+    return Dimension(name, [None if value is None else height(value) for value in scaled], ticks)
 
 
 def _choices(name: str, values: Sequence[Any]) -> Dimension:

@@ -84,5 +84,5 @@ def test_another_folder_is_no_sweep(output: Path) -> None:
 def _sweep(folder: Path, trials: int = 2) -> SweepSettings:
     space = parse_space("s.yaml", "train.dense_optimizer.lr: {choice: [0.1, 0.2]}")
     return SweepSettings(
-        read_recipe(RECIPE), space, folder.parent / "data", folder, "auc", trials, "grid", "none", print
+        read_recipe(RECIPE), space, folder, "auc", trials, "grid", "none", folder.parent / "data", print
     )
