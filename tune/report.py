@@ -39,6 +39,7 @@ def sweep_figures(
     if not outcomes or outcomes[0].value is None:
         raise UserError(f"{sweep.folder}: no trial has been evaluated yet; wait for the first evaluation")
     return {
+        "kind": "sweep",
         "recipe": sweep.recipe.resolve().name,
         "metric": sweep.metric,
         "is_maximized": sweep.is_maximized,

@@ -133,7 +133,7 @@ def compare_runs(
 ) -> dict[str, Any]:
     """Score the held-out rows with every run, and tell which recipes are better, as JSON values.
 
-    `exported` gives the model folder of a run's folder.
+    `exported` gives the model folder of a run's folder. Raises UserError if all rows have one label.
     """
     scored: dict[str, list[ScoredRows]] = {}
     for recipe in recipes:
@@ -142,6 +142,9 @@ def compare_runs(
                 run.dataset.fetch_mapped()
                 rows = score_split(load_model(model), run.dataset, split, progress, name=run.name).scored
             scored.setdefault(recipe.name, []).append(rows)
+    labels = {float(label) for rows in scored.values() for label in np.unique(rows[0].label)}
+    if len(labels) < 2:
+        raise UserError(f"all rows of '{split}' have the label {labels.pop():g}; compare on a dataset with both labels")
     progress.stage("compare")
     repeats = repeats_of(scored)
     seeds = {metric: seed_variance(list(repeats[metric].values())) for metric in METRICS}

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.evaluation.curves import Curve, score_histogram, threshold_curves
 from rayrec.evaluation.estimates import Estimate, label_rate, measure
@@ -52,7 +53,8 @@ def score_split(
 ) -> HeldOut:
     """Score the first rows of a labelled split of a dataset that is encoded as the model reads it.
 
-    Rows of a group are one unit. `name` is the model's in the progress. Raises UserError if the split has no labels.
+    Rows of a group are one unit. `name` is the model's in the progress. Raises UserError if the split has no labels, or
+    no row that counts.
     """
     schema = dataset.schema
     rows = dataset.labelled_split(split).rows
@@ -70,6 +72,8 @@ def score_split(
     )
     assert label is not None
     scored = ScoredRows.of(np.concatenate(scores), label, weight, group)
+    if not len(scored):
+        raise UserError(f"{dataset.folder}: no row of '{split}' has a weight above 0; give a dataset with such rows")
     return HeldOut(split, rows, scored, columns.select(names).combine_chunks())
 
 

@@ -11,8 +11,8 @@ from rayrec.pages.page import Chart
 
 Numbers = Sequence[float | None]
 
-BLUE, ORANGE, GREEN, RED, GREY = "#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#94a3b8"
-_COLOURS = (BLUE, ORANGE, GREEN, RED, "#8b5cf6", "#06b6d4", "#ec4899", "#84cc16")
+_BLUE, _ORANGE, _GREY = "#3b82f6", "#f59e0b", "#94a3b8"
+_COLOURS = (_BLUE, _ORANGE, "#10b981", "#ef4444", "#8b5cf6", "#06b6d4", "#ec4899", "#84cc16")
 _LONGEST_LABEL, _LONGEST_ROW_LABEL = 22, 30
 _ROW_HEIGHT = 22
 _AXIS_WIDTH = 125
@@ -48,7 +48,7 @@ def lines(
         traces.append({"x": rounded(x), "y": rounded(y), "name": plain(name), "mode": mode, "line": style})
     if diagonal is not None:
         low, high = diagonal
-        dots = {"color": GREY, "width": 1, "dash": "dot"}
+        dots = {"color": _GREY, "width": 1, "dash": "dot"}
         traces.append({"x": [low, high], "y": [low, high], "mode": "lines", "line": dots, "hoverinfo": "skip",
                        "showlegend": False})  # fmt: skip
     layout = {
@@ -66,10 +66,10 @@ def shares_and_rates(
     x = distinct_labels(labels)
     hover = [plain(label) for label in labels]
     traces: list[dict[str, Any]] = [
-        {"type": "bar", "x": x, "y": rounded(shares), "name": "share", "marker": {"color": _faint(BLUE, 0.45)},
+        {"type": "bar", "x": x, "y": rounded(shares), "name": "share", "marker": {"color": _faint(_BLUE, 0.45)},
          "customdata": hover, "hovertemplate": "%{customdata}<br>%{y:.2%} of the values<extra></extra>"},
         {"x": x, "y": rounded(rates), "name": "label rate", "mode": "markers", "yaxis": "y2", "customdata": hover,
-         "marker": {"color": ORANGE, "size": 6}, "error_y": _errors(rates, low, high),
+         "marker": {"color": _ORANGE, "size": 6}, "error_y": _errors(rates, low, high),
          "hovertemplate": "%{customdata}<br>label rate %{y:.4g}<extra></extra>"},
     ]  # fmt: skip
     layout = {
@@ -91,7 +91,6 @@ def intervals(
     high: Numbers,
     *,
     reference: float | None = None,
-    x_title: str = "",
     ratio: bool = False,
     note: str = "",
 ) -> Chart:
@@ -101,7 +100,7 @@ def intervals(
     """
     y = distinct_labels(labels, _LONGEST_ROW_LABEL)
     trace = {
-        "x": rounded(values), "y": y, "mode": "markers", "marker": {"color": BLUE, "size": 7},
+        "x": rounded(values), "y": y, "mode": "markers", "marker": {"color": _BLUE, "size": 7},
         "error_x": _errors(values, low, high), "customdata": [plain(label) for label in labels],
         "hovertemplate": "%{customdata}: %{x:.5g}<extra></extra>",
     }  # fmt: skip
@@ -112,9 +111,9 @@ def intervals(
     shapes = []
     if reference is not None:
         shapes.append({"type": "line", "x0": reference, "x1": reference, "y0": 0, "y1": 1, "yref": "paper",
-                       "line": {"color": GREY, "width": 1, "dash": "dot"}})  # fmt: skip
+                       "line": {"color": _GREY, "width": 1, "dash": "dot"}})  # fmt: skip
     layout = {
-        "xaxis": {"title": {"text": plain(x_title)}, **axis},
+        "xaxis": axis,
         "yaxis": {"type": "category", "autorange": "reversed", "tickfont": {"size": 11}},
         "shapes": shapes,
         "showlegend": False,
@@ -173,7 +172,7 @@ def parallel(title: str, dimensions: Sequence[Dimension], names: Sequence[str], 
     for number, name in reversed(list(enumerate(names))):
         share = 1 - number / max(len(names) - 1, 1)
         is_best = number == 0
-        style = {"color": ORANGE if is_best else _faint(BLUE, 0.12 + 0.6 * share), "width": 3 if is_best else 1.5}
+        style = {"color": _ORANGE if is_best else _faint(_BLUE, 0.12 + 0.6 * share), "width": 3 if is_best else 1.5}
         traces.append({"x": places, "y": [d.values[number] for d in dimensions], "mode": "lines", "line": style,
                        "text": plain(name), "hovertemplate": "%{text}<extra></extra>"})  # fmt: skip
     annotations = [
@@ -183,7 +182,7 @@ def parallel(title: str, dimensions: Sequence[Dimension], names: Sequence[str], 
         for text, height in dimension.ticks.items()
     ]  # fmt: skip
     axes = [
-        {"type": "line", "x0": place, "x1": place, "y0": 0, "y1": 1, "line": {"color": GREY, "width": 1}}
+        {"type": "line", "x0": place, "x1": place, "y0": 0, "y1": 1, "line": {"color": _GREY, "width": 1}}
         for place in places
     ]
     # A key of many parts takes a line for each of the last three.
