@@ -32,6 +32,8 @@ class FileTruth(RowsTruth):
 
     path: str
     """Relative to the folder of `truth.json`."""
+    new_values: float
+    """Share of the categorical values, missing ones aside, that the click model had on no earlier day."""
 
 
 class GeneratedTruth(RowsTruth):
