@@ -109,9 +109,9 @@ class CriteoGenerator:
         # Inverse of the cumulative distribution of a density ~ x^-exponent on [1, cardinality + 1).
         power = 1.0 - EXPONENT
         uniform = rng.random((rows, len(CATEGORICAL)))
-        ranks = (1.0 + uniform * ((_MOST_VALUES + 1.0) ** power - 1.0)) ** (1.0 / power)
-        present = rng.random(ranks.shape) >= list(_CATEGORICAL_MISSING.values())
-        ranks = np.where(present, np.minimum(ranks, _MOST_VALUES), 0.0).astype(np.int64)
+        drawn = (1.0 + uniform * ((_MOST_VALUES + 1.0) ** power - 1.0)) ** (1.0 / power)
+        present = rng.random(drawn.shape) >= list(_CATEGORICAL_MISSING.values())
+        ranks = np.where(present, np.minimum(drawn, _MOST_VALUES), 0.0).astype(np.int64)
         generations, is_new = self._turnover.draw(rng, self._day, ranks)
         return RawValues(numbers, numbers_missing, ranks, generations, is_new)
 
@@ -164,12 +164,13 @@ def generate(
                     label = chunk.rows.column(LABEL).to_numpy() == 1
                     for accumulator in (total, truth):
                         accumulator.add(chunk.probability, label)
-                    values += np.count_nonzero(chunk.values.ranks)
-                    new_values += np.count_nonzero(chunk.values.is_new)
+                    values += int(np.count_nonzero(chunk.values.ranks))
+                    new_values += int(np.count_nonzero(chunk.values.is_new))
                     progress.advance(len(label))
             first += rows_of_file
             files.append(FileTruth(path=path.name, new_values=new_values / values, **truth.result().model_dump()))
-        result = GeneratedTruth(source="criteo", seed=seed, files=tuple(files), **total.result().model_dump())
+        stated = total.result().model_dump()
+        result = GeneratedTruth(source="criteo", seed=seed, drift=drift, files=tuple(files), **stated)
         write_json(folder / TRUTH_FILE, result.model_dump(mode="json"))
     return result
 

@@ -30,7 +30,7 @@ class Turnover:
     def __init__(self, seed: int, cardinalities: NDArray[np.float64], drift: float) -> None:
         """`cardinalities`: (columns,) the number of ranks of each column."""
         self._random = StatelessRandom(seed)
-        self._columns = np.flatnonzero(cardinalities >= FEWEST_VALUES)
+        self._columns = np.flatnonzero(cardinalities >= FEWEST_VALUES).tolist()
         self._num_columns = len(cardinalities)
         self._rate = RATE * drift
 
