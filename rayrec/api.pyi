@@ -40,6 +40,7 @@ def generate(
     *,
     seed: int = 0,
     days: int | None = None,
+    drift: float | None = None,
     compress: bool = False,
     progress: bool = True,
 ) -> Result:
@@ -50,6 +51,7 @@ def generate(
     output: Folder to write, with truth.json if the best reachable metric is known; must not exist.
     seed: Seed of the rows.
     days: Number of days to write a file for each, if the source has such files; by default one file.
+    drift: How much values and preferences change from day to day: 1 by default, 0 not at all, 10 at most; with --days.
     compress: Write gzip files.
     progress: Show progress on stderr.
     """
