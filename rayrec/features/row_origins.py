@@ -130,7 +130,8 @@ def keeps_ids(old: CategoricalFeature, new: CategoricalFeature, new_folder: Path
             return False
         count = 1 + len(before.values) + len(before.buckets)
     ids = np.arange(count, dtype=np.int64)
-    return bool((_folded(old, ids) == _folded(new, ids)).all())
+    found = _folded(new, ids)
+    return bool(((found == _folded(old, ids)) & (found < new.cardinality)).all())
 
 
 def difference(old: Feature, new: Feature) -> str | None:
