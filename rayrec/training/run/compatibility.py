@@ -33,6 +33,7 @@ def require_compatible(run: RunFolder, origin: Origin, recipe: Recipe, dataset: 
         raise ConfigError(f"feature '{name}' {problem}; {fix}")
     if misfit is not None:
         raise ConfigError(f"model: {misfit} in {origin.run}; set the section back, or {_NEW_RUN}")
+    _require_same_order(old, new, origin)
     _require_same_moments(before.train, now.train, origin)
     _require_vocabularies(old, new, dataset, reset, run, origin)
 
@@ -81,11 +82,19 @@ def _problems(
             for crossed in feature.inputs if feature.reads is None else ():
                 if not _keeps_ids(crossed, old, new, dataset):
                     yield name, f"crosses the ids of '{crossed}', which were others in {origin.run}"
-    places = [[name for name in names if name in before and name in now] for names in (before, now)]
+
+
+def _require_same_order(old: RankingModel, new: RankingModel, origin: Origin) -> None:
+    """Raise ConfigError where features have changed places, by which the dense network tells them apart."""
+    before, now = ([feature.name for feature in model.schema.features] for model in (old, new))
+    common = set(before) & set(now)
+    places = ([name for name in names if name in common] for names in (before, now))
     for was_here, is_here in zip(*places, strict=True):
         if was_here != is_here:
-            # The dense network tells its columns by their places.
-            yield is_here, f"is where '{was_here}' was in the order of features in {origin.run}"
+            raise ConfigError(
+                f"feature '{is_here}' is where '{was_here}' was among the features of {origin.run}; keep their order, "
+                f"or {_NEW_RUN}"
+            )
 
 
 def _keeps_ids(name: str, old: RankingModel, new: RankingModel, dataset: Dataset) -> bool:
