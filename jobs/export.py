@@ -91,7 +91,7 @@ def _metrics(run: "RunFolder", dataset: "Dataset", checkpoint: Path) -> "Metrics
     final = run.path / METRICS_FILE
     if final.is_file() and checkpoint == run.checkpoint("latest"):
         metrics: Metrics = json.loads(final.read_text())
-        return metrics
+        return {split: values for split, values in metrics.items() if split in dataset.manifest.splits}
     reached = read_progress(checkpoint).metrics
     wanted = run.recipe.train.evaluation_split
     split = wanted if wanted in dataset.manifest.splits else "test"

@@ -88,6 +88,8 @@ def train(
     output: AnyPath,
     *,
     resume: bool = False,
+    warm_start: AnyPath | None = None,
+    reset: Sequence[str] = (),
     workers: int | str | None = None,
     device: Literal["auto", "cpu", "cuda"] | None = None,
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None,
@@ -100,6 +102,8 @@ def train(
     data: Dataset folder, the output of `rayrec preprocess`.
     output: Run folder to write; must not exist, unless with --resume.
     resume: Continue the run in --output from its latest checkpoint; begin it if there is none.
+    warm_start: Run folder to go on from: weights and optimizer state of its best checkpoint, rows of tables by value. Trains as the recipe's train.warm_start says, by default one pass in the order of the rows.
+    reset: Feature whose table begins anew instead, with --warm-start; repeatable.
     workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
     device: Device to train on (train.device), by default as in the recipe.
     precision: Arithmetic of the dense network (train.precision), by default as in the recipe.

@@ -10,13 +10,17 @@ if TYPE_CHECKING:
 
 
 def local_shards(value: "TableTensor") -> "list[tuple[Tensor, int, int]]":
-    """The rank's parts of a table as (rows x columns tensor, first row, first column); views, not copies."""
+    """The rank's parts of a table, or of a moment of it, as (tensor, first row, first column); views, not copies.
+
+    The tensors are (rows, columns), or (rows,) of a moment that has one number a row.
+    """
     from torch.distributed._shard.sharded_tensor import ShardedTensor
 
     if not isinstance(value, ShardedTensor):
         return [(value, 0, 0)]
     shards = value.local_shards()
-    return [(s.tensor, s.metadata.shard_offsets[0], s.metadata.shard_offsets[1]) for s in shards]
+    offsets = [(*shard.metadata.shard_offsets, 0) for shard in shards]
+    return [(shard.tensor, row, column) for shard, (row, column, *_) in zip(shards, offsets, strict=True)]
 
 
 def sharded_like(part: "Tensor", table: "TableTensor") -> "TableTensor":

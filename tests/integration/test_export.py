@@ -128,7 +128,7 @@ def test_exported_weights_equal_the_checkpoints(run: Path, tmp_path: Path) -> No
 
 def test_another_recipe_does_not_fit(run: Path, tmp_path: Path) -> None:
     wider = make_recipe(name="wider", model=CONFIG.model_copy(update={"embedding_dim": 16}))
-    with pytest.raises(UserError, match=r"weight '.*' is \(.*\), the run's recipe and schema make it") as raised:
+    with pytest.raises(UserError, match=r"tensor '.*weight' is \(.*\), the run's recipe and schema make it") as raised:
         _export(run, tmp_path / "model", wider)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "model").exists()
