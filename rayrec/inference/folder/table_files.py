@@ -12,7 +12,7 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from rayrec.models.common.tables import EmbeddingTable
 
 TABLES_FOLDER = "weights/tables"
+DELTA_FILE = "delta.json"
+"""Only a model folder that holds what differs from the version before it has one (`rayrec.inference.folder.chain`)."""
 METADATA = {"format": "pt", "rayrec_version": "1"}
 """`format: pt` is what readers of safetensors expect; the version is that of the folder's layout."""
 TABLE_TENSOR = "weight"
@@ -37,9 +39,12 @@ SCALE_TENSOR = "scale"
 TablePrecision = Literal["fp32", "fp16", "int8"]
 DTYPES: dict[TablePrecision, str] = {"fp32": "F32", "fp16": "F16", "int8": "I8"}
 """The name of each type in a safetensors file."""
-_NUMPY: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I8": np.dtype("i1")}
+_NUMPY: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I8": np.dtype("i1"), "I64": np.dtype("<i8"),
+}  # fmt: skip
 _LARGEST_INT8 = 127
-_BLOCK_ROWS = 65_536
+BLOCK_ROWS = 65_536
+"""Rows that are copied or compared at a time."""
 _TABLES_AT_ONCE = 4
 """Reading and writing overlap, and the threads hold the memory of so many shards of a checkpoint."""
 _LARGE_BYTES = 256 * 2**20
@@ -49,8 +54,13 @@ _ROWS_BETWEEN_LOOKS = 1024
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether a folder looks like the output of an export."""
-    return (path / TABLES_FOLDER).is_dir()
+    """Whether a folder looks like the output of an export: a whole model, or a delta."""
+    return is_delta(path) or (path / TABLES_FOLDER).is_dir()
+
+
+def is_delta(path: Path) -> bool:
+    """Whether a model folder holds only what differs from the version before it."""
+    return (path / DELTA_FILE).is_file()
 
 
 def table_file(name: str) -> str:
@@ -68,10 +78,17 @@ class MappedTable:
         (length,) = struct.unpack_from("<Q", self._map)
         header = json.loads(self._map[8 : 8 + length])
         self.dim = dim
-        self._rows = self._tensor(header[TABLE_TENSOR], 8 + length)[:, :dim]
-        self._scale = self._tensor(header[SCALE_TENSOR], 8 + length) if SCALE_TENSOR in header else None
+        self.stored: dict[str, NDArray[Any]] = {
+            name: self._tensor(described, 8 + length) for name, described in header.items() if name != "__metadata__"
+        }
+        """The tensors of the file, as it has them."""
+        self._rows = self.stored[TABLE_TENSOR][:, :dim]
+        self._scale = self.stored.get(SCALE_TENSOR)
         if len(self._map) > _LARGE_BYTES:
             self._map.madvise(mmap.MADV_RANDOM)
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     def _tensor(self, described: dict[str, Any], start: int) -> NDArray[Any]:
         shape, (first, _) = described["shape"], described["data_offsets"]
@@ -86,6 +103,14 @@ class MappedTable:
             out[:] = self._rows[ids]
         else:
             np.multiply(self._rows[ids], self._scale[ids][:, None], out=out)
+
+    def stored_rows(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
+        """The rows `start` to `stop` (exclusive) as the file has them, by tensor; all columns of `weight`."""
+        return {name: values[start:stop] for name, values in self.stored.items()}
+
+    def expect_order(self) -> None:
+        """From now on rows are read in their order: the file system reads ahead, which is many times as fast."""
+        self._map.madvise(mmap.MADV_SEQUENTIAL)
 
     def release(self) -> None:
         """Give the pages in memory back. Later reads map them again from the system's page cache."""
@@ -157,8 +182,8 @@ def quantise_tables(folder: Path, tables: "Sequence[EmbeddingTable]", precision:
         path = folder / table_file(table.name)
         with new_file(path) as temporary, new_table(temporary, table, precision) as tensors:
             stored = MappedTable(path, table.columns)
-            for start in range(0, table.rows, _BLOCK_ROWS):
-                ids = np.arange(start, min(start + _BLOCK_ROWS, table.rows))
+            for start in range(0, table.rows, BLOCK_ROWS):
+                ids = np.arange(start, min(start + BLOCK_ROWS, table.rows))
                 block = np.empty((len(ids), table.columns), np.float32)
                 stored.read(ids, block)
                 for name, values in _quantised(path, block, precision).items():
@@ -189,8 +214,22 @@ def new_table(path: Path, table: "EmbeddingTable", precision: TablePrecision) ->
 
     Raises UserError if the disk is full.
     """
-    scale = {SCALE_TENSOR: ("F32", (table.rows,))} if precision == "int8" else {}
-    stored: dict[str, tuple[str, tuple[int, ...]]] = {TABLE_TENSOR: (DTYPES[precision], table.shape), **scale}
+    with new_tensors(path, tensors_of_rows(table.rows, table.columns, precision)) as tensors:
+        yield tensors
+
+
+def tensors_of_rows(rows: int, columns: int, precision: TablePrecision) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The type and the shape of each tensor that stores rows of a table."""
+    scale = {SCALE_TENSOR: ("F32", (rows,))} if precision == "int8" else {}
+    return {TABLE_TENSOR: (DTYPES[precision], (rows, columns)), **scale}
+
+
+@contextlib.contextmanager
+def new_tensors(path: Path, stored: Mapping[str, tuple[str, tuple[int, ...]]]) -> Iterator[dict[str, NDArray[Any]]]:
+    """A new safetensors file of tensors of these types and shapes, mapped for writing; on disk when the block ends.
+
+    Raises UserError if the disk is full.
+    """
     description: dict[str, dict[str, Any]] = {}
     end = 0
     for name, (dtype, shape) in stored.items():
