@@ -111,7 +111,7 @@ def _parent(request: ExportRequest, trained: "RunFolder") -> "ModelFolder | None
 
 @contextlib.contextmanager
 def _whole_folder(request: ExportRequest) -> Iterator[Path]:
-    """The folder that a checkpoint is exported to: the output, or for a delta one beside it for the time of the block."""
+    """The folder to export a checkpoint to: the output, or for a delta one beside it for the time of the block."""
     if request.delta_of is None:
         yield request.output
         return

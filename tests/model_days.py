@@ -35,13 +35,22 @@ class ModelDays:
     """A model whose state is that of a day; features I1, I2, C1 ... C4, M1, of which C4 reads the table of C1."""
 
     def __init__(
-        self, folder: Path, *, seed: int = 0, values: int = 30, config: ModelConfig = CONFIG, settings: Sequence[str] = ()
+        self,
+        folder: Path,
+        *,
+        seed: int = 0,
+        values: int = 30,
+        plain: int = 0,
+        config: ModelConfig = CONFIG,
+        settings: Sequence[str] = (),
     ) -> None:
-        """`folder`: where model folders are written. `values`: how many each vocabulary lists. `settings`: overrides
-        of the recipe's section `serve`, `key=value`."""
+        """`folder`: where model folders are written. `values`: how many each vocabulary lists. `plain`: the number of
+        further features P1, ... as C1. `settings`: overrides of the recipe's section `serve`, `key=value`."""
         self.folder, self.config = folder, config
         self.day = 0
-        self.values = {name: [f"{name}-{i}" for i in range(values)] for name in ("C1", "C2", "C3", "M1")}
+        self._plain = [f"P{i + 1}" for i in range(plain)]
+        names = ("C1", "C2", "C3", "M1", *self._plain)
+        self.values = {name: [f"{name}-{i}" for i in range(values)] for name in names}
         self._serve = dict(setting.split("=") for setting in settings)
         self._rng = np.random.default_rng(seed)
         self._tables: dict[str, torch.Tensor] = {}
@@ -68,9 +77,8 @@ class ModelDays:
                 name="C3", cardinality=rows["C3"] + UNLISTED, transforms=(listed["C3"], HashUnlisted(buckets=UNLISTED))
             ),
             CategoricalFeature(name="C4", cardinality=rows["C1"], transforms=(listed["C1"],), table="C1"),
-            MultiHotFeature(
-                name="M1", cardinality=rows["M1"], transforms=(listed["M1"],), hotness=3, pooling="mean"
-            ),
+            MultiHotFeature(name="M1", cardinality=rows["M1"], transforms=(listed["M1"],), hotness=3, pooling="mean"),
+            *(CategoricalFeature(name=n, cardinality=rows[n], transforms=(listed[n],)) for n in self._plain),
         )
         return Schema(label="label", features=features)
 
@@ -87,10 +95,10 @@ class ModelDays:
                 values.append(f"{name}-0" if f"{name}-0" not in values else f"{name}-extra{self.day}")
         self._follow_schema()
         for weights in self._tables.values():
-            rows = self._rng.choice(len(weights), changed, replace=False)
-            weights[rows] = torch.from_numpy(self._rng.normal(size=(changed, weights.shape[1])).astype(np.float32))
+            rows = self._rng.choice(len(weights), min(changed, len(weights)), replace=False)
+            weights[rows] = torch.from_numpy(self._rng.normal(size=(len(rows), weights.shape[1])).astype(np.float32))
         for weights in self._dense.values():
-            weights += 0.01 * torch.from_numpy(self._rng.normal(size=tuple(weights.shape)).astype(np.float32))
+            weights.add_(torch.from_numpy(self._rng.normal(scale=0.01, size=tuple(weights.shape)).astype(np.float32)))
 
     def write(self, name: str, precision: TablePrecision = "fp32") -> Path:
         """Write the whole model folder `name`; returns its path."""
@@ -98,7 +106,8 @@ class ModelDays:
         for feature, values in self.values.items():
             ids = np.arange(1, len(values) + 1)
             rows = pa.RecordBatch.from_arrays(
-                [pa.array(values, pa.large_string()), pa.array(ids), pa.array(1000 - ids)], names=VOCABULARY_SCHEMA.names
+                [pa.array(values, pa.large_string()), pa.array(ids), pa.array(1000 - ids)],
+                names=VOCABULARY_SCHEMA.names,
             )
             (data / "vocabulary").mkdir(parents=True, exist_ok=True)
             write_whole_vocabulary([rows], data / f"vocabulary/{feature}.parquet")
@@ -143,10 +152,15 @@ class ModelDays:
 def raw_rows(days: ModelDays, rows: int, seed: int = 0) -> list[dict[str, object]]:
     """Raw rows of values that are listed, were listed, or never were, some of them missing."""
     rng = np.random.default_rng([seed, rows])
-    known = {name: [*filter(None, values), f"{name}-0", f"{name}-1", f"{name}-new", ""] for name, values in days.values.items()}
+    known = {
+        name: [*filter(None, values), f"{name}-0", f"{name}-1", f"{name}-new", ""]
+        for name, values in days.values.items()
+    }
     drawn: list[dict[str, object]] = []
     for _ in range(rows):
         one = {name: str(rng.choice(values)) for name, values in known.items()}
         listed = [str(value) for value in rng.choice(known["M1"], int(rng.integers(0, 4)))]
-        drawn.append({**one, "C4": str(rng.choice(known["C1"])), "M1": listed, "I1": int(rng.integers(0, 100)), "I2": None})
+        drawn.append(
+            {**one, "C4": str(rng.choice(known["C1"])), "M1": listed, "I1": int(rng.integers(0, 100)), "I2": None}
+        )
     return drawn

@@ -1,12 +1,11 @@
-"""Vocabularies that go on from another one: what such a one adds and removes, in a file, and the look-up in both.
+"""Vocabularies that go on from others: what they add and remove, in a file, and the look-up in both.
 
-The file is an Arrow file of the rows that differ from the vocabulary before, by ascending id: first the values that it
-lists no longer, as the empty text, then those that it adds.
+The file is an Arrow file of the rows that differ from the vocabularies before. Those of a feature follow each other by
+ascending id: first the values that are no longer listed, as the empty text, then those that were added.
 """
 
-import mmap
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.common.mapped_file import MappedFile
 from rayrec.features.string_hash import find_hashes, hash_strings
 from rayrec.features.vocabulary import (
     VALUES_PER_FILE,
@@ -33,8 +33,9 @@ from rayrec.storage.parquet_files import new_parquet
 
 _ROW = ("id", "value", "count")
 _CHANGES = pa.schema([
-    pa.field("id", pa.int64(), False), pa.field("value", pa.large_string(), False),
-    pa.field("count", pa.int64(), False), pa.field("hash", pa.uint64(), False),
+    pa.field("feature", pa.dictionary(pa.int16(), pa.string()), False), pa.field("id", pa.int64(), False),
+    pa.field("value", pa.large_string(), False), pa.field("count", pa.int64(), False),
+    pa.field("hash", pa.uint64(), False),
 ])  # fmt: skip
 _CHANGES_AT_ONCE = 1_048_576
 _EMPTY = pa.scalar("", pa.large_string())
@@ -49,6 +50,28 @@ class Growth(NamedTuple):
     """Values of before that are no longer listed."""
 
 
+class VocabularyChanges:
+    """What the vocabularies of a model add and remove, mapped from a file that `new_changes` wrote."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UserError if the file is missing or damaged."""
+        self._batches: dict[str, list[pa.RecordBatch]] = {}
+        try:
+            self.file = MappedFile(path)
+            reader = pa.ipc.open_file(pa.py_buffer(self.file.content))
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                self._batches.setdefault(batch["feature"][0].as_py(), []).append(batch)
+        except FileNotFoundError:
+            raise UserError(f"{path}: missing; copy the delta again") from None
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            raise UserError(f"{path}: damaged ({str(error).splitlines()[0]}); copy the delta again") from None
+
+    def of(self, feature: str) -> list[pa.RecordBatch]:
+        """The rows of the vocabulary of a feature, by ascending id; none if it has not changed."""
+        return self._batches.get(feature, [])
+
+
 class GrownVocabulary(VocabularyLookup):
     """Value -> id of a vocabulary of which only a first state is whole, and changes are known.
 
@@ -56,54 +79,32 @@ class GrownVocabulary(VocabularyLookup):
     takes 16 bytes of memory for each of them; the values themselves stay mapped.
     """
 
-    def __init__(self, base: VocabularyLookup, changes: Sequence[Path]) -> None:
-        """`changes`: files that `write_changes` wrote, each on the state that those before it make.
-
-        Raises UserError if one of them is missing or damaged.
-        """
+    def __init__(self, base: VocabularyLookup, changes: Sequence[VocabularyChanges], feature: str) -> None:
+        """`changes`: those of a feature's vocabulary, each of the state that those before it make."""
         super().__init__()
         self._base = base
-        self._maps: list[mmap.mmap] = []
+        self.mapped = (*base.mapped, *(change.file for change in changes))
         self._added: list[pa.RecordBatch] = []
         """The rows of added values, which follow each other and the base."""
         self._length = len(base)
         removed = [np.empty(0, np.int64)]
-        for path in changes:
-            for batch in self._open(path):
-                ids = batch["id"].to_numpy()
-                first = int(ids.searchsorted(self._length, side="right"))
-                is_empty = pc.equal(pc.binary_length(batch["value"]), 0).to_numpy(zero_copy_only=False)
-                removed.append(ids[is_empty])
-                if first < len(ids):
-                    assert ids[first] == self._length + 1, path
-                    self._length = int(ids[-1])
-                    self._added.append(batch.slice(first))
+        for batch in chain.from_iterable(change.of(feature) for change in changes):
+            ids = batch["id"].to_numpy()
+            first = int(ids.searchsorted(self._length, side="right"))
+            is_empty = pc.equal(pc.binary_length(batch["value"]), 0).to_numpy(zero_copy_only=False)
+            removed.append(ids[is_empty])
+            if first < len(ids):
+                assert ids[first] == self._length + 1, feature
+                self._length = int(ids[-1])
+                self._added.append(batch.slice(first))
         self._removed = np.unique(np.concatenate(removed))
         self._first_ids = np.array([1, *(batch["id"][0].as_py() for batch in self._added)])
         """The first id of the base and of each of the batches."""
-        self._ids = np.concatenate([np.empty(0, np.int64), *(batch["id"].to_numpy() for batch in self._added)])
+        ids = np.concatenate([np.empty(0, np.int64), *(batch["id"].to_numpy() for batch in self._added)])
         hashes = np.concatenate([np.empty(0, np.uint64), *(batch["hash"].to_numpy() for batch in self._added)])
         order = np.argsort(hashes)
-        order = order[~_contains(self._removed, self._ids[order])]
-        self._hashes, self._ids = hashes[order], self._ids[order]
-
-    def _open(self, path: Path) -> Iterator[pa.RecordBatch]:
-        try:
-            with path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._maps.append(mapped)
-            reader = pa.ipc.open_file(pa.py_buffer(mapped))
-            for number in range(reader.num_record_batches):
-                yield reader.get_batch(number)
-        except FileNotFoundError:
-            raise UserError(f"{path}: missing; copy the delta again") from None
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise UserError(f"{path}: damaged ({str(error).splitlines()[0]}); copy the delta again") from None
-
-    def release(self) -> None:
-        self._base.release()
-        for mapped in self._maps:
-            mapped.madvise(mmap.MADV_DONTNEED)
+        order = order[~_contains(self._removed, ids[order])]
+        self._hashes, self._ids = hashes[order], ids[order]
 
     def __len__(self) -> int:
         return self._length
@@ -158,44 +159,63 @@ class GrownVocabulary(VocabularyLookup):
             yield batch.set_column(1, "value", pc.if_else(is_removed, _EMPTY, batch["value"]))
 
 
-def write_changes(vocabulary: Path, before: VocabularyLookup, path: Path) -> Growth:
-    """Write what the vocabulary in Parquet files `vocabulary` adds and removes to `path`, whole, if it is anything.
+@contextmanager
+def new_changes(path: Path, features: Sequence[str]) -> Iterator[Callable[[str, Path, VocabularyLookup], Growth]]:
+    """A function that adds to the new file `path` what the vocabulary of one of `features` adds and removes.
 
-    `before`: the vocabulary that it goes on from, whose values must be its first ones, but for those that it removes.
-    Memory holds a part of the rows. Raises UserError if they are not.
+    It takes the feature, the Parquet files of its vocabulary, and the vocabulary that this one goes on from, whose
+    values must be its first ones, but for those that it removes. Memory holds a part of the rows. It raises UserError
+    if they are not. The file is whole when the block ends; there is none if nothing has changed.
     """
-    size = removed = 0
+    names = pa.array(features, pa.string())
+    writer: pa.ipc.RecordBatchFileWriter | None = None
+    with ExitStack() as stack:
 
-    def changed_rows() -> Iterator[pa.RecordBatch]:
-        nonlocal size, removed
-        for batch in read_vocabulary(vocabulary, _ROW):
-            ids = batch["id"].to_numpy()
-            old = before.values(ids[ids <= len(before)])
-            is_empty = pc.equal(batch["value"], "").to_numpy(zero_copy_only=False)
-            is_changed = np.ones(len(ids), bool)
-            is_changed[: len(old)] = pc.not_equal(batch["value"].slice(0, len(old)), old).to_numpy(zero_copy_only=False)
-            wrong = np.flatnonzero(is_changed[: len(old)] & ~is_empty[: len(old)])
-            if len(wrong):
-                raise UserError(
-                    f"{vocabulary}: id {ids[wrong[0]]} is '{batch['value'][wrong[0]]}' and was '{old[wrong[0]]}' in the "
-                    "version before, so the rows of its table changed their meaning; export in full"
-                )
-            size = int(ids[-1])
-            removed += int(np.count_nonzero(is_changed[: len(old)]))
-            rows = batch.select(_ROW).filter(pa.array(is_changed))
-            yield pa.RecordBatch.from_arrays([*rows.columns, pa.array(hash_strings(rows["value"]))], schema=_CHANGES)
-        if size < len(before):
-            raise UserError(f"{vocabulary}: has {size:,} ids, the version before has {len(before):,}; export in full")
+        def add(feature: str, vocabulary: Path, before: VocabularyLookup) -> Growth:
+            nonlocal writer
+            changed, size, removed = _changed_rows(vocabulary, before), len(before), 0
+            for rows in _in_blocks(changed, _CHANGES_AT_ONCE):
+                if writer is None:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    temporary = stack.enter_context(new_file(path))
+                    sink = stack.enter_context(pa.OSFile(str(temporary), "wb"))
+                    writer = stack.enter_context(pa.ipc.new_file(sink, _CHANGES))
+                codes = pa.array(np.full(len(rows), features.index(feature), np.int16))
+                columns = [
+                    pa.DictionaryArray.from_arrays(codes, names),
+                    *rows.columns,
+                    pa.array(hash_strings(rows["value"])),
+                ]
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_CHANGES))
+                ids = rows["id"].to_numpy()
+                size = max(size, int(ids[-1]))
+                removed += int(np.count_nonzero(ids <= len(before)))
+            return Growth(size - len(before), removed)
 
-    blocks = _in_blocks(changed_rows(), _CHANGES_AT_ONCE)
-    first = next(blocks, None)
-    if first is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(path) as temporary, pa.OSFile(str(temporary), "wb") as sink:
-            with pa.ipc.new_file(sink, _CHANGES) as writer:
-                for block in chain((first,), blocks):
-                    writer.write_batch(block)
-    return Growth(size - len(before), removed)
+        yield add
+
+
+def _changed_rows(vocabulary: Path, before: VocabularyLookup) -> Iterator[pa.RecordBatch]:
+    """The rows (id, value, count) of a vocabulary that differ from those of `before` or follow them."""
+    size = 0
+    for batch in read_vocabulary(vocabulary, _ROW):
+        rows = batch.select(_ROW)
+        ids = rows["id"].to_numpy()
+        size = int(ids[-1])
+        old = before.values(ids[ids <= len(before)])
+        now = rows["value"].slice(0, len(old))
+        is_changed = np.ones(len(ids), bool)
+        is_changed[: len(old)] = pc.not_equal(now, old).to_numpy(zero_copy_only=False)
+        is_removed = pc.equal(now, "").to_numpy(zero_copy_only=False)
+        wrong = np.flatnonzero(is_changed[: len(old)] & ~is_removed)
+        if len(wrong):
+            raise UserError(
+                f"{vocabulary}: id {ids[wrong[0]]} is '{now[wrong[0]]}' and was '{old[wrong[0]]}' in the version "
+                "before, so the rows of its table changed their meaning; export in full"
+            )
+        yield rows.filter(pa.array(is_changed))
+    if size < len(before):
+        raise UserError(f"{vocabulary}: has {size:,} ids, the version before has {len(before):,}; export in full")
 
 
 def write_whole_vocabulary(rows: Iterable[pa.RecordBatch], path: Path) -> None:

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.common.mapped_file import MappedFile
 from rayrec.features.string_hash import by_distinct_text, find_hashes, hash_string, hash_strings
 from rayrec.random.splitmix64 import mix
 from rayrec.storage.files import files_in, mappable, new_file, open_parquet
@@ -35,8 +36,6 @@ REQUEST_VALUES = 1024
 """Up to this number, values are taken for those of a request, most of which were asked before: about 0.1 us each."""
 _REMEMBERED = 16_384
 """Most answers that a look-up remembers (3 MiB); then it forgets them all, which costs less than knowing the oldest."""
-_LARGE_BYTES = 256 * 2**20
-"""A smaller index is soon in memory as a whole, so for it the file system had better read ahead."""
 _SORTED_AT_ONCE = 4_194_304
 """About as many hashes are sorted in memory (120 MiB)."""
 _LOOKED_AT_ONCE = 16_777_216
@@ -44,6 +43,9 @@ _LOOKED_AT_ONCE = 16_777_216
 
 class VocabularyLookup(ABC):
     """Value -> id of one vocabulary, exact."""
+
+    mapped: tuple[MappedFile, ...]
+    """The files that it is mapped from."""
 
     def __init__(self) -> None:
         self._remembered: dict[str | None, int] = {}
@@ -64,10 +66,6 @@ class VocabularyLookup(ABC):
     @abstractmethod
     def removed(self) -> NDArray[np.int64]:
         """The ids, ascending, that stand for no value any longer."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Give the pages in memory back. Later look-ups map them again from the system's page cache."""
 
     @abstractmethod
     def find(self, value: str, hashed: np.uint64) -> int:
@@ -127,9 +125,8 @@ class VocabularyIndex(VocabularyLookup):
         """Map an index that `write_index` wrote. Raises UserError if it is missing or damaged."""
         super().__init__()
         try:
-            with mappable(index).open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            batch = pa.ipc.open_file(pa.py_buffer(self._map)).get_batch(0)
+            file = MappedFile(mappable(index))
+            batch = pa.ipc.open_file(pa.py_buffer(file.content)).get_batch(0)
             batch.validate()
             hashes, entries, values = (batch[name] for name in ("hash", "entry", "value"))
         except FileNotFoundError:
@@ -137,14 +134,13 @@ class VocabularyIndex(VocabularyLookup):
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{index}: not the index of a vocabulary ({reason}); preprocess again") from None
+        self.mapped = (file,)
         self._values: pa.Array = values
         """The value (large_string) of id 1, 2, ..."""
         self._hashes: NDArray[np.uint64] = hashes.to_numpy()
         """The hashes of all values, ascending."""
         self._entries: NDArray[np.integer] = entries.to_numpy()
         """The place in `_values` of the value of each hash."""
-        if len(self._map) > _LARGE_BYTES:
-            self._map.madvise(mmap.MADV_RANDOM)
 
     def __len__(self) -> int:
         return len(self._values)
@@ -154,9 +150,6 @@ class VocabularyIndex(VocabularyLookup):
 
     def removed(self) -> NDArray[np.int64]:
         return np.flatnonzero(pc.equal(pc.binary_length(self._values), 0).to_numpy(zero_copy_only=False)) + 1
-
-    def release(self) -> None:
-        self._map.madvise(mmap.MADV_DONTNEED)
 
     def find(self, value: str, hashed: np.uint64) -> int:
         entry = int(self._hashes.searchsorted(hashed))

@@ -72,10 +72,9 @@ class Predictor:
         ]
         self._memory = memory
         if memory is not None:
-            for table in tables.values():
-                memory.add(table)
-            for vocabulary in self.vocabularies.values():
-                memory.add(vocabulary)
+            for mapped in (*tables.values(), *self.vocabularies.values()):
+                for file in mapped.mapped:
+                    memory.add(file)
         self._dense, self._dense_width = self.schema.dense, self.schema.dense_width
         self._pooled_width = sum(lookup.dim for lookup in self._lookups)
 

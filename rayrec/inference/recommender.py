@@ -8,14 +8,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.inference.folder.model_folder import ModelFolder
-from rayrec.inference.folder.table_files import METADATA, open_tensors
+from rayrec.inference.folder.table_files import open_tensors, save_tensors
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions.positives import Positives
@@ -59,8 +58,7 @@ class KnownItems:
 
     def save(self, folder: Path) -> None:
         """Write the file into a model folder."""
-        tensors = {"first": torch.from_numpy(self.first), "items": torch.from_numpy(self.items)}
-        save_file(tensors, folder / KNOWN_ITEMS_FILE, metadata=METADATA)
+        save_tensors(folder / KNOWN_ITEMS_FILE, {"first": self.first, "items": self.items})
 
     @classmethod
     def load(cls, model: ModelFolder) -> "KnownItems":
@@ -184,6 +182,6 @@ def _vocabulary(feature: CategoricalFeature, predictor: Predictor) -> Vocabulary
             return predictor.vocabularies[feature.name]
         case _:
             raise UserError(
-                f"{predictor.folder}: ids of '{feature.name}' stand for several values (its table is capped), so they name none; "
-                "preprocess without a cap"
+                f"{predictor.folder}: ids of '{feature.name}' stand for several values (its table is capped), so they "
+                "name none; preprocess without a cap"
             )

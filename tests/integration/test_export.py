@@ -250,8 +250,11 @@ def test_no_delta_can_be_made(two_days: Path, tmp_path: Path, case: str) -> None
     changes, message = NO_DELTA[case]
     _do_export(tmp_path / "ctr/1", run=two_days / "run-1")
     request = {"run": "run-2", "output": "ctr/2", "delta_of": "ctr/1", **changes}
-    paths = {name: two_days / path if name == "run" and "/" not in path else tmp_path / path
-             for name, path in request.items() if path is not None and name != "tables"}
+    paths = {
+        name: two_days / path if name == "run" and "/" not in path else tmp_path / path
+        for name, path in request.items()
+        if path is not None and name != "tables"
+    }
     with pytest.raises(UserError, match=message) as raised:
         _do_export(**{**request, **paths})
     assert "\n" not in str(raised.value)

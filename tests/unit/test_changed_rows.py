@@ -6,15 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayrec.inference.folder.changed_rows import ID_TENSOR, ChangedRows, OverlaidTable, stored_blocks
-from rayrec.inference.folder.table_files import (
-    MappedTable,
-    TablePrecision,
-    mapped_bytes,
-    new_table,
-    new_tensors,
-    tensors_of_rows,
-)
+from rayrec.inference.folder.changed_rows import ChangedRows, OverlaidTable, new_changed_rows, stored_blocks
+from rayrec.inference.folder.table_files import MappedTable, MappedTensors, TablePrecision, mapped_bytes, new_table
 from rayrec.models.common.tables import EmbeddingTable, Zeros
 
 COLUMNS, DIM = 4, 3
@@ -41,16 +34,15 @@ def make(
     changes = []
     for number, ids in enumerate(deltas):
         rows = random_rows(rng, len(ids), precision)
-        described = {ID_TENSOR: ("I64", (len(ids),)), **tensors_of_rows(len(ids), COLUMNS, precision)}
-        with new_tensors(folder / str(number), described) as tensors:
-            tensors[ID_TENSOR][:] = ids
+        changed = {"other": np.arange(3), "t": np.array(ids)}
+        with new_changed_rows(folder / str(number), changed, {"other": 8, "t": COLUMNS}, precision) as tensors:
             for name, values in rows.items():
-                tensors[name][:] = values
+                tensors["t"][name][:] = values
                 grown = np.zeros((max(len(held[name]), max(ids) + 1), *values.shape[1:]), values.dtype)
                 grown[: len(held[name])] = held[name]
                 grown[list(ids)] = values
                 held[name] = grown
-        changes.append(ChangedRows(folder / str(number), DIM))
+        changes.append(ChangedRows(MappedTensors(folder / str(number)), "t", DIM))
     return OverlaidTable(MappedTable(folder / "base", DIM), changes, len(held["weight"])), held
 
 

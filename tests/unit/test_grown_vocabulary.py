@@ -1,4 +1,4 @@
-"""The look-up in a vocabulary and what deltas add to it and remove, against a dict; and what cannot go on from another."""
+"""The look-up in a vocabulary and what deltas add and remove, against a dict; and what goes on from no other one."""
 
 import tempfile
 from collections.abc import Sequence
@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from rayrec.common.errors import UserError
 from rayrec.features import grown_vocabulary, vocabulary
-from rayrec.features.grown_vocabulary import Growth, GrownVocabulary, write_changes, write_whole_vocabulary
+from rayrec.features.grown_vocabulary import (
+    GrownVocabulary,
+    Growth,
+    VocabularyChanges,
+    new_changes,
+    write_whole_vocabulary,
+)
 from rayrec.features.vocabulary import (
     REQUEST_VALUES,
     SCALAR_LOOKUPS,
@@ -36,15 +42,22 @@ def states_of(base: Sequence[str], days: Sequence[tuple[Sequence[str], Sequence[
 
 def grown(folder: Path, states: Sequence[Sequence[str]]) -> GrownVocabulary:
     """The look-up in the last of some states, made from the first one and a file for each of the others."""
-    changes: list[Path] = []
+    changes: list[VocabularyChanges] = []
     for number, values in enumerate(states):
         path = folder / str(number) / "v.parquet"
         write_vocabulary(path, values, range(len(values), 0, -1))
         if number:
-            before = GrownVocabulary(VocabularyLookup.load(folder / "0/v.parquet"), changes)
-            write_changes(path, before, folder / f"{number}/changes.arrow")
-            changes += [folder / f"{number}/changes.arrow"] if (folder / f"{number}/changes.arrow").exists() else []
-    return GrownVocabulary(VocabularyLookup.load(folder / "0/v.parquet"), changes)
+            before = GrownVocabulary(VocabularyLookup.load(folder / "0/v.parquet"), changes, "f")
+            changed = folder / f"{number}/changes.arrow"
+            write_changes(path, before, changed)
+            changes += [VocabularyChanges(changed)] if changed.exists() else []
+    return GrownVocabulary(VocabularyLookup.load(folder / "0/v.parquet"), changes, "f")
+
+
+def write_changes(vocabulary: Path, before: VocabularyLookup, path: Path) -> Growth:
+    """Write what one vocabulary changes."""
+    with new_changes(path, ["other", "f"]) as add:
+        return add("f", vocabulary, before)
 
 
 @given(
@@ -78,7 +91,8 @@ def test_ids_are_those_of_a_dict(
         assert len(lookup) == len(last)
         for _ in ("asked first", "remembered"):
             assert lookup.ids(pa.array(asked, pa.string())).tolist() == [ids.get(value, 0) for value in asked]
-        lookup.release()
+        for file in lookup.mapped:
+            file.release()
         every = np.random.default_rng(0).permutation(len(last)) + 1
         assert lookup.values(every).to_pylist() == [last[place - 1] for place in every]
         assert lookup.removed().tolist() == [place + 1 for place, value in enumerate(last) if not value]
@@ -142,17 +156,47 @@ def test_a_vocabulary_is_written_in_row_groups_and_parts(
     assert len(files) == (1 if suffix else max(1, -(-size // 8)))
     tables = [pq.read_table(file) for file in files]
     assert pa.concat_tables(tables).to_pylist() == rows
-    groups = [pq.read_metadata(file).row_group(i).num_rows for file in files for i in range(pq.read_metadata(file).num_row_groups)]
+    groups = [
+        pq.read_metadata(file).row_group(i).num_rows
+        for file in files
+        for i in range(pq.read_metadata(file).num_row_groups)
+    ]
     assert all(group == 4 for group in groups[:-1])
-    assert VocabularyLookup.load(path).ids(pa.array(["v0", "v24", "no"])).tolist() == [min(1, size), 25 * (size == 25), 0]
+    assert VocabularyLookup.load(path).ids(pa.array(["v0", "v24", "no"])).tolist() == [
+        min(1, size),
+        25 * (size == 25),
+        0,
+    ]
     assert index_file(path).exists()
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    write_vocabulary(tmp_path / "1.parquet", ["a"], [1])
-    base = VocabularyLookup.load(tmp_path / "1.parquet")
-    (tmp_path / "c.arrow").write_bytes(b"no Arrow file")
-    with pytest.raises(UserError, match=r"c\.arrow: damaged"):
-        GrownVocabulary(base, [tmp_path / "c.arrow"])
-    with pytest.raises(UserError, match=r"d\.arrow: missing"):
-        GrownVocabulary(base, [tmp_path / "d.arrow"])
+def test_the_vocabularies_of_several_features(tmp_path: Path) -> None:
+    first = {"a": ["x", "y"], "b": ["y"], "c": ["z"]}
+    second = {"a": ["x", "", "new"], "b": ["y"], "c": ["z", "y", "x"]}
+    before = {}
+    for name, values in first.items():
+        write_vocabulary(tmp_path / f"1/{name}.parquet", values, [1] * len(values))
+        before[name] = VocabularyLookup.load(tmp_path / f"1/{name}.parquet")
+    with new_changes(tmp_path / "c.arrow", list(second)) as add:
+        for name, values in second.items():
+            write_vocabulary(tmp_path / f"2/{name}.parquet", values, [1] * len(values))
+            add(name, tmp_path / f"2/{name}.parquet", before[name])
+    changes = VocabularyChanges(tmp_path / "c.arrow")
+    for name, values in second.items():
+        lookup = GrownVocabulary(before[name], [changes], name)
+        assert lookup.values(np.arange(1, len(values) + 1)).to_pylist() == values
+        assert lookup.ids(pa.array(["x", "y", "z", "new"])).tolist() == [
+            values.index(value) + 1 if value in values else 0 for value in ("x", "y", "z", "new")
+        ]
+    with pa.ipc.open_file(tmp_path / "c.arrow") as readable:
+        rows = readable.read_all().select(["feature", "id", "value"]).to_pylist()
+    assert rows[:2] == [{"feature": "a", "id": 2, "value": ""}, {"feature": "a", "id": 3, "value": "new"}]
+    assert {row["feature"] for row in rows} == {"a", "c"}
+
+
+@pytest.mark.parametrize("content", [b"no Arrow file", b"", None])
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "c.arrow").write_bytes(content)
+    with pytest.raises(UserError, match=rf"c\.arrow: {'missing' if content is None else 'damaged'}"):
+        VocabularyChanges(tmp_path / "c.arrow")

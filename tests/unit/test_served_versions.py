@@ -13,7 +13,9 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.config import ServeConfig
+from rayrec.inference.folder.delta import write_delta
 from rayrec.inference.folder.examples import EXAMPLES_FILE, Examples
+from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import load_model
 from serve.errors import RequestError
@@ -23,8 +25,6 @@ from serve.models.served_version import Rows, ServedVersion
 from serve.models.updates import Updates
 from serve.operations.json_log import JsonLog
 from serve.operations.metrics import ServingMetrics
-from rayrec.inference.folder.delta import write_delta
-from rayrec.inference.folder.model_folder import ModelFolder, copy
 from tests.model_days import ModelDays
 from tests.model_folders import make_model_folder, make_raw_rows
 
@@ -280,16 +280,16 @@ def test_a_delta_that_is_refused_leaves_the_version_before(
     }
     assert server.loads == [("m", "2"), ("m", "4")], "it is tried again only when files change"
     copy(deltas / "3", tmp_path / "m/.coming")
-    table = next((tmp_path / "m/.coming/weights/rows").iterdir())
-    content = table.read_bytes()
-    table.write_bytes(content[:-1])
+    rows = tmp_path / "m/.coming/weights/rows.safetensors"
+    content = rows.read_bytes()
+    rows.write_bytes(content[:-1])
     os.rename(tmp_path / "m/.coming", tmp_path / "m/3")
     server.poll()
     assert server.versions() == {"2"}
     described = server.models.current["m"].describe()
-    assert described["3"]["reason"].startswith(f"weights/rows/{table.name}: has ")
-    assert described["4"]["reason"].startswith(f"3/weights/rows/{table.name}: has ")
-    (tmp_path / "m/3/weights/rows" / table.name).write_bytes(content)
+    assert described["3"]["reason"].startswith("weights/rows.safetensors: has ")
+    assert described["4"]["reason"].startswith("3/weights/rows.safetensors: has ")
+    (tmp_path / "m/3/weights/rows.safetensors").write_bytes(content)
     server.poll(1)
     assert server.versions() == {"4"}, "what a delta lacked was one of the versions before it"
     assert "reason" not in server.models.current["m"].describe()["4"]

@@ -508,7 +508,9 @@ def test_a_delta_is_fetched_with_the_versions_that_it_needs(
     for day in ("2", "3"):
         days.pass_day()
         days.write(day)
-        write_delta(days.open(day), ModelFolder.open(local_path(f"s3://bucket/m/{int(day) - 1}")), tmp_path / f"new/{day}")
+        write_delta(
+            days.open(day), ModelFolder.open(local_path(f"s3://bucket/m/{int(day) - 1}")), tmp_path / f"new/{day}"
+        )
         copy(tmp_path / f"new/{day}", bucket / f"m/{day}")
     rows = raw_rows(days, 20)
     expected = load_model(days.folder / "3").predict(rows)

@@ -12,28 +12,23 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
-from urllib.parse import quote
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import sha256_of, write_json
 from rayrec.config import Config
-from rayrec.inference.folder.table_files import DELTA_FILE, is_delta, is_model_folder
+from rayrec.features.grown_vocabulary import VocabularyChanges
+from rayrec.inference.folder.table_files import DELTA_FILE, MappedTensors, is_delta, is_model_folder
 from rayrec.ingest.dataset import VOCABULARY_FOLDER, StoredFile, wrong_size
 from rayrec.storage.location import in_folder_around, location
 from rayrec.storage.staged import fetch
 
-
-def rows_file(table: str) -> str:
-    """The path in a delta of the rows of a table that it changes or appends: tensors `id` and those of a table."""
-    return f"weights/rows/{quote(table, safe=' ')}.safetensors"
-
-
-def changed_values_file(feature: str) -> str:
-    """The path in a delta of what it adds to a vocabulary and removes (`rayrec.features.grown_vocabulary`)."""
-    return f"{VOCABULARY_FOLDER}/{quote(feature, safe=' ')}.arrow"
+ROWS_FILE = "weights/rows.safetensors"
+"""The rows of tables that a delta changes or appends (`rayrec.inference.folder.changed_rows`)."""
+VALUES_FILE = f"{VOCABULARY_FOLDER}/changes.arrow"
+"""What a delta adds to vocabularies and removes (`rayrec.features.grown_vocabulary`)."""
 
 
 class Version(Config):
@@ -112,6 +107,16 @@ class Delta:
 
     folder: Path
     manifest: DeltaManifest
+
+    @cached_property
+    def rows(self) -> MappedTensors:
+        """The rows of tables that it changes or appends, if it does."""
+        return MappedTensors(self.folder / ROWS_FILE)
+
+    @cached_property
+    def values(self) -> VocabularyChanges:
+        """What it adds to vocabularies and removes, if it does."""
+        return VocabularyChanges(self.folder / VALUES_FILE)
 
 
 def versions_in(folder: Path) -> dict[int, Path]:
@@ -217,7 +222,7 @@ def _sha256(path: Path, inode: int, size: int, modified_ns: int) -> str:
 
 
 def _versions_before(folder: Path) -> list[Path]:
-    """The versions before a folder among its siblings, the newest first; another name than a version's counts as new."""
+    """The versions before a folder, the newest first; a folder with another name than a version's comes after all."""
     versions, own = versions_in(folder.parent), _number(folder)
     return [versions[number] for number in sorted(versions, reverse=True) if own is None or number < own]
 

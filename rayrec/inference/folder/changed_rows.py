@@ -1,28 +1,66 @@
 """Rows of embedding tables that a delta changes or appends, and a table as they make it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.inference.folder.table_files import BLOCK_ROWS, SCALE_TENSOR, TABLE_TENSOR, MappedTable
+from rayrec.inference.folder.table_files import (
+    BLOCK_ROWS,
+    SCALE_TENSOR,
+    TABLE_TENSOR,
+    MappedTable,
+    MappedTensors,
+    TablePrecision,
+    new_tensors,
+    tensors_of_rows,
+)
 
-ID_TENSOR = "id"
+_ID_TENSOR = "id"
+_TENSORS = (_ID_TENSOR, TABLE_TENSOR, SCALE_TENSOR)
 _ROW_BITS = 40
 _ROW_MASK = 2**_ROW_BITS - 1
 
 
 class ChangedRows(MappedTable):
-    """The rows that one delta changes or appends, mapped as a table of these rows alone."""
+    """The rows of a table that one delta changes or appends, as a table of these rows alone."""
 
-    def __init__(self, path: Path, dim: int) -> None:
-        """Map a file that was checked; the first `dim` columns are read."""
-        super().__init__(path, dim)
-        self.ids: NDArray[np.int64] = self.stored.pop(ID_TENSOR)
+    def __init__(self, file: MappedTensors, table: str, dim: int) -> None:
+        """The rows of `table` in a file that `new_changed_rows` wrote; the first `dim` columns are read."""
+        stored = {name: file.tensors[key] for name in _TENSORS if (key := _key(table, name)) in file.tensors}
+        self.ids: NDArray[np.int64] = stored.pop(_ID_TENSOR)
         """(n,) the rows of the table that these rows are, ascending."""
+        self._read_from(file.file, stored, dim)
+
+
+@contextmanager
+def new_changed_rows(
+    path: Path, ids: Mapping[str, NDArray[np.int64]], columns: Mapping[str, int], precision: TablePrecision
+) -> Iterator[dict[str, dict[str, NDArray[Any]]]]:
+    """A new file of rows of tables, whose tensors are mapped for writing, by table; on disk when the block ends.
+
+    One file, as each that is mapped takes a file descriptor of the process. `ids`: the rows (n,) of each table,
+    ascending. Raises UserError if the disk is full.
+    """
+    described = {
+        table: {_ID_TENSOR: ("I64", (len(rows),)), **tensors_of_rows(len(rows), columns[table], precision)}
+        for table, rows in ids.items()
+    }
+    # By tensor, so that all of them begin at a multiple of the size of their numbers.
+    stored = {_key(t, name): of[name] for name in _TENSORS for t, of in described.items() if name in of}
+    with new_tensors(path, stored) as tensors:
+        by_table = {table: {name: tensors[_key(table, name)] for name in of} for table, of in described.items()}
+        for table, rows in ids.items():
+            by_table[table].pop(_ID_TENSOR)[:] = rows
+        yield by_table
+
+
+def _key(table: str, tensor: str) -> str:
+    return f"{table}/{tensor}"
 
 
 class OverlaidTable:
@@ -37,6 +75,8 @@ class OverlaidTable:
         """`changes` are those of each delta, the oldest first, and hold every row from len(base) to `rows`."""
         self.dim = base.dim
         self._parts: tuple[MappedTable, ...] = (base, *changes)
+        self.mapped = tuple(file for part in self._parts for file in part.mapped)
+        """The files that it is mapped from."""
         self._length = rows
         ids = np.concatenate([change.ids for change in changes])
         places = np.concatenate([_places(number, len(change)) for number, change in enumerate(changes, 1)])
@@ -50,7 +90,9 @@ class OverlaidTable:
         """Where each of them is; the others are in the base, where a row's place is its id."""
         self._changes = changes
         self._rows = _Joined([part.stored[TABLE_TENSOR][:, : self.dim] for part in self._parts])
-        self._scales = _Joined([part.stored[SCALE_TENSOR] for part in self._parts]) if SCALE_TENSOR in base.stored else None
+        self._scales: _Joined | None = None
+        if SCALE_TENSOR in base.stored:
+            self._scales = _Joined([part.stored[SCALE_TENSOR] for part in self._parts])
 
     def __len__(self) -> int:
         return self._length
@@ -79,7 +121,7 @@ class OverlaidTable:
         self._parts[place >> _ROW_BITS].read(np.array([place & _ROW_MASK]), out)
 
     def stored_rows(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
-        """A copy of the rows `start` to `stop` (exclusive) as the files have them, by tensor; all columns of `weight`."""
+        """A copy of the rows `start` to `stop` (exclusive) as the files have them, as `MappedTable.stored_rows`."""
         of_base = self._parts[0].stored_rows(start, stop)
         rows = {
             name: np.concatenate([values, np.empty((stop - start - len(values), *values.shape[1:]), values.dtype)])
@@ -91,16 +133,6 @@ class OverlaidTable:
             for name, values in change.stored_rows(first, last).items():
                 rows[name][here] = values
         return rows
-
-    def expect_order(self) -> None:
-        """From now on rows are read in their order."""
-        for part in self._parts:
-            part.expect_order()
-
-    def release(self) -> None:
-        """Give the pages in memory back. Later reads map them again from the system's page cache."""
-        for part in self._parts:
-            part.release()
 
 
 class _Joined:
@@ -140,7 +172,9 @@ StoredTable = MappedTable | OverlaidTable
 
 def stored_blocks(table: StoredTable) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
     """The first row and the stored tensors of one block of rows after the other; memory holds one block."""
-    table.expect_order()
+    for file in table.mapped:
+        file.expect_order()
     for start in range(0, len(table), BLOCK_ROWS):
         yield start, table.stored_rows(start, min(start + BLOCK_ROWS, len(table)))
-        table.release()
+        for file in table.mapped:
+            file.release()

@@ -10,17 +10,11 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder, sha256_of
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.grown_vocabulary import GrownVocabulary, write_changes, write_whole_vocabulary
+from rayrec.features.grown_vocabulary import GrownVocabulary, new_changes, write_whole_vocabulary
 from rayrec.features.schema import SCHEMA_FILE, STATISTICS_FOLDER, CategoricalFeature, Schema
 from rayrec.features.vocabulary import index_file
-from rayrec.inference.folder.chain import (
-    DeltaManifest,
-    TableGrowth,
-    VocabularyGrowth,
-    changed_values_file,
-    rows_file,
-)
-from rayrec.inference.folder.changed_rows import ID_TENSOR, StoredTable, stored_blocks
+from rayrec.inference.folder.chain import ROWS_FILE, VALUES_FILE, DeltaManifest, TableGrowth, VocabularyGrowth
+from rayrec.inference.folder.changed_rows import StoredTable, new_changed_rows, stored_blocks
 from rayrec.inference.folder.model_folder import CARD_FILE, DENSE_FILE, EXAMPLES_FILE, METRICS_FILE, ModelFolder, copy
 from rayrec.inference.folder.origin import ORIGIN_FILE
 from rayrec.inference.folder.reference_traffic import REFERENCE_FILE
@@ -30,9 +24,7 @@ from rayrec.inference.folder.table_files import (
     TablePrecision,
     for_each_table,
     new_table,
-    new_tensors,
     table_file,
-    tensors_of_rows,
 )
 from rayrec.inference.recommender import KNOWN_ITEMS_FILE
 from rayrec.ingest.dataset import StoredFile
@@ -69,22 +61,15 @@ def write_delta(model: ModelFolder, parent: ModelFolder, output: Path) -> DeltaM
                 inherited.append(name)
             elif own.exists():
                 copy(own, folder / name)
-        vocabularies = _write_values(model, parent, folder)
-        tables: dict[str, TableGrowth] = {}
-        old_tables = {table.name: table for table in parent.tables}
-
-        def write(table: EmbeddingTable) -> None:
-            old, new = parent.mapped_table(old_tables[table.name]), model.mapped_table(table)
-            tables[table.name] = _write_rows(folder / rows_file(table.name), table, old, new, precision)
-
-        for_each_table(write, model.tables)
+        vocabularies = _write_values(model, parent, folder / VALUES_FILE)
+        tables = _write_rows(model, parent, folder / ROWS_FILE, precision)
         names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         manifest = DeltaManifest(
             base=(parent.base or parent).version,
             parent=parent.version,
             sequence=len(parent.deltas) + 1,
             inherited=tuple(inherited),
-            tables={name: tables[name] for name in sorted(tables) if any(dict(tables[name]).values())},
+            tables=tables,
             vocabularies=vocabularies,
             files=tuple(
                 StoredFile(path=name, bytes=(folder / name).stat().st_size, sha256=sha256_of(folder / name))
@@ -161,37 +146,60 @@ def _vocabularies(schema: Schema) -> Mapping[str, tuple[CategoricalFeature, Voca
     }
 
 
-def _write_values(model: ModelFolder, parent: ModelFolder, folder: Path) -> dict[str, VocabularyGrowth]:
-    earlier, grown = _vocabularies(parent.schema), {}
-    for name, (_, vocabulary) in _vocabularies(model.schema).items():
-        feature, before = earlier[name]
-        if vocabulary.fingerprint is not None and vocabulary == before:
-            continue
-        path = folder / changed_values_file(name)
-        growth = write_changes(model.folder / vocabulary.file, parent.vocabulary(feature), path)
-        if path.exists():
-            grown[name] = VocabularyGrowth(added=growth.added, removed=growth.removed)
+def _write_values(model: ModelFolder, parent: ModelFolder, path: Path) -> dict[str, VocabularyGrowth]:
+    """Write what vocabularies add to those of the parent and remove, if they do; returns that of each that does."""
+    now, before, grown = _vocabularies(model.schema), _vocabularies(parent.schema), {}
+    with new_changes(path, list(now)) as add:
+        for name, (_, vocabulary) in now.items():
+            feature, vocabulary_before = before[name]
+            if vocabulary.fingerprint is not None and vocabulary == vocabulary_before:
+                continue
+            growth = add(name, model.folder / vocabulary.file, parent.vocabulary(feature))
+            if any(growth):
+                grown[name] = VocabularyGrowth(added=growth.added, removed=growth.removed)
     return grown
 
 
 def _write_rows(
-    path: Path, table: EmbeddingTable, old: StoredTable, new: StoredTable, precision: TablePrecision
-) -> TableGrowth:
-    """Write the rows of `new` that differ from those of `old` or follow them, if there are any."""
-    pairs = zip(stored_blocks(old), stored_blocks(new), strict=False)
-    changed = [start + np.flatnonzero(_differs(before, now)) for (start, before), (_, now) in pairs]
-    ids = np.concatenate([*changed, np.arange(len(old), len(new))])
-    growth = TableGrowth(changed=len(ids) - (len(new) - len(old)), appended=len(new) - len(old))
-    if len(ids):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tensors_of = {ID_TENSOR: ("I64", (len(ids),)), **tensors_of_rows(len(ids), table.columns, precision)}
-        with new_tensors(path, tensors_of) as tensors:
-            tensors[ID_TENSOR][:] = ids
-            for start, block in stored_blocks(new):
-                first, last = ids.searchsorted([start, start + BLOCK_ROWS])
-                for name, values in block.items():
-                    tensors[name][first:last] = values[ids[first:last] - start]
-    return growth
+    model: ModelFolder, parent: ModelFolder, path: Path, precision: TablePrecision
+) -> dict[str, TableGrowth]:
+    """Write the rows of tables that differ from the parent's or follow them, if any; returns the tables that grew."""
+    tables_before = {table.name: table for table in parent.tables}
+    tables = {
+        table.name: (parent.mapped_table(tables_before[table.name]), model.mapped_table(table))
+        for table in model.tables
+    }
+    found: dict[str, NDArray[np.int64]] = {}
+
+    def find(table: EmbeddingTable) -> None:
+        found[table.name] = _changed_ids(*tables[table.name])
+
+    for_each_table(find, model.tables)
+    changed = [table for table in model.tables if len(found[table.name])]
+    if changed:
+        ids, columns = ({t.name: found[t.name] for t in changed}, {t.name: t.columns for t in changed})
+        with new_changed_rows(path, ids, columns, precision) as tensors:
+
+            def write(table: EmbeddingTable) -> None:
+                of_table = found[table.name]
+                for start, block in stored_blocks(tables[table.name][1]):
+                    first, last = of_table.searchsorted([start, start + BLOCK_ROWS])
+                    for name, values in block.items():
+                        tensors[table.name][name][first:last] = values[of_table[first:last] - start]
+
+            for_each_table(write, changed)
+    growths = {}
+    for table in changed:
+        before, now = map(len, tables[table.name])
+        growths[table.name] = TableGrowth(changed=len(found[table.name]) - (now - before), appended=now - before)
+    return growths
+
+
+def _changed_ids(before: StoredTable, now: StoredTable) -> NDArray[np.int64]:
+    """(n,) the rows that differ from those before or follow them, ascending."""
+    pairs = zip(stored_blocks(before), stored_blocks(now), strict=False)
+    changed = [start + np.flatnonzero(_differs(old, new)) for (start, old), (_, new) in pairs]
+    return np.concatenate([*changed, np.arange(len(before), len(now))])
 
 
 def _differs(before: Mapping[str, NDArray], now: Mapping[str, NDArray]) -> NDArray[np.bool_]:
@@ -208,5 +216,7 @@ def _is_same(one: Path, other: Path) -> bool:
     """Whether two files have the same content, or two folders the same files."""
     if not one.is_dir() or not other.is_dir():
         return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)
-    names = [sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()) for folder in (one, other)]
+    names = [
+        sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()) for folder in (one, other)
+    ]
     return names[0] == names[1] and all(filecmp.cmp(one / name, other / name, shallow=False) for name in names[0])

@@ -6,7 +6,7 @@
 or, as a delta of the version before it (`rayrec.inference.folder.chain`), what differs from that one:
 
     schema.json   config.yaml   metrics.json   MODEL_CARD.md   examples.json   origin.json   delta.json
-    weights/dense.safetensors   weights/rows/<table>.safetensors   vocabulary/<feature>.arrow
+    weights/dense.safetensors   weights/rows.safetensors   vocabulary/changes.arrow
 
 Loading one runs no pickle and no code from the folder. Tables and vocabularies are mapped from disk: a process holds
 what it has looked up, and the replicas of a machine share it. A whole model has no list of checksums: a safetensors
@@ -23,7 +23,6 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from rayrec.common.errors import UserError
@@ -33,13 +32,12 @@ from rayrec.features.grown_vocabulary import GrownVocabulary
 from rayrec.features.schema import SCHEMA_FILE, CategoricalFeature, Schema
 from rayrec.features.vocabulary import VocabularyLookup, index_file
 from rayrec.inference.folder.chain import (
+    ROWS_FILE,
     Delta,
     Version,
     among_siblings,
     chain_of,
-    changed_values_file,
     missing_parent,
-    rows_file,
     sha256_once,
     verified,
 )
@@ -47,7 +45,6 @@ from rayrec.inference.folder.changed_rows import ChangedRows, OverlaidTable, Sto
 from rayrec.inference.folder.table_files import (
     BLOCK_ROWS,
     DTYPES,
-    METADATA,
     SCALE_TENSOR,
     TABLE_TENSOR,
     TABLES_FOLDER,
@@ -58,6 +55,7 @@ from rayrec.inference.folder.table_files import (
     is_model_folder,
     new_table,
     open_tensors,
+    save_tensors,
     table_file,
 )
 from rayrec.models.common.tables import EmbeddingTable, PooledFeature, distinct_tables
@@ -112,8 +110,7 @@ def new_model_folder(
             if not (folder / file).is_dir():
                 copy(index_file(vocabularies_in / file), index_file(folder / file))
         (folder / TABLES_FOLDER).mkdir(parents=True)
-        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in dense.items()}
-        save_file(contiguous, folder / DENSE_FILE, metadata=METADATA)
+        save_tensors(folder / DENSE_FILE, {name: tensor.detach().cpu().numpy() for name, tensor in dense.items()})
 
         def write(table: EmbeddingTable) -> None:
             with new_table(folder / table_file(table.name), table, "fp32") as tensors:
@@ -223,7 +220,8 @@ class ModelFolder:
                 return tensors.get_tensor(TABLE_TENSOR)
         weights = np.empty(table.shape, np.float32)
         stored = self.mapped_table(table, table.columns)
-        stored.expect_order()
+        for file in stored.mapped:
+            file.expect_order()
         for start in range(0, table.rows, BLOCK_ROWS):
             block = weights[start : start + BLOCK_ROWS]
             stored.read(np.arange(start, start + len(block)), block)
@@ -233,7 +231,7 @@ class ModelFolder:
         """The table as rows that are looked up in its files; by default the `dim` columns that the model reads."""
         dim = columns or table.dim
         whole = MappedTable((self.base or self).folder / table_file(table.name), dim)
-        changes = [ChangedRows(path, dim) for path in self._changed_rows(table)]
+        changes = [ChangedRows(d.rows, table.name, dim) for d in self.deltas if table.name in d.manifest.tables]
         return OverlaidTable(whole, changes, table.rows) if changes else whole
 
     def vocabulary(self, feature: CategoricalFeature) -> VocabularyLookup:
@@ -243,18 +241,15 @@ class ModelFolder:
         if self.base is None:
             return VocabularyLookup.load(self.folder / vocabulary.file)
         (before,) = (f for f in self.base.schema.categorical if f.name == name)
-        changes = [d.folder / changed_values_file(name) for d in self.deltas if name in d.manifest.vocabularies]
+        changes = [delta.values for delta in self.deltas if name in delta.manifest.vocabularies]
         lookup = self.base.vocabulary(before)
-        return GrownVocabulary(lookup, changes) if changes else lookup
+        return GrownVocabulary(lookup, changes, name) if changes else lookup
 
     def table_bytes(self) -> int:
         """Size of all files that the tables are read from."""
         whole = [(self.base or self).folder / table_file(table.name) for table in self.tables]
-        changed = [path for table in self.tables for path in self._changed_rows(table)]
+        changed = [delta.folder / ROWS_FILE for delta in self.deltas if delta.manifest.tables]
         return sum(path.stat().st_size for path in (*whole, *changed))
-
-    def _changed_rows(self, table: EmbeddingTable) -> list[Path]:
-        return [d.folder / rows_file(table.name) for d in self.deltas if table.name in d.manifest.tables]
 
     def dense(self) -> dict[str, Tensor]:
         """State dict of the model's `dense_network`."""

@@ -9,13 +9,12 @@ import contextlib
 import errno
 import json
 import math
-import mmap
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 from weakref import WeakSet
 
@@ -25,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_file
+from rayrec.common.mapped_file import MappedFile
 
 if TYPE_CHECKING:
     from rayrec.models.common.tables import EmbeddingTable
@@ -40,15 +40,14 @@ TablePrecision = Literal["fp32", "fp16", "int8"]
 DTYPES: dict[TablePrecision, str] = {"fp32": "F32", "fp16": "F16", "int8": "I8"}
 """The name of each type in a safetensors file."""
 _NUMPY: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I8": np.dtype("i1"), "I64": np.dtype("<i8"),
+    "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "I8": np.dtype("i1"), "U8": np.dtype("u1"), "BOOL": np.dtype("?"),
 }  # fmt: skip
 _LARGEST_INT8 = 127
 BLOCK_ROWS = 65_536
 """Rows that are copied or compared at a time."""
 _TABLES_AT_ONCE = 4
 """Reading and writing overlap, and the threads hold the memory of so many shards of a checkpoint."""
-_LARGE_BYTES = 256 * 2**20
-"""Smaller tables are soon in memory as a whole, so for these the file system had better read ahead."""
 _ROWS_BETWEEN_LOOKS = 1024
 """A row that was not mapped brings up to 16 pages with it (the kernel's fault-around), 64 KiB."""
 
@@ -68,34 +67,44 @@ def table_file(name: str) -> str:
     return f"{TABLES_FOLDER}/{quote(name, safe=' ')}.safetensors"
 
 
-class MappedTable:
-    """The (rows, columns) weights of a table; only the pages of the rows that were looked up are in memory."""
+class MappedTensors:
+    """The tensors of a safetensors file that was checked, over its mapped content."""
 
-    def __init__(self, path: Path, dim: int) -> None:
-        """Map a file that `ModelFolder.open` has checked; the first `dim` columns are read."""
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        (length,) = struct.unpack_from("<Q", self._map)
-        header = json.loads(self._map[8 : 8 + length])
-        self.dim = dim
-        self.stored: dict[str, NDArray[Any]] = {
+    def __init__(self, path: Path) -> None:
+        self.file = MappedFile(path)
+        content = self.file.content
+        (length,) = struct.unpack_from("<Q", content)
+        header = json.loads(content[8 : 8 + length])
+        self.tensors: dict[str, NDArray[Any]] = {
             name: self._tensor(described, 8 + length) for name, described in header.items() if name != "__metadata__"
         }
-        """The tensors of the file, as it has them."""
-        self._rows = self.stored[TABLE_TENSOR][:, :dim]
-        self._scale = self.stored.get(SCALE_TENSOR)
-        if len(self._map) > _LARGE_BYTES:
-            self._map.madvise(mmap.MADV_RANDOM)
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def _tensor(self, described: dict[str, Any], start: int) -> NDArray[Any]:
         shape, (first, _) = described["shape"], described["data_offsets"]
-        flat: NDArray[Any] = np.frombuffer(
-            self._map, _NUMPY[described["dtype"]], count=int(np.prod(shape)), offset=start + first
-        )
+        dtype = _NUMPY[described["dtype"]]
+        flat: NDArray[Any] = np.frombuffer(self.file.content, dtype, count=math.prod(shape), offset=start + first)
         return flat.reshape(shape)
+
+
+class MappedTable:
+    """The (rows, columns) weights of a table, mapped from its file."""
+
+    def __init__(self, path: Path, dim: int) -> None:
+        """Map a file that `ModelFolder.open` has checked; the first `dim` columns are read."""
+        whole = MappedTensors(path)
+        self._read_from(whole.file, whole.tensors, dim)
+
+    def _read_from(self, file: MappedFile, stored: dict[str, NDArray[Any]], dim: int) -> None:
+        self.dim = dim
+        self.stored = stored
+        """The tensors of the table, as its file has them."""
+        self.mapped: tuple[MappedFile, ...] = (file,)
+        """The files that it is mapped from."""
+        self._rows = stored[TABLE_TENSOR][:, :dim]
+        self._scale = stored.get(SCALE_TENSOR)
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     def read(self, ids: NDArray[np.integer], out: NDArray[np.float32]) -> None:
         """Write the embeddings of n ids to `out`, (n, dim)."""
@@ -107,21 +116,6 @@ class MappedTable:
     def stored_rows(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
         """The rows `start` to `stop` (exclusive) as the file has them, by tensor; all columns of `weight`."""
         return {name: values[start:stop] for name, values in self.stored.items()}
-
-    def expect_order(self) -> None:
-        """From now on rows are read in their order: the file system reads ahead, which is many times as fast."""
-        self._map.madvise(mmap.MADV_SEQUENTIAL)
-
-    def release(self) -> None:
-        """Give the pages in memory back. Later reads map them again from the system's page cache."""
-        self._map.madvise(mmap.MADV_DONTNEED)
-
-
-class Mapped(Protocol):
-    """A file that is mapped into memory."""
-
-    def release(self) -> None:
-        """Give the pages in memory back; they are mapped again when they are read."""
 
 
 class TableMemory:
@@ -138,12 +132,12 @@ class TableMemory:
         It may be exceeded by 64 MiB, or by the pages of one look-up of more than 1,024 rows.
         """
         self._limit = limit_bytes + mapped_bytes()
-        self._mapped: WeakSet[Mapped] = WeakSet()
+        self._mapped: WeakSet[MappedFile] = WeakSet()
         self._rows = 0
 
-    def add(self, mapped: Mapped) -> None:
-        """Count a table or a vocabulary from now on, as long as it is used."""
-        self._mapped.add(mapped)
+    def add(self, file: MappedFile) -> None:
+        """Count a file of a table or a vocabulary from now on, as long as it is used."""
+        self._mapped.add(file)
 
     def note(self, rows: int) -> None:
         """Called after `rows` rows were looked up; gives pages back if the limit is exceeded."""
@@ -152,8 +146,8 @@ class TableMemory:
             return
         self._rows = 0
         if mapped_bytes() > self._limit:
-            for mapped in tuple(self._mapped):
-                mapped.release()
+            for file in tuple(self._mapped):
+                file.release()
 
 
 def mapped_bytes() -> int:
@@ -252,6 +246,9 @@ def new_tensors(path: Path, stored: Mapping[str, tuple[str, tuple[int, ...]]]) -
             raise UserError(
                 f"{path}: no space for a table of {end:,} bytes; free the disk, or give another --output"
             ) from None
+    if end == 0:  # nothing can be mapped
+        yield {name: np.empty(described["shape"]) for name, described in description.items()}
+        return
     content = np.memmap(path, dtype=np.uint8, mode="r+", offset=start, shape=(end,))
     arrays = {}
     for name, described in description.items():
@@ -259,6 +256,19 @@ def new_tensors(path: Path, stored: Mapping[str, tuple[str, tuple[int, ...]]]) -
         arrays[name] = content[first:last].view(_NUMPY[described["dtype"]]).reshape(described["shape"])
     yield arrays
     content.flush()
+
+
+def save_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
+    """Write a safetensors file: the same bytes for the same tensors, unlike the library, which orders by chance.
+
+    Raises UserError if the disk is full.
+    """
+    names = {dtype: name for name, dtype in _NUMPY.items()}
+    # By size, so that all begin at a multiple of the size of their numbers.
+    ordered = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    with new_tensors(path, {name: (names[tensors[name].dtype], tensors[name].shape) for name in ordered}) as stored:
+        for name in ordered:
+            stored[name][...] = tensors[name]
 
 
 @contextlib.contextmanager
