@@ -181,15 +181,17 @@ def export(
     output: AnyPath,
     *,
     checkpoint: str = "best",
-    tables: Literal["fp32", "fp16", "int8"] = "fp32",
+    tables: Literal["fp32", "fp16", "int8"] | None = None,
+    delta_of: AnyPath | None = None,
     progress: bool = True,
 ) -> Result:
     """Write the model folder that serve and predict read.
 
-    run: Run folder, the output of `rayrec train`, or its URI.
+    run: Run folder, the output of `rayrec train`, or its URI; or a delta, which becomes a whole model folder.
     output: Model folder to write; must not exist.
     checkpoint: Checkpoint of the run: best (the latest if none was evaluated), latest, or a step.
-    tables: Precision of the stored embedding tables; the result shows what less than fp32 changes.
+    tables: Precision of the stored embedding tables, by default fp32, or that of --delta-of; the result shows what less than fp32 changes.
+    delta_of: The version before, a model folder beside --output: write only what differs from it.
     progress: Show progress on stderr.
     """
 

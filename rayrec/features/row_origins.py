@@ -58,7 +58,7 @@ class ListedIds:
             return None
         added, word = pa.array([], pa.large_string()), int(now.fingerprint, 16)
         if now.size > before.size:
-            added = self.lookup(folder).values[before.size :]
+            added = self.lookup(folder).values(np.arange(before.size, now.size) + 1)
             word = (word - fingerprint(added, before.size + 1)) % 2**64
         return added if word == int(before.fingerprint, 16) else None
 
@@ -113,7 +113,7 @@ def row_origins(
             kept = before.values[: len(of_values)]
             of_values[: len(kept)] = kept
         else:
-            values, first_value_row = now.lookup(new_folder).values[: len(of_values)], now.values.start
+            values, first_value_row = now.lookup(new_folder).values(np.arange(len(of_values)) + 1), now.values.start
             found = before.lookup(old_folder()).ids(values)
             of_values[:] = np.where(found > 0, found - 1 + before.values.start, NEW)
     rows = np.where(ids == NEW, NEW, _folded(old, ids))

@@ -9,7 +9,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from rayrec.features.schema import Schema
+from rayrec.inference.folder.model_folder import ModelFolder
+from rayrec.inference.folder.origin import Origin
 from rayrec.inference.folder.reference_traffic import ReferenceTraffic, score_counts, unknown_counts
 
 _MODEL = ("model", "version")
@@ -40,6 +41,10 @@ class ServingMetrics:
         self.drift = Gauge(
             "rayrec_score_drift", "Population stability index of the scores against those at export.", _MODEL
         )
+        self.data_time = Gauge(
+            "rayrec_model_data_time_seconds", "Unix time of the newest row that the model was trained on.", _MODEL
+        )
+        self.deltas = Gauge("rayrec_deltas_applied", "Deltas that the model is made of, beside a whole one.", _MODEL)
 
 
 @dataclass
@@ -53,8 +58,7 @@ class VersionStatistics:
     metrics: ServingMetrics
     model: str
     version: str
-    schema: Schema
-    reference: ReferenceTraffic | None
+    folder: ModelFolder
     _noted: deque[tuple[int, pa.RecordBatch, NDArray[np.float32]]] = field(default_factory=deque)
     _ids: dict[str, tuple[int, int]] = field(default_factory=dict)
     _scores: NDArray[np.float64] | None = None
@@ -62,10 +66,15 @@ class VersionStatistics:
     _reported: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.reference is not None:
-            self._edges = np.array(self.reference.score_edges)
+        self._reference = ReferenceTraffic.load(self.folder)
+        self.metrics.deltas.set(len(self.folder.deltas), self._tags)
+        origin = Origin.load(self.folder)
+        if origin is not None and origin.data_time is not None:
+            self.metrics.data_time.set(origin.data_time, self._tags)
+        if self._reference is not None:
+            self._edges = np.array(self._reference.score_edges)
             self._scores = np.zeros(len(self._edges) + 1)
-            for name, share in self.reference.unknown_share.items():
+            for name, share in self._reference.unknown_share.items():
                 self.metrics.unknown_share.set(share, {**self._tags, "feature": name})
 
     @property
@@ -91,7 +100,7 @@ class VersionStatistics:
             self.metrics.batch_requests.observe(requests, self._tags)
             self.metrics.batch_rows.observe(len(scores), self._tags)
         encoded = pa.concat_batches([rows for _, rows, _ in passes])
-        for name, (unknown, ids) in unknown_counts(self.schema, encoded).items():
+        for name, (unknown, ids) in unknown_counts(self.folder.schema, encoded).items():
             before = self._ids.get(name, (0, 0))
             self._ids[name] = (before[0] + unknown, before[1] + ids)
         if self._scores is not None:
@@ -109,8 +118,8 @@ class VersionStatistics:
             if unknown:
                 self.metrics.unknown_ids.inc(unknown, tags)
         self._ids.clear()
-        if self._scores is None or self.reference is None or self._scores.sum() < _ENOUGH:
+        if self._scores is None or self._reference is None or self._scores.sum() < _ENOUGH:
             return
-        self.metrics.drift.set(self.reference.drift(self._scores), self._tags)
+        self.metrics.drift.set(self._reference.drift(self._scores), self._tags)
         if self._scores.sum() > _WINDOW:
             self._scores /= 2

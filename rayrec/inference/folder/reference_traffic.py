@@ -13,6 +13,7 @@ from rayrec.config import Config
 from rayrec.evaluation.stability import stability_index
 from rayrec.features.lists import ids_of
 from rayrec.features.schema import Schema
+from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import first_rows
@@ -56,9 +57,9 @@ class ReferenceTraffic(Config):
         write_json(folder / REFERENCE_FILE, self.model_dump(mode="json"))
 
     @classmethod
-    def load(cls, folder: Path) -> "ReferenceTraffic | None":
-        """The reference of a model folder; None if it was exported without one. Raises UserError if it is damaged."""
-        path = folder / REFERENCE_FILE
+    def load(cls, model: ModelFolder) -> "ReferenceTraffic | None":
+        """The reference of a model; None if it was exported without one. Raises UserError if it is damaged."""
+        path = model.path(REFERENCE_FILE)
         try:
             return cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:

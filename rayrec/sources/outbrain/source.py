@@ -91,7 +91,7 @@ class OutbrainSource(Source):
         return {"context": event, "candidates": ads}
 
     def lookup(self, model: "Predictor") -> AdLookup | None:
-        statistics = model.folder / STATISTICS_FOLDER
+        statistics = model.model_folder.path(STATISTICS_FOLDER)
         return AdLookup(statistics) if statistics.is_dir() else None
 
 
