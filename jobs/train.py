@@ -1,5 +1,6 @@
 """`rayrec train`: trains a recipe's model on a dataset."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,7 @@ class TrainRequest(TrainingRecipeRequest):
     resume: bool = False
     """Continue the run in --output from its latest checkpoint; begin it if there is none."""
     warm_start: Folder | None = None
-    """Run folder to go on from, by value; trains as train.warm_start says, by default once in the order of rows."""
+    """Run folder to go on from, by value; trains as train.warm_start says, by default one pass in order."""
     reset: Annotated[tuple[str, ...], Metavar("FEATURE")] = ()
     """Feature whose table begins anew instead, with --warm-start; repeatable."""
 
@@ -70,9 +71,19 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from cluster.ray_session import ray_session
 
-    import_meanwhile("rayrec.models.registry")  # takes seconds, in which Ray's processes start
-    with owned(request.output), ray_session():
-        metrics = train_recipe(recipe, dataset, request.output, resume=request.resume, origin=origin, progress=progress)
+    here = suits_this_process(recipe)
+    if not here:
+        import_meanwhile("rayrec.models.registry")  # takes seconds, in which Ray's processes start
+    with owned(request.output), nullcontext() if here else ray_session():
+        metrics = train_recipe(
+            recipe,
+            dataset,
+            request.output,
+            resume=request.resume,
+            origin=origin,
+            in_this_process=here,
+            progress=progress,
+        )
     run_folder = RunFolder.open(request.output)
     reached = run_folder.progress()
     assert reached is not None
@@ -89,6 +100,18 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     )
 
 
+def suits_this_process(recipe: Recipe) -> bool:
+    """Whether a recipe asks for one worker, on a CPU, and no Ray cluster is there to run it."""
+    import torch
+
+    from cluster.ray_session import has_cluster
+    from rayrec.training.run.preflight import resolve_device
+
+    train = recipe.train
+    is_alone = train.workers == 1 and train.min_workers is None and not has_cluster()
+    return is_alone and resolve_device(train.device, gpus=torch.cuda.device_count()) == "cpu"
+
+
 def train_recipe(
     recipe: Recipe,
     dataset: "Dataset",
@@ -96,11 +119,13 @@ def train_recipe(
     *,
     resume: bool,
     origin: "Origin | None" = None,
+    in_this_process: bool = False,
     progress: Progress,
 ) -> "Metrics":
-    """Train a validated recipe into the run folder `output`; the metrics by held-out split. Needs a Ray session.
+    """Train a validated recipe into the run folder `output`; the metrics by held-out split.
 
-    `origin`: what the run is warm-started from.
+    Needs a Ray session unless it trains in this process (`suits_this_process`). `origin`: what the run is warm-started
+    from.
     """
     from rayrec.training.driver import train
     from rayrec.training.run.folder import RunFolder
@@ -114,7 +139,16 @@ def train_recipe(
             from rayrec.training.warm_start import WarmStart
 
             begin = WarmStart.open(origin, output.absolute(), recipe, dataset).begin
-    return train(recipe, dataset, output, resume=resume, begin=begin, origin=origin, progress=progress)
+    return train(
+        recipe,
+        dataset,
+        output,
+        resume=resume,
+        begin=begin,
+        origin=origin,
+        in_this_process=in_this_process,
+        progress=progress,
+    )
 
 
 def _origin(request: TrainRequest) -> "Origin | None":

@@ -102,7 +102,7 @@ def train(
     data: Dataset folder, the output of `rayrec preprocess`.
     output: Run folder to write; must not exist, unless with --resume.
     resume: Continue the run in --output from its latest checkpoint; begin it if there is none.
-    warm_start: Run folder to go on from: weights and optimizer state of its best checkpoint, rows of tables by value. Trains as the recipe's train.warm_start says, by default one pass in the order of the rows.
+    warm_start: Run folder to go on from, by value; trains as train.warm_start says, by default one pass in order.
     reset: Feature whose table begins anew instead, with --warm-start; repeatable.
     workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
     device: Device to train on (train.device), by default as in the recipe.
@@ -114,8 +114,9 @@ def train(
 def run(
     recipe: AnyPath,
     input: AnyPath | Sequence[AnyPath],
-    output: AnyPath,
     *,
+    continue_: AnyPath | None = None,
+    output: AnyPath | None = None,
     workers: int | str | None = None,
     device: Literal["auto", "cpu", "cuda"] | None = None,
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None,
@@ -126,6 +127,7 @@ def run(
 
     recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
     input: Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable.
+    continue_: Instead of --output: a folder whose model goes on with these files, those of another day.
     output: Folder of all phases (dataset/, run/, model/); an earlier attempt in it is continued.
     workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
     device: Device to train on (train.device), by default as in the recipe.
@@ -190,7 +192,7 @@ def export(
     run: Run folder, the output of `rayrec train`, or its URI; or a delta, which becomes a whole model folder.
     output: Model folder to write; must not exist.
     checkpoint: Checkpoint of the run: best (the latest if none was evaluated), latest, or a step.
-    tables: Precision of the stored embedding tables, by default fp32, or that of --delta-of; the result shows what less than fp32 changes.
+    tables: Precision of the stored tables, by default fp32, or that of --delta-of; the result shows what less changes.
     delta_of: The version before, a model folder beside --output: write only what differs from it.
     progress: Show progress on stderr.
     """

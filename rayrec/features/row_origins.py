@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.config.transforms import HashIds, HashUnlisted, Vocabulary
+from rayrec.config.transforms import HashIds, Vocabulary
 from rayrec.features.categorical import fold_ids
 from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, VectorFeature
 from rayrec.features.string_hash import hash_strings
@@ -37,16 +37,10 @@ class ListedIds:
     @classmethod
     def of(cls, feature: CategoricalFeature) -> "ListedIds | None":
         """None for a feature without a vocabulary. Nothing else in this module knows the order of the ids."""
-        vocabulary, buckets = None, 0
-        for transform in feature.transforms:
-            if isinstance(transform, Vocabulary):
-                vocabulary = transform
-            elif isinstance(transform, HashUnlisted):
-                buckets = transform.buckets
+        vocabulary, first_value = feature.vocabulary, 1 + feature.unlisted_buckets
         if vocabulary is None:
             return None
-        first_bucket = 1 + vocabulary.size
-        return cls(vocabulary, range(1, first_bucket), range(first_bucket, first_bucket + buckets))
+        return cls(vocabulary, range(first_value, first_value + vocabulary.size), range(1, first_value))
 
     def added_after(self, old: "ListedIds", folder: Path) -> pa.Array | None:
         """The values (large_string) after those of `old`, with which this vocabulary begins; None if it does not.

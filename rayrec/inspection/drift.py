@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.config.table import TableSourceConfig
 from rayrec.evaluation.stability import stability_index
+from rayrec.features.earlier_ids import EarlierIds
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.lists import ids_of
 from rayrec.features.raw_values import needs
 from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, RawColumn
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import first_rows
+from rayrec.ingest.reader import spread_rows
 from rayrec.raw.blocks import ParsedLines
 from rayrec.raw.files import list_inputs
 from rayrec.raw.sample import sample_rows
@@ -47,6 +48,11 @@ class FeatureDrift:
     """Share of the ids in the files that are missing or not listed, of features with a vocabulary."""
     unknown_share_before: float | None = None
     """The same in the dataset."""
+
+    @property
+    def chance(self) -> float:
+        """What the index of samples of this size is by chance."""
+        return self.limit - LIMIT
 
     @property
     def has_drifted(self) -> bool:
@@ -110,7 +116,7 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
     dataset.fetch_mapped()
     encoded = FeatureEncoder(schema, dataset.folder).encode(raw)
     names = [feature.name for feature in schema.features]
-    reference = pa.concat_batches(list(first_rows(dataset, "train", names, _REFERENCE_ROWS)))
+    reference = pa.concat_batches(list(spread_rows(dataset, "train", names, _REFERENCE_ROWS)))
     features = [
         _feature_drift(feature, reference.column(feature.name), encoded.column(feature.name))
         for feature in schema.features
@@ -122,6 +128,26 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
     unknown = (name for name in sample.column_names if name not in known)
     new = tuple(name for name in unknown if not config.is_ignored(name))
     return Drift(sample.num_rows, tuple(features), tuple(problems), new)
+
+
+def drift_of_extension(dataset: Dataset, parent: Dataset) -> list[FeatureDrift]:
+    """How the rows of `train` of a dataset, and their labels, differ from those of the one that it extends.
+
+    Values that were not listed there count as unknown.
+    """
+    found, split = [], dataset.split("train")
+    before_labels, labels = (np.array([s.rows - s.positives, s.positives]) for s in (parent.split("train"), split))
+    if dataset.schema.interactions is None:
+        found.append(_drift(dataset.schema.label, "label", before_labels, labels))
+    names = [feature.name for feature in dataset.schema.features]
+    rows_before, rows = (
+        pa.concat_batches(list(spread_rows(of, "train", names, _REFERENCE_ROWS))) for of in (parent, dataset)
+    )
+    rows = EarlierIds(dataset.schema, dataset.folder, parent.schema, parent.folder)(rows)
+    return [
+        *found,
+        *(_feature_drift(f, rows_before.column(f.name), rows.column(f.name)) for f in dataset.schema.features),
+    ]
 
 
 def _roles(config: TableSourceConfig) -> set[str | None]:

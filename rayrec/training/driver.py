@@ -75,9 +75,12 @@ def train(
     resume: bool = False,
     begin: "Begin | None" = None,
     origin: Origin | None = None,
+    in_this_process: bool = False,
     progress: Progress | None = None,
 ) -> Metrics:
-    """Train a recipe's model; returns the metrics by held-out split, and progressive ones. Needs a Ray session.
+    """Train a recipe's model; returns the metrics by held-out split, and progressive ones.
+
+    The recipe's workers train it, in a Ray session, or this process does, without one and on all its CPUs.
 
     `output` becomes the run folder. With `resume` a run in it is continued exactly where its latest checkpoint left
     it, on any number of workers, and begun if there is no checkpoint. A dead worker restarts the run from the latest
@@ -89,7 +92,7 @@ def train(
     from rayrec.models.registry import build_model
 
     output = output.absolute()
-    device = _workers_device(recipe)
+    device = "cpu" if in_this_process else _workers_device(recipe)
     require_trainable(recipe, dataset, device)
     model = build_model(recipe.model, dataset.schema, device="meta")
     require_parts(recipe.train, model)
@@ -101,11 +104,16 @@ def train(
     progress = progress or SilentProgress()
     rows = dataset.split("train").rows
     progress.stage("training", recipe.train.samples_per_epoch(rows) * recipe.train.epochs)
-    with (
-        lent(run.path, progress) as is_lent,
-        in_background(partial(_show_history, run.history, is_lent, recipe, rows, progress), "rayrec-history"),
-    ):
-        _run_workers(partial(_train, run.path, is_lent, begin), recipe, dataset, run.path, device)
+    with nullcontext(False) if in_this_process else lent(run.path, progress) as is_lent:
+        show = partial(_show_history, run.history, is_lent, recipe, rows, progress)
+        with in_background(show, "rayrec-history"):
+            if in_this_process:
+                from rayrec.training.loop.worker import train_worker
+
+                with _only_rank() as context:
+                    train_worker(recipe, dataset, run, context, begin)
+            else:
+                _run_workers(partial(_train, run.path, is_lent, begin), recipe, dataset, run.path, device)
     metrics: Metrics = json.loads((run.path / METRICS_FILE).read_text())
     return metrics
 

@@ -63,6 +63,8 @@ class Growth:
     """The dataset that it extends; None begins anew."""
     expire_after: str | None = None
     """How long a value may not occur before it leaves its vocabulary, such as `30d`; None keeps all."""
+    compact: bool = False
+    """Whether values are numbered anew, by the counts of all days."""
 
     @property
     def first_moment(self) -> int | None:

@@ -61,8 +61,9 @@ def fit_vocabularies(
     """Write the vocabularies of features into the dataset folder, fitted on the rows of `segments` and those before.
 
     Ids go from 1 by descending count, ties by ascending value (the order of the UTF-8 bytes), so they depend on the
-    rows alone. Missing values and empty ones are not listed. With a parent the ids of its values stay: what is listed
-    now follows, and the empty text takes the place of a value that has expired. Both are stages.
+    rows alone. Missing values and empty ones are not listed. With a parent the ids of its values stay, unless they are
+    to be compact: what is listed now follows, and the empty text takes the place of a value that has expired. To count
+    and to list are a stage each.
     """
     if not listings:
         make_folder(workspace.folder / VOCABULARY_FOLDER)
@@ -76,7 +77,7 @@ def fit_vocabularies(
     return stages.run(
         "vocabularies",
         dict[str, Vocabulary],
-        lambda _: _list_values(workspace, listings, counts, growth.parent),
+        lambda _: _list_values(workspace, listings, counts, None if growth.compact else growth.parent),
         workspace.folder / VOCABULARY_FOLDER,
     )
 
