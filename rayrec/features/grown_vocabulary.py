@@ -129,7 +129,8 @@ class GrownVocabulary(VocabularyLookup):
 
     def find(self, value: str, hashed: np.uint64) -> int:
         found = self._base.find(value, hashed)
-        if found and not _contains(self._removed, np.array([found]))[0]:
+        place = int(self._removed.searchsorted(found))
+        if found and (place == len(self._removed) or self._removed[place] != found):
             return found
         entry = int(self._hashes.searchsorted(hashed))
         while entry < len(self._hashes) and self._hashes[entry] == hashed:

@@ -75,7 +75,7 @@ class ServedVersion:
             small_size=_SMALL_ROWS,
             wait_seconds=settings.batch_wait_ms / 1000,
         )
-        self._statistics = VersionStatistics(metrics, name, version, self.predictor.model_folder)
+        self.statistics = VersionStatistics(metrics, name, version, self.predictor.model_folder)
 
     async def score(self, rows: Rows) -> NDArray[np.float32]:
         """Probabilities (n,) of n rows, perhaps from a pass with other requests. Raises RequestError."""
@@ -83,9 +83,9 @@ class ServedVersion:
         if not np.isfinite(scores).all():
             bad = int(np.flatnonzero(~np.isfinite(scores))[0])
             raise RequestError(422, f"row {bad}: its values are so large that the score is not a number")
-        if self._statistics.are_due:
+        if self.statistics.are_due:
             # In the scoring thread, after the answer.
-            self._executor.submit(self._statistics.count)
+            self._executor.submit(self.statistics.count)
         return scores
 
     async def evaluate(self, function: Callable[[], ResultT]) -> ResultT:
@@ -94,7 +94,7 @@ class ServedVersion:
 
     def _score_together(self, requests: Sequence[Rows]) -> list[NDArray[np.float32]]:
         answers, encoded, scores = score_together(self.predictor, requests)
-        self._statistics.note(len(requests), encoded, scores)
+        self.statistics.note(len(requests), encoded, scores)
         return answers
 
 

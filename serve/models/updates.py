@@ -62,6 +62,12 @@ class Updates:
 
     def poll(self) -> None:
         """Look for changes once; folders that cannot be read leave everything as it is."""
+        self._look()
+        for model in self._models.current.values():
+            for version in model.versions.values():
+                version.statistics.report_facts()
+
+    def _look(self) -> None:
         try:
             self._staged.refresh()
             sources = scan(self._folders)

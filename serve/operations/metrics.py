@@ -66,20 +66,24 @@ class VersionStatistics:
     _reported: float = 0.0
 
     def __post_init__(self) -> None:
-        self._reference = ReferenceTraffic.load(self.folder)
-        self.metrics.deltas.set(len(self.folder.deltas), self._tags)
         origin = Origin.load(self.folder)
-        if origin is not None and origin.data_time is not None:
-            self.metrics.data_time.set(origin.data_time, self._tags)
+        self._data_time = None if origin is None else origin.data_time
+        self._reference = ReferenceTraffic.load(self.folder)
         if self._reference is not None:
             self._edges = np.array(self._reference.score_edges)
             self._scores = np.zeros(len(self._edges) + 1)
-            for name, share in self._reference.unknown_share.items():
-                self.metrics.unknown_share.set(share, {**self._tags, "feature": name})
 
     @property
     def _tags(self) -> dict[str, str]:
         return {"model": self.model, "version": self.version}
+
+    def report_facts(self) -> None:
+        """Report what does not change: Ray forgets a gauge that was not set for some 20 seconds."""
+        self.metrics.deltas.set(len(self.folder.deltas), self._tags)
+        self.metrics.data_time.set(self._data_time, self._tags)
+        if self._reference is not None:
+            for name, share in self._reference.unknown_share.items():
+                self.metrics.unknown_share.set(share, {**self._tags, "feature": name})
 
     def note(self, requests: int, encoded: pa.RecordBatch, scores: NDArray[np.float32]) -> None:
         """Note one pass: how many requests it joined, its encoded rows and their (n,) scores."""

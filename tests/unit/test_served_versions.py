@@ -312,20 +312,30 @@ def test_a_version_goes_on_without_those_that_it_was_made_of(
 class Told:
     """A gauge that remembers what it was set to."""
 
-    def set(self, value: float, tags: dict[str, str]) -> None:
-        self.last = value, tags
+    def __init__(self) -> None:
+        self.values: dict[str, float | None] = {}
+
+    def set(self, value: float | None, tags: dict[str, str]) -> None:
+        assert tags["model"] == "m"
+        self.values[tags["version"]] = value
 
 
-def test_what_metrics_tell_of_a_version(
-    deltas: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+def test_every_look_reports_what_is_loaded(
+    deltas: Path, made: Path, tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for gauge in ("deltas", "data_time"):
-        monkeypatch.setattr(METRICS, gauge, Told())
-    for version, days in (("1", 0), ("4", 3)):
-        ServedVersion("m", version, deltas / version, executor, ServeConfig(max_batch_size=4), METRICS, MEMORY)
-        tags = {"model": "m", "version": version}
-        assert METRICS.deltas.last == (days, tags)
-        assert METRICS.data_time.last == (1000.0 * days, tags)
+    shutil.copytree(deltas, tmp_path / "m")
+    copy(made / "1", tmp_path / "m/5")
+    server = Server({"m": tmp_path / "m"}, tmp_path, executor)
+    for content, loaded in (('{"weights": {"1": 1, "4": 1}}', {"1": 0, "4": 3}), ('{"weights": {"5": 1}}', {"5": 0})):
+        traffic(tmp_path / "m", content)
+        server.poll()
+        for gauge in ("deltas", "data_time"):
+            monkeypatch.setattr(METRICS, gauge, Told())
+        server.poll(1)
+        assert METRICS.deltas.values == loaded
+        # Version 5 was made without an origin.
+        times = {version: None if version == "5" else 1000.0 * days for version, days in loaded.items()}
+        assert METRICS.data_time.values == times
 
 
 def test_models_come_and_go(made: Path, tmp_path: Path, executor: ThreadPoolExecutor) -> None:
