@@ -18,7 +18,7 @@ from rayrec.common.errors import UserError
 from rayrec.features.row_origins import RowOrigins, row_origins
 from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.ingest.dataset import Dataset
-from rayrec.internals.torchrec import local_shards
+from rayrec.internals.torchrec import local_shards, whole_shape
 from rayrec.models.common.initialization import draw_rows
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.recipes import Recipe
@@ -104,10 +104,11 @@ class WarmStart:
             if name.rpartition(".")[0] == table.name:
                 held[f"table_optimizer.{name}"] = moment
         for name, value in held.items():
-            if not value.size():  # a count of steps
+            shape = whole_shape(value)
+            if not shape:  # a count of steps
                 stored.fill({name: value})
                 continue
-            whole = torch.empty(old.cardinality, *value.size()[1:])
+            whole = torch.empty(old.cardinality, *shape[1:])
             stored.fill({name: whole})
             for shard, row, column in local_shards(value):
                 _copy_rows(shard, whole, origins.rows[row : row + len(shard)], column)
