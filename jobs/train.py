@@ -36,7 +36,7 @@ class TrainRequest(TrainingRecipeRequest):
     resume: bool = False
     """Continue the run in --output from its latest checkpoint; begin it if there is none."""
     warm_start: Folder | None = None
-    """Run folder to go on from, by value; trains as train.warm_start says, by default one pass in order."""
+    """Run folder to go on from: its best checkpoint, rows of tables by value; one pass in their order."""
     reset: Annotated[tuple[str, ...], Metavar("FEATURE")] = ()
     """Feature whose table begins anew instead, with --warm-start; repeatable."""
 

@@ -102,7 +102,7 @@ def train(
     data: Dataset folder, the output of `rayrec preprocess`.
     output: Run folder to write; must not exist, unless with --resume.
     resume: Continue the run in --output from its latest checkpoint; begin it if there is none.
-    warm_start: Run folder to go on from, by value; trains as train.warm_start says, by default one pass in order.
+    warm_start: Run folder to go on from: its best checkpoint, rows of tables by value; one pass in their order.
     reset: Feature whose table begins anew instead, with --warm-start; repeatable.
     workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
     device: Device to train on (train.device), by default as in the recipe.

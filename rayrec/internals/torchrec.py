@@ -23,6 +23,14 @@ def local_shards(value: "TableTensor") -> "list[tuple[Tensor, int, int]]":
     return [(shard.tensor, row, column) for shard, (row, column, *_) in zip(shards, offsets, strict=True)]
 
 
+def whole_shape(value: "TableTensor") -> tuple[int, ...]:
+    """The shape of a whole table, or of a moment of it; () of a number that belongs to no row."""
+    from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+    # A ShardedTensor that is asked for its size warns of its end.
+    return tuple(value.metadata().size if isinstance(value, ShardedTensor) else value.shape)
+
+
 def sharded_like(part: "Tensor", table: "TableTensor") -> "TableTensor":
     """This rank's part of the optimizer state of `table` as a part of the state of the whole table.
 

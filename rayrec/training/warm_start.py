@@ -18,7 +18,7 @@ from rayrec.common.errors import UserError
 from rayrec.features.row_origins import RowOrigins, row_origins
 from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.ingest.dataset import Dataset
-from rayrec.internals.torchrec import local_shards
+from rayrec.internals.torchrec import local_shards, whole_shape
 from rayrec.models.common.initialization import draw_rows
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.recipes import Recipe
@@ -80,7 +80,7 @@ class WarmStart:
         new.fetch_mapped()
         for table in step.model.stated_tables:
             if self.reset.isdisjoint(table.features):
-                self._take_table(table, stored, state, step.model.schema)
+                self._take_table(table, stored, state, new)
         dense = {f"model.{name}": v for name, v in state["model"].items() if name.startswith("dense_network.")}
         for part, optimizer in state["dense_optimizer"].items():
             for parameter, moments in optimizer["state"].items():
@@ -90,24 +90,23 @@ class WarmStart:
         step.finish_loading(state, steps, self.progress.loss_scale)
         return RunProgress(steps_before=steps)
 
-    def _take_table(
-        self, table: EmbeddingTable, stored: StoredTensors, state: dict[str, Any], new_schema: Schema
-    ) -> None:
+    def _take_table(self, table: EmbeddingTable, stored: StoredTensors, state: dict[str, Any], new: Dataset) -> None:
         """Take over a table and its moments, as far as this rank holds them."""
         weight = state["model"][f"embeddings.embedding_bags.{table.name}.weight"]
         if not local_shards(weight):
             return
-        old, new = (_owner(schema, table.features[0]) for schema in (self.schema, new_schema))
-        origins = row_origins(old, new, self.new_dataset, self._dataset_here)
+        old, now = (_owner(schema, table.features[0]) for schema in (self.schema, new.schema))
+        origins = row_origins(old, now, new.folder, self._dataset_here)
         held = {f"model.embeddings.embedding_bags.{table.name}.weight": weight}
         for name, moment in state["table_optimizer"].items():
             if name.rpartition(".")[0] == table.name:
                 held[f"table_optimizer.{name}"] = moment
         for name, value in held.items():
-            if not value.size():  # a count of steps
+            shape = whole_shape(value)
+            if not shape:  # a count of steps
                 stored.fill({name: value})
                 continue
-            whole = torch.empty(old.cardinality, *value.size()[1:])
+            whole = torch.empty(old.cardinality, *shape[1:])
             stored.fill({name: whole})
             for shard, row, column in local_shards(value):
                 _copy_rows(shard, whole, origins.rows[row : row + len(shard)], column)

@@ -119,11 +119,12 @@ def _kill_all(held: Held) -> None:
 @pytest.mark.parametrize("step", [50, 100])
 def test_a_killed_warm_start_goes_on(undisturbed: Path, dataset: Dataset, tmp_path: Path, step: int) -> None:
     """Before its first checkpoint is written, and after it."""
-    day = _recipe(max_steps=120)
     expected = tmp_path / "expected"
-    warm = day.model_copy(update={"train": day.train.warm_started()})
-    run_cases(2, dataset.folder, [Case(expected, warm, undisturbed)])
-    arguments = [*_arguments(tmp_path, dataset, day), "--warm-start", str(undisturbed)]
+    # Without Ray, from memory.
+    alone = _recipe(max_steps=120, ingest={"in_memory": True})
+    alone = alone.model_copy(update={"train": alone.train.warm_started()})
+    run_cases(2, dataset.folder, [Case(expected, alone, undisturbed)])
+    arguments = [*_arguments(tmp_path, dataset, _recipe(max_steps=120)), "--warm-start", str(undisturbed)]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     hold = Hold(tmp_path / "hold", checkpoint_name(step))
     with hold.held("jobs.train", *arguments, environment=environment, count=2) as held:

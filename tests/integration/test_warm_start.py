@@ -27,6 +27,7 @@ from rayrec.training.placement.parallel_model import ParallelModel
 from rayrec.training.run.folder import RunFolder, checkpoint_name, read_progress
 from rayrec.training.run.history import read_history
 from rayrec.training.warm_start import WarmStart
+from tests.builders import make_dataset
 from tests.daily_datasets import NAMES, values_of, write_day
 from tests.ranks import run_ranks
 from tests.training_runs import Case, join_ranks, logits_under, losses, recipe, run_cases, weights_of
@@ -383,6 +384,23 @@ def test_a_day_may_be_smaller_than_a_batch(continued: Path) -> None:
     weights = weights_of(continued / "short-1", 1)
     for name, value in weights_of(continued / "short-2", 1).items():
         np.testing.assert_allclose(value, weights[name], rtol=1e-4, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_last_batch_in_which_no_group_begins_changes_nothing(tmp_path: Path, workers: int) -> None:
+    """Its two rows belong to the group that began in the batch before."""
+    make_dataset(tmp_path / "data", {"train": 130, "test": 65}, group_sizes=[65], rows_per_row_group=130)
+    case = recipe(
+        loss={"listwise": 0.5},
+        ingest={"in_memory": True, "shuffle": "none", "read_streams": 1, "drop_last": False},
+        checkpoint={"every_steps": 1, "every_minutes": None, "keep_last": 9},
+    )
+    run_cases(workers, tmp_path / "data", [Case(tmp_path / "run", case)])
+    found = losses(tmp_path / "run")
+    assert found.keys() == {1, 2, 3} and found[3] == 0
+    before = weights_of(tmp_path / "run", 2)
+    for name, value in weights_of(tmp_path / "run", 3).items():
+        assert value.equal(before[name]), name
 
 
 def test_the_run_folder_says_what_it_goes_on_from(days: Path, runs: Path, continued: Path) -> None:

@@ -78,7 +78,7 @@ CASES = [
     (DLRM, list, {"embedding_dims": {"C2": 8}, "interaction": "cat"},
      r"^feature 'C2' has embedding_dim 8 and had 4 in RUN; " + NEW_RUN),
     (DLRM, list, {"top_mlp": [16]},
-     r"^model: parameter dense_network\.top_mlp\.0\.weight is \(16, 10\) and was \(8, 10\) in RUN; set the section"),
+     r"^model: parameter dense_network\.top_mlp\.0\.weight is \(16, 10\) and was \(8, 10\) in RUN; keep its features"),
     (DLRM, list, {"kind": "dcnv2"}, r"^model\.kind is 'dcnv2' and was 'dlrm' in RUN; " + NEW_RUN),
 ]  # fmt: skip
 

@@ -32,7 +32,7 @@ def require_compatible(run: RunFolder, origin: Origin, recipe: Recipe, dataset: 
         fix = f"give --reset {name} to begin with a new table" if table and misfit is None else _NEW_RUN
         raise ConfigError(f"feature '{name}' {problem}; {fix}")
     if misfit is not None:
-        raise ConfigError(f"model: {misfit} in {origin.run}; set the section back, or {_NEW_RUN}")
+        raise ConfigError(f"model: {misfit} in {origin.run}; keep its features and model section, or {_NEW_RUN}")
     _require_same_order(old, new, origin)
     _require_same_moments(before.train, now.train, origin)
     _require_vocabularies(old, new, dataset, reset, run, origin)
