@@ -80,8 +80,7 @@ def run_day(request: PipelineRequest, output: Path, models: Path, progress: Prog
     if not _versions(models):
         write_json(output / DAY_FILE, {"input": request.input})
         results, seconds = run_phases(request, Places(output), progress)
-        with new_folder(models / "1") as new:
-            shutil.copytree(output / "model", new, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        _copy_model(output / "model", models / "1")
         details: dict[str, Any] = {"day": 0, "version": "1", "phases": seconds}
         return Result(command="run", output=output, rows=results[0].rows, metrics=results[1].metrics, details=details)
     day = _begin(request, output, models)
@@ -205,11 +204,20 @@ def _publish(request: PipelineRequest, model: Path, serving: Path, output: Path,
             return
         except UserError as error:
             progress.message(f"published in full: {error}")
-    model.rename(output)
+    _copy_model(model, output)
+
+
+def _copy_model(model: Path, output: Path) -> None:
+    """Copy a whole model to a folder of versions, which may be on another file system, where it appears whole."""
+    with new_folder(output) as new:
+        shutil.copytree(model, new, dirs_exist_ok=True, copy_function=shutil.copyfile)
 
 
 def _prune(day: Day, models: Path, keep: int) -> None:
-    """Remove datasets and runs of days before the latest ones, and versions that none of these is made of."""
+    """Remove datasets and runs of days before the latest ones, and versions of which none that is needed is made.
+
+    Needed are the latest ones, and those that `serving.json` names.
+    """
     output = day.folder.parent.parent
     folders = [output, *(other.folder for other in days_of(output))]
     for folder in folders[:-keep]:
@@ -218,9 +226,11 @@ def _prune(day: Day, models: Path, keep: int) -> None:
             shutil.rmtree(folder / "dataset", ignore_errors=True)
             shutil.rmtree(folder / "model", ignore_errors=True)
     from rayrec.inference.folder.table_files import is_delta
+    from serve.models.repository import Traffic
 
-    versions = _versions(models)
-    full = [version for version in versions[:-keep] if not is_delta(models / str(version))]
+    versions, traffic = _versions(models), Traffic.load(models)
+    kept = [*versions[-keep:], *(map(int, traffic.versions) if traffic is not None else ())]
+    whole = [version for version in versions if version <= min(kept) and not is_delta(models / str(version))]
     for version in versions:
-        if full and version < full[-1]:
+        if whole and version < whole[-1]:
             shutil.rmtree(models / str(version))

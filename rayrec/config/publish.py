@@ -14,9 +14,10 @@ class PublishConfig(Config):
     max_miscalibration: NonNegativeFloat = 0.25
     """The sum of its probabilities may differ from the number of positives by this factor less 1, and by what two
     standard errors explain. Not asked of models of interactions, whose negatives are drawn."""
-    max_drift: NonNegativeFloat | None = 1.0
-    """The stability index that a feature of the new day may have against the day before, beyond what chance explains;
-    0.25 is usually read as a large change. None looks at no feature."""
+    max_drift: NonNegativeFloat | None = 5.0
+    """The stability index that a feature of the new day may have against the day before, beyond what chance explains.
+    One whose values are suddenly missing, or written otherwise, has 8 and more; one whose values come and go, such as
+    users, may have 3. None looks at no feature."""
     full_every: PositiveInt = 20
     """Each version that is a multiple of this is written in full, the others as what differs from the one before."""
     keep_days: PositiveInt = 30

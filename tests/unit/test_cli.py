@@ -47,6 +47,11 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
         {"recipe": "r", "input": ("a",), "output": Path("o"), "workers": 2, "set": ("preprocess.seed=1",)},
     ),
     (
+        "follow",
+        ["r", "--input", "a", "--serve", "v/m", "--workers", "1"],
+        {"recipe": "r", "input": ("a",), "serve": Path("v/m"), "output": Path("v/m.days"), "workers": 1},
+    ),
+    (
         "tune",
         ["r", "--data", "d", "--output", "o", "--trials", "8", "--search", "random", "--scheduler", "asha", "--resume"],
         {"trials": 8, "search": "random", "scheduler": "asha", "resume": True, "space": None, "concurrent": None},
