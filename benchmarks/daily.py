@@ -99,10 +99,11 @@ def train(folder: Path, way: str, day: int) -> dict[str, float]:
     """Make the dataset and the model of a day; the seconds that each took."""
     data, run = folder / f"data-{way}-{day}", folder / f"run-{way}-{day}"
     inputs = [folder / "raw" / f"day_{number}" for number in range(day + 1)]
-    preprocess, warm_start = [RECIPE, *_options("--set", PREPROCESS), *_options("--input", inputs)], []
+    settings = [RECIPE, *_options("--set", PREPROCESS)]
+    preprocess, warm_start = [*settings, *_options("--input", inputs)], []
     if way == "daily":
         before = f"daily-{day - 1}" if day > 1 else "once-0"
-        preprocess = ["--extend", folder / f"data-{before}", "--input", inputs[-1]]
+        preprocess = [*settings, "--extend", folder / f"data-{before}", "--input", inputs[-1]]
         warm_start = ["--warm-start", folder / f"run-{before}"]
     return {
         "preprocess": rayrec("preprocess", *preprocess, "--output", data),

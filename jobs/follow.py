@@ -53,7 +53,7 @@ class FollowRequest(PipelineRequest):
 def run(request: FollowRequest, progress: Progress) -> Result:
     """Take in files for ever; every file once, whatever is killed."""
     if uri_of(request.output) is not None or uri_of(request.serve) is not None:
-        raise ConfigError("--serve, --output: give folders of this machine; `rayrec run --continue` takes URIs")
+        raise ConfigError("--serve, --output: give folders of this machine, not URIs")
     landing = request.landing
     with owned_pipeline(request):
         follower = _Follower(request, landing, progress)
