@@ -101,7 +101,7 @@ def _newest(output: Path, landed: dict[str, float]) -> int:
 
 
 def _version_of_file(output: Path) -> dict[str, int]:
-    found = {}
+    found: dict[str, int] = {}
     for day in (output / "days").glob("[0-9]*"):
         outcome = day / "outcome.json"
         if outcome.exists() and (version := json.loads(outcome.read_text())["version"]):

@@ -31,7 +31,7 @@ class ExportRequest(Request):
     checkpoint: str = "best"
     """Checkpoint of the run: best (the latest if none was evaluated), latest, or a step."""
     tables: Literal["fp32", "fp16", "int8"] | None = None
-    """Precision of the stored tables, by default fp32, or that of --delta-of; the result shows what less changes."""
+    """Precision of the stored tables, by default fp32, or that of --delta-of; the result shows what it changes."""
     delta_of: Folder | None = None
     """The version before, a model folder beside --output: write only what differs from it."""
 

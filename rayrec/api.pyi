@@ -192,7 +192,7 @@ def export(
     run: Run folder, the output of `rayrec train`, or its URI; or a delta, which becomes a whole model folder.
     output: Model folder to write; must not exist.
     checkpoint: Checkpoint of the run: best (the latest if none was evaluated), latest, or a step.
-    tables: Precision of the stored tables, by default fp32, or that of --delta-of; the result shows what less changes.
+    tables: Precision of the stored tables, by default fp32, or that of --delta-of; the result shows what it changes.
     delta_of: The version before, a model folder beside --output: write only what differs from it.
     progress: Show progress on stderr.
     """

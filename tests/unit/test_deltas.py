@@ -144,6 +144,11 @@ def test_a_chain_may_end_in_a_whole_model_between_deltas(made: Path, tmp_path: P
     assert (len(opened.deltas), opened.base and opened.base.folder.name) == (2, "4")
 
 
+def test_a_link_to_a_version_is_that_version(versions: Path) -> None:
+    os.symlink(versions / "5", versions / "stable")
+    assert len(ModelFolder.open(versions / "stable").deltas) == 4
+
+
 def test_a_folder_under_another_name_counts_as_the_newest(versions: Path) -> None:
     os.rename(versions / "6", versions / ".coming")
     assert len(ModelFolder.open(versions / ".coming").deltas) == 5

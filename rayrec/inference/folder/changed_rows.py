@@ -15,6 +15,7 @@ from rayrec.inference.folder.table_files import (
     TABLE_TENSOR,
     MappedTable,
     MappedTensors,
+    StoredRows,
     TablePrecision,
     new_tensors,
     tensors_of_rows,
@@ -26,15 +27,15 @@ _ROW_BITS = 40
 _ROW_MASK = 2**_ROW_BITS - 1
 
 
-class ChangedRows(MappedTable):
-    """The rows of a table that one delta changes or appends, as a table of these rows alone."""
+class ChangedRows(StoredRows):
+    """The rows of a table that one delta changes or appends; what is read are places among these rows."""
 
     def __init__(self, file: MappedTensors, table: str, dim: int) -> None:
         """The rows of `table` in a file that `new_changed_rows` wrote; the first `dim` columns are read."""
         stored = {name: file.tensors[key] for name in _TENSORS if (key := _key(table, name)) in file.tensors}
         self.ids: NDArray[np.int64] = stored.pop(_ID_TENSOR)
         """(n,) the rows of the table that these rows are, ascending."""
-        self._read_from(file.file, stored, dim)
+        super().__init__(file.file, stored, dim)
 
 
 @contextmanager
@@ -74,7 +75,7 @@ class OverlaidTable:
     def __init__(self, base: MappedTable, changes: Sequence[ChangedRows], rows: int) -> None:
         """`changes` are those of each delta, the oldest first, and hold every row from len(base) to `rows`."""
         self.dim = base.dim
-        self._parts: tuple[MappedTable, ...] = (base, *changes)
+        self._parts: tuple[StoredRows, ...] = (base, *changes)
         self.mapped = tuple(file for part in self._parts for file in part.mapped)
         """The files that it is mapped from."""
         self._length = rows
@@ -121,7 +122,7 @@ class OverlaidTable:
         self._parts[place >> _ROW_BITS].read(np.array([place & _ROW_MASK]), out)
 
     def stored_rows(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
-        """A copy of the rows `start` to `stop` (exclusive) as the files have them, as `MappedTable.stored_rows`."""
+        """A copy of the rows `start` to `stop` (exclusive) as the files have them, as `StoredRows.stored_rows`."""
         of_base = self._parts[0].stored_rows(start, stop)
         rows = {
             name: np.concatenate([values, np.empty((stop - start - len(values), *values.shape[1:]), values.dtype)])

@@ -143,7 +143,8 @@ class ModelFolder:
         """
         folder = fetch(Path(folder).absolute())
         if is_delta(folder):
-            return cls._open_delta(among_siblings(folder))
+            # A link to a version is that version.
+            return cls._open_delta(among_siblings(folder.resolve() if folder.is_symlink() else folder))
         opened = cls._read(fetch(folder, whole=True))
         for table in opened.tables:
             opened._check_table(table)

@@ -86,20 +86,16 @@ class MappedTensors:
         return flat.reshape(shape)
 
 
-class MappedTable:
-    """The (rows, columns) weights of a table, mapped from its file."""
+class StoredRows:
+    """Rows of a table, over the tensors of a mapped file."""
 
-    def __init__(self, path: Path, dim: int) -> None:
-        """Map a file that `ModelFolder.open` has checked; the first `dim` columns are read."""
-        whole = MappedTensors(path)
-        self._read_from(whole.file, whole.tensors, dim)
-
-    def _read_from(self, file: MappedFile, stored: dict[str, NDArray[Any]], dim: int) -> None:
+    def __init__(self, file: MappedFile, stored: dict[str, NDArray[Any]], dim: int) -> None:
+        """`stored`: the weights (rows, columns), of which the first `dim` columns are read; of int8 also the scales."""
         self.dim = dim
         self.stored = stored
-        """The tensors of the table, as its file has them."""
+        """The tensors of the rows, as the file has them."""
         self.mapped: tuple[MappedFile, ...] = (file,)
-        """The files that it is mapped from."""
+        """The files that they are mapped from."""
         self._rows = stored[TABLE_TENSOR][:, :dim]
         self._scale = stored.get(SCALE_TENSOR)
 
@@ -116,6 +112,15 @@ class MappedTable:
     def stored_rows(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
         """The rows `start` to `stop` (exclusive) as the file has them, by tensor; all columns of `weight`."""
         return {name: values[start:stop] for name, values in self.stored.items()}
+
+
+class MappedTable(StoredRows):
+    """All rows of a table, mapped from its file; only the pages of those that were looked up are in memory."""
+
+    def __init__(self, path: Path, dim: int) -> None:
+        """Map a file that `ModelFolder.open` has checked; the first `dim` columns are read."""
+        whole = MappedTensors(path)
+        super().__init__(whole.file, whole.tensors, dim)
 
 
 class TableMemory:
