@@ -326,11 +326,15 @@ class TrainConfig(PartConfig):
         return epochs * samples + batches * self.global_batch_size
 
     def warm_started(self) -> "TrainConfig":
-        """These settings as a warm-started run has them: the order of `warm_start`, no row left out, progressive."""
+        """These settings as a warm-started run has them: the order of `warm_start`, no row left out, progressive.
+
+        What goes on is its last state: an earlier one that was better on held-out rows has not seen all rows.
+        """
         order: dict[str, Any] = {"shuffle": self.warm_start.shuffle, "drop_last": False}
         if self.warm_start.shuffle == "none":
             order["read_streams"] = 1
-        changes = {"epochs": self.warm_start.epochs, "progressive": True, "initial_weights": None}
+        changes: dict[str, Any] = {"epochs": self.warm_start.epochs, "progressive": True, "initial_weights": None}
+        changes["checkpoint"] = self.checkpoint.model_copy(update={"keep_best": None})
         return self.model_copy(update={**changes, "ingest": self.ingest.model_copy(update=order)})
 
     @property
