@@ -78,11 +78,7 @@ def run_day(request: PipelineRequest, output: Path, models: Path, progress: Prog
             f"first, or remove {given_up} to give it up"
         )
     if not _versions(models):
-        write_json(output / DAY_FILE, {"input": request.input})
-        results, seconds = run_phases(request, Places(output), progress)
-        _copy_model(output / "model", models / "1")
-        details: dict[str, Any] = {"day": 0, "version": "1", "phases": seconds}
-        return Result(command="run", output=output, rows=results[0].rows, metrics=results[1].metrics, details=details)
+        return _run_first_day(request, output, models, progress)
     day = _begin(request, output, models)
     progress.message(f"{day.folder}: goes on from {day.before}, whose model is version {day.serving}")
     try:
@@ -93,6 +89,20 @@ def run_day(request: PipelineRequest, output: Path, models: Path, progress: Prog
             shutil.rmtree(day.folder)
         raise
     return result.model_copy(update={"output": output})
+
+
+def _run_first_day(request: PipelineRequest, output: Path, models: Path, progress: Progress) -> Result:
+    places = Places(output)
+    write_json(output / DAY_FILE, {"input": request.input})
+    try:
+        results, seconds = run_phases(request, places, progress)
+    except UserError:
+        if not places.dataset.exists():
+            (output / DAY_FILE).unlink()
+        raise
+    _copy_model(places.model, models / "1")
+    details: dict[str, Any] = {"day": 0, "version": "1", "phases": seconds}
+    return Result(command="run", output=output, rows=results[0].rows, metrics=results[1].metrics, details=details)
 
 
 def _versions(models: Path) -> list[int]:

@@ -183,6 +183,15 @@ def test_whole_versions_and_old_days(output: Path, raw: list[Path]) -> None:
     assert all((output / "days" / name / "gate.json").exists() for name in ("0001", "0002", "0003", "0004"))
 
 
+def test_a_first_day_that_cannot_be_read_does_not_stand_in_the_way(raw: list[Path], tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("no row\n" * 50)
+    with pytest.raises(UserError, match="50 of 50 rows are bad"):
+        take_in(tmp_path / "out", broken)
+    details = take_in(tmp_path / "out", raw[0])
+    assert details["version"] == "1" and details["phases"]["preprocess"] is not None
+
+
 def test_new_users_and_items_are_recommended_to_and_from(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     generate(GenerateRequest(source="interactions", rows=6_000, days=2, output=raw), SilentProgress())
