@@ -97,9 +97,10 @@ def counts(dataset: Dataset) -> dict[tuple[str, str], tuple[int, int]]:
     return found
 
 
-@pytest.fixture
-def days(tmp_path: Path) -> list[Dataset]:
+@pytest.fixture(scope="module")
+def days(tmp_path_factory: pytest.TempPathFactory) -> list[Dataset]:
     """Five days, each of which extends the one before."""
+    tmp_path = tmp_path_factory.mktemp("days")
     datasets: list[Dataset] = []
     for day in range(5):
         file = write_csv(tmp_path / "raw" / f"{day}.csv", rows_of_day(day))
@@ -245,7 +246,7 @@ def test_the_manifest_names_the_parent(days: list[Dataset]) -> None:
 def test_the_same_rows_are_refused(days: list[Dataset], tmp_path: Path) -> None:
     copy = tmp_path / "elsewhere" / "other.csv"
     copy.parent.mkdir()
-    copy.write_bytes((tmp_path / "raw" / "1.csv").read_bytes())
+    copy.write_bytes((days[0].folder.parent / "raw" / "1.csv").read_bytes())
     for parent in days[1], days[4]:
         with pytest.raises(UserError, match=rf"^{copy}: its rows are in {parent.folder} already"):
             preprocess(tmp_path / "twice", [copy], parent)
