@@ -21,10 +21,12 @@ from rayrec.preprocessing.sorted_rows import whole_groups
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, row_count
 from rayrec.preprocessing.workspace import Workspace
+from rayrec.preprocessing.write.shards import cut_row_groups
 from rayrec.storage.files import files_in, open_parquet, remove
 from rayrec.storage.parquet_files import new_parquet_files
 
 _ROWS_PER_BATCH = 131_072
+_ROWS_PER_ROW_GROUP = 2**16
 _ROWS_PER_FILE = 2**22
 """Counts of single segments that go to one file; the same on every cluster, so that the files are."""
 _MOST_FILES = 4_096
@@ -194,14 +196,20 @@ def _write(sums: Iterator[pa.Table], path: Path, gone: Path, features: Sequence[
         new_parquet_files(path, _STORED, _ROWS_PER_FILE, compression="lz4") as (keep, _),
         new_parquet_files(gone, _EXPIRED, _ROWS_PER_FILE) as (drop, _),
     ):
-        for table in sums:
-            is_old = pc.less(table["last"], -(2**63) if first is None else first)
-            for batch in table.filter(is_old).select(_EXPIRED.names).to_batches():
-                drop(batch)
-            for batch in table.filter(pc.invert(is_old)).to_batches():
-                names = pa.DictionaryArray.from_arrays(batch["feature"], dictionary)
-                keep(pa.RecordBatch.from_arrays([names, *batch.columns[1:]], schema=_STORED))
-            rows += len(table)
+
+        def kept() -> Iterator[pa.RecordBatch]:
+            for table in sums:
+                is_old = pc.less(table["last"], -(2**63) if first is None else first)
+                for batch in table.filter(is_old).select(_EXPIRED.names).to_batches():
+                    drop(batch)
+                yield from table.filter(pc.invert(is_old)).to_batches()
+
+        # How sums come in tables depends on the tasks that counted; row groups do not.
+        for group in cut_row_groups(kept(), _ROWS_PER_ROW_GROUP):
+            (batch,) = group.combine_chunks().to_batches()
+            names = pa.DictionaryArray.from_arrays(batch["feature"], dictionary)
+            keep(pa.RecordBatch.from_arrays([names, *batch.columns[1:]], schema=_STORED))
+            rows += batch.num_rows
     return rows
 
 
