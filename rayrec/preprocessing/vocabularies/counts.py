@@ -182,8 +182,10 @@ def _batches(feature: int, values: pa.ChunkedArray, *sums: pa.ChunkedArray) -> l
 def _summed(batches: Iterator[pa.RecordBatch], moment: int) -> Iterator[pa.Table]:
     """Tables (feature, value, count, last), a row for each value, of rows sorted by hash, feature and value."""
     for batch in whole_groups(batches, HASH, _ROWS_PER_BATCH):
-        rows = pa.Table.from_batches([batch])
-        sums = rows.group_by(["feature", "value"], use_threads=False).aggregate([(name, "sum") for name in _SUMS])
+        rows, keys = pa.Table.from_batches([batch]), [HASH, "feature", "value"]
+        sums = rows.group_by(keys, use_threads=False).aggregate([(name, "sum") for name in _SUMS])
+        # Arrow gives groups in no order of their own.
+        sums = sums.sort_by([(name, "ascending") for name in keys])
         last = pc.if_else(pc.greater(sums["new_sum"], 0), pa.scalar(moment), sums["last_sum"])
         columns = [sums["feature"], sums["value"], sums["count_sum"], last]
         yield pa.table(columns, names=["feature", "value", "count", "last"])
