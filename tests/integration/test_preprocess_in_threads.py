@@ -53,9 +53,9 @@ def test_killed_threads_end_in_the_same_files(kind: str, tmp_path: Path) -> None
 def test_a_vocabulary_that_a_delta_makes_whole_has_the_bytes_of_a_datasets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, prefix in ((fit, "_"), (grown_vocabulary, "")):
-        monkeypatch.setattr(module, f"{prefix}VALUES_PER_ROW_GROUP", 32)
-        monkeypatch.setattr(module, f"{prefix}VALUES_PER_FILE", 128)
+    for module in (fit, grown_vocabulary):
+        monkeypatch.setattr(module, "VALUES_PER_ROW_GROUP", 32)
+        monkeypatch.setattr(module, "VALUES_PER_FILE", 128)
     job([*write_raw(tmp_path, "criteo", 2_000), "--set", "preprocess.frequency_limit=1"], tmp_path / "dataset").run(
         Threads(2)
     )
