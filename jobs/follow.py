@@ -14,6 +14,7 @@ from jobs.pipeline.phases import PipelineRequest
 from jobs.run import owned_pipeline
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
+from rayrec.inference.folder.chain import versions_in
 from rayrec.storage.location import Folder, uri_of
 
 REFUSED_FILE = "refused.jsonl"
@@ -102,7 +103,7 @@ class _Follower:
 
     def _run(self, files: list[Path], waiting: int) -> None:
         request = self._request.model_copy(update={"input": tuple(map(str, files))})
-        is_first = not any(self._request.serve.glob("[0-9]*"))
+        is_first = not versions_in(self._request.serve)
         try:
             result = run_day(request, self._request.output, self._request.serve, self._progress)
         except ConfigError:

@@ -22,6 +22,7 @@ from jobs.pipeline.phases import PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import new_folder, write_json
 from rayrec.common.progress import Progress
+from rayrec.inference.folder.chain import versions_in
 
 if TYPE_CHECKING:
     from jobs.pipeline.gate import Judgement
@@ -72,12 +73,12 @@ def run_day(request: PipelineRequest, output: Path, models: Path, progress: Prog
     """
     begun = unfinished_input(output, models)
     if begun is not None and begun != request.input:
-        given_up = days_of(output)[-1].folder if _versions(models) else output
+        given_up = days_of(output)[-1].folder if versions_in(models) else output
         raise ConfigError(
             f"{output}: a day is not over that was begun with --input {' --input '.join(begun)}; give that again "
             f"first, or remove {given_up} to give it up"
         )
-    if not _versions(models):
+    if not versions_in(models):
         return _run_first_day(request, output, models, progress)
     day = _begin(request, output, models)
     progress.message(f"{day.folder}: goes on from {day.before}, whose model is version {day.serving}")
@@ -105,14 +106,9 @@ def _run_first_day(request: PipelineRequest, output: Path, models: Path, progres
     return Result(command="run", output=output, rows=results[0].rows, metrics=results[1].metrics, details=details)
 
 
-def _versions(models: Path) -> list[int]:
-    """The versions that are there, ascending."""
-    return sorted(int(path.name) for path in models.glob("[0-9]*") if path.name.isdigit())
-
-
 def unfinished_input(output: Path, models: Path) -> tuple[str, ...] | None:
     """The files of the day that is not over; None if there is no such day."""
-    if not _versions(models):
+    if not versions_in(models):
         first = output / DAY_FILE
         return tuple(json.loads(first.read_text())["input"]) if first.exists() else None
     days = days_of(output)
@@ -137,7 +133,7 @@ def _begin(request: PipelineRequest, output: Path, models: Path) -> Day:
     days = days_of(output)
     if days and days[-1].outcome is None:
         return days[-1]
-    versions = list(map(str, _versions(models)))
+    versions = list(map(str, sorted(versions_in(models))))
     published = {(day.outcome or {}).get("version"): day.folder for day in days} | {"1": output}
     version = next((version for version in reversed(versions) if version in published), None)
     if version is None:
@@ -238,7 +234,7 @@ def _prune(day: Day, models: Path, keep: int) -> None:
     from rayrec.inference.folder.table_files import is_delta
     from serve.models.repository import Traffic
 
-    versions, traffic = _versions(models), Traffic.load(models)
+    versions, traffic = sorted(versions_in(models)), Traffic.load(models)
     kept = [*versions[-keep:], *(map(int, traffic.versions) if traffic is not None else ())]
     whole = [version for version in versions if version <= min(kept) and not is_delta(models / str(version))]
     for version in versions:
