@@ -9,11 +9,11 @@ class PublishConfig(Config):
     """What a new model must reach on the held-out rows of its day, and how it is written."""
 
     max_loss_increase: NonNegativeFloat = 0.01
-    """Its log loss may exceed that of the serving model by this share; what two standard errors of the difference
-    explain counts as no excess."""
+    """The share by which the new model's log loss may exceed that of the serving model; what two standard errors of the
+    difference explain counts as no excess."""
     max_miscalibration: NonNegativeFloat = 0.25
-    """The sum of its probabilities may differ from the number of positives by this factor less 1, and by what two
-    standard errors explain. Not asked of models of interactions, whose negatives are drawn."""
+    """The factor, less 1, by which the sum of the new model's probabilities may differ from the number of positives,
+    beyond what two standard errors explain. Models of interactions are not asked, as their negatives are drawn."""
     max_drift: NonNegativeFloat | None = 5.0
     """The stability index that a feature of the new day may have against the day before, beyond what chance explains.
     One whose values are suddenly missing, or written otherwise, has 8 and more; one whose values come and go, such as

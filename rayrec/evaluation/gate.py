@@ -27,7 +27,7 @@ class Comparison:
     calibration: float | None
     """Sum of the new model's probabilities over the number of positives; None without positives."""
     calibration_error: float | None
-    """Its relative standard error, as if positives came one by one: 1 / sqrt(positives)."""
+    """The relative standard error of `calibration`, as if positives came one by one: 1 / sqrt(positives)."""
 
     @classmethod
     def of(

@@ -24,7 +24,7 @@ class EarlierIds:
         """The folders have the vocabularies of the schemas, whose features are the same."""
         self._features = tuple(zip(now.categorical, before.categorical, strict=True))
         self._ids_before: dict[str, NDArray[np.signedinteger]] = {}
-        """By the feature that a table belongs to, the id before of each id of it."""
+        """For each feature with a table of its own, the id that each of its ids had before."""
         for feature, earlier in self._features:
             if feature.table is None and feature.reads is not None:
                 ids = _ids_before(feature, folder, earlier, folder_before)
