@@ -16,6 +16,7 @@ COMMANDS = {
     "verify": "Compare every file of a dataset folder with the checksums in its manifest.",
     "train": "Train a recipe's model on a dataset folder, with Ray Train and TorchRec.",
     "run": "Preprocess, train and export in one job; run again, it continues where it stopped.",
+    "follow": "Take in files as they land in a folder, train on them, and publish what has changed, until Ctrl-C.",
     "evaluate": "Compute exact metrics over a split, each row once.",
     "predict": "Score a file or folder, streaming; or recommend items to every user.",
     "export": "Write the model folder that serve and predict read.",

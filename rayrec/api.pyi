@@ -40,6 +40,7 @@ def generate(
     *,
     seed: int = 0,
     days: int | None = None,
+    drift: float | None = None,
     compress: bool = False,
     progress: bool = True,
 ) -> Result:
@@ -50,6 +51,7 @@ def generate(
     output: Folder to write, with truth.json if the best reachable metric is known; must not exist.
     seed: Seed of the rows.
     days: Number of days to write a file for each, if the source has such files; by default one file.
+    drift: How much values and preferences change from day to day: 1 by default, 0 not at all, 10 at most; with --days.
     compress: Write gzip files.
     progress: Show progress on stderr.
     """
@@ -86,6 +88,8 @@ def train(
     output: AnyPath,
     *,
     resume: bool = False,
+    warm_start: AnyPath | None = None,
+    reset: Sequence[str] = (),
     workers: int | str | None = None,
     device: Literal["auto", "cpu", "cuda"] | None = None,
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None,
@@ -98,6 +102,8 @@ def train(
     data: Dataset folder, the output of `rayrec preprocess`.
     output: Run folder to write; must not exist, unless with --resume.
     resume: Continue the run in --output from its latest checkpoint; begin it if there is none.
+    warm_start: Run folder to go on from: its best checkpoint, rows of tables by value; one pass in their order.
+    reset: Feature whose table begins anew instead, with --warm-start; repeatable.
     workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
     device: Device to train on (train.device), by default as in the recipe.
     precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
@@ -108,8 +114,9 @@ def train(
 def run(
     recipe: AnyPath,
     input: AnyPath | Sequence[AnyPath],
-    output: AnyPath,
     *,
+    continue_: AnyPath | None = None,
+    output: AnyPath | None = None,
     workers: int | str | None = None,
     device: Literal["auto", "cpu", "cuda"] | None = None,
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None,
@@ -120,6 +127,7 @@ def run(
 
     recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
     input: Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable.
+    continue_: Instead of --output: a folder whose model goes on with these files, those of another day.
     output: Folder of all phases (dataset/, run/, model/); an earlier attempt in it is continued.
     workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
     device: Device to train on (train.device), by default as in the recipe.
@@ -175,15 +183,17 @@ def export(
     output: AnyPath,
     *,
     checkpoint: str = "best",
-    tables: Literal["fp32", "fp16", "int8"] = "fp32",
+    tables: Literal["fp32", "fp16", "int8"] | None = None,
+    delta_of: AnyPath | None = None,
     progress: bool = True,
 ) -> Result:
     """Write the model folder that serve and predict read.
 
-    run: Run folder, the output of `rayrec train`, or its URI.
+    run: Run folder, the output of `rayrec train`, or its URI; or a delta, which becomes a whole model folder.
     output: Model folder to write; must not exist.
     checkpoint: Checkpoint of the run: best (the latest if none was evaluated), latest, or a step.
-    tables: Precision of the stored embedding tables; the result shows what less than fp32 changes.
+    tables: Precision of the stored tables, by default fp32, or that of --delta-of; the result shows what it changes.
+    delta_of: The version before, a model folder beside --output: write only what differs from it.
     progress: Show progress on stderr.
     """
 

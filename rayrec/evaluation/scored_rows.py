@@ -67,8 +67,7 @@ class ScoredRows:
     @cached_property
     def losses(self) -> NDArray[np.float64]:
         """(n,) -ln p(label) of each row."""
-        right = np.where(self.label > 0, self.score, 1.0 - self.score)
-        return -np.log(np.maximum(right, _LEAST_PROBABILITY))
+        return log_losses(self.label, self.score)
 
     @cached_property
     def run(self) -> NDArray[np.int64]:
@@ -90,6 +89,12 @@ class ScoredRows:
         if self.has_units:
             influence = sums(self.unit, influence)
         return float(np.sqrt((influence**2).sum()))
+
+
+def log_losses(label: NDArray[np.floating], score: NDArray[np.floating]) -> NDArray[np.float64]:
+    """(n,) -ln p(label) of n rows with labels of 0 or 1, and probabilities, none of which counts as less than 1e-9."""
+    right = np.where(label > 0, score.astype(np.float64), 1.0 - score.astype(np.float64))
+    return -np.log(np.maximum(right, _LEAST_PROBABILITY))
 
 
 def sums(place: NDArray[np.int64], weights: NDArray[np.float64], places: int = 0) -> NDArray[np.float64]:

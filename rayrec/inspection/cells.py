@@ -69,7 +69,7 @@ def cells_of_values(feature: Feature, values: NDArray[Any], folder: Path) -> Cel
     `folder`: that of the schema, whose vocabularies name values.
     """
     if isinstance(feature, CategoricalFeature):
-        return _of_ids(feature, values, ValueNames(feature, folder))
+        return _of_ids(feature, values, ValueNames.load(feature, folder))
     return _of_numbers(values, "width", _as_raw(feature))
 
 
@@ -78,7 +78,7 @@ def cells_of_rows(feature: Feature, values: NDArray[Any], folder: Path) -> Cells
     if isinstance(feature, MultiHotFeature):
         return _of_numbers(values, "rows", _as_raw(feature), unit="value")
     if isinstance(feature, CategoricalFeature):
-        return _of_ids(feature, values, ValueNames(feature, folder))
+        return _of_ids(feature, values, ValueNames.load(feature, folder))
     return _of_numbers(values, "rows", _as_raw(feature))
 
 
@@ -101,7 +101,7 @@ def cells_by_frequency(feature: CategoricalFeature, folder: Path) -> Cells | Non
     of_id = np.bincount(ids, weights=counts, minlength=feature.cardinality)
     tens = np.zeros(len(of_id), np.int64)
     tens[of_id > 0] = 1 + np.log10(of_id[of_id > 0]).astype(np.int64)
-    names = [ValueNames(feature, folder).missing if not feature.unlisted_buckets else "missing or not listed"]
+    names = [ValueNames.load(feature, folder).missing if not feature.unlisted_buckets else "missing or not listed"]
     names += [f"{10**n:,} to {10 ** (n + 1) - 1:,} times" for n in range(int(tens.max()))]
     return Cells(tuple(names), lambda values: tens[values])
 

@@ -288,4 +288,9 @@ def test_ids_that_stand_for_several_values_say_so(tmp_path: Path) -> None:
     vocabulary = Vocabulary(file="vocabulary/x.parquet", size=5)
     write_vocabulary(tmp_path / vocabulary.file, list("abcde"), [5, 4, 3, 2, 1])
     capped = CategoricalFeature(name="x", transforms=(vocabulary, HashIds(buckets=4)), cardinality=4)
-    assert ValueNames(capped, tmp_path)([0, 1, 2, 3]) == ["missing or not listed", "a and others", "b and others", "c"]
+    assert ValueNames.load(capped, tmp_path)([0, 1, 2, 3]) == [
+        "missing or not listed",
+        "a and others",
+        "b and others",
+        "c",
+    ]
