@@ -98,7 +98,7 @@ def untransformed(values: NDArray[np.float64], transforms: Sequence[NumericTrans
     with np.errstate(over="ignore"):
         for transform in reversed(transforms):
             values = _undone(transform, values)
-    whole = np.rint(values)
+    whole = np.rint(values) + 0.0  # which makes -0 a 0
     return np.where(np.abs(values - whole) <= _ROUNDED * np.maximum(np.abs(values), 1.0), whole, values)
 
 

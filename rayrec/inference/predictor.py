@@ -15,9 +15,10 @@ from torch.nn import functional as F
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.lists import ids_of
-from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
+from rayrec.features.schema import STATISTICS_FOLDER, MultiHotFeature, Schema, VectorFeature
+from rayrec.inference.folder.changed_rows import StoredTable
 from rayrec.inference.folder.model_folder import Metrics, ModelFolder
-from rayrec.inference.folder.table_files import MappedTable, TableMemory
+from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.raw_rows import RawRows
 from rayrec.models.common.ranking import ScoresPairs
 from rayrec.models.registry import build_model
@@ -43,13 +44,17 @@ class Predictor:
     """Scores rows. Nothing in it changes after construction, so threads may share one."""
 
     def __init__(self, model_folder: ModelFolder, memory: TableMemory | None = None) -> None:
+        self.model_folder = model_folder
         self.folder: Path = model_folder.folder
         self.schema: Schema = model_folder.schema
         """Every feature with its transforms, cardinality and embedding dimension."""
         self.recipe: Recipe = model_folder.recipe
         self.metrics: Metrics = model_folder.metrics
         """Metrics of the exported checkpoint, by split."""
-        self._encoder = FeatureEncoder(self.schema, self.folder)
+        statistics = model_folder.path(STATISTICS_FOLDER)
+        self._encoder = FeatureEncoder(self.schema, statistics.parent, open_vocabulary=model_folder.vocabulary)
+        self.vocabularies = self._encoder.vocabularies
+        """The look-ups of values, by feature."""
         self.raw_rows = RawRows(self.schema)
         self.encoded_columns = self._encoder.encoded_schema
         """The Arrow columns that `encode` gives."""
@@ -67,10 +72,9 @@ class Predictor:
         ]
         self._memory = memory
         if memory is not None:
-            for table in tables.values():
-                memory.add(table)
-            for vocabulary in self._encoder.vocabularies:
-                memory.add(vocabulary)
+            for mapped in (*tables.values(), *self.vocabularies.values()):
+                for file in mapped.mapped:
+                    memory.add(file)
         self._dense, self._dense_width = self.schema.dense, self.schema.dense_width
         self._pooled_width = sum(lookup.dim for lookup in self._lookups)
 
@@ -187,7 +191,7 @@ class _Lookup:
 
     feature: str
     dim: int
-    rows: MappedTable
+    rows: StoredTable
     pooling: Literal["sum", "mean"] | None
     """None for a feature of one id a row."""
 

@@ -4,22 +4,19 @@ page's."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from typing import Any
 
 from rayrec.pages.page import Chart
 
 Numbers = Sequence[float | None]
 
-BLUE, ORANGE, GREEN, RED, GREY = "#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#94a3b8"
-_COLOURS = (BLUE, ORANGE, GREEN, RED, "#8b5cf6", "#06b6d4", "#ec4899", "#84cc16")
-_LONGEST_LABEL = 22
+_BLUE, _ORANGE, _GREY = "#3b82f6", "#f59e0b", "#94a3b8"
+_COLOURS = (_BLUE, _ORANGE, "#10b981", "#ef4444", "#8b5cf6", "#06b6d4", "#ec4899", "#84cc16")
+_LONGEST_LABEL, _LONGEST_ROW_LABEL = 22, 30
 _ROW_HEIGHT = 22
 _AXIS_WIDTH = 125
-
-
-def colour(number: int) -> str:
-    """The colour of a chart's series number 0, 1, ..."""
-    return _COLOURS[number % len(_COLOURS)]
+_RATIOS, _CLOSE_RATIOS = (0.01, 0.1, 0.25, 0.5, 1, 2, 4, 10, 100), (0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5)
 
 
 def lines(
@@ -30,32 +27,33 @@ def lines(
     *,
     bands: Mapping[str, tuple[Numbers, Numbers]] | None = None,
     diagonal: tuple[float, float] | None = None,
-    log_y: bool = False,
-    x_range: tuple[float, float] | None = None,
+    colours: Mapping[str, int] | None = None,
     note: str = "",
 ) -> Chart:
     """Lines by name, x and y of each, perhaps with a band (low, high).
 
-    `diagonal`: where a thin line goes from the lower left to the upper right.
+    `diagonal`: where a thin line goes from the lower left to the upper right. `colours`: numbers of the lines' colours;
+    by default each has its own.
     """
     traces: list[dict[str, Any]] = []
     for number, (name, (x, y)) in enumerate(series.items()):
-        style = {"color": colour(number), "width": 2}
+        own = _COLOURS[(number if colours is None else colours[name]) % len(_COLOURS)]
         band = (bands or {}).get(name)
         if band is not None:
             edge = {"x": list(x), "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
             traces.append({**edge, "y": rounded(band[0])})
-            traces.append({**edge, "y": rounded(band[1]), "fill": "tonexty", "fillcolor": _faint(colour(number))})
+            traces.append({**edge, "y": rounded(band[1]), "fill": "tonexty", "fillcolor": _faint(own)})
         mode = "lines" if len(x) > 40 else "lines+markers"
+        style = {"color": own, "width": 2}
         traces.append({"x": rounded(x), "y": rounded(y), "name": plain(name), "mode": mode, "line": style})
     if diagonal is not None:
         low, high = diagonal
-        dots = {"color": GREY, "width": 1, "dash": "dot"}
+        dots = {"color": _GREY, "width": 1, "dash": "dot"}
         traces.append({"x": [low, high], "y": [low, high], "mode": "lines", "line": dots, "hoverinfo": "skip",
                        "showlegend": False})  # fmt: skip
     layout = {
-        "xaxis": {"title": {"text": plain(x_title)}, **({"range": list(x_range)} if x_range else {})},
-        "yaxis": {"title": {"text": plain(y_title)}, **({"type": "log"} if log_y else {})},
+        "xaxis": {"title": {"text": plain(x_title)}},
+        "yaxis": {"title": {"text": plain(y_title)}},
         "showlegend": len(series) > 1,
     }
     return Chart(title, traces, layout, note=note)
@@ -67,20 +65,22 @@ def shares_and_rates(
     """Bars of the share of each label, and points of a rate with its interval on a second axis."""
     x = distinct_labels(labels)
     hover = [plain(label) for label in labels]
-    traces = [
-        {"type": "bar", "x": x, "y": rounded(shares), "name": "share", "marker": {"color": _faint(BLUE, 0.45)},
+    traces: list[dict[str, Any]] = [
+        {"type": "bar", "x": x, "y": rounded(shares), "name": "share", "marker": {"color": _faint(_BLUE, 0.45)},
          "customdata": hover, "hovertemplate": "%{customdata}<br>%{y:.2%} of the values<extra></extra>"},
         {"x": x, "y": rounded(rates), "name": "label rate", "mode": "markers", "yaxis": "y2", "customdata": hover,
-         "marker": {"color": ORANGE, "size": 6}, "error_y": _errors(rates, low, high),
+         "marker": {"color": _ORANGE, "size": 6}, "error_y": _errors(rates, low, high),
          "hovertemplate": "%{customdata}<br>label rate %{y:.4g}<extra></extra>"},
     ]  # fmt: skip
     layout = {
         "xaxis": {"type": "category", "tickangle": -45, "tickfont": {"size": 10}},
         "yaxis": {"tickformat": ".0%", "rangemode": "tozero"},
-        "yaxis2": {"overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero", "tickformat": ".3~g"},
+        "yaxis2": {"overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero", "tickformat": ".3~p",
+                   "tickmode": "auto", "nticks": 5},
+        "showlegend": False,
         "margin": {"t": 12, "r": 44, "b": 40, "l": 44},
-    }
-    return Chart(title, traces, layout, note=note)
+    }  # fmt: skip
+    return Chart(title, traces, layout, height=260, note=note)
 
 
 def intervals(
@@ -91,24 +91,31 @@ def intervals(
     high: Numbers,
     *,
     reference: float | None = None,
+    ratio: bool = False,
     x_title: str = "",
-    is_log: bool = False,
     note: str = "",
     is_wide: bool = False,
 ) -> Chart:
-    """Points with intervals, one below the other, the first at the top; `reference` is a dotted line across."""
-    y = distinct_labels(labels)
+    """Points with intervals, one below the other, the first at the top.
+
+    `reference`: where a dotted line goes across. `ratio`: whether the values are ratios, for a logarithmic axis.
+    """
+    y = distinct_labels(labels, _LONGEST_ROW_LABEL)
     trace = {
-        "x": rounded(values), "y": y, "mode": "markers", "marker": {"color": BLUE, "size": 7},
+        "x": rounded(values), "y": y, "mode": "markers", "marker": {"color": _BLUE, "size": 7},
         "error_x": _errors(values, low, high), "customdata": [plain(label) for label in labels],
         "hovertemplate": "%{customdata}: %{x:.5g}<extra></extra>",
     }  # fmt: skip
+    axis: dict[str, Any] = {"title": {"text": plain(x_title)}}
+    if ratio:
+        ends = [end for end in (*low, *high) if end is not None]
+        axis |= {"type": "log", "tickvals": _CLOSE_RATIOS if max(ends) < 4 * min(ends) else _RATIOS}
     shapes = []
     if reference is not None:
         shapes.append({"type": "line", "x0": reference, "x1": reference, "y0": 0, "y1": 1, "yref": "paper",
-                       "line": {"color": GREY, "width": 1, "dash": "dot"}})  # fmt: skip
+                       "line": {"color": _GREY, "width": 1, "dash": "dot"}})  # fmt: skip
     layout = {
-        "xaxis": {"title": {"text": plain(x_title)}, **({"type": "log", "dtick": "D1"} if is_log else {})},
+        "xaxis": axis,
         "yaxis": {"type": "category", "autorange": "reversed", "tickfont": {"size": 11}},
         "shapes": shapes,
         "showlegend": False,
@@ -119,10 +126,10 @@ def intervals(
 def histograms(title: str, x_title: str, edges: Numbers, shares: Mapping[str, Numbers], *, note: str = "") -> Chart:
     """Bars of shares by bins of even width, of several classes over each other."""
     ends = [edge for edge in edges if edge is not None]
-    middles = rounded([(a + b) / 2 for a, b in zip(ends[:-1], ends[1:], strict=True)])
+    middles = rounded([(a + b) / 2 for a, b in pairwise(ends)])
     traces = [
         {"type": "bar", "x": middles, "y": rounded(values), "name": plain(name), "width": ends[1] - ends[0],
-         "marker": {"color": _faint(colour(number), 0.55)}}
+         "marker": {"color": _faint(_COLOURS[number], 0.55)}}
         for number, (name, values) in enumerate(shares.items())
     ]  # fmt: skip
     layout = {"barmode": "overlay", "bargap": 0, "xaxis": {"title": {"text": plain(x_title)}},
@@ -130,14 +137,12 @@ def histograms(title: str, x_title: str, edges: Numbers, shares: Mapping[str, Nu
     return Chart(title, traces, layout, note=note)
 
 
-def stacked(
-    title: str, labels: Sequence[str], parts: Mapping[str, Numbers], *, x_title: str = "", note: str = "", is_wide: bool = False
-) -> Chart:
+def stacked(title: str, labels: Sequence[str], parts: Mapping[str, Numbers], *, x_title: str, note: str = "") -> Chart:
     """Horizontal bars, one for each label, the first at the top, made of parts by name."""
-    y = distinct_labels(labels)
+    y = distinct_labels(labels, _LONGEST_ROW_LABEL)
     traces = [
         {"type": "bar", "orientation": "h", "y": y, "x": rounded(values), "name": plain(name),
-         "marker": {"color": colour(number), "line": {"width": 1, "color": "rgba(128,128,128,.4)"}},
+         "marker": {"color": _COLOURS[number % len(_COLOURS)], "line": {"width": 1, "color": "rgba(128,128,128,.4)"}},
          "hovertemplate": f"{plain(name)}: %{{x:.4s}}<extra></extra>"}
         for number, (name, values) in enumerate(parts.items())
     ]  # fmt: skip
@@ -146,8 +151,9 @@ def stacked(
         "xaxis": {"title": {"text": plain(x_title)}, "tickformat": "~s"},
         "yaxis": {"type": "category", "autorange": "reversed"},
         "showlegend": 1 < len(parts) <= len(_COLOURS),
+        "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"},
     }
-    return Chart(title, traces, layout, height=130 + 28 * len(y), note=note, is_wide=is_wide)
+    return Chart(title, traces, layout, height=130 + 28 * len(y), note=note, is_wide=True)
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,8 @@ def parallel(title: str, dimensions: Sequence[Dimension], names: Sequence[str], 
     traces = []
     for number, name in reversed(list(enumerate(names))):
         share = 1 - number / max(len(names) - 1, 1)
-        style = {"color": ORANGE, "width": 3} if number == 0 else {"color": _faint(BLUE, 0.12 + 0.6 * share), "width": 1.5}
+        is_best = number == 0
+        style = {"color": _ORANGE if is_best else _faint(_BLUE, 0.12 + 0.6 * share), "width": 3 if is_best else 1.5}
         traces.append({"x": places, "y": [d.values[number] for d in dimensions], "mode": "lines", "line": style,
                        "text": plain(name), "hovertemplate": "%{text}<extra></extra>"})  # fmt: skip
     annotations = [
@@ -177,7 +184,7 @@ def parallel(title: str, dimensions: Sequence[Dimension], names: Sequence[str], 
         for text, height in dimension.ticks.items()
     ]  # fmt: skip
     axes = [
-        {"type": "line", "x0": place, "x1": place, "y0": 0, "y1": 1, "line": {"color": GREY, "width": 1}}
+        {"type": "line", "x0": place, "x1": place, "y0": 0, "y1": 1, "line": {"color": _GREY, "width": 1}}
         for place in places
     ]
     # A key of many parts takes a line for each of the last three.
@@ -200,12 +207,13 @@ def plain(text: str) -> str:
     return escape(text, quote=False)
 
 
-def distinct_labels(labels: Sequence[str]) -> list[str]:
+def distinct_labels(labels: Sequence[str], longest: int = _LONGEST_LABEL) -> list[str]:
     """Labels short enough for an axis, each once."""
     seen: dict[str, int] = {}
     result = []
     for label in labels:
-        short = label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…"
+        # Names and values of features tend to differ at both ends.
+        short = label if len(label) <= longest else f"{label[: longest // 3]}…{label[1 + longest // 3 - longest :]}"
         seen[short] = seen.get(short, 0) + 1
         # Equal ones would share a place.
         result.append(plain(short) + "\u200b" * (seen[short] - 1))

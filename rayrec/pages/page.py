@@ -16,6 +16,8 @@ from rayrec.common.files import write_atomically, write_json
 
 PAGE_FILE, FIGURES_FILE = "report.html", "report.json"
 
+_LONG = 48
+
 Figures = Mapping[str, Any]
 """What a page shows, as JSON values."""
 
@@ -144,20 +146,28 @@ def _chart(chart: Chart, number: int) -> str:
 def _table(table: Table) -> str:
     title = f"<h3>{escape(table.title)}</h3>" if table.title else ""
     note = f"<p>{escape(table.note)}</p>" if table.note else ""
-    names = list(dict.fromkeys(name for row in table.rows for name in row))
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    # The first value of each column; a column without any is left out.
+    first: dict[str, Any] = dict.fromkeys(name for row in table.rows for name in row)
+    for name in first:
+        first[name] = next((row[name] for row in table.rows if row.get(name) not in (None, "")), None)
+    names = [name for name, value in first.items() if value is not None]
+    head = "".join(f"<th{_of_kind(first[name])}>{escape(name)}</th>" for name in names)
     rows = "".join(
         f"<tr{' class=marked' if number in table.marked else ''}>{''.join(_cell(row.get(n)) for n in names)}</tr>"
         for number, row in enumerate(table.rows)
     )
-    return (
-        f'{title}{note}<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    )
+    return f'{title}{note}<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
 def _cell(value: Any) -> str:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return f"<td{' class=number' if is_number else ''}>{escape(text_of(value))}</td>"
+    return f"<td{_of_kind(value)}>{escape(text_of(value))}</td>"
+
+
+def _of_kind(value: Any) -> str:
+    """The class of a cell: numbers are aligned at the right, long texts take several lines."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return " class=number"
+    return " class=long" if isinstance(value, str) and len(value) > _LONG else ""
 
 
 def text_of(value: Any) -> str:

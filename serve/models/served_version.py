@@ -16,7 +16,6 @@ from rayrec.common.errors import UserError
 from rayrec.config import ServeConfig
 from rayrec.inference.explanation.additive import Explanation, explainer_of
 from rayrec.inference.folder.examples import Examples
-from rayrec.inference.folder.reference_traffic import ReferenceTraffic
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.recommender import Recommender, can_recommend
@@ -59,7 +58,7 @@ class ServedVersion:
         self.name = name
         self.version = version
         self.predictor = load_model(folder, memory)
-        self.examples = Examples.load(folder)
+        self.examples = Examples.load(self.predictor.folder)
         self.examples.check(self.predictor)
         # The first passes allocate and choose kernels; larger batches take other paths.
         self.predictor.predict([{}] * settings.max_batch_size)
@@ -82,7 +81,7 @@ class ServedVersion:
             small_size=_SMALL_ROWS,
             wait_seconds=settings.batch_wait_ms / 1000,
         )
-        self._statistics = VersionStatistics(metrics, name, version, schema, ReferenceTraffic.load(folder))
+        self.statistics = VersionStatistics(metrics, name, version, self.predictor.model_folder)
 
     async def score(self, rows: Rows) -> NDArray[np.float32]:
         """Probabilities (n,) of n rows, perhaps from a pass with other requests. Raises RequestError."""
@@ -90,9 +89,9 @@ class ServedVersion:
         if not np.isfinite(scores).all():
             bad = int(np.flatnonzero(~np.isfinite(scores))[0])
             raise RequestError(422, f"row {bad}: its values are so large that the score is not a number")
-        if self._statistics.are_due:
+        if self.statistics.are_due:
             # In the scoring thread, after the answer.
-            self._executor.submit(self._statistics.count)
+            self._executor.submit(self.statistics.count)
         return scores
 
     async def explain(self, rows: pa.RecordBatch) -> list[Explanation]:
@@ -121,7 +120,7 @@ class ServedVersion:
 
     def _score_together(self, requests: Sequence[Rows]) -> list[NDArray[np.float32]]:
         answers, encoded, scores = score_together(self.predictor, requests)
-        self._statistics.note(len(requests), encoded, scores)
+        self.statistics.note(len(requests), encoded, scores)
         return answers
 
 

@@ -47,6 +47,11 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
         {"recipe": "r", "input": ("a",), "output": Path("o"), "workers": 2, "set": ("preprocess.seed=1",)},
     ),
     (
+        "follow",
+        ["r", "--input", "a", "--serve", "v/m", "--workers", "1"],
+        {"recipe": "r", "input": ("a",), "serve": Path("v/m"), "output": Path("v/m.days"), "workers": 1},
+    ),
+    (
         "tune",
         ["r", "--data", "d", "--output", "o", "--trials", "8", "--search", "random", "--scheduler", "asha", "--resume"],
         {"trials": 8, "search": "random", "scheduler": "asha", "resume": True, "space": None, "concurrent": None},
@@ -65,6 +70,9 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
     ("serve", ["a", "b=s3://c/d", "--port", "81"], {"model": ("a", "b=s3://c/d"), "port": 81}),
     ("evaluate", ["s3://b/run", "--data", "s3://b/d"],
      {"source": local_path("s3://b/run"), "data": local_path("s3://b/d")}),
+    ("report", ["s3://b/run", "--output", "o", "--expect", "auc > 0.7", "--expect", "log_loss<1"],
+     {"source": local_path("s3://b/run"), "output": Path("o"), "expect": ("auc > 0.7", "log_loss<1"), "data": None}),
+    ("compare", ["a", "s3://b/run", "--output", "o"], {"run": ("a", "s3://b/run"), "output": Path("o")}),
     ("benchmark", ["train", "r", "--data", "d"], {"what": "train", "recipe": "r", "data": Path("d")}),
     ("benchmark serve", ["m", "--rows", "1", "--rows", "64", "--protocol", "arrow"],
      {"model": Path("m"), "rows": (1, 64), "protocol": ("arrow",), "clients": (1, 4)}),
@@ -118,8 +126,16 @@ def test_commands_make_the_request(
             "error: source: no such kind; use criteo, interactions, outbrain",
         ),
         (
-            ["generate", "interactions", "--rows", "1", "--output", "o", "--days", "2"],
-            "error: days: source 'interactions' has no files of days; leave it out",
+            ["generate", "outbrain", "--rows", "1", "--output", "o", "--days", "2"],
+            "error: days: source 'outbrain' has no files of days; leave it out",
+        ),
+        (
+            ["generate", "criteo", "--rows", "1", "--output", "o", "--drift", "2"],
+            "error: drift: without days nothing changes; add --days N",
+        ),
+        (
+            ["generate", "criteo", "--rows", "9", "--output", "o", "--days", "3", "--drift", "11"],
+            "error: drift: Input should be less than or equal to 10",
         ),
         (["submit", "trian"], "error: no command 'trian'; did you mean 'train'?"),
         (["submit"], "error: Missing argument 'COMMAND'; see `rayrec submit --help`"),

@@ -136,7 +136,7 @@ def _ids(feature: CategoricalFeature, column: pa.Array, predictor: Predictor) ->
     ids, counts = np.unique(elements.to_numpy(), return_counts=True)
     most = np.argsort(-counts, kind="stable")[:_POINTS]
     ids = ids[most]
-    names = ValueNames(feature, predictor.folder)(ids.tolist())
+    names = ValueNames(feature, predictor.vocabularies.get(feature.name))(ids.tolist())
     shares = counts[most] / len(elements)
     return [
         Value(name, id_, None, share) for name, id_, share in zip(names, ids.tolist(), shares.tolist(), strict=True)

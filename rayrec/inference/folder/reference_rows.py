@@ -29,7 +29,7 @@ def write_reference_rows(predictor: Predictor, rows: pa.RecordBatch) -> None:
 
 def load_reference_rows(predictor: Predictor) -> pa.RecordBatch | None:
     """The encoded reference rows of a model; None if it was exported without. Raises UserError if they are damaged."""
-    path = predictor.folder / REFERENCE_ROWS_FILE
+    path = predictor.model_folder.path(REFERENCE_ROWS_FILE)
     try:
         table = pq.read_table(path)
     except FileNotFoundError:
