@@ -376,8 +376,8 @@ def _measure_steps(
         with precision.autocast():
             scoring = _seconds((model.logits(batch) for batch in cycle(batches)), steps, context)
         found[name] = {
-            "steps alone, M/s": round(steps * size / training / 1e6, 4),
-            "scoring, M/s": round(steps * size / scoring / 1e6, 4),
+            "steps alone, M/s": float(f"{steps * size / training / 1e6:.4g}"),
+            "scoring, M/s": float(f"{steps * size / scoring / 1e6:.4g}"),
         }
     if rank == 0:
         (Path(place) / "steps.json").write_text(json.dumps(found))

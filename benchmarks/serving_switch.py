@@ -1,15 +1,22 @@
-"""A version switch and a failed one while `rayrec serve` answers as many single rows a second as the machine gives.
+"""Versions that change while `rayrec serve` answers single rows: a switch and a failed one, or ten deltas.
 
     python -m benchmarks.serving_switch --output benchmarks/results/serving_switch.json
+    python -m benchmarks.serving_switch --deltas --output benchmarks/results/serving_deltas.json
 
-Two replicas answer 16 clients; after a third of the time version 2 is added, after two thirds version 3,
-whose stored scores are wrong. No request may fail, and version 2 must answer at the end.
+Two replicas answer 16 clients, as many requests a second as the machine gives; after a third of the time version 2 is
+added, after two thirds version 3, whose stored scores are wrong. No request may fail, and version 2 must answer at the
+end.
+
+With `--deltas`, 10,000 requests come at a rate of 100 a second while ten deltas are published one after the other; as
+many come before the first and after the last, for comparison. Measured, too: the seconds from the publishing of each
+to the first answer with its score, and to the last with the score before it.
 """
 
 import argparse
 import json
 import os
 import shutil
+import statistics
 import tempfile
 import threading
 import time
@@ -21,50 +28,143 @@ from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
+from rayrec.inference.folder.delta import write_delta
+from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.predictor import load_model
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.recipes import dump_recipe, load_recipe
-from serve.operations.load import json_post, of_clients, summary
+from serve.operations.load import Post, answer_to, at_rate, json_post, of_clients, summary
+from tests.model_days import ModelDays, raw_rows
 from tests.model_folders import make_model_folder, make_raw_rows
 
 _CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))
 _CLIENTS = 16
+_DELTAS = 10
+_LOOK_SECONDS = 0.05
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=int, default=45)
+    parser.add_argument("--seconds", type=int, default=45, help="length of the load, without --deltas")
+    parser.add_argument("--deltas", action="store_true")
+    parser.add_argument("--requests", type=int, default=10_000, help="requests before, during and after the deltas")
+    parser.add_argument("--per-second", type=float, default=100.0, help="requests a second, with --deltas")
+    parser.add_argument("--values", type=int, default=20_000, help="rows of each of the 26 tables, with --deltas")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        made, models = Path(temporary) / "made", Path(temporary) / "models" / "ctr"
-        models.mkdir(parents=True)
-        for version in ("1", "2", "3"):
-            _make(made / version, int(version))
-        examples = made / "3" / "examples.json"
-        examples.write_text(examples.read_text().replace('"tolerance": 1e-05', '"tolerance": -1'))
-        body = json.dumps(make_raw_rows(load_model(made / "1").schema, 1)[0]).encode()
-        _add(made, models, "1")
-        request = ServeRequest(model=(models.parent,), port=free_port())
-        with serving(request, SilentProgress()) as url:
-            post = json_post(f"{url}/v1/models/ctr:predict", body)
-            of_clients(post, _CLIENTS, 3)
-            adding = threading.Thread(target=_add_in_time, args=(made, models, arguments.seconds / 3))
-            adding.start()
-            samples = of_clients(post, _CLIENTS, arguments.seconds)
-            adding.join()
-            with urllib.request.urlopen(f"{url}/v1/models/ctr", timeout=60) as answer:
-                states: dict[str, Any] = json.load(answer)["versions"]
-    result = {
-        "machine": {"cores": os.cpu_count(), "load_average_at_the_end": os.getloadavg()[0]},
-        "seconds": arguments.seconds,
+        folder = Path(temporary)
+        if arguments.deltas:
+            found = measure_deltas(folder, arguments.requests, arguments.per_second, arguments.values)
+        else:
+            found = measure_switch(folder, arguments.seconds)
+    machine = {"cores": os.cpu_count(), "load_average_at_the_end": os.getloadavg()[0]}
+    write_json(arguments.output, {"machine": machine, **found})
+    print(arguments.output.read_text())
+
+
+def measure_switch(folder: Path, seconds: int) -> dict[str, Any]:
+    """A switch and a failed one."""
+    made, models = folder / "made", folder / "models" / "ctr"
+    models.mkdir(parents=True)
+    for version in ("1", "2", "3"):
+        _make(made / version, int(version))
+    examples = made / "3" / "examples.json"
+    examples.write_text(examples.read_text().replace('"tolerance": 1e-05', '"tolerance": -1'))
+    body = json.dumps(make_raw_rows(load_model(made / "1").schema, 1)[0]).encode()
+    _add(made, models, "1")
+    with serving(ServeRequest(model=(models.parent,), port=free_port()), SilentProgress()) as url:
+        post = json_post(f"{url}/v1/models/ctr:predict", body)
+        of_clients(post, _CLIENTS, 3)
+        adding = threading.Thread(target=_add_in_time, args=(made, models, seconds / 3))
+        adding.start()
+        samples = of_clients(post, _CLIENTS, seconds)
+        adding.join()
+        with urllib.request.urlopen(f"{url}/v1/models/ctr", timeout=60) as answer:
+            states: dict[str, Any] = json.load(answer)["versions"]
+    return {
+        "seconds": seconds,
         "clients": _CLIENTS,
-        "requests_per_second": round(len(samples) / arguments.seconds),
+        "requests_per_second": round(len(samples) / seconds),
         **summary(samples),
         "versions_at_the_end": states,
     }
-    write_json(arguments.output, result)
-    print(arguments.output.read_text())
+
+
+def measure_deltas(folder: Path, requests: int, per_second: float, values: int) -> dict[str, Any]:
+    """Ten deltas under load, and the same load before and after them."""
+    made, models = folder / "made", folder / "models" / "ctr"
+    models.mkdir(parents=True)
+    days = ModelDays(folder / "whole", values=values, plain=22, config=_CONFIG, settings=("replicas=2",))
+    delta_bytes = _make_deltas(days, made, changed=values // 10)
+    seconds = requests / per_second
+    _add(made, models, "1")
+    with serving(ServeRequest(model=(models.parent,), port=free_port()), SilentProgress()) as url:
+        post = json_post(f"{url}/v1/models/ctr:predict", json.dumps(raw_rows(days, 1)[0]).encode())
+        of_clients(post, 4, 3)
+        before = summary(at_rate(post, per_second, seconds))
+        publishing = _Publishing(made, models, post, seconds / _DELTAS)
+        publishing.start()
+        during = summary(at_rate(post, per_second, seconds))
+        publishing.join()
+        after = summary(at_rate(post, per_second, seconds))
+    return {
+        "requests_per_second": per_second,
+        "tables": 26,
+        "rows_of_a_table": values,
+        "bytes_of_a_delta": round(statistics.median(delta_bytes)),
+        "failed": sum(count for status, count in during["statuses"].items() if status != "200"),
+        "before": before,
+        "during_ten_deltas": during,
+        "after": after,
+        "seconds_to_the_first_new_score": _spread(publishing.first),
+        "seconds_to_the_last_old_score": _spread(publishing.last),
+    }
+
+
+class _Publishing(threading.Thread):
+    """Publishes the deltas one after the other, and asks for a score all the time."""
+
+    def __init__(self, made: Path, models: Path, post: Post, seconds: float) -> None:
+        super().__init__()
+        self._made, self._models, self._post, self._seconds = made, models, post, seconds
+        self.first: list[float] = []
+        self.last: list[float] = []
+
+    def run(self) -> None:
+        for version in range(2, 2 + _DELTAS):
+            old = self._score()
+            _add(self._made, self._models, str(version))
+            published = time.perf_counter()
+            answers: list[tuple[float, bool]] = []
+            while (passed := time.perf_counter() - published) < self._seconds:
+                answers.append((passed, self._score() == old))
+                time.sleep(_LOOK_SECONDS)
+            self.first.append(next((passed for passed, is_old in answers if not is_old), float("inf")))
+            self.last.append(max(passed for passed, is_old in answers if is_old))
+
+    def _score(self) -> float:
+        status, body = answer_to(self._post)
+        assert status == 200, body
+        (score,) = json.loads(body)["predictions"]
+        return float(score)
+
+
+def _spread(seconds: list[float]) -> dict[str, float]:
+    return {"median": round(statistics.median(seconds), 2), "most": round(max(seconds), 2)}
+
+
+def _make_deltas(days: ModelDays, made: Path, changed: int) -> list[int]:
+    """Write version 1 whole and the others as deltas; returns the bytes of each of these."""
+    copy(days.write("1"), made / "1")
+    sizes = []
+    for version in range(2, 2 + _DELTAS):
+        days.pass_day(new=changed // 10, removed=changed // 100, changed=changed)
+        days.write(str(version))
+        manifest = write_delta(days.open(str(version)), ModelFolder.open(made / str(version - 1)), made / str(version))
+        sizes.append(sum(file.bytes for file in manifest.files))
+        shutil.rmtree(days.folder / str(version))
+    return sizes
 
 
 def _make(folder: Path, seed: int) -> None:

@@ -1,20 +1,22 @@
-"""`rayrec export`: writes the model folder of a run."""
+"""`rayrec export`: writes the model folder of a run: whole, or what differs from the version before it."""
 
 import contextlib
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jobs.command import Command, Positional, Request, Result, main
-from rayrec.common.errors import UserError
-from rayrec.common.files import require_absent
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.files import owned, require_absent
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.storage.location import Folder
+from rayrec.storage.location import Folder, location
 
 if TYPE_CHECKING:
-    from rayrec.inference.folder.model_folder import Metrics
+    from rayrec.inference.folder.model_folder import Metrics, ModelFolder
+    from rayrec.inference.folder.origin import Origin
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.run.folder import RunFolder
 
@@ -22,18 +24,27 @@ if TYPE_CHECKING:
 class ExportRequest(Request):
     """Write the model folder that serve and predict read."""
 
-    run: Annotated[Folder, Positional("RUN")]
-    """Run folder, the output of `rayrec train`, or its URI."""
+    run: Annotated[Folder, Positional("RUN|DELTA")]
+    """Run folder, the output of `rayrec train`, or its URI; or a delta, which becomes a whole model folder."""
     output: Folder
     """Model folder to write; must not exist."""
     checkpoint: str = "best"
     """Checkpoint of the run: best (the latest if none was evaluated), latest, or a step."""
-    tables: Literal["fp32", "fp16", "int8"] = "fp32"
-    """Precision of the stored embedding tables; the result shows what less than fp32 changes."""
+    tables: Literal["fp32", "fp16", "int8"] | None = None
+    """Precision of the stored tables, by default fp32, or that of --delta-of; the result shows what it changes."""
+    delta_of: Folder | None = None
+    """The version before, a model folder beside --output: write only what differs from it."""
 
 
 def run(request: ExportRequest, progress: Progress) -> Result:
-    """Export a checkpoint; `metrics` are those that it reached, `details` its name and the bytes of its tables."""
+    """Export a checkpoint; `metrics` are those that it reached, `details` its name and the bytes of its tables.
+
+    Of a delta, `details` has what differs from the version before.
+    """
+    from rayrec.inference.folder.table_files import is_model_folder
+
+    if is_model_folder(request.run):
+        return _make_whole(request, progress)
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.run.folder import RunFolder
 
@@ -45,19 +56,101 @@ def run(request: ExportRequest, progress: Progress) -> Result:
     from rayrec.inference.folder.export import export_checkpoint
     from rayrec.inference.folder.model_folder import ModelFolder
 
-    metrics = _metrics(trained, dataset, checkpoint)
+    metrics, parent = _metrics(trained, dataset, checkpoint), _parent(request, trained)
+    tables = parent.precision if parent else request.tables or "fp32"
+    details: dict[str, Any] = {"checkpoint": checkpoint.name, "tables": tables}
     progress.stage(f"export {checkpoint.name}")
-    loss = export_checkpoint(
-        checkpoint, request.output, recipe=trained.recipe, dataset=dataset, metrics=metrics, tables=request.tables
-    )
-    table_bytes = ModelFolder.open(request.output).table_bytes()
-    details: dict[str, Any] = {"checkpoint": checkpoint.name, "tables": request.tables, "table_bytes": table_bytes}
+    with _whole_folder(request) as folder:
+        loss = export_checkpoint(
+            checkpoint,
+            folder,
+            recipe=trained.recipe,
+            dataset=dataset,
+            metrics=metrics,
+            tables=tables,
+            origin=_origin(trained, dataset, checkpoint),
+        )
+        model = ModelFolder.open(folder)
+        details["table_bytes"] = model.table_bytes()
+        if parent is not None:
+            from rayrec.inference.folder.delta import write_delta
+
+            progress.stage(f"compare with {location(parent.folder)}")
+            written = write_delta(model, parent, request.output)
+            details["delta"] = {
+                **written.model_dump(mode="json", include={"sequence", "tables", "vocabularies"}),
+                "bytes": sum(file.bytes for file in written.files),
+            }
     if loss is not None:
         details["precision_loss"] = loss
         change = loss["auc_change"]
         auc = "AUC is undefined" if change is None else f"AUC changes by {change:+.2e}"
-        progress.message(f"tables as {request.tables}: {auc} on {loss['rows']:,} rows of {loss['split']}")
+        progress.message(f"tables as {tables}: {auc} on {loss['rows']:,} rows of {loss['split']}")
     return Result(command="export", output=request.output, metrics=metrics, details=details)
+
+
+def _parent(request: ExportRequest, trained: "RunFolder") -> "ModelFolder | None":
+    """The model that a delta is asked of. Raises UserError if there can be none, before anything is exported."""
+    from rayrec.inference.folder.chain import require_place
+    from rayrec.inference.folder.delta import require_continues
+    from rayrec.inference.folder.model_folder import ModelFolder
+
+    if request.delta_of is None:
+        return None
+    parent = ModelFolder.open(request.delta_of)
+    require_place(request.output.absolute(), parent.folder)
+    if request.tables not in (None, parent.precision):
+        raise ConfigError(
+            f"--tables {request.tables}: the tables of {location(parent.folder)} are {parent.precision}, and so are "
+            "those of its deltas; leave out --tables, or --delta-of"
+        )
+    require_continues(parent, trained.recipe, trained.schema)
+    return parent
+
+
+@contextlib.contextmanager
+def _whole_folder(request: ExportRequest) -> Iterator[Path]:
+    """The folder to export a checkpoint to: the output, or for a delta one beside it for the time of the block."""
+    if request.delta_of is None:
+        yield request.output
+        return
+    # Under a name that the next export to the same output removes, if this one is killed (`new_folder`).
+    folder = request.output.with_name(f".{request.output.name}.unfinished-whole")
+    with owned(request.output):
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _origin(run: "RunFolder", dataset: "Dataset", checkpoint: Path) -> "Origin":
+    from rayrec.inference.folder.origin import Origin
+
+    times = dataset.manifest.times
+    return Origin(
+        run=location(run.path),
+        checkpoint=checkpoint.name,
+        dataset=dataset.fingerprint,
+        data_time=None if times is None else times.last,
+    )
+
+
+def _make_whole(request: ExportRequest, progress: Progress) -> Result:
+    """Write the whole model that a delta stands for; `metrics` are those of the model."""
+    from rayrec.inference.folder.delta import write_whole
+    from rayrec.inference.folder.model_folder import ModelFolder
+
+    if request.tables is not None or request.delta_of is not None:
+        raise ConfigError("--tables and --delta-of are for a run; a delta becomes the whole model that it stands for")
+    require_absent(request.output)
+    model = ModelFolder.open(request.run)
+    if model.base is None:
+        raise UserError(f"{location(request.run)}: is a whole model folder already; copy it")
+    progress.stage(f"{len(model.deltas)} deltas on {location(model.base.folder)}")
+    write_whole(model, request.output)
+    details = {"tables": model.precision, "table_bytes": ModelFolder.open(request.output).table_bytes()}
+    return Result(command="export", output=request.output, metrics=model.metrics, details=details)
 
 
 @contextlib.contextmanager
@@ -91,7 +184,7 @@ def _metrics(run: "RunFolder", dataset: "Dataset", checkpoint: Path) -> "Metrics
     final = run.path / METRICS_FILE
     if final.is_file() and checkpoint == run.checkpoint("latest"):
         metrics: Metrics = json.loads(final.read_text())
-        return metrics
+        return {split: values for split, values in metrics.items() if split in dataset.manifest.splits}
     reached = read_progress(checkpoint).metrics
     wanted = run.recipe.train.evaluation_split
     split = wanted if wanted in dataset.manifest.splits else "test"

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import AfterValidator, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from jobs.command import Command, Positional, Request, Result, main
 from rayrec.common.errors import ConfigError
@@ -24,8 +24,14 @@ class GenerateRequest(Request):
     """Seed of the rows."""
     days: PositiveInt | None = None
     """Number of days to write a file for each, if the source has such files; by default one file."""
+    drift: float | None = Field(None, ge=0, le=10)
+    """How much values and preferences change from day to day: 1 by default, 0 not at all, 10 at most; with --days."""
     compress: bool = False
     """Write gzip files."""
+
+    def check(self) -> None:
+        if self.drift is not None and self.days is None:
+            raise ConfigError("drift: without days nothing changes; add --days N")
 
 
 def run(request: GenerateRequest, progress: Progress) -> Result:
@@ -40,6 +46,7 @@ def run(request: GenerateRequest, progress: Progress) -> Result:
         request.rows,
         seed=request.seed,
         days=request.days,
+        drift=1.0 if request.drift is None else request.drift,
         compress=request.compress,
         progress=progress,
     )

@@ -97,7 +97,7 @@ def _recommend(request: PredictRequest, k: int, progress: Progress) -> Result:
 
     with exported(request.model) as folder:
         recommender = load_recommender(folder)
-        users = recommender.num_users
+        users = len(recommender.user_ids)
         with _workers(users * recommender.num_items <= _PAIRS_SCORED_HERE) as in_threads:
             recommend_to_all(recommender, k, request.output, progress, in_threads=in_threads)
     return Result(command="predict", output=request.output, rows=users, details={"top_k": k})

@@ -1,44 +1,41 @@
-"""`rayrec run`: raw files to a model folder in one job.
+"""`rayrec run`: raw files to a model folder in one job; with --continue another day's files to the next model."""
 
-Each phase of this pipeline is a command. Its folder is whole or absent (dataset, model) or can be continued (run), so a
-rerun continues with the first unfinished phase, whatever ended the last one. Training itself ends with exact metrics of
-every held-out split.
-"""
-
-import hashlib
-import json
 import shutil
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
-from jobs.command import RESULT_FILE, Command, Result, TrainingRecipeRequest, describe_result, main
-from jobs.preprocess import InputRequest
-from rayrec.common.errors import ConfigError, UserError
+from pydantic import model_validator
+
+from jobs.command import Command, Result, main
+from jobs.pipeline.phases import UNFINISHED_MODEL, PipelineRequest, Places, run_phases
+from rayrec.common.errors import UserError
 from rayrec.common.files import locked, require_absent, write_json
 from rayrec.common.progress import Progress
-from rayrec.recipes import Recipe, differences
-from rayrec.storage.location import Folder, location
+from rayrec.storage.location import Folder
 
 PIPELINE_FILE = "pipeline.json"
 _LOCK_FILE = ".lock"
-_UNFINISHED_MODEL = ".export"
-"""The model folder until its result is in it too; what a killed phase leaves of it is removed."""
-# These say where and how often, not what: a finished phase stays valid when they change.
-_IRRELEVANT_KEYS = frozenset({
-    "preprocess.spark", "train.workers", "train.min_workers", "train.elastic_interval_seconds", "train.device",
-    "train.max_failures", "train.log_every_steps", "train.tracking",
-})  # fmt: skip
 
 
-class RunRequest(InputRequest, TrainingRecipeRequest):
+class RunRequest(PipelineRequest):
     """Preprocess, train and export in one job; run again, it continues where it stopped."""
 
-    output: Folder
+    output: Folder = None  # type: ignore[assignment]
     """Folder of all phases (dataset/, run/, model/); an earlier attempt in it is continued."""
+    continue_: Folder | None = None
+    """Instead of --output: a folder whose model goes on with these files, those of another day."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_output(cls, values: Any) -> Any:
+        output, continued = values.get("output"), values.get("continue_")
+        if output is None and continued is None:
+            raise ValueError("give --output, or --continue to go on with another day's files")
+        if None not in (output, continued) and str(output) != str(continued):
+            raise ValueError("give --output or --continue, not both")
+        return {**values, "output": output or continued}
 
     @property
     def continues(self) -> bool:
@@ -51,35 +48,18 @@ def run(request: RunRequest, progress: Progress) -> Result:
     `details.phases` has the seconds of each phase, None if it was finished before. Raises ConfigError if a finished
     phase was made from another recipe or other raw files.
     """
-    with _owned(request):
-        phases = [phase(request) for phase in PHASES]
-        # Checked before anything runs, so that a changed recipe is refused at once.
-        finished = [phase.finished() for phase in phases]
-        first = finished.index(None) if None in finished else len(phases)
-        results = [result for result in finished[:first] if result is not None]
-        for phase in phases[:first]:
-            progress.message(f"{phase.name}: finished before, in {location(phase.folder)}")
-        seconds: dict[str, float | None] = {phase.name: None for phase in phases}
-        if first < len(phases):
-            from cluster.ray_session import ray_session
+    with owned_pipeline(request):
+        if request.continue_ is not None:
+            from jobs.pipeline.days import MODELS_FOLDER, run_day
 
-            progress.stage("start Ray")
-            with ray_session():
-                for phase in phases[first:]:
-                    progress.finish()
-                    progress.message(f"\n{phase.name} -> {location(phase.folder)}")
-                    started = time.perf_counter()
-                    result = phase.run(progress)
-                    seconds[phase.name] = time.perf_counter() - started
-                    results.append(result.model_copy(update={"seconds": seconds[phase.name]}))
-                    progress.finish()
-                    progress.message(describe_result(results[-1]))
+            return run_day(request, request.output, request.output / MODELS_FOLDER, progress)
+        results, seconds = run_phases(request, Places(request.output), progress)
     rows, metrics = results[0].rows, results[1].metrics
     return Result(command="run", output=request.output, rows=rows, metrics=metrics, details={"phases": seconds})
 
 
 @contextmanager
-def _owned(request: RunRequest) -> Iterator[None]:
+def owned_pipeline(request: PipelineRequest) -> Iterator[None]:
     """Make the output folder, or take over that of an earlier attempt, for this process alone.
 
     Raises UserError if something else is in it, or another process works in it.
@@ -95,156 +75,10 @@ def _owned(request: RunRequest) -> Iterator[None]:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    shutil.rmtree(folder / _UNFINISHED_MODEL, ignore_errors=True)
+    shutil.rmtree(folder / UNFINISHED_MODEL, ignore_errors=True)
     for lock in folder.glob(".*.lock"):
         with suppress(UserError), locked(lock, folder):  # which removes it, unless another process holds it
             pass
-
-
-class Phase(ABC):
-    """One phase of a pipeline: a command, and the folder that it writes."""
-
-    name: ClassVar[str]
-    folder_name: ClassVar[str]
-
-    def __init__(self, request: RunRequest) -> None:
-        self._request = request
-        self._recipe = request.load_recipe()
-        self.folder = request.output / self.folder_name
-        self._dataset_folder = request.output / PreprocessPhase.folder_name
-        self._run_folder = request.output / TrainPhase.folder_name
-
-    @abstractmethod
-    def finished(self) -> Result | None:
-        """The result of the phase if its folder is whole, else None.
-
-        Raises ConfigError if the folder was made from something else.
-        """
-
-    @abstractmethod
-    def run(self, progress: Progress) -> Result:
-        """Write the folder, or continue an unfinished one."""
-
-    def _require_recipe(self, made_with: Recipe, sections: Collection[str], allowed: Collection[str] = ()) -> None:
-        """Raise ConfigError if sections of the recipe differ from those that the folder was made with."""
-        for key, before, now in differences(made_with.model_dump(mode="json"), self._recipe.model_dump(mode="json")):
-            parents = {".".join(key[: i + 1]) for i in range(len(key))}
-            if key[0] in sections and parents.isdisjoint({*_IRRELEVANT_KEYS, *allowed}):
-                raise self._changed(f"{'.'.join(key)} is now {now!r} and was {before!r}")
-
-    def _changed(self, difference: str) -> ConfigError:
-        """An error that says why the folder does not fit, and what to do."""
-        folders = [self._request.output / phase.folder_name for phase in PHASES]
-        stale = [str(folder) for folder in folders[folders.index(self.folder) :] if folder.exists()]
-        return ConfigError(
-            f"{self.folder}: {difference} when it was made; set it back, or remove {' '.join(stale)} to make "
-            f"{'them' if len(stale) > 1 else 'it'} again, or give another --output"
-        )
-
-
-class PreprocessPhase(Phase):
-    """Raw files to dataset/."""
-
-    name, folder_name = "preprocess", "dataset"
-
-    def finished(self) -> Result | None:
-        from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
-        from rayrec.preprocessing.pipeline import source_files
-        from rayrec.sources.registry import preprocessing_job
-
-        if not (self.folder / MANIFEST_FILE).is_file():
-            return None
-        dataset = Dataset.open(self.folder)
-        self._require_recipe(dataset.recipe, ("source", "preprocess"))
-        before = dataset.manifest.sources
-        now = source_files(preprocessing_job(self._recipe, self._request.inputs(self._recipe)))
-        if before != now:
-            changed = [file.path for file in (*now, *before) if file not in before or file not in now]
-            raise self._changed(f"{changed[0] if changed else 'the order of --input'} is not what it was")
-        rows = sum(split.rows for split in dataset.manifest.splits.values())
-        return Result(command="preprocess", output=self.folder, rows=rows)
-
-    def run(self, progress: Progress) -> Result:
-        from jobs.preprocess import PreprocessRequest, run
-
-        given = self._request.model_dump(include={"recipe", "set", "input"})
-        return run(PreprocessRequest(**given, output=self.folder), progress)
-
-
-class TrainPhase(Phase):
-    """dataset/ to run/."""
-
-    name, folder_name = "train", "run"
-
-    def finished(self) -> Result | None:
-        from rayrec.training.run.folder import METRICS_FILE, RESUMABLE_CHANGES, RUN_FILE, RunFolder
-
-        if not (self.folder / RUN_FILE).is_file():
-            return None
-        run = RunFolder.open(self.folder)
-        is_whole = (self.folder / METRICS_FILE).is_file()
-        allowed = () if is_whole else {f"train.{field}" for field in RESUMABLE_CHANGES}
-        self._require_recipe(run.recipe, ("model", "train", "evaluate"), allowed)
-        if not run.was_trained_on(self._dataset_folder):
-            raise self._changed("the dataset is not what it was")
-        if not is_whole:
-            return None
-        return Result(command="train", output=self.folder, metrics=json.loads((self.folder / METRICS_FILE).read_text()))
-
-    def run(self, progress: Progress) -> Result:
-        from jobs.train import TrainRequest, run
-
-        request = TrainRequest(
-            **self._request.model_dump(include={"recipe", "set", "workers", "device", "precision"}),
-            data=self._dataset_folder,
-            output=self.folder,
-            resume=self.folder.exists(),
-        )
-        return run(request, progress)
-
-
-class ExportPhase(Phase):
-    """run/ to model/, whose result has the fingerprint of the run that it was made from."""
-
-    name, folder_name = "export", "model"
-
-    def finished(self) -> Result | None:
-        if not (self.folder / RESULT_FILE).is_file():
-            if self.folder.exists():
-                raise UserError(f"{self.folder}: was not made by `rayrec run`; move it away")
-            return None
-        result = Result.load(self.folder)
-        if result.details.get("run") != self._run_fingerprint():
-            raise self._changed(f"{self._run_folder} is not what it was")
-        return result
-
-    def run(self, progress: Progress) -> Result:
-        from jobs.export import ExportRequest, run
-
-        # It gets its name when its result, by which it is recognised, is in it too.
-        unfinished = self._request.output / _UNFINISHED_MODEL
-        result = run(ExportRequest(run=self._run_folder, output=unfinished), progress)
-        details = {**result.details, "run": self._run_fingerprint()}
-        result = result.model_copy(update={"output": self.folder, "details": details})
-        result.save(unfinished)
-        unfinished.rename(self.folder)
-        return result
-
-    def _run_fingerprint(self) -> str:
-        """A hash that changes with the run's metrics and best checkpoint; empty if the run is not finished."""
-        from rayrec.training.run.folder import METRICS_FILE, RunFolder
-
-        metrics = self._run_folder / METRICS_FILE
-        if not metrics.is_file():
-            return ""
-        digest = hashlib.sha256(metrics.read_bytes())
-        for file in sorted(RunFolder(self._run_folder).checkpoint("best").glob("*.json")):
-            digest.update(file.read_bytes())
-        return digest.hexdigest()
-
-
-PHASES = (PreprocessPhase, TrainPhase, ExportPhase)
-"""All phases in order; each reads what those before it wrote."""
 
 
 COMMAND = Command("run", RunRequest, run)

@@ -1,17 +1,18 @@
 """`rayrec train`: trains a recipe's model on a dataset."""
 
-from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from jobs.command import Command, Result, TrainingRecipeRequest, main
+from jobs.command import Command, Metavar, Result, TrainingRecipeRequest, main
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import is_vacant, owned, require_absent
 from rayrec.common.imports import import_meanwhile
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe
-from rayrec.storage.location import Folder
+from rayrec.storage.location import Folder, location
 
 if TYPE_CHECKING:
     from rayrec.config.train import EarlyStopConfig
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     from rayrec.ingest.dataset import Dataset
     from rayrec.models.common.ranking import Weights
     from rayrec.training.driver import Metrics
-    from rayrec.training.placement.parallel_model import ParallelModel
-    from rayrec.training.run.folder import RunFolder
+    from rayrec.training.loop.step import TrainStep
+    from rayrec.training.loop.worker import Begin
+    from rayrec.training.run.folder import Origin, RunFolder, RunProgress
 
 
 class TrainRequest(TrainingRecipeRequest):
@@ -33,10 +35,29 @@ class TrainRequest(TrainingRecipeRequest):
     """Run folder to write; must not exist, unless with --resume."""
     resume: bool = False
     """Continue the run in --output from its latest checkpoint; begin it if there is none."""
+    warm_start: Folder | None = None
+    """Run folder to go on from: its best checkpoint, rows of tables by value; one pass in their order."""
+    reset: Annotated[tuple[str, ...], Metavar("FEATURE")] = ()
+    """Feature whose table begins anew instead, with --warm-start; repeatable."""
+
+    def load_recipe(self) -> Recipe:
+        """The recipe with overrides applied, and what a warm start changes. Raises ConfigError."""
+        recipe = super().load_recipe()
+        if self.warm_start is None:
+            return recipe
+        return recipe.model_copy(update={"train": recipe.train.warm_started()})
+
+    def check(self) -> None:
+        super().check()
+        if self.reset and self.warm_start is None:
+            raise ConfigError("--reset: says what --warm-start leaves out; give --warm-start too, or leave it out")
 
 
 def run(request: TrainRequest, progress: Progress) -> Result:
-    """Train, and evaluate on every held-out split; `rows` counts those trained on."""
+    """Train, and evaluate on every held-out split; `rows` counts those trained on.
+
+    `metrics` of a warm-started run has those of the rows trained on, each measured before, under `progressive`.
+    """
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.run.folder import RunFolder
 
@@ -46,19 +67,30 @@ def run(request: TrainRequest, progress: Progress) -> Result:
         RunFolder.open(request.output)
     else:
         require_absent(request.output)
+    origin = _origin(request)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from cluster.ray_session import ray_session
 
-    import_meanwhile("rayrec.models.registry")  # takes seconds, in which Ray's processes start
-    with owned(request.output), ray_session():
-        metrics = train_recipe(recipe, dataset, request.output, resume=request.resume, progress=progress)
+    here = suits_this_process(recipe)
+    if not here:
+        import_meanwhile("rayrec.models.registry")  # takes seconds, in which Ray's processes start
+    with owned(request.output), nullcontext() if here else ray_session():
+        metrics = train_recipe(
+            recipe,
+            dataset,
+            request.output,
+            resume=request.resume,
+            origin=origin,
+            in_this_process=here,
+            progress=progress,
+        )
     run_folder = RunFolder.open(request.output)
     reached = run_folder.progress()
     assert reached is not None
     return Result(
         command="train",
         output=request.output,
-        rows=reached.step * recipe.train.global_batch_size,
+        rows=recipe.train.samples_after(reached.step, dataset.split("train").rows),
         metrics=metrics,
         details={
             "steps": reached.step,
@@ -68,15 +100,67 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     )
 
 
-def train_recipe(recipe: Recipe, dataset: "Dataset", output: Path, *, resume: bool, progress: Progress) -> "Metrics":
-    """Train a validated recipe into the run folder `output`; the metrics by held-out split. Needs a Ray session."""
+def suits_this_process(recipe: Recipe) -> bool:
+    """Whether a recipe asks for one worker, on a CPU, and no Ray cluster is there to run it."""
+    import torch
+
+    from cluster.ray_session import has_cluster
+    from rayrec.training.run.preflight import resolve_device
+
+    train = recipe.train
+    is_alone = train.workers == 1 and train.min_workers is None and not has_cluster()
+    return is_alone and resolve_device(train.device, gpus=torch.cuda.device_count()) == "cpu"
+
+
+def train_recipe(
+    recipe: Recipe,
+    dataset: "Dataset",
+    output: Path,
+    *,
+    resume: bool,
+    origin: "Origin | None" = None,
+    in_this_process: bool = False,
+    progress: Progress,
+) -> "Metrics":
+    """Train a validated recipe into the run folder `output`; the metrics by held-out split.
+
+    Needs a Ray session unless it trains in this process (`suits_this_process`). `origin`: what the run is warm-started
+    from.
+    """
     from rayrec.training.driver import train
     from rayrec.training.run.folder import RunFolder
 
+    begin = None
     # A run that has a checkpoint goes on from it, whether the other runs are still there or not.
-    is_new = RunFolder(output.absolute()).progress() is None
-    weights = initial_weights(recipe, dataset) if is_new else None
-    return train(recipe, dataset, output, resume=resume, initial_weights=weights, progress=progress)
+    if RunFolder(output.absolute()).progress() is None:
+        if origin is None:
+            begin = initial_weights(recipe, dataset)
+        else:
+            from rayrec.training.warm_start import WarmStart
+
+            begin = WarmStart.open(origin, output.absolute(), recipe, dataset).begin
+    return train(
+        recipe,
+        dataset,
+        output,
+        resume=resume,
+        begin=begin,
+        origin=origin,
+        in_this_process=in_this_process,
+        progress=progress,
+    )
+
+
+def _origin(request: TrainRequest) -> "Origin | None":
+    """What the run is warm-started from: the checkpoint that it was begun with, as the other run may have gone on."""
+    from rayrec.training.run.folder import RunFolder
+
+    if request.warm_start is None:
+        return None
+    before = RunFolder(request.output.absolute()).origin
+    if before is not None and before.run == location(request.warm_start.absolute()):
+        return replace(before, reset=tuple(sorted(set(request.reset))))
+    return RunFolder.open(request.warm_start).as_origin(request.reset)
 
 
 def _time_to_target(stop: "EarlyStopConfig | None", run: "RunFolder") -> dict[str, Any]:
@@ -89,7 +173,7 @@ def _time_to_target(stop: "EarlyStopConfig | None", run: "RunFolder") -> dict[st
     return {"target": stop.model_dump(), "seconds_to_target": next(reached, None)}
 
 
-def initial_weights(recipe: Recipe, dataset: "Dataset") -> "Callable[[ParallelModel], None] | None":
+def initial_weights(recipe: Recipe, dataset: "Dataset") -> "Begin | None":
     """A function that fills each worker's part of the model; None if the recipe asks for random weights.
 
     It travels by pickle. Raises ConfigError where the model does not begin with the weights of these folders.
@@ -102,9 +186,12 @@ def initial_weights(recipe: Recipe, dataset: "Dataset") -> "Callable[[ParallelMo
     return partial(_fill, recipe, folders)
 
 
-def _fill(recipe: Recipe, folders: dict[str, str], model: "ParallelModel") -> None:
+def _fill(recipe: Recipe, folders: dict[str, str], step: "TrainStep") -> "RunProgress":
+    from rayrec.training.run.folder import RunProgress
+
     weights = _weights(recipe, folders)
-    model.load(weights.table, weights.dense())
+    step.model.load(weights.table, weights.dense())
+    return RunProgress()
 
 
 def _weights(recipe: Recipe, folders: dict[str, str], dataset: "Dataset | None" = None) -> "Weights":

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tune.confirmation import Candidate
     from tune.trial_folder import TrialOutcome
 
-TRIALS_FILE, BEST_FILE, REPORT_FILE = "trials.csv", "best.yaml", "report.html"
+TRIALS_FILE, BEST_FILE = "trials.csv", "best.yaml"
 _SHOWN_TRIALS = 20
 
 
@@ -87,8 +87,10 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     """
     from cluster.ray_session import ray_session
     from rayrec.ingest.dataset import Dataset
+    from rayrec.pages.page import write_page
+    from rayrec.pages.sweep import sweep_page
     from tune.confirmation import confirm, confirmation_table
-    from tune.report import report, write_csv
+    from tune.report import sweep_figures, write_csv
     from tune.trial_folder import outcome_rows
 
     recipe = request.trial_content()
@@ -117,7 +119,8 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     confirmed = confirmation_table(settings, found) if found else []
     write_csv(request.output / TRIALS_FILE, outcomes, settings.metric)
     write_atomically(request.output / BEST_FILE, best)
-    write_atomically(request.output / REPORT_FILE, report(settings, outcomes, confirmed, best))
+    figures = sweep_figures(settings, outcomes, confirmed, best)
+    write_page(request.output, sweep_page(figures), figures)
     split = recipe.resolve().train.evaluation_split
     return Result(
         command="tune",

@@ -1,8 +1,9 @@
 """rayrec: from raw click logs to a served ranking model, on one machine or a cluster.
 
 The functions of `rayrec.api` are attributes of this package: `rayrec.preprocess`, `rayrec.train`, `rayrec.evaluate`,
-`rayrec.run` (all of these), `rayrec.tune`, `rayrec.predict`, `rayrec.export`, `rayrec.plan`, `rayrec.inspect`,
-`rayrec.generate`, `rayrec.load_model`, `rayrec.load_recommender`, `rayrec.load_ranker`, `rayrec.load_recipe`.
+`rayrec.run` (all of these), `rayrec.tune`, `rayrec.predict`, `rayrec.export`, `rayrec.plan`, `rayrec.report`,
+`rayrec.compare`, `rayrec.explain`, `rayrec.inspect`, `rayrec.generate`, `rayrec.load_model`,
+`rayrec.load_recommender`, `rayrec.load_ranker`, `rayrec.load_explainer`, `rayrec.load_recipe`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,8 @@ if TYPE_CHECKING:
     from rayrec.api import *  # noqa: F403
 
 __all__ = [  # noqa: F405
-    "evaluate", "export", "generate", "inspect", "load_model", "load_ranker", "load_recipe", "load_recommender", "plan",
-    "predict", "preprocess", "run", "train", "tune",
+    "compare", "evaluate", "explain", "export", "generate", "inspect", "load_explainer", "load_model", "load_ranker",
+    "load_recipe", "load_recommender", "plan", "predict", "preprocess", "report", "run", "train", "tune",
 ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rayrec.inference.explanation.additive import Explainer
     from rayrec.inference.predictor import Predictor
     from rayrec.inference.ranker import Ranker
     from rayrec.inference.recommender import Recommender
@@ -34,10 +35,13 @@ COMMANDS = (
     "train",
     "run",
     "evaluate",
+    "explain",
     "predict",
     "export",
     "tune",
     "plan",
+    "report",
+    "compare",
 )
 """The commands that are functions of this module."""
 
@@ -63,26 +67,32 @@ def load_model(folder: AnyPath) -> "Predictor":
     """The predictor of a model folder, on CPU: `predict(rows)` takes raw features and gives probabilities."""
     from rayrec.inference.predictor import load_model
 
-    return load_model(_fetched(folder))
+    return load_model(_local(folder))
 
 
 def load_recommender(folder: AnyPath) -> "Recommender":
     """The recommender of a model folder of users and items: `recommend(user, k)` gives the best new items."""
     from rayrec.inference.recommender import load_recommender
 
-    return load_recommender(_fetched(folder))
+    return load_recommender(_local(folder))
 
 
 def load_ranker(folder: AnyPath) -> "Ranker":
     """The ranker of a model that looks up features: `rank(context, candidates, k)` gives the best candidates."""
     from rayrec.sources.registry import load_ranker
 
-    return load_ranker(_fetched(folder))
+    return load_ranker(_local(folder))
 
 
-def _fetched(folder: AnyPath) -> Path:
-    """The local folder of a model, fetched first if a URI is given."""
+def load_explainer(folder: AnyPath) -> "Explainer":
+    """The explainer of a model folder, on CPU: `explain(rows)` says what each feature adds to the score of a row."""
+    from rayrec.inference.explanation.additive import load_explainer
+
+    return load_explainer(_local(folder))
+
+
+def _local(folder: AnyPath) -> Path:
+    """The local path of a model folder, which is fetched there when it is opened if a URI is given."""
     from rayrec.storage.location import local_path
-    from rayrec.storage.staged import fetch
 
-    return fetch(local_path(fspath(folder)), whole=True)
+    return local_path(fspath(folder))

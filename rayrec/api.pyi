@@ -4,6 +4,7 @@ from os import PathLike
 from typing import Any, Literal
 
 from jobs.command.result import Result as Result
+from rayrec.inference.explanation.additive import Explainer
 from rayrec.inference.predictor import Predictor
 from rayrec.inference.ranker import Ranker
 from rayrec.inference.recommender import Recommender
@@ -43,6 +44,7 @@ def generate(
     *,
     seed: int = 0,
     days: int | None = None,
+    drift: float | None = None,
     compress: bool = False,
     progress: bool = True,
 ) -> Result:
@@ -54,6 +56,8 @@ def generate(
         output: Folder to write, with truth.json if the best reachable metric is known; must not exist.
         seed: Seed of the rows.
         days: Number of days to write a file for each, if the source has such files; by default one file.
+        drift: How much values and preferences change from day to day: 1 by default, 0 not at all, 10 at most; with
+            --days.
         compress: Write gzip files.
         progress: Show progress on stderr.
     """
@@ -92,6 +96,8 @@ def train(
     output: AnyPath,
     *,
     resume: bool = False,
+    warm_start: AnyPath | None = None,
+    reset: Sequence[str] = (),
     workers: int | str | None = None,
     device: Literal["auto", "cpu", "cuda"] | None = None,
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None,
@@ -105,6 +111,8 @@ def train(
         data: Dataset folder, the output of `rayrec preprocess`.
         output: Run folder to write; must not exist, unless with --resume.
         resume: Continue the run in --output from its latest checkpoint; begin it if there is none.
+        warm_start: Run folder to go on from: its best checkpoint, rows of tables by value; one pass in their order.
+        reset: Feature whose table begins anew instead, with --warm-start; repeatable.
         workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
         device: Device to train on (train.device), by default as in the recipe.
         precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
@@ -115,8 +123,9 @@ def train(
 def run(
     recipe: AnyPath,
     input: AnyPath | Sequence[AnyPath],
-    output: AnyPath,
     *,
+    continue_: AnyPath | None = None,
+    output: AnyPath | None = None,
     workers: int | str | None = None,
     device: Literal["auto", "cpu", "cuda"] | None = None,
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None,
@@ -128,6 +137,7 @@ def run(
     Args:
         recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
         input: Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable.
+        continue_: Instead of --output: a folder whose model goes on with these files, those of another day.
         output: Folder of all phases (dataset/, run/, model/); an earlier attempt in it is continued.
         workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
         device: Device to train on (train.device), by default as in the recipe.
@@ -158,6 +168,32 @@ def evaluate(
         progress: Show progress on stderr.
     """
 
+def explain(
+    source: AnyPath,
+    data: AnyPath,
+    output: AnyPath,
+    *,
+    split: str | None = None,
+    group: Sequence[str] = (),
+    feature: Sequence[str] = (),
+    rows: int = 200000,
+    permutations: int = 3,
+    progress: bool = True,
+) -> Result:
+    """Measure which features a model's scores rest on, and how scores depend on the values of some.
+
+    Args:
+        source: Run folder or model folder, or its URI.
+        data: Dataset folder, the output of `rayrec preprocess`.
+        output: Folder for report.html and report.json; must not exist.
+        split: Split of the dataset, by default the one that the recipe evaluates on in training, else test.
+        group: Features whose importance is measured together, too; repeatable.
+        feature: Feature whose partial dependence is shown, by default the six most important ones; repeatable.
+        rows: Rows that are scored, about; they come from all over the split.
+        permutations: Times that each feature is permuted.
+        progress: Show progress on stderr.
+    """
+
 def predict(
     model: AnyPath,
     output: AnyPath,
@@ -185,16 +221,19 @@ def export(
     output: AnyPath,
     *,
     checkpoint: str = "best",
-    tables: Literal["fp32", "fp16", "int8"] = "fp32",
+    tables: Literal["fp32", "fp16", "int8"] | None = None,
+    delta_of: AnyPath | None = None,
     progress: bool = True,
 ) -> Result:
     """Write the model folder that serve and predict read.
 
     Args:
-        run: Run folder, the output of `rayrec train`, or its URI.
+        run: Run folder, the output of `rayrec train`, or its URI; or a delta, which becomes a whole model folder.
         output: Model folder to write; must not exist.
         checkpoint: Checkpoint of the run: best (the latest if none was evaluated), latest, or a step.
-        tables: Precision of the stored embedding tables; the result shows what less than fp32 changes.
+        tables: Precision of the stored tables, by default fp32, or that of --delta-of; the result shows what it
+            changes.
+        delta_of: The version before, a model folder beside --output: write only what differs from it.
         progress: Show progress on stderr.
     """
 
@@ -266,6 +305,37 @@ def plan(
         progress: Show progress on stderr.
     """
 
+def report(
+    source: AnyPath,
+    output: AnyPath,
+    *,
+    against: AnyPath | None = None,
+    data: AnyPath | None = None,
+    expect: Sequence[str] = (),
+    progress: bool = True,
+) -> Result:
+    """Write a page on a dataset, a run, a model or a search, and check what is expected of it.
+
+    Args:
+        source: Folder of a dataset, a run, a model or a search, or its URI.
+        output: Folder for report.html and report.json; must not exist.
+        against: Dataset to compare a dataset with.
+        data: Dataset whose held-out rows a model scores; a run scores those of its own, and a model alone none.
+        expect: What is expected of a metric, such as 'auc >= 0.76'; the exit code is 1 if something is not met.
+        progress: Show progress on stderr.
+    """
+
+def compare(run: AnyPath | Sequence[AnyPath], output: AnyPath, *, progress: bool = True) -> Result:
+    """Tell whether one recipe is better than another, or its run was lucky.
+
+    Runs that differ in their seed alone count as repetitions of one recipe: they tell how much a seed changes.
+
+    Args:
+        run: Run folder, or its URI; all must have been trained on datasets with the same held-out rows.
+        output: Folder for report.html and report.json; must not exist.
+        progress: Show progress on stderr.
+    """
+
 def load_recipe(recipe: AnyPath, set: Mapping[str, Any] | None = None) -> Recipe:
     """The validated recipe: a shipped one by name, or a YAML file, with values set by key, such as `train.epochs`."""
 
@@ -277,3 +347,6 @@ def load_recommender(folder: AnyPath) -> Recommender:
 
 def load_ranker(folder: AnyPath) -> Ranker:
     """The ranker of a model that looks up features: `rank(context, candidates, k)` gives the best candidates."""
+
+def load_explainer(folder: AnyPath) -> Explainer:
+    """The explainer of a model folder, on CPU: `explain(rows)` says what each feature adds to the score of a row."""

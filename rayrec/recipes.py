@@ -17,7 +17,16 @@ from pydantic import Field, ValidationError, model_validator
 
 from rayrec.common.errors import ConfigError, did_you_mean
 from rayrec.common.plugins import MODELS, SOURCES
-from rayrec.config import Config, EvaluateConfig, ModelConfig, PreprocessConfig, ServeConfig, SourceConfig, TrainConfig
+from rayrec.config import (
+    Config,
+    EvaluateConfig,
+    ModelConfig,
+    PreprocessConfig,
+    PublishConfig,
+    ServeConfig,
+    SourceConfig,
+    TrainConfig,
+)
 from rayrec.config.evaluate import is_ranking_metric
 from rayrec.config.validation import describe_validation_error, is_yaml_file, parse_mapping, parse_yaml, read_text
 
@@ -55,6 +64,7 @@ class Recipe(Config):
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     serve: ServeConfig = ServeConfig()
+    publish: PublishConfig = PublishConfig()
 
     @model_validator(mode="before")
     @classmethod

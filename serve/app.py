@@ -19,8 +19,8 @@ from starlette.applications import Starlette
 from cluster.ray_serve import receive_little_unread
 from rayrec.common.allocator import keep_freed_memory
 from rayrec.config import ServeConfig
-from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import TableMemory
+from rayrec.recipes import CONFIG_FILE, load_recipe
 from serve.arguments import ServeArguments
 from serve.engine.admission import Admission, set_of_this_replica
 from serve.http_app import create_app
@@ -66,7 +66,7 @@ def settings_of(args: ServeArguments) -> ServeConfig:
     """The settings given, else those of the first model's recipe. Raises UserError if a folder holds no model."""
     StagedModels(args.model.values()).refresh()
     first = next(iter(scan(args.model).values()))
-    return args.settings(ModelFolder.open(next(iter(first.versions.values()))).recipe.serve)
+    return args.settings(load_recipe(next(iter(first.versions.values())) / CONFIG_FILE).serve)
 
 
 # A folder that does not load at once does not load at the twentieth try.

@@ -3,6 +3,7 @@
 https://spec.openapis.org/oas/v3.1.0
 """
 
+from collections.abc import Sequence
 from importlib.metadata import version as installed_version
 from typing import Any
 
@@ -15,6 +16,7 @@ from rayrec.inference.ranker import Ranker
 from serve.models.served_models import ServedModels
 from serve.models.served_version import ServedVersion
 from serve.protocols import arrow
+from serve.protocols.v1 import MOST_EXPLAINED
 from serve.protocols.v2.messages import OUTPUT
 from serve.protocols.v2.tensors import DATA_TYPES
 
@@ -48,6 +50,8 @@ def document(models: ServedModels, max_rows: int) -> dict[str, Any]:
         paths[f"/v2/models/{name}/infer"] = _infer(name, version.predictor, max_rows)
         if version.recommender is not None:
             paths[f"/v1/models/{name}:recommend"] = _recommend(name, max_rows)
+        if version.explainer is not None:
+            paths[f"/v1/models/{name}:explain"] = _explain(name, version.explainer.features, max_rows)
         paths[f"/v1/models/{name}:rank"] = _rank(name, version.ranker, rows[f"{name}.Row"], max_rows)
     return {
         "openapi": "3.1.0",
@@ -62,14 +66,32 @@ def document(models: ServedModels, max_rows: int) -> dict[str, Any]:
 
 
 def _predict(name: str, max_rows: int) -> dict[str, Any]:
-    row = {"$ref": f"#/components/schemas/{name}.Row"}
-    instances = _object(instances=_list(row, minItems=1, maxItems=max_rows))
-    body = {"anyOf": [instances, {**row, "description": "One row alone."}]}
     answer = _object(model=_TEXT, version=_TEXT, predictions=_list(_SCORE))
-    operation = _post(f"Scores of rows by '{name}'; an Arrow stream of raw columns gets one of scores.", body, answer)
+    summary = f"Scores of rows by '{name}'; an Arrow stream of raw columns gets one of scores."
+    operation = _post(summary, _instances(name, max_rows), answer)
     for described in (operation["post"]["requestBody"], operation["post"]["responses"]["200"]):
         described["content"][arrow.MEDIA_TYPE] = {}
     return operation
+
+
+def _explain(name: str, features: Sequence[str], max_rows: int) -> dict[str, Any]:
+    number: JsonSchema = {"type": "number"}
+    explanation = _object(
+        score=_SCORE,
+        logit={**number, "description": "The logarithm of the odds of the score."},
+        base={**number, "description": "The mean logit of reference rows."},
+        parts=_object(**dict.fromkeys(features, number)),
+    )
+    answer = _object(model=_TEXT, version=_TEXT, explanations=_list(explanation))
+    summary = f"What each feature adds to the logit of a row by '{name}': base and parts add up to it."
+    return _post(summary, _instances(name, min(MOST_EXPLAINED, max_rows)), answer)
+
+
+def _instances(name: str, max_rows: int) -> JsonSchema:
+    """The body of a request with rows of a model."""
+    row = {"$ref": f"#/components/schemas/{name}.Row"}
+    instances = _object(instances=_list(row, minItems=1, maxItems=max_rows))
+    return {"anyOf": [instances, {**row, "description": "One row alone."}]}
 
 
 def _recommend(name: str, max_rows: int) -> dict[str, Any]:

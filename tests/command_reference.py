@@ -77,6 +77,7 @@ def stub() -> str:
         "from typing import Any, Literal",
         "",
         "from jobs.command.result import Result as Result",
+        "from rayrec.inference.explanation.additive import Explainer",
         "from rayrec.inference.predictor import Predictor",
         "from rayrec.inference.ranker import Ranker",
         "from rayrec.inference.recommender import Recommender",
@@ -85,6 +86,7 @@ def stub() -> str:
         "COMMANDS: tuple[str, ...]",
         *map(_command_stub, api.COMMANDS),
         *map(_function_stub, (api.load_recipe, api.load_model, api.load_recommender, api.load_ranker)),
+        _function_stub(api.load_explainer),
     ]
     done = subprocess.run(
         [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(STUB), "-"],

@@ -18,8 +18,9 @@ from rayrec.features.schema import (
     Schema,
 )
 from rayrec.features.vocabulary import write_vocabulary
-from rayrec.inference.folder.examples import write_examples
+from rayrec.inference.folder.examples import Examples, write_examples
 from rayrec.inference.folder.model_folder import copy, new_model_folder
+from rayrec.inference.folder.reference_rows import write_reference_rows
 from rayrec.inference.predictor import load_model
 from rayrec.inference.recommender import KnownItems
 from rayrec.models.common.ranking import RankingModel
@@ -168,7 +169,10 @@ def _write(
             known_items.save(written)
         if statistics is not None:
             copy(statistics, written / STATISTICS_FOLDER)
-        write_examples(load_model(written))
+        predictor = load_model(written)
+        write_examples(predictor)
+        examples = predictor.columns_of(Examples.load(written).instances)
+        write_reference_rows(predictor, predictor.encode(examples))
     return network.eval()
 
 

@@ -21,6 +21,7 @@ from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.worker import train_worker
 from rayrec.training.placement.parallel_model import ParallelModel, RankContext
 from rayrec.training.run.folder import RunFolder, checkpoint_name
+from rayrec.training.warm_start import WarmStart
 from tests.ranks import run_ranks
 
 BASE: dict[str, Any] = {
@@ -49,6 +50,9 @@ class Case:
 
     folder: Path
     recipe: Recipe
+    warm_start: Path | None = None
+    """The run folder that the run goes on from, with a recipe as `TrainConfig.warm_started` makes it."""
+    reset: tuple[str, ...] = ()
 
 
 def recipe(
@@ -84,9 +88,8 @@ def run_cases(
     `device`: cpu, or cuda for a GPU a process. `threads`: of a process.
     """
     # Not as they are: their classes would be pickled by reference to this module under pytest's name.
-    arguments = pickle.dumps(
-        (threads, str(dataset), [(str(c.folder), c.recipe.model_dump(mode="json")) for c in cases])
-    )
+    described = [(str(c.folder), c.recipe.model_dump(mode="json"), c.warm_start, c.reset) for c in cases]
+    arguments = pickle.dumps((threads, str(dataset), described))
     rendezvous = cases[0].folder.parent / f".rendezvous-{workers}-{cases[0].folder.name}"
     rendezvous.unlink(missing_ok=True)
     run_ranks(_worker, workers, workers_per_node or workers, device, str(rendezvous), arguments, ranks=workers)
@@ -123,18 +126,22 @@ def _worker(rank: int, workers: int, workers_per_node: int, device: str, rendezv
     threads, data, cases = pickle.loads(arguments)
     torch.set_num_threads(threads)
     dataset = Dataset.open(data)
-    for folder, content in cases:
+    for folder, content, warm_start, reset in cases:
         case = Recipe.model_validate(content)
         begun = (Path(folder) / "run.json").exists()
+        origin, begin = None, initial_weights(case, dataset)
+        if warm_start is not None:
+            origin = RunFolder.open(warm_start).as_origin(reset)
+            begin = WarmStart.open(origin, Path(folder), case, dataset).begin
         dist.barrier()
         if rank == 0:
             if begun:
-                RunFolder.resume(folder, case, dataset)
+                RunFolder.resume(folder, case, dataset, origin)
             else:
                 schema = build_model(case.model, dataset.schema, "meta").schema
-                RunFolder.create(folder, case, dataset, schema)
+                RunFolder.create(folder, case, dataset, schema, origin)
         dist.barrier()
-        train_worker(case, dataset, RunFolder.open(folder), context, initial_weights(case, dataset))
+        train_worker(case, dataset, RunFolder.open(folder), context, begin)
     dist.destroy_process_group()
 
 

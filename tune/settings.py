@@ -14,7 +14,7 @@ from rayrec.common.files import is_vacant, locked, require_absent, write_json
 from rayrec.config.evaluate import higher_is_better
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
 from rayrec.recipes import Recipe, RecipeContent
-from tune.space import Space
+from tune.space import Parameter, Space
 
 Search = Literal["random", "grid", "optuna", "pbt"]
 Scheduler = Literal["none", "asha"]
@@ -24,19 +24,29 @@ TrainFunction = Callable[[Recipe, Dataset, Path, bool], object]
 
 
 @dataclass(frozen=True)
-class SweepSettings:
-    """The settings of a sweep: what is trained, what is searched, and how."""
+class Sweep:
+    """What is searched and how, which is all that is needed to look at a sweep."""
 
     recipe: RecipeContent
     space: Space
-    dataset: Path
     folder: Path
     """The sweep's folder, which all nodes can reach."""
     metric: str
     trials: int
     search: Search
     scheduler: Scheduler
-    train: TrainFunction
+
+    @classmethod
+    def open(cls, folder: Path) -> "Sweep":
+        """The sweep that was begun in a folder. Raises UserError if there is none."""
+        file = folder / SWEEP_FILE
+        if not file.is_file():
+            raise UserError(f"{folder}: not a sweep (no {SWEEP_FILE}); give the output of `rayrec tune`")
+        content = json.loads(file.read_text())
+        parameters = {name: Parameter.model_validate(value) for name, value in content["space"].items()}
+        others = {name: content[name] for name in ("metric", "trials", "search", "scheduler")}
+        recipe = RecipeContent(str(file), content["recipe"])
+        return cls(recipe=recipe, space=Space(str(file), parameters), folder=folder, **others)
 
     @property
     def is_maximized(self) -> bool:
@@ -53,6 +63,14 @@ class SweepSettings:
     def best(self, values: Iterable[float]) -> float:
         """The best of some values of the metric."""
         return max(values) if self.is_maximized else min(values)
+
+
+@dataclass(frozen=True)
+class SweepSettings(Sweep):
+    """The settings of a sweep that runs: also what is trained, and on what."""
+
+    dataset: Path
+    train: TrainFunction
 
 
 @contextmanager

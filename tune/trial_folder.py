@@ -8,7 +8,7 @@ from typing import Any, Literal
 from rayrec.common.files import write_json
 from rayrec.training.run.folder import HISTORY_FILE
 from rayrec.training.run.history import read_history
-from tune.settings import SweepSettings
+from tune.settings import Sweep
 from tune.space import Scalar
 
 TRIAL_FILE = "trial.json"
@@ -81,7 +81,7 @@ def evaluations(run: Path, metric: str) -> list[dict[str, Any]]:
     return [record for record in records if record.get(metric) is not None]
 
 
-def read_outcomes(settings: SweepSettings) -> list[TrialOutcome]:
+def read_outcomes(settings: Sweep) -> list[TrialOutcome]:
     """The outcomes of all trials that have begun, the best first and those without a value last."""
     if not settings.trials_folder.is_dir():
         return []
@@ -92,7 +92,7 @@ def read_outcomes(settings: SweepSettings) -> list[TrialOutcome]:
     return sorted(outcomes, key=lambda o: (o.value is None, sign * (o.value or 0.0), o.number))
 
 
-def _outcome(settings: SweepSettings, folder: Path, record: TrialRecord, number: int) -> TrialOutcome:
+def _outcome(settings: Sweep, folder: Path, record: TrialRecord, number: int) -> TrialOutcome:
     run = folder / record.run
     records = evaluations(run, settings.metric)
     own = [r[settings.metric] for r in records if r["step"] > record.first_step]

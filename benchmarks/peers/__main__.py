@@ -312,7 +312,10 @@ def _rayrec(*arguments: str) -> None:
 def _program(python: Path, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """What a peer's program printed last."""
     command = [str(python), "-m", f"benchmarks.peers.programs.{name}", json.dumps(arguments)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    # Some write logs into the folder that they run in.
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     found: dict[str, Any] = json.loads(_checked(done).splitlines()[-1])
     return found
 

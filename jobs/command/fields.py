@@ -34,8 +34,8 @@ class RequestField:
 
     @property
     def option(self) -> str:
-        """The option on the command line, such as `--top-k`."""
-        return f"--{self.name.replace('_', '-')}"
+        """The option on the command line, such as `--top-k`; `continue_`, a word of Python, is `--continue`."""
+        return f"--{self.name.strip('_').replace('_', '-')}"
 
     @property
     def metavar(self) -> str:

@@ -26,7 +26,8 @@ class Result(Config):
     rows: int | None = None
     """Rows that the command read or wrote, as its documentation says."""
     metrics: dict[str, dict[str, float | None]] = {}
-    """Metrics by split, then by name (`auc`, `log_loss`, ...); None if a metric is undefined."""
+    """Metrics by split (or `progressive`: of rows trained on, each measured before), then by name (`auc`, `log_loss`,
+    ...); None if a metric is undefined."""
     details: dict[str, Any] = {}
     """JSON values that only this command reports."""
     error: str | None = None

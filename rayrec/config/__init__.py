@@ -3,6 +3,7 @@
 from rayrec.config.base import Config, ModelConfig
 from rayrec.config.evaluate import EvaluateConfig, RankingConfig
 from rayrec.config.preprocess import PreprocessConfig, RowsPreprocessConfig, SourceConfig
+from rayrec.config.publish import PublishConfig
 from rayrec.config.serve import ServeConfig
 from rayrec.config.train import TrainConfig
 
@@ -11,6 +12,7 @@ __all__ = [
     "EvaluateConfig",
     "ModelConfig",
     "PreprocessConfig",
+    "PublishConfig",
     "RankingConfig",
     "RowsPreprocessConfig",
     "ServeConfig",

@@ -188,6 +188,9 @@ class RowsPreprocessConfig(VocabularyPreprocessConfig):
     """A categorical value that occurs fewer times in `train` is unlisted, unless its rule has a `min_count`."""
     max_table_size: PositiveInt | None = Field(None, ge=2)
     """Most rows of one embedding table; ids beyond it share rows by hashing."""
+    compact: bool = False
+    """Number the values anew when a dataset is extended, by their frequency over all days and without those that have
+    left. A model goes on by value all the same, but is published in full."""
     order: Literal["input", "total_random", "day_random"] = "total_random"
     """Order of the rows of `train`; the other splits always keep the order of the input."""
 

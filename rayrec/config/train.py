@@ -216,6 +216,8 @@ class IngestConfig(Config):
     is the order of the files."""
     read_streams: PositiveInt = 16
     """Row groups that one global batch mixes rows of, at any number of workers, which hold them in memory."""
+    drop_last: bool = True
+    """Leave out the last rows of an epoch of `train` if they fill no batch, instead of training on a smaller one."""
     prefetch_batches: PositiveInt = 4
     """Batches that are ready before the model asks for them."""
     in_memory: bool = False
@@ -280,6 +282,18 @@ class InitialWeightsConfig(Config):
     """Settings that the model has for it."""
 
 
+class WarmStartConfig(Config):
+    """What a run that goes on from another one (`rayrec train --warm-start`) has instead of the fields of `train`.
+
+    By default one pass over `train` in the order of its rows, which is that of time where a dataset holds a new day.
+    """
+
+    epochs: PositiveInt = 1
+    """Instead of `train.epochs`."""
+    shuffle: Literal["none", "row_groups", "rows"] = "none"
+    """Instead of `train.ingest.shuffle`; with `none`, `train.ingest.read_streams` is 1."""
+
+
 class TrainConfig(PartConfig):
     """How a model is trained: the order of its data, optimizers, precision, tables over workers, checkpoints."""
 
@@ -312,6 +326,8 @@ class TrainConfig(PartConfig):
     """Parts in which a worker's share of the batch passes the dense network; the step stays that of the whole batch."""
     initial_weights: InitialWeightsConfig | None = None
     """Weights of other runs that a new run begins with, instead of random ones."""
+    warm_start: WarmStartConfig = WarmStartConfig()
+    """What a warm start has instead of some of these."""
     freeze: tuple[str, ...] = ()
     """Parts that keep their initial (or loaded) values: `embeddings`, `dense_network`, or a parameter-name prefix."""
     sharding: ShardingConfig = ShardingConfig()
@@ -324,6 +340,8 @@ class TrainConfig(PartConfig):
     """Split of the evaluations during training; `test` where the dataset has no such split."""
     evaluations_per_epoch: NonNegativeInt = 1
     """Evaluations during an epoch, at equal distances, the last at its end."""
+    progressive: bool = False
+    """Measure the model in the first epoch on each batch before it is trained on it; a warm start sets it."""
     early_stop: EarlyStopConfig | None = None
     """Stop as soon as an evaluation is good enough."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -341,7 +359,27 @@ class TrainConfig(PartConfig):
 
     def steps_per_epoch(self, rows: int) -> int:
         """Optimizer steps of an epoch over `rows` rows of `train`; the last samples may fill no batch."""
-        return self.samples_per_epoch(rows) // self.global_batch_size
+        full, rest = divmod(self.samples_per_epoch(rows), self.global_batch_size)
+        return full + (rest > 0 and not self.ingest.drop_last)
+
+    def samples_after(self, step: int, rows: int) -> int:
+        """Samples that the first `step` optimizer steps take, over `rows` rows of `train`."""
+        steps = self.steps_per_epoch(rows)
+        epochs, batches = divmod(step, steps)
+        samples = min(self.samples_per_epoch(rows), steps * self.global_batch_size)
+        return epochs * samples + batches * self.global_batch_size
+
+    def warm_started(self) -> "TrainConfig":
+        """These settings as a warm-started run has them: the order of `warm_start`, no row left out, progressive.
+
+        What goes on is its last state: an earlier one that was better on held-out rows has not seen all rows.
+        """
+        order: dict[str, Any] = {"shuffle": self.warm_start.shuffle, "drop_last": False}
+        if self.warm_start.shuffle == "none":
+            order["read_streams"] = 1
+        changes: dict[str, Any] = {"epochs": self.warm_start.epochs, "progressive": True, "initial_weights": None}
+        changes["checkpoint"] = self.checkpoint.model_copy(update={"keep_best": None})
+        return self.model_copy(update={**changes, "ingest": self.ingest.model_copy(update=order)})
 
     @property
     def by_part(self) -> dict[str, PartConfig]:

@@ -4,6 +4,7 @@ Sums are float64, so the metrics do not depend on how rows were dealt to batches
 """
 
 import logging
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -67,6 +68,11 @@ class BinaryMetrics:
         self.histogram.add(self.negatives, positive=False)
         self.positives, self.negatives = Scores(), Scores()
 
+    @property
+    def sums_by_name(self) -> dict[str, float]:
+        """The sums that every metric but the AUC is made of: see `metrics_of_sums`."""
+        return dict(zip(_SUMS, self.sums.tolist(), strict=True))
+
     def compute(self) -> dict[str, float | None]:
         """The metrics of all rows so far.
 
@@ -82,28 +88,36 @@ class BinaryMetrics:
         the same, `calibration` without positives, all without rows. Raises UserError if a logit of a row that counts
         is infinite or NaN.
         """
-        rows, positives, weight, positive_weight, loss, probability, not_finite = self.sums.tolist()
-        if not_finite:
+        sums = self.sums_by_name
+        if sums["not_finite"]:
             raise UserError(
-                f"evaluation: {not_finite:.0f} of {rows + not_finite:.0f} scores are infinite or NaN: the model has "
-                "diverged; lower the learning rates (train.embedding_optimizer.lr, train.dense_optimizer.lr)"
+                f"evaluation: {sums['not_finite']:.0f} of {sums['rows'] + sums['not_finite']:.0f} scores are infinite "
+                "or NaN: the model has diverged; lower the learning rates (train.embedding_optimizer.lr, "
+                "train.dense_optimizer.lr)"
             )
         auc = self.histogram.auc() if self.histogram else exact_auc(self.positives, self.negatives)
-        entropy = _entropy(positive_weight / weight) if weight else 0.0
-        metrics: dict[str, float | None] = {
-            "auc": auc.value,
-            "log_loss": loss / weight if weight else None,
-            "normalized_entropy": loss / weight / entropy if entropy else None,
-            "calibration": probability / positive_weight if positive_weight else None,
-            "rows": rows,
-            "positives": positives,
-        }
+        metrics: dict[str, float | None] = {"auc": auc.value, **metrics_of_sums(sums)}
         if self.histogram:
             metrics["auc_error_bound"] = auc.error_bound
         undefined = [name for name, value in metrics.items() if value is None]
         if undefined:
-            _log.warning("%.0f rows, %.0f positive: %s undefined", rows, positives, ", ".join(undefined))
+            _log.warning(
+                "%.0f rows, %.0f positive: %s undefined", sums["rows"], sums["positives"], ", ".join(undefined)
+            )
         return metrics
+
+
+def metrics_of_sums(sums: Mapping[str, float]) -> dict[str, float | None]:
+    """The metrics of `BinaryMetrics.compute` but the AUC, from `BinaryMetrics.sums_by_name`; None if undefined."""
+    weight, positive_weight = sums["weight"], sums["positive_weight"]
+    entropy = _entropy(positive_weight / weight) if weight else 0.0
+    return {
+        "log_loss": sums["loss"] / weight if weight else None,
+        "normalized_entropy": sums["loss"] / weight / entropy if entropy else None,
+        "calibration": sums["probability"] / positive_weight if positive_weight else None,
+        "rows": sums["rows"],
+        "positives": sums["positives"],
+    }
 
 
 def _entropy(rate: float) -> float:

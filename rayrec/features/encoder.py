@@ -1,6 +1,6 @@
 """Raw rows -> what a model reads: every transform of a schema, for a table in Spark and for a request in serving."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -44,26 +44,35 @@ def id_column(feature: str) -> str:
 class FeatureEncoder:
     """Applies the transforms of a schema to raw rows. The result for a row does not depend on the rows around it."""
 
-    def __init__(self, schema: Schema, folder: Path, looked_up: Collection[str] = ()) -> None:
-        """Map the vocabularies of `schema` from `folder`, the one that holds schema.json, into memory.
+    def __init__(
+        self,
+        schema: Schema,
+        folder: Path,
+        looked_up: Collection[str] = (),
+        open_vocabulary: Callable[[CategoricalFeature], VocabularyLookup] | None = None,
+    ) -> None:
+        """Map the vocabularies and tables of `schema` from `folder`, the one that holds schema.json, into memory.
 
         Features named in `looked_up` read the column `id_column` of ids (int64, or lists of them; null or 0 = missing
         or unlisted, those of unlisted values hashed if the feature hashes them) instead of their own: their vocabulary
-        was joined elsewhere and is not read. Raises UserError on an unreadable vocabulary or one that does not have the
-        size that the schema states.
+        was joined elsewhere and is not read. `open_vocabulary`: gives the vocabulary of a feature if it is not a file
+        in `folder`. Raises UserError on an unreadable vocabulary or one that does not have the size that the schema
+        states.
         """
         self.schema = schema
         self._tables = Lookups(schema, folder) if schema.lookups else None
-        vocabularies: dict[Vocabulary, VocabularyLookup] = {}
-        self._lookups: dict[str, VocabularyLookup] = {}
+        self.vocabularies: dict[str, VocabularyLookup] = {}
+        """The vocabularies that are looked up here, by feature; features may share one."""
+        opened: dict[Vocabulary, VocabularyLookup] = {}
         for categorical in schema.categorical:
             match categorical.transforms[:1]:
                 case (Vocabulary() as vocabulary,) if categorical.name not in looked_up:
-                    if vocabulary not in vocabularies:
-                        vocabularies[vocabulary] = _load(folder, vocabulary)
-                    self._lookups[categorical.name] = vocabularies[vocabulary]
-        self.vocabularies = tuple(vocabularies.values())
-        """The vocabularies that are looked up here, each once."""
+                    if vocabulary not in opened:
+                        path = folder / vocabulary.file
+                        lookup = open_vocabulary(categorical) if open_vocabulary else VocabularyLookup.load(path)
+                        _require_size(lookup, vocabulary, path)
+                        opened[vocabulary] = lookup
+                    self.vocabularies[categorical.name] = opened[vocabulary]
         ids = [
             (id_column(f.name), pa.list_(pa.int64()) if isinstance(f, MultiHotFeature) else pa.int64())
             for f in schema.categorical
@@ -96,7 +105,7 @@ class FeatureEncoder:
             for index, feature in enumerate(schema.features)
             if isinstance(feature, CategoricalFeature)
             and not isinstance(feature, MultiHotFeature)
-            and feature.name in self._lookups
+            and feature.name in self.vocabularies
             and feature.name not in self._from_digits
             and id_dtype(feature) == np.int32
             and [type(transform) for transform in feature.transforms] in ([Vocabulary], [Vocabulary, HashIds])
@@ -159,7 +168,7 @@ class FeatureEncoder:
         """The encoded features of one id of a vocabulary by position, as `encode_categorical` gives them."""
         if not self._one_listed:
             return {}
-        found = [self._lookups[f.name].ids(columns[self._inputs[index][0]]) for index, f in self._one_listed]
+        found = [self.vocabularies[f.name].ids(columns[self._inputs[index][0]]) for index, f in self._one_listed]
         ids = np.stack(found)
         ids = np.where(ids > 0, fold_ids(ids, self._folds), 0)
         ids = np.where(ids < self._cardinalities, ids, 0).astype(np.int32)
@@ -175,10 +184,10 @@ class FeatureEncoder:
             case CategoricalFeature() if not given:
                 return pa.array(encode_cross(feature, [encoded[name].to_numpy() for name in feature.inputs]))
             case MultiHotFeature():
-                values, lookup = self._as_read(feature, given[0]), self._lookups.get(feature.name)
+                values, lookup = self._as_read(feature, given[0]), self.vocabularies.get(feature.name)
                 return encode_multi_hot(feature, values, lookup, *given[1:])
             case CategoricalFeature():
-                ids = encode_categorical(feature, self._as_read(feature, given[0]), self._lookups.get(feature.name))
+                ids = encode_categorical(feature, self._as_read(feature, given[0]), self.vocabularies.get(feature.name))
                 return pa.array(ids)
 
     def _as_read(self, feature: CategoricalFeature, column: pa.Array) -> pa.Array:
@@ -216,9 +225,6 @@ def _encoded_type(feature: Feature) -> pa.DataType:
     return pa.list_(value if feature.weights is None else weighted_type(value))
 
 
-def _load(folder: Path, transform: Vocabulary) -> VocabularyLookup:
-    path = folder / transform.file
-    lookup = VocabularyLookup.load(path)
-    if len(lookup) != transform.size:
-        raise UserError(f"{path}: lists {len(lookup)} values, schema.json says {transform.size}; preprocess again")
-    return lookup
+def _require_size(lookup: VocabularyLookup, vocabulary: Vocabulary, path: Path) -> None:
+    if len(lookup) != vocabulary.size:
+        raise UserError(f"{path}: lists {len(lookup)} values, schema.json says {vocabulary.size}; preprocess again")

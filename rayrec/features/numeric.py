@@ -20,6 +20,8 @@ from rayrec.config.transforms import (
     Standardize,
 )
 
+_ROUNDED = 1e-5
+"""More than float32 rounds off, by the number's size."""
 _MICROSECONDS = {"second": 10**6, "hour": 3600 * 10**6, "day": 86_400 * 10**6}
 
 
@@ -86,6 +88,33 @@ def _apply(transform: NumericTransform, values: NDArray[np.float64]) -> NDArray[
             return _shares_below(values, np.array(boundaries))
         case Elapsed():
             raise AssertionError("the schema has 'elapsed' first")
+
+
+def untransformed(values: NDArray[np.float64], transforms: Sequence[NumericTransform]) -> NDArray[np.float64]:
+    """(n,) the raw numbers that encoded ones come from, as far as `transforms` and float32 have kept them.
+
+    What was cut or filled stays as it is; `Elapsed` gives the time between. Numbers next to a whole one are that one.
+    """
+    with np.errstate(over="ignore"):
+        for transform in reversed(transforms):
+            values = _undone(transform, values)
+    whole = np.rint(values) + 0.0  # which makes -0 a 0
+    return np.where(np.abs(values - whole) <= _ROUNDED * np.maximum(np.abs(values), 1.0), whole, values)
+
+
+def _undone(transform: NumericTransform, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    match transform:
+        case Log(offset=offset):
+            return np.exp(values) - offset
+        case Log2(scale=scale):
+            return (np.exp2(values) - 1.0) / scale
+        case MinMax(min=low, max=high):
+            return low + values * (high - low)
+        case Standardize(mean=mean, deviation=deviation):
+            return mean + values * deviation
+        case Quantile(boundaries=boundaries):
+            return np.interp(values, np.linspace(0.0, 1.0, len(boundaries)), boundaries)
+    return values
 
 
 def _clipped(values: NDArray[np.float64], low: float | None, high: float | None) -> NDArray[np.float64]:

@@ -6,6 +6,7 @@ that were looked up, which all processes of a machine share.
 
 import mmap
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.common.mapped_file import MappedFile
 from rayrec.features.string_hash import by_distinct_text, find_hashes, hash_string, hash_strings
 from rayrec.random.splitmix64 import mix
 from rayrec.storage.files import files_in, mappable, new_file, open_parquet
@@ -25,60 +27,56 @@ from rayrec.storage.files import files_in, mappable, new_file, open_parquet
 VOCABULARY_SCHEMA = pa.schema(
     [pa.field("value", pa.string(), False), pa.field("id", pa.int64(), False), pa.field("count", pa.int64(), False)]
 )
+VALUES_PER_FILE = 4_194_304
+"""A longer vocabulary is a folder of parts."""
+VALUES_PER_ROW_GROUP = 65_536
 SCALAR_LOOKUPS = 64
 """Up to this number, looking values up one at a time (about 5 us each) beats the vectorised call (about 300 us)."""
 REQUEST_VALUES = 1024
 """Up to this number, values are taken for those of a request, most of which were asked before: about 0.1 us each."""
 _REMEMBERED = 16_384
 """Most answers that a look-up remembers (3 MiB); then it forgets them all, which costs less than knowing the oldest."""
-_LARGE_BYTES = 256 * 2**20
-"""A smaller index is soon in memory as a whole, so for it the file system had better read ahead."""
 _SORTED_AT_ONCE = 4_194_304
 """About as many hashes are sorted in memory (120 MiB)."""
 _LOOKED_AT_ONCE = 16_777_216
 
 
-class VocabularyLookup:
-    """Value -> id of one vocabulary, exact, in an index that is mapped from its file.
+class VocabularyLookup(ABC):
+    """Value -> id of one vocabulary, exact."""
 
-    The values' 64-bit hashes are searched by bisection. A hit is confirmed against the value itself, so values that
-    share a hash stay apart.
-    """
+    mapped: tuple[MappedFile, ...]
+    """The files that it is mapped from."""
 
-    def __init__(self, index: Path) -> None:
-        """Map an index that `write_index` wrote. Raises UserError if it is missing or damaged."""
-        try:
-            with mappable(index).open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            batch = pa.ipc.open_file(pa.py_buffer(self._map)).get_batch(0)
-            batch.validate()
-            hashes, entries, values = (batch[name] for name in ("hash", "entry", "value"))
-        except FileNotFoundError:
-            raise UserError(f"{index}: missing; the index of a vocabulary belongs beside it") from None
-        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{index}: not the index of a vocabulary ({reason}); preprocess again") from None
-        self.values: pa.Array = values
-        """The value (large_string) of id 1, 2, ..."""
-        self._hashes: NDArray[np.uint64] = hashes.to_numpy()
-        """The hashes of all values, ascending."""
-        self._entries: NDArray[np.integer] = entries.to_numpy()
-        """The place in `values` of the value of each hash."""
+    def __init__(self) -> None:
         self._remembered: dict[str | None, int] = {}
-        if len(self._map) > _LARGE_BYTES:
-            self._map.madvise(mmap.MADV_RANDOM)
 
     @classmethod
     def load(cls, path: Path) -> "VocabularyLookup":
         """Map the index of a vocabulary, a Parquet file or a folder of parts. Raises UserError if it is missing."""
-        return cls(index_file(path))
+        return VocabularyIndex(index_file(path))
 
-    def release(self) -> None:
-        """Give the pages in memory back. Later look-ups map them again from the system's page cache."""
-        self._map.madvise(mmap.MADV_DONTNEED)
-
+    @abstractmethod
     def __len__(self) -> int:
-        return len(self.values)
+        """The highest id."""
+
+    @abstractmethod
+    def values(self, ids: NDArray[np.int64]) -> pa.Array:
+        """(n,) large_string, the values of n ids from 1 on; empty for those that stand for no value any longer."""
+
+    @abstractmethod
+    def removed(self) -> NDArray[np.int64]:
+        """The ids, ascending, that stand for no value any longer."""
+
+    @abstractmethod
+    def find(self, value: str, hashed: np.uint64) -> int:
+        """The id of a value that is not empty, given its hash; 0 if it is unlisted."""
+
+    @abstractmethod
+    def find_all(self, values: pa.Array, hashes: NDArray[np.uint64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) ids of n values (large_string), given their hashes; 0 for those that are unlisted or not wanted.
+
+        `wanted`: the positions of those to find, by ascending hash; none of these values is empty.
+        """
 
     def ids(self, values: pa.Array) -> NDArray[np.int64]:
         """(n,) ids of n values (string, large_string or a dictionary of them); 0 for null, empty and unlisted ones."""
@@ -107,28 +105,68 @@ class VocabularyLookup:
         return np.array(ids, np.int64)
 
     def _id_of(self, value: str | None) -> int:
-        if not value:
-            return 0
-        hashed = np.uint64(hash_string(value))
+        return self.find(value, np.uint64(hash_string(value))) if value else 0
+
+    def _ids_of(self, values: pa.Array) -> NDArray[np.int64]:
+        present = pc.fill_null(pc.not_equal(values, ""), False).to_numpy(zero_copy_only=False)
+        hashes = hash_strings(values)
+        order = np.argsort(hashes)
+        return self.find_all(values, hashes, order[present[order]])
+
+
+class VocabularyIndex(VocabularyLookup):
+    """The look-up in an index that is mapped from its file.
+
+    The values' 64-bit hashes are searched by bisection. A hit is confirmed against the value itself, so values that
+    share a hash stay apart.
+    """
+
+    def __init__(self, index: Path) -> None:
+        """Map an index that `write_index` wrote. Raises UserError if it is missing or damaged."""
+        super().__init__()
+        try:
+            file = MappedFile(mappable(index))
+            batch = pa.ipc.open_file(pa.py_buffer(file.content)).get_batch(0)
+            batch.validate()
+            hashes, entries, values = (batch[name] for name in ("hash", "entry", "value"))
+        except FileNotFoundError:
+            raise UserError(f"{index}: missing; the index of a vocabulary belongs beside it") from None
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{index}: not the index of a vocabulary ({reason}); preprocess again") from None
+        self.mapped = (file,)
+        self._values: pa.Array = values
+        """The value (large_string) of id 1, 2, ..."""
+        self._hashes: NDArray[np.uint64] = hashes.to_numpy()
+        """The hashes of all values, ascending."""
+        self._entries: NDArray[np.integer] = entries.to_numpy()
+        """The place in `_values` of the value of each hash."""
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def values(self, ids: NDArray[np.int64]) -> pa.Array:
+        return self._values.take(pa.array(ids - 1))
+
+    def removed(self) -> NDArray[np.int64]:
+        return np.flatnonzero(pc.equal(pc.binary_length(self._values), 0).to_numpy(zero_copy_only=False)) + 1
+
+    def find(self, value: str, hashed: np.uint64) -> int:
         entry = int(self._hashes.searchsorted(hashed))
         while entry < len(self._hashes) and self._hashes[entry] == hashed:
             place = int(self._entries[entry])
-            if self.values[place].as_py() == value:
+            if self._values[place].as_py() == value:
                 return place + 1
             entry += 1
         return 0
 
-    def _ids_of(self, values: pa.Array) -> NDArray[np.int64]:
-
+    def find_all(self, values: pa.Array, hashes: NDArray[np.uint64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
         def is_listed(entries: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray[np.bool_]:
-            listed = self.values.take(pa.array(self._entries[entries]))
+            listed = self._values.take(pa.array(self._entries[entries]))
             return pc.equal(listed, values.take(pa.array(asked))).to_numpy(zero_copy_only=False)
 
         ids = np.zeros(len(values), np.int64)
-        present = pc.fill_null(pc.not_equal(values, ""), False).to_numpy(zero_copy_only=False)
-        hashes = hash_strings(values)
-        order = np.argsort(hashes)
-        for found, entries in find_hashes(self._hashes, hashes, order[present[order]], is_listed):
+        for found, entries in find_hashes(self._hashes, hashes, wanted, is_listed):
             ids[found] = self._entries[entries].astype(np.int64) + 1
         return ids
 
@@ -181,7 +219,8 @@ def write_index(vocabulary: Path, index: Path, max_values: int | None = None) ->
         by_id, offsets, texts, hashes, entries = (column() for _ in range(5))
         offsets.write(np.int64(0).tobytes())
         rows = size = 0
-        for values in _read(vocabulary, max_values):
+        for batch in read_vocabulary(vocabulary, max_values=max_values):
+            values = batch["value"]
             by_id.write(hash_strings(values).data)
             _, starts, data = values.buffers()
             ends = np.frombuffer(starts, np.int64, len(values) + 1, offset=8 * values.offset)
@@ -202,9 +241,9 @@ def write_index(vocabulary: Path, index: Path, max_values: int | None = None) ->
                 pa.large_string(), rows, [None, pa.py_buffer(_mapped(offsets)), pa.py_buffer(_mapped(texts))]
             ),
         }
-        batch = pa.RecordBatch.from_pydict(columns)
-        with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
-            writer.write_batch(batch)
+        index_of_all = pa.RecordBatch.from_pydict(columns)
+        with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, index_of_all.schema) as writer:
+            writer.write_batch(index_of_all)
 
 
 def _mapped(file: IO[bytes]) -> mmap.mmap | bytes:
@@ -228,8 +267,13 @@ def _sorted(hashes: NDArray[np.uint64]) -> Iterator[tuple[NDArray[np.uint64], ND
         yield found[order], places[order]
 
 
-def _read(path: Path, max_values: int | None) -> Iterator[pa.Array]:
-    """The values in order of id, as large_string arrays."""
+def read_vocabulary(
+    path: Path, columns: Sequence[str] = ("value", "id"), max_values: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a vocabulary in the order of ids; `value` is large_string.
+
+    `columns`: those wanted, `value` and `id` among them. Raises UserError if a file is missing or no vocabulary.
+    """
     files = vocabulary_files(path)
     if not files:
         raise UserError(f"{path}: no Parquet parts of a vocabulary in it; run `rayrec preprocess` again")
@@ -237,13 +281,14 @@ def _read(path: Path, max_values: int | None) -> Iterator[pa.Array]:
     for file in files:
         try:
             with open_parquet(file) as parquet:
-                for batch in parquet.iter_batches(columns=["value", "id"]):
+                for batch in parquet.iter_batches(columns=list(columns)):
                     head = batch if max_values is None else batch.slice(0, max_values - rows)
                     ids = head.column("id").to_numpy(zero_copy_only=False)
                     if not np.array_equal(ids, np.arange(rows + 1, rows + 1 + len(ids))):
                         raise UserError(f"{file}: ids do not run on from {rows + 1}; run `rayrec preprocess` again")
                     rows += len(ids)
-                    yield head.column("value").cast(pa.large_string())
+                    large = head.column("value").cast(pa.large_string())
+                    yield head.set_column(head.schema.get_field_index("value"), "value", large)
                     if rows == max_values:
                         return
         except FileNotFoundError:

@@ -15,9 +15,10 @@ from torch.nn import functional as F
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.lists import ids_of
-from rayrec.features.schema import MultiHotFeature, Schema, VectorFeature
+from rayrec.features.schema import STATISTICS_FOLDER, MultiHotFeature, Schema, VectorFeature
+from rayrec.inference.folder.changed_rows import StoredTable
 from rayrec.inference.folder.model_folder import Metrics, ModelFolder
-from rayrec.inference.folder.table_files import MappedTable, TableMemory
+from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.raw_rows import RawRows
 from rayrec.models.common.ranking import ScoresPairs
 from rayrec.models.registry import build_model
@@ -43,13 +44,17 @@ class Predictor:
     """Scores rows. Nothing in it changes after construction, so threads may share one."""
 
     def __init__(self, model_folder: ModelFolder, memory: TableMemory | None = None) -> None:
+        self.model_folder = model_folder
         self.folder: Path = model_folder.folder
         self.schema: Schema = model_folder.schema
         """Every feature with its transforms, cardinality and embedding dimension."""
         self.recipe: Recipe = model_folder.recipe
         self.metrics: Metrics = model_folder.metrics
         """Metrics of the exported checkpoint, by split."""
-        self._encoder = FeatureEncoder(self.schema, self.folder)
+        statistics = model_folder.path(STATISTICS_FOLDER)
+        self._encoder = FeatureEncoder(self.schema, statistics.parent, open_vocabulary=model_folder.vocabulary)
+        self.vocabularies = self._encoder.vocabularies
+        """The look-ups of values, by feature."""
         self.raw_rows = RawRows(self.schema)
         self.encoded_columns = self._encoder.encoded_schema
         """The Arrow columns that `encode` gives."""
@@ -67,10 +72,9 @@ class Predictor:
         ]
         self._memory = memory
         if memory is not None:
-            for table in tables.values():
-                memory.add(table)
-            for vocabulary in self._encoder.vocabularies:
-                memory.add(vocabulary)
+            for mapped in (*tables.values(), *self.vocabularies.values()):
+                for file in mapped.mapped:
+                    memory.add(file)
         self._dense, self._dense_width = self.schema.dense, self.schema.dense_width
         self._pooled_width = sum(lookup.dim for lookup in self._lookups)
 
@@ -80,7 +84,7 @@ class Predictor:
         Rows are mappings of feature names to values, or columns named as the features. A feature that is left out, null
         or (in columns) NaN is missing. Raises UserError naming the row and the field that is unknown or wrong.
         """
-        return self.predict_encoded(self.encode(self._columns_of(rows)))
+        return self.predict_encoded(self.encode(self.columns_of(rows)))
 
     def encode(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Encode n rows of raw features that `raw_rows` has checked, for `predict_encoded`."""
@@ -91,6 +95,10 @@ class Predictor:
 
         Raises UserError if a feature has no column.
         """
+        return torch.sigmoid(torch.from_numpy(self.logits_encoded(rows))).numpy()
+
+    def logits_encoded(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
+        """Logits (n,) float32 of n encoded rows, as `predict_encoded` takes them."""
         # What `encode` gives has exactly these columns; to find each by name would take as long as to read it.
         if not rows.schema.equals(self.encoded_columns):
             for feature in self.schema.features:
@@ -99,8 +107,8 @@ class Predictor:
                     raise UserError(message)
             rows = rows.select(self.encoded_columns.names)
         if 0 < rows.num_rows <= CHUNK_ROWS:
-            return self._score(rows)
-        parts = [self._score(rows.slice(start, CHUNK_ROWS)) for start in range(0, rows.num_rows, CHUNK_ROWS)]
+            return self._logits(rows)
+        parts = [self._logits(rows.slice(start, CHUNK_ROWS)) for start in range(0, rows.num_rows, CHUNK_ROWS)]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
     def predict_pairs(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -136,7 +144,8 @@ class Predictor:
         if self._memory is not None:
             self._memory.note(rows)
 
-    def _columns_of(self, rows: Any) -> pa.RecordBatch:
+    def columns_of(self, rows: Any) -> pa.RecordBatch:
+        """Rows of raw features, as `predict` takes them, checked, for `encode`. Raises UserError as `predict`."""
         if isinstance(rows, pa.RecordBatch):
             return self.raw_rows.from_batch(rows)
         if isinstance(rows, (Mapping, str)):
@@ -150,7 +159,7 @@ class Predictor:
             raise UserError(f"rows: {' '.join(str(error).split())}; give columns of one type") from None
         return self.raw_rows.from_batch(batch)
 
-    def _score(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
+    def _logits(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
         columns = dict(zip(self.encoded_columns.names, rows.columns, strict=True))
         dense = np.empty((rows.num_rows, self._dense_width), np.float32)
         column = 0
@@ -170,7 +179,7 @@ class Predictor:
             self._note(read)
         with torch.inference_mode():
             logits: Tensor = self._dense_network(torch.from_numpy(dense), torch.from_numpy(pooled))
-            return torch.sigmoid(logits).numpy()
+            return logits.numpy()
 
 
 @dataclass(frozen=True)
@@ -182,7 +191,7 @@ class _Lookup:
 
     feature: str
     dim: int
-    rows: MappedTable
+    rows: StoredTable
     pooling: Literal["sum", "mean"] | None
     """None for a feature of one id a row."""
 

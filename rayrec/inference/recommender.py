@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import CategoricalFeature, Schema
 from rayrec.features.vocabulary import VocabularyLookup
-from rayrec.inference.folder.table_files import METADATA, open_tensors
+from rayrec.inference.folder.model_folder import ModelFolder
+from rayrec.inference.folder.table_files import open_tensors, save_tensors
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions.positives import Positives
@@ -59,13 +58,12 @@ class KnownItems:
 
     def save(self, folder: Path) -> None:
         """Write the file into a model folder."""
-        tensors = {"first": torch.from_numpy(self.first), "items": torch.from_numpy(self.items)}
-        save_file(tensors, folder / KNOWN_ITEMS_FILE, metadata=METADATA)
+        save_tensors(folder / KNOWN_ITEMS_FILE, {"first": self.first, "items": self.items})
 
     @classmethod
-    def load(cls, folder: Path, schema: Schema) -> "KnownItems":
-        """Map the file of a model folder. Raises UserError if it is missing or does not fit the schema."""
-        path = folder / KNOWN_ITEMS_FILE
+    def load(cls, model: ModelFolder) -> "KnownItems":
+        """Map the file of a model. Raises UserError if it is missing or does not fit the schema."""
+        path, schema = model.path(KNOWN_ITEMS_FILE), model.schema
         with open_tensors(path) as tensors:
             first, items = (tensors.get_tensor(name).numpy() for name in ("first", "items"))
         assert schema.interactions is not None
@@ -109,11 +107,9 @@ class Recommender:
         by_name = {feature.name: feature for feature in schema.categorical}
         user, item = by_name[schema.interactions.user], by_name[schema.interactions.item]
         self._user_is_first = schema.features[0].name == user.name
-        self._users = _vocabulary(user, predictor.folder)
-        self._items = _vocabulary(item, predictor.folder).values
-        self._expired = np.flatnonzero(pc.equal(self._items, "")) + 1
-        """Ids of items that have left the catalogue."""
-        self._known = KnownItems.load(predictor.folder, schema)
+        self._users, self._items = (_vocabulary(feature, predictor) for feature in (user, item))
+        self._removed_items = self._items.removed()
+        self._known = KnownItems.load(predictor.model_folder)
 
     def recommend(self, user: str, k: int, *, exclude_known: bool = True) -> Recommendations:
         """The `k` items of highest score, fewer if the catalogue has fewer; equal scores by popularity.
@@ -127,18 +123,18 @@ class Recommender:
         return Recommendations(self.item_values(ids).to_pylist(), scores)
 
     @property
-    def num_users(self) -> int:
-        """Known users; their ids are 1 ... num_users."""
-        return len(self._users)
+    def user_ids(self) -> NDArray[np.int64]:
+        """The ids of the known users, ascending."""
+        return np.setdiff1d(np.arange(1, len(self._users) + 1), self._users.removed(), assume_unique=True)
 
     @property
     def num_items(self) -> int:
-        """Items of the catalogue; their ids are 1 ... num_items."""
+        """Items of the catalogue; their ids are 1 ... num_items, and some of them may have left it."""
         return len(self._items)
 
     def user_values(self, ids: NDArray[np.int64]) -> pa.Array:
         """The raw values (string) of user ids from 1."""
-        return self._users.values.take(pa.array(ids - 1)).cast(pa.string())
+        return self._users.values(ids).cast(pa.string())
 
     def recommend_ids(
         self, user_ids: NDArray[np.int64], k: int, *, exclude_known: bool = True
@@ -152,21 +148,26 @@ class Recommender:
             scores = self.predictor.predict_pairs(user_ids, items)
         else:
             scores = self.predictor.predict_pairs(items, user_ids).T
-        left_out = [self._known.of(int(user)) if exclude_known else items[:0] for user in user_ids]
-        if len(self._expired):
-            left_out = [np.union1d(of_user, self._expired) for of_user in left_out]
-        return [_best(of_user, known, k) for of_user, known in zip(scores, left_out, strict=True)]
+        left_out = [self._left_out(int(user), exclude_known) for user in user_ids]
+        return [_best(of_user, ids, k) for of_user, ids in zip(scores, left_out, strict=True)]
+
+    def _left_out(self, user: int, exclude_known: bool) -> NDArray[Any]:
+        """Ids of the items that are not recommended to a user."""
+        if not exclude_known:
+            return self._removed_items
+        known = self._known.of(user)
+        return np.union1d(known, self._removed_items) if len(self._removed_items) else known
 
     def item_values(self, ids: NDArray[np.int64]) -> pa.Array:
         """The raw values (string) of item ids from 1."""
-        return self._items.take(pa.array(ids - 1)).cast(pa.string())
+        return self._items.values(ids).cast(pa.string())
 
 
-def _best(scores: NDArray[np.float32], known: NDArray[Any], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Ids and scores of the best `k` items by descending score, then id; without those `known`."""
+def _best(scores: NDArray[np.float32], left_out: NDArray[Any], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Ids and scores of the best `k` items by descending score, then id; without those of the ids `left_out`."""
     candidates = scores.copy()
-    candidates[known - 1] = -1.0  # no probability
-    k = min(k, len(scores) - len(known))
+    candidates[left_out - 1] = -1.0  # no probability
+    k = min(k, len(scores) - len(left_out))
     best = np.arange(len(scores))
     if k < len(scores):
         # All items with the k-th score or a higher one, so that ids decide ties, not the partition.
@@ -175,12 +176,12 @@ def _best(scores: NDArray[np.float32], known: NDArray[Any], k: int) -> tuple[NDA
     return best + 1, scores[best]
 
 
-def _vocabulary(feature: CategoricalFeature, folder: Path) -> VocabularyLookup:
+def _vocabulary(feature: CategoricalFeature, predictor: Predictor) -> VocabularyLookup:
     match feature.transforms:
-        case (Vocabulary() as vocabulary,):
-            return VocabularyLookup.load(folder / vocabulary.file)
+        case (Vocabulary(),):
+            return predictor.vocabularies[feature.name]
         case _:
             raise UserError(
-                f"{folder}: ids of '{feature.name}' stand for several values (its table is capped), so they name none; "
-                "preprocess without a cap"
+                f"{predictor.folder}: ids of '{feature.name}' stand for several values (its table is capped), so they "
+                "name none; preprocess without a cap"
             )

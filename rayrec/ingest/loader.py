@@ -100,7 +100,7 @@ def open_batches(
     if order.num_batches == 0:
         raise UserError(
             f"{dataset.folder}: split '{split}' has {order.total_rows} rows, which fill no batch of "
-            f"{order.global_batch_size}; lower global_batch_size"
+            f"{order.global_batch_size}; lower train.global_batch_size, or set train.ingest.drop_last=false"
         )
     if store is None and config.in_memory:
         store = read_split(dataset, split, torch.device(device))

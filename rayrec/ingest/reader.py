@@ -23,6 +23,7 @@ from rayrec.storage.staged import fetch
 Rows = NDArray[np.int64] | slice
 """Rows of a row group, in the order in which they are wanted."""
 _FIRST_ROWS_BATCH = 16_384
+_SPREAD_GROUPS = 32
 _AGAIN = "run `rayrec preprocess` again"
 
 
@@ -229,6 +230,19 @@ def first_rows(dataset: Dataset, split: str, columns: Sequence[str], most: int) 
                 rows += batch.num_rows
                 if rows >= most:
                     return
+
+
+def spread_rows(dataset: Dataset, split: str, columns: Sequence[str], most: int) -> Iterator[pa.RecordBatch]:
+    """Up to about `most` rows, of row groups that lie evenly over the split, whose order may be that of time.
+
+    Raises UserError if there is no such split.
+    """
+    groups = [(part.path, group) for part in dataset.split(split).parts for group in range(len(part.row_groups))]
+    chosen = groups[:: -(-len(groups) // _SPREAD_GROUPS)]
+    for path, group in chosen:
+        with open_parquet(dataset.folder / path) as parquet:
+            table = parquet.read_row_group(group, columns=list(columns))
+            yield from table.slice(0, -(-most // len(chosen))).combine_chunks().to_batches()
 
 
 @lru_cache(maxsize=16)

@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import TableSourceConfig
+from rayrec.config.transforms import Elapsed, HashIds, Vocabulary
 from rayrec.evaluation.stability import stability_index
+from rayrec.features.earlier_ids import EarlierIds
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.lists import ids_of
+from rayrec.features.numeric import encode_numeric, untransformed
 from rayrec.features.raw_values import needs
-from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, RawColumn
+from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, RawColumn, Schema
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.reader import first_rows
+from rayrec.ingest.reader import spread_rows
 from rayrec.raw.blocks import ParsedLines
 from rayrec.raw.files import list_inputs
 from rayrec.raw.sample import sample_rows
@@ -49,8 +52,17 @@ class FeatureDrift:
     """The same in the dataset."""
 
     @property
+    def chance(self) -> float:
+        """What the index of samples of this size is by chance."""
+        return self.limit - LIMIT
+
+    @property
     def has_drifted(self) -> bool:
         return self.index > self.limit
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures, as JSON values."""
+        return {**vars(self), "has_drifted": self.has_drifted}
 
 
 @dataclass(frozen=True)
@@ -76,7 +88,7 @@ class Drift:
         """The figures, as JSON values."""
         return {
             "limit": LIMIT,
-            "features": [{**vars(f), "has_drifted": f.has_drifted} for f in self.features],
+            "features": [feature.as_json() for feature in self.features],
             "problems": list(self.problems),
             "new_columns": list(self.new_columns),
         }
@@ -110,7 +122,7 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
     dataset.fetch_mapped()
     encoded = FeatureEncoder(schema, dataset.folder).encode(raw)
     names = [feature.name for feature in schema.features]
-    reference = pa.concat_batches(list(first_rows(dataset, "train", names, _REFERENCE_ROWS)))
+    reference = pa.concat_batches(list(spread_rows(dataset, "train", names, _REFERENCE_ROWS)))
     features = [
         _feature_drift(feature, reference.column(feature.name), encoded.column(feature.name))
         for feature in schema.features
@@ -122,6 +134,81 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
     unknown = (name for name in sample.column_names if name not in known)
     new = tuple(name for name in unknown if not config.is_ignored(name))
     return Drift(sample.num_rows, tuple(features), tuple(problems), new)
+
+
+def drift_of_extension(dataset: Dataset, parent: Dataset) -> list[FeatureDrift]:
+    """How the rows of `train` of a dataset, and their labels, differ from those of the one that it extends.
+
+    Values that were not listed there count as unknown.
+    """
+    found, split = [], dataset.split("train")
+    before_labels, labels = (np.array([s.rows - s.positives, s.positives]) for s in (parent.split("train"), split))
+    if dataset.schema.interactions is None:
+        found.append(drift_of_counts(dataset.schema.label, "label", before_labels, labels))
+    names = [feature.name for feature in dataset.schema.features]
+    rows_before, rows = (
+        pa.concat_batches(list(spread_rows(of, "train", names, _REFERENCE_ROWS))) for of in (parent, dataset)
+    )
+    rows = EarlierIds(dataset.schema, dataset.folder, parent.schema, parent.folder)(rows)
+    rows = _with_numbers_of(rows, dataset.schema, parent.schema)
+    return [
+        *found,
+        *(_feature_drift(f, rows_before.column(f.name), rows.column(f.name)) for f in dataset.schema.features),
+    ]
+
+
+def drift_between(dataset: Dataset, before: Dataset) -> tuple[list[FeatureDrift], dict[str, str]]:
+    """How the rows of `train` of a dataset differ from those of another one, and by feature why it cannot be compared.
+
+    The two may list other values and be fitted to other numbers: the rows are compared as `before` encodes them. As
+    they are samples, an index has to exceed what chance explains (`FeatureDrift.limit`).
+    """
+    for opened in (dataset, before):
+        opened.fetch_mapped()
+    earlier = {feature.name: feature for feature in before.schema.features}
+    alike: list[tuple[Feature, Feature]] = []
+    unlike: dict[str, str] = {}
+    for feature in dataset.schema.features:
+        other = earlier.get(feature.name)
+        reason = "the other dataset does not have it" if other is None else _why_unlike(feature, other)
+        if reason is None and feature.reads is None and not set(feature.inputs) <= {one.name for one, _ in alike}:
+            reason = "a feature that it is made of cannot be compared"
+        if reason is None:
+            assert other is not None
+            alike.append((feature, other))
+        else:
+            unlike[feature.name] = reason
+    now, then = (
+        replace(opened, schema=opened.schema.model_copy(update={"features": features, "interactions": None}))
+        for opened, features in zip((dataset, before), zip(*alike, strict=True) if alike else ((), ()), strict=True)
+    )
+    return drift_of_extension(now, then), unlike
+
+
+def _why_unlike(now: Feature, before: Feature) -> str | None:
+    """Why encoded values of two features cannot be compared; None if they can."""
+    if now.kind != before.kind:
+        return f"it is {before.kind} there, {now.kind} here"
+    if not isinstance(now, CategoricalFeature) or not isinstance(before, CategoricalFeature):
+        return None if getattr(now, "size", 0) == getattr(before, "size", 0) else "its vectors have another size there"
+    own, other = ([t for t in f.transforms if not isinstance(t, Vocabulary)] for f in (now, before))
+    if own != other or (now.vocabulary is None) != (before.vocabulary is None):
+        return "its values get ids by other rules there"
+    if now.vocabulary != before.vocabulary and any(isinstance(transform, HashIds) for transform in own):
+        return "its table is capped, so that ids stand for several values, and other ones there"
+    return None
+
+
+def _with_numbers_of(rows: pa.RecordBatch, now: Schema, before: Schema) -> pa.RecordBatch:
+    """Encoded rows with the numbers that the transforms of `before` give."""
+    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+    for feature, earlier in zip(now.features, before.features, strict=True):
+        if isinstance(feature, NumericFeature) and isinstance(earlier, NumericFeature):
+            own, other = ([t for t in f.transforms if not isinstance(t, Elapsed)] for f in (feature, earlier))
+            if own != other:
+                raw = untransformed(columns[feature.name].to_numpy().astype(np.float64), own)
+                columns[feature.name] = pa.array(encode_numeric(feature.name, pa.array(raw), other))
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 def _roles(config: TableSourceConfig) -> set[str | None]:
@@ -147,7 +234,7 @@ def _label_drift(name: str, values: pa.Array, dataset: Dataset) -> FeatureDrift:
     labels = values.drop_null().to_numpy()
     before = np.array([split.rows - split.positives, split.positives])
     now = np.array([len(labels) - labels.sum(), labels.sum()])
-    return _drift(name, "label", before, now)
+    return drift_of_counts(name, "label", before, now)
 
 
 def _feature_drift(feature: Feature, before: pa.Array, now: pa.Array) -> FeatureDrift:
@@ -160,7 +247,7 @@ def _feature_drift(feature: Feature, before: pa.Array, now: pa.Array) -> Feature
         numbers = tuple(np.linalg.norm(_flat(part).reshape(len(part), -1), axis=1) for part in (before, now))
     edges = np.unique(np.quantile(numbers[0].astype(np.float64), np.arange(1, _BINS) / _BINS))
     counts = [np.bincount(np.searchsorted(edges, n, side="right"), minlength=len(edges) + 1) for n in numbers]
-    return _drift(feature.name, feature.kind, *counts)
+    return drift_of_counts(feature.name, feature.kind, *counts)
 
 
 def _category_drift(feature: CategoricalFeature, before: NDArray[np.int64], now: NDArray[np.int64]) -> FeatureDrift:
@@ -172,7 +259,7 @@ def _category_drift(feature: CategoricalFeature, before: NDArray[np.int64], now:
     cells = np.full(int(max(before.max(initial=0), now.max(initial=0))) + 1, len(frequent) + 1)
     cells[0] = 0
     cells[frequent] = np.arange(1, len(frequent) + 1)
-    drift = _drift(
+    drift = drift_of_counts(
         feature.name, feature.kind, *(np.bincount(cells[ids], minlength=len(frequent) + 2) for ids in (before, now))
     )
     if feature.vocabulary is None:
@@ -187,7 +274,8 @@ def _flat(column: pa.Array) -> NDArray[Any]:
     return ids_of(elements).to_numpy(zero_copy_only=False)
 
 
-def _drift(name: str, kind: str, before: NDArray[Any], now: NDArray[Any]) -> FeatureDrift:
+def drift_of_counts(name: str, kind: str, before: NDArray[Any], now: NDArray[Any]) -> FeatureDrift:
+    """How (n,) counts in the same cells differ."""
     if not before.sum() or not now.sum():
         # Lists that are all empty have no ids.
         filled = [np.array([not counts.sum(), counts.sum() > 0], np.float64) for counts in (before, now)]

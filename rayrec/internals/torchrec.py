@@ -10,13 +10,25 @@ if TYPE_CHECKING:
 
 
 def local_shards(value: "TableTensor") -> "list[tuple[Tensor, int, int]]":
-    """The rank's parts of a table as (rows x columns tensor, first row, first column); views, not copies."""
+    """The rank's parts of a table, or of a moment of it, as (tensor, first row, first column); views, not copies.
+
+    The tensors are (rows, columns), or (rows,) of a moment that has one number a row.
+    """
     from torch.distributed._shard.sharded_tensor import ShardedTensor
 
     if not isinstance(value, ShardedTensor):
         return [(value, 0, 0)]
     shards = value.local_shards()
-    return [(s.tensor, s.metadata.shard_offsets[0], s.metadata.shard_offsets[1]) for s in shards]
+    offsets = [(*shard.metadata.shard_offsets, 0) for shard in shards]
+    return [(shard.tensor, row, column) for shard, (row, column, *_) in zip(shards, offsets, strict=True)]
+
+
+def whole_shape(value: "TableTensor") -> tuple[int, ...]:
+    """The shape of a whole table, or of a moment of it; () of a number that belongs to no row."""
+    from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+    # A ShardedTensor that is asked for its size warns of its end.
+    return tuple(value.metadata().size if isinstance(value, ShardedTensor) else value.shape)
 
 
 def sharded_like(part: "Tensor", table: "TableTensor") -> "TableTensor":

@@ -40,12 +40,14 @@ def require_new(files: Sequence[InputFile], parent: Dataset | None) -> None:
             raise UserError(f"{file.name}: its rows are in {parent.folder} already, or before; give new files alone")
 
 
-def growth_of(parent: Dataset | None, times: Times | None, expire_after: str | None) -> Growth:
+def growth_of(
+    parent: Dataset | None, times: Times | None, expire_after: str | None, *, compact: bool = False
+) -> Growth:
     """How the vocabularies of a dataset with these times follow from those of its parent."""
     before = 0 if parent is None else parent.manifest.moment
     # A late file does not make values older than they were.
     moment = max(before, int(times.last)) if times is not None else before + (_DAY_SECONDS if parent is not None else 0)
-    return Growth(moment, parent, expire_after)
+    return Growth(moment, parent, expire_after, compact)
 
 
 def require_same_ids(recipe: Recipe, parent: Dataset) -> None:

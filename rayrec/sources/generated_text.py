@@ -1,4 +1,4 @@
-"""Text files and strings for generators."""
+"""What generators of text files have in common."""
 
 import gzip
 from collections.abc import Callable, Iterator
@@ -10,7 +10,18 @@ import pyarrow as pa
 import pyarrow.csv as csv
 from numpy.typing import NDArray
 
+from rayrec.common.errors import UserError
+
 _BATCH_ROWS = 16_384
+
+
+def rows_by_file(rows: int, days: int | None) -> list[int]:
+    """The rows of each day, as equal as they can be, or of the one file. Raises UserError if a day would have none."""
+    if days is None:
+        return [rows]
+    if not 1 <= days <= rows:
+        raise UserError(f"days: {days}; give 1 to {rows}, the number of rows")
+    return [rows * (day + 1) // days - rows * day // days for day in range(days)]
 
 
 @contextmanager

@@ -72,6 +72,15 @@ def here(path: Path) -> Path:
     return staging_root() / root.parent.name / root.name / path.relative_to(root)
 
 
+def in_folder_around(path: Path) -> Path:
+    """Of a staged folder, its path in the staged copy of the folder around it, where its siblings are; or `path`."""
+    parts = urlsplit(location(path))
+    segments = [segment for segment in parts.path.split("/") if segment]
+    if staged_root(path) != path or not segments:
+        return path
+    return local_path(_joined(parts, segments[:-1])) / segments[-1]
+
+
 def name_at_uri(path: Path) -> str:
     """The name of a path in its staged folder; "" for that folder itself."""
     root = staged_root(path)

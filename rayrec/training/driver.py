@@ -36,7 +36,7 @@ from rayrec.recipes import Recipe
 from rayrec.storage.location import here
 from rayrec.storage.staged import borrowed, fetch, lent
 from rayrec.training.mistake import MistakeNote, mistake_note
-from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, RunFolder
+from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, Origin, RunFolder
 from rayrec.training.run.history import read_history
 from rayrec.training.run.preflight import (
     DeviceName,
@@ -47,6 +47,7 @@ from rayrec.training.run.preflight import (
 )
 
 if TYPE_CHECKING:
+    from rayrec.training.loop.worker import Begin
     from rayrec.training.placement.parallel_model import ParallelModel, RankContext
 
 # Elastic training waits so long for the resources of its workers: just after a node was lost Ray Train may still count
@@ -72,37 +73,47 @@ def train(
     output: Path,
     *,
     resume: bool = False,
-    initial_weights: Callable[["ParallelModel"], None] | None = None,
+    begin: "Begin | None" = None,
+    origin: Origin | None = None,
+    in_this_process: bool = False,
     progress: Progress | None = None,
 ) -> Metrics:
-    """Train a recipe's model; returns the metrics by held-out split. Needs a Ray session.
+    """Train a recipe's model; returns the metrics by held-out split, and progressive ones.
+
+    The recipe's workers train it, in a Ray session, or this process does, without one and on all its CPUs.
 
     `output` becomes the run folder. With `resume` a run in it is continued exactly where its latest checkpoint left
     it, on any number of workers, and begun if there is no checkpoint. A dead worker restarts the run from the latest
-    checkpoint up to `train.max_failures` times. `initial_weights` fills each worker's part of a new model in place, if
-    the recipe has `train.initial_weights`; it travels to the workers by pickle. Raises UserError, and keeps what was
-    trained so far.
+    checkpoint up to `train.max_failures` times. `begin` fills each worker's part of a new run where the recipe has
+    `train.initial_weights`, or where it is warm-started from `origin`; it travels to the workers by pickle. Raises
+    UserError, and keeps what was trained so far.
     """
     # Only now: importing torch takes seconds.
     from rayrec.models.registry import build_model
 
     output = output.absolute()
-    device = _workers_device(recipe)
+    device = "cpu" if in_this_process else _workers_device(recipe)
     require_trainable(recipe, dataset, device)
     model = build_model(recipe.model, dataset.schema, device="meta")
     require_parts(recipe.train, model)
     if resume and (output / RUN_FILE).exists():
-        run = RunFolder.resume(output, recipe, dataset)
+        run = RunFolder.resume(output, recipe, dataset, origin)
     else:
-        run = RunFolder.create(output, recipe, dataset, model.schema)
+        run = RunFolder.create(output, recipe, dataset, model.schema, origin)
     (run.path / METRICS_FILE).unlink(missing_ok=True)
     progress = progress or SilentProgress()
-    progress.stage("training", recipe.train.samples_per_epoch(dataset.split("train").rows) * recipe.train.epochs)
-    with (
-        lent(run.path, progress) as is_lent,
-        in_background(partial(_show_history, run.history, is_lent, recipe, progress), "rayrec-history"),
-    ):
-        _run_workers(partial(_train, run.path, is_lent, initial_weights), recipe, dataset, run.path, device)
+    rows = dataset.split("train").rows
+    progress.stage("training", recipe.train.samples_per_epoch(rows) * recipe.train.epochs)
+    with nullcontext(False) if in_this_process else lent(run.path, progress) as is_lent:
+        show = partial(_show_history, run.history, is_lent, recipe, rows, progress)
+        with in_background(show, "rayrec-history"):
+            if in_this_process:
+                from rayrec.training.loop.worker import train_worker
+
+                with _only_rank() as context:
+                    train_worker(recipe, dataset, run, context, begin)
+            else:
+                _run_workers(partial(_train, run.path, is_lent, begin), recipe, dataset, run.path, device)
     metrics: Metrics = json.loads((run.path / METRICS_FILE).read_text())
     return metrics
 
@@ -220,7 +231,7 @@ def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, de
 def _train(
     folder: Path,
     is_lent: bool,
-    initial_weights: Callable[["ParallelModel"], None] | None,
+    begin: "Begin | None",
     recipe: Recipe,
     dataset: Dataset,
     context: "RankContext",
@@ -229,7 +240,7 @@ def _train(
 
     with borrowed(folder) if is_lent and context.rank == 0 else nullcontext():
         run = RunFolder(here(folder) if is_lent else folder, is_lent)
-        train_worker(recipe, dataset, run, context, initial_weights, preempted_nodes)
+        train_worker(recipe, dataset, run, context, begin, preempted_nodes)
 
 
 def _evaluate(
@@ -298,7 +309,9 @@ def _on_worker(arguments: dict[str, Any]) -> Any:
         raise
 
 
-def _show_history(path: Path, is_lent: bool, recipe: Recipe, progress: Progress, ended: threading.Event) -> None:
+def _show_history(
+    path: Path, is_lent: bool, recipe: Recipe, rows_of_train: int, progress: Progress, ended: threading.Event
+) -> None:
     """Show the run's history as it grows, until it has ended: the workers write it, the driver only reads."""
     seen, shown_rows, is_over = sum(1 for _ in read_history(path)), 0, False
     while not is_over:
@@ -309,7 +322,7 @@ def _show_history(path: Path, is_lent: bool, recipe: Recipe, progress: Progress,
         records = list(read_history(path))
         # A resumed worker cuts records off before it adds to them.
         for record in records[min(seen, len(records)) :]:
-            rows = record["step"] * recipe.train.global_batch_size
+            rows = recipe.train.samples_after(record["step"], rows_of_train)
             if rows > shown_rows:
                 progress.advance(rows - shown_rows)
                 shown_rows = rows

@@ -19,6 +19,7 @@ from pydantic import NonNegativeFloat, ValidationError, model_validator
 from rayrec.common.errors import UserError
 from rayrec.config import Config
 from rayrec.config.validation import describe_validation_error
+from rayrec.inference.folder.chain import chain_of, versions_in
 from rayrec.inference.folder.table_files import is_model_folder
 from rayrec.storage.location import uri_of
 from rayrec.storage.staged import fetch
@@ -101,24 +102,26 @@ def scan(folders: Mapping[str, Path]) -> dict[str, ModelSource]:
 
 
 def fingerprint(folder: Path) -> int:
-    """A number that changes when a file below `folder` does: its name, size or time of change. Raises OSError."""
+    """A number that changes when a file below a model folder does: its name, size or time of change. Raises OSError.
+
+    The files of a delta are also those of the versions that it needs.
+    """
     files = []
-    for root, _, names in os.walk(folder):
-        for path in sorted(os.path.join(root, name) for name in names):
-            status = os.stat(path)
-            files.append((path, status.st_ino, status.st_size, status.st_mtime_ns))
+    for needed in chain_of(folder):
+        for root, _, names in os.walk(needed):
+            for path in sorted(os.path.join(root, name) for name in names):
+                status = os.stat(path)
+                files.append((path, status.st_ino, status.st_size, status.st_mtime_ns))
     return hash(tuple(files))
 
 
 def _model_source(folder: Path) -> ModelSource | None:
     if is_model_folder(folder):
         return ModelSource(folder, {"1": folder})
-    # Whole numbers from 1, written without leading zeros, so that a version has one name.
-    named = (child for child in _children(folder) if child.name.isascii() and child.name.isdigit())
-    numbers = [int(child.name) for child in named if child.name[0] != "0" and is_model_folder(child)]
-    if not numbers:
+    versions = versions_in(folder)
+    if not versions:
         return None
-    return ModelSource(folder, {str(number): folder / str(number) for number in sorted(numbers, reverse=True)})
+    return ModelSource(folder, {str(number): versions[number] for number in sorted(versions, reverse=True)})
 
 
 def _models_in(folder: Path) -> dict[str, ModelSource]:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rayrec.common.errors import UserError
 from rayrec.config import ServeConfig
+from rayrec.inference.explanation.additive import Explanation, explainer_of
 from rayrec.inference.folder.examples import Examples
-from rayrec.inference.folder.reference_traffic import ReferenceTraffic
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.recommender import Recommender, can_recommend
@@ -56,7 +58,7 @@ class ServedVersion:
         self.name = name
         self.version = version
         self.predictor = load_model(folder, memory)
-        self.examples = Examples.load(folder)
+        self.examples = Examples.load(self.predictor.folder)
         self.examples.check(self.predictor)
         # The first passes allocate and choose kernels; larger batches take other paths.
         self.predictor.predict([{}] * settings.max_batch_size)
@@ -64,6 +66,9 @@ class ServedVersion:
         self.recommender = Recommender(self.predictor) if can_recommend(schema) else None
         """Present if the model reads a user and an item alone."""
         self.ranker = ranker_of(self.predictor)
+        self.explainer = explainer_of(self.predictor)
+        """Present if the model was exported with reference rows."""
+        self._explaining = asyncio.Lock()
         self.row_bytes = 8 * len(schema.raw_columns)
         """Bytes that a row takes whose features are all missing, at most."""
         self._executor = executor
@@ -76,7 +81,7 @@ class ServedVersion:
             small_size=_SMALL_ROWS,
             wait_seconds=settings.batch_wait_ms / 1000,
         )
-        self._statistics = VersionStatistics(metrics, name, version, schema, ReferenceTraffic.load(folder))
+        self.statistics = VersionStatistics(metrics, name, version, self.predictor.model_folder)
 
     async def score(self, rows: Rows) -> NDArray[np.float32]:
         """Probabilities (n,) of n rows, perhaps from a pass with other requests. Raises RequestError."""
@@ -84,10 +89,30 @@ class ServedVersion:
         if not np.isfinite(scores).all():
             bad = int(np.flatnonzero(~np.isfinite(scores))[0])
             raise RequestError(422, f"row {bad}: its values are so large that the score is not a number")
-        if self._statistics.are_due:
+        if self.statistics.are_due:
             # In the scoring thread, after the answer.
-            self._executor.submit(self._statistics.count)
+            self._executor.submit(self.statistics.count)
         return scores
+
+    async def explain(self, rows: pa.RecordBatch) -> list[Explanation]:
+        """Explain the scores of checked raw rows. Raises RequestError.
+
+        It takes many passes of the scoring thread, between which other requests get theirs: one pass is asked for at a
+        time, however many requests wait to be explained.
+        """
+        assert self.explainer is not None
+        async with self._explaining:
+            encoded = await self.evaluate(partial(self.predictor.encode, rows))
+            found: list[Explanation] = []
+            for index in range(encoded.num_rows):
+                steps = self.explainer.explaining(encoded.slice(index, 1), index)
+                try:
+                    while (explanation := await self.evaluate(partial(next, steps))) is None:
+                        pass
+                except UserError as error:
+                    raise RequestError(422, str(error)) from None
+                found.append(explanation)
+        return found
 
     async def evaluate(self, function: Callable[[], ResultT]) -> ResultT:
         """Call `function` in the thread in which models are evaluated, as a pass of its own."""
@@ -95,7 +120,7 @@ class ServedVersion:
 
     def _score_together(self, requests: Sequence[Rows]) -> list[NDArray[np.float32]]:
         answers, encoded, scores = score_together(self.predictor, requests)
-        self._statistics.note(len(requests), encoded, scores)
+        self.statistics.note(len(requests), encoded, scores)
         return answers
 
 

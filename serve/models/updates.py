@@ -2,7 +2,8 @@
 
 Every replica looks at the model folders itself, so nobody has to notify it, and a replica that starts later sees the
 same. A version is loaded beside the ones that answer, checked against the scores stored in its folder, and only then
-put in their place; one that fails never answers, and is tried again when its files change.
+put in their place; one that fails never answers, and is tried again when its files change. Those of a delta are also
+the files of the versions before it that it needs.
 """
 
 import logging
@@ -13,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rayrec.common.errors import UserError
+from rayrec.inference.folder.table_files import is_delta
+from rayrec.storage.location import in_folder_around
 from serve.models.repository import TRAFFIC_FILE, ModelSource, StagedModels, Traffic, fingerprint, scan
 from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import ServedVersion
@@ -59,6 +62,12 @@ class Updates:
 
     def poll(self) -> None:
         """Look for changes once; folders that cannot be read leave everything as it is."""
+        self._look()
+        for model in self._models.current.values():
+            for version in model.versions.values():
+                version.statistics.report_facts()
+
+    def _look(self) -> None:
         try:
             self._staged.refresh()
             sources = scan(self._folders)
@@ -113,7 +122,8 @@ class Updates:
             found = fingerprint(folder)
         except OSError:
             return state.version  # it is being written or removed at this moment
-        is_changing = settle and found != state.seen
+        # Of a delta it shows whether all of it is there.
+        is_changing = settle and found != state.seen and not is_delta(folder)
         state.seen = found
         if found != state.tried:
             if is_changing:
@@ -141,7 +151,10 @@ class Updates:
 
 def _without_folder(message: str, folder: Path) -> str:
     """Clients learn what is wrong, not where the server keeps its files."""
-    return message.replace(f"{folder}/", "").replace(str(folder), folder.name)
+    # A delta may be refused because of a folder beside it, and is not opened alone if it was staged so.
+    for place in (folder, folder.parent, in_folder_around(folder).parent):
+        message = message.replace(f"{place}/", "")
+    return message
 
 
 def poll_forever(updates: Updates, seconds: float) -> None:

@@ -9,7 +9,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from rayrec.features.schema import Schema
+from rayrec.inference.folder.model_folder import ModelFolder
+from rayrec.inference.folder.origin import Origin
 from rayrec.inference.folder.reference_traffic import ReferenceTraffic, score_counts, unknown_counts
 
 _MODEL = ("model", "version")
@@ -40,6 +41,10 @@ class ServingMetrics:
         self.drift = Gauge(
             "rayrec_score_drift", "Population stability index of the scores against those at export.", _MODEL
         )
+        self.data_time = Gauge(
+            "rayrec_model_data_time_seconds", "Unix time of the newest row that the model was trained on.", _MODEL
+        )
+        self.deltas = Gauge("rayrec_deltas_applied", "Deltas that the model is made of, beside a whole one.", _MODEL)
 
 
 @dataclass
@@ -53,8 +58,7 @@ class VersionStatistics:
     metrics: ServingMetrics
     model: str
     version: str
-    schema: Schema
-    reference: ReferenceTraffic | None
+    folder: ModelFolder
     _noted: deque[tuple[int, pa.RecordBatch, NDArray[np.float32]]] = field(default_factory=deque)
     _ids: dict[str, tuple[int, int]] = field(default_factory=dict)
     _scores: NDArray[np.float64] | None = None
@@ -62,15 +66,24 @@ class VersionStatistics:
     _reported: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.reference is not None:
-            self._edges = np.array(self.reference.score_edges)
+        origin = Origin.load(self.folder)
+        self._data_time = None if origin is None else origin.data_time
+        self._reference = ReferenceTraffic.load(self.folder)
+        if self._reference is not None:
+            self._edges = np.array(self._reference.score_edges)
             self._scores = np.zeros(len(self._edges) + 1)
-            for name, share in self.reference.unknown_share.items():
-                self.metrics.unknown_share.set(share, {**self._tags, "feature": name})
 
     @property
     def _tags(self) -> dict[str, str]:
         return {"model": self.model, "version": self.version}
+
+    def report_facts(self) -> None:
+        """Report what does not change: Ray forgets a gauge that was not set for some 20 seconds."""
+        self.metrics.deltas.set(len(self.folder.deltas), self._tags)
+        self.metrics.data_time.set(self._data_time, self._tags)
+        if self._reference is not None:
+            for name, share in self._reference.unknown_share.items():
+                self.metrics.unknown_share.set(share, {**self._tags, "feature": name})
 
     def note(self, requests: int, encoded: pa.RecordBatch, scores: NDArray[np.float32]) -> None:
         """Note one pass: how many requests it joined, its encoded rows and their (n,) scores."""
@@ -91,7 +104,7 @@ class VersionStatistics:
             self.metrics.batch_requests.observe(requests, self._tags)
             self.metrics.batch_rows.observe(len(scores), self._tags)
         encoded = pa.concat_batches([rows for _, rows, _ in passes])
-        for name, (unknown, ids) in unknown_counts(self.schema, encoded).items():
+        for name, (unknown, ids) in unknown_counts(self.folder.schema, encoded).items():
             before = self._ids.get(name, (0, 0))
             self._ids[name] = (before[0] + unknown, before[1] + ids)
         if self._scores is not None:
@@ -109,8 +122,8 @@ class VersionStatistics:
             if unknown:
                 self.metrics.unknown_ids.inc(unknown, tags)
         self._ids.clear()
-        if self._scores is None or self.reference is None or self._scores.sum() < _ENOUGH:
+        if self._scores is None or self._reference is None or self._scores.sum() < _ENOUGH:
             return
-        self.metrics.drift.set(self.reference.drift(self._scores), self._tags)
+        self.metrics.drift.set(self._reference.drift(self._scores), self._tags)
         if self._scores.sum() > _WINDOW:
             self._scores /= 2

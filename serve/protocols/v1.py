@@ -9,6 +9,9 @@
                                    -> {"model": "NAME", "version": "1",
                                        "candidates": [{"candidate": 42337, "score": 0.31}, ...]}
                                    candidates are ids of what the model looks up, or objects of raw features
+    POST /v1/models/NAME:explain   {"instances": [{"I1": 3, "C1": "68fd1e64"}]}, as for :predict, a few rows at most
+                                   -> {"model": "NAME", "version": "1", "explanations": [{"score": 0.0312,
+                                       "logit": -3.44, "base": -1.68, "parts": {"I1": -0.93, ...}}]}
 
 `:predict` also takes an Arrow IPC stream of raw columns, and then answers with one (`serve.protocols.arrow`). A version
 is named by /v1/models/NAME/versions/VERSION:predict. Every error is {"error": "one line"} with its status.
@@ -16,7 +19,7 @@ is named by /v1/models/NAME/versions/VERSION:predict. Every error is {"error": "
 
 import json
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -37,6 +40,9 @@ from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import Rows, ServedVersion
 from serve.protocols import arrow
 from serve.protocols.http import call_of, parse_json, read_body
+
+MOST_EXPLAINED = 8
+"""Rows that a request may have explained: one takes as long as thousands of scores."""
 
 Verb = Callable[[ServedModel, ServedVersion, bytes, Admission], Awaitable[bytes]]
 """(model, version, body, admission) -> body of the answer. Raises RequestError."""
@@ -83,11 +89,21 @@ async def _rank(model: ServedModel, version: ServedVersion, body: bytes, admissi
     return _answer(model.name, version.version, candidates=candidates)
 
 
+async def _explain(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
+    if version.explainer is None:
+        raise _cannot(model, "was exported without rows to compare with: it cannot explain")
+    max_rows = min(MOST_EXPLAINED, admission.settings.max_rows_per_request)
+    parse = partial(parse_instances, body, version.predictor.raw_rows, max_rows)
+    async with admission.parsed(len(body), max_rows, version.row_bytes, parse) as rows:
+        explanations = await version.explain(rows)
+    return _answer(model.name, version.version, explanations=list(map(asdict, explanations)))
+
+
 def _cannot(model: ServedModel, why: str) -> RequestError:
     return RequestError(404, f"model '{model.name}' {why}; use /v1/models/{model.name}:predict")
 
 
-VERBS: dict[str, Verb] = {"predict": _predict, "recommend": _recommend, "rank": _rank}
+VERBS: dict[str, Verb] = {"predict": _predict, "recommend": _recommend, "rank": _rank, "explain": _explain}
 
 
 def routes(models: ServedModels, admission: Admission) -> list[Route]:

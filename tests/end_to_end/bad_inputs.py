@@ -94,6 +94,19 @@ USAGE = [
         2,
         "rows: Input should be a valid integer, unable to parse string as an integer (got 'many')",
     ),
+    BadInput(
+        "expectation that is no comparison",
+        "report dataset --output out --expect auc",
+        2,
+        "--expect 'auc': write it as METRIC OPERATOR NUMBER, such as 'auc >= 0.76' (>=, <=, ==, !=, >, <)",
+    ),
+    BadInput(
+        "expectation of an unknown metric",
+        "report dataset --output out --expect 'train.row > 1'",
+        2,
+        "--expect 'train.row > 1': no metric 'train.row'; did you mean 'train.rows'?",
+    ),
+    BadInput("run compared with itself", "compare full full --output out", 2, "full: given twice; give every run once"),
     BadInput("unknown command to submit", "submit trian", 2, "no command 'trian'; did you mean 'train'?"),
     BadInput(
         "no cluster to submit to",
@@ -252,6 +265,12 @@ FILES = [
         2,
         "train.loss.listwise: the dataset has no group column, so it has no lists of rows; set it to 0, or give a "
         "dataset of displays",
+    ),
+    BadInput(
+        "report of a folder of something else",
+        "report full --output out",
+        1,
+        "full: no dataset, run, model or search; give the folder that another command wrote",
     ),
     BadInput(
         "run folder exists",

@@ -20,6 +20,10 @@ from torchrec.distributed.sharding_plan import (
 )
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
+from jobs.command import Result, build_request, execute
+from jobs.evaluate import EvaluateRequest
+from jobs.evaluate import run as evaluate
+from jobs.explain import COMMAND as EXPLAIN
 from jobs.export import ExportRequest, exported
 from jobs.export import run as export
 from rayrec.common.errors import UserError
@@ -27,6 +31,7 @@ from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema
 from rayrec.inference.folder.export import export_checkpoint
 from rayrec.inference.folder.model_folder import ModelFolder
+from rayrec.inference.folder.reference_rows import REFERENCE_ROWS_FILE
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset, Manifest
 from rayrec.models.common.ranking import RankingModel
@@ -35,7 +40,7 @@ from rayrec.recipes import Recipe
 from tests.builders import make_dataset, make_recipe
 from tests.model_folders import MODELS, make_raw_schema, tables_of
 from tests.ranks import run_ranks
-from tests.training_runs import Case, recipe, run_cases
+from tests.training_runs import BASE, Case, recipe, run_cases
 
 CONFIG = MODELS["dcnv2"]
 WORLD = 2
@@ -128,7 +133,7 @@ def test_exported_weights_equal_the_checkpoints(run: Path, tmp_path: Path) -> No
 
 def test_another_recipe_does_not_fit(run: Path, tmp_path: Path) -> None:
     wider = make_recipe(name="wider", model=CONFIG.model_copy(update={"embedding_dim": 16}))
-    with pytest.raises(UserError, match=r"weight '.*' is \(.*\), the run's recipe and schema make it") as raised:
+    with pytest.raises(UserError, match=r"tensor '.*weight' is \(.*\), the run's recipe and schema make it") as raised:
         _export(run, tmp_path / "model", wider)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "model").exists()
@@ -161,6 +166,11 @@ def test_a_trained_run(tmp_path: Path) -> None:
         assert temporary.name == "run"
         np.testing.assert_array_equal(load_model(temporary).predict_encoded(rows), scores)
     assert not temporary.exists()
+    reference = pq.read_table(tmp_path / "model" / REFERENCE_ROWS_FILE).to_pylist()
+    of_test = rows.drop_columns([folder.schema.label]).to_pylist()
+    assert len(reference) == 64 and all(row in of_test for row in reference)
+    values = {"source": tmp_path / "run", "data": dataset.folder, "output": tmp_path / "explained"}
+    assert execute(EXPLAIN, build_request(EXPLAIN.request, values), SilentProgress()).rows == 128
     untrained = build_model(folder.recipe.model, folder.schema, seed=folder.recipe.train.seed)
     assert not torch.equal(folder.table(folder.tables[0]), tables_of(untrained)["C1"])
 
@@ -185,3 +195,74 @@ def test_a_trained_run(tmp_path: Path) -> None:
         export(ExportRequest(run=tmp_path / "run", output=tmp_path / "model"), SilentProgress())
     with pytest.raises(UserError, match="not a run folder"):
         export(ExportRequest(run=tmp_path / "data", output=tmp_path / "other"), SilentProgress())
+
+
+@pytest.fixture(scope="module")
+def two_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs `run-1` and `run-2`, which trained some steps more, and `other`, of another model; on the same dataset."""
+    folder = tmp_path_factory.mktemp("days")
+    dataset = make_dataset(folder / "data", {"train": 1024, "test": 128}, multi_hot=1)
+    wider = {**BASE["model"], "embedding_dim": 16, "bottom_mlp": [16]}
+    cases = {"run-1": recipe(max_steps=4), "run-2": recipe(max_steps=6), "other": recipe(model=wider, max_steps=1)}
+    run_cases(1, dataset.folder, [Case(folder / name, of_run) for name, of_run in cases.items()])
+    return folder
+
+
+def _do_export(output: Path, **request: object) -> Result:
+    return export(ExportRequest.model_validate({"output": output, **request}), SilentProgress())
+
+
+@pytest.mark.parametrize("tables", ["fp32", "int8"])
+def test_a_delta_of_a_run_and_the_whole_that_it_makes(two_days: Path, tmp_path: Path, tables: str) -> None:
+    _do_export(tmp_path / "ctr/1", run=two_days / "run-1", tables=tables)
+    (tmp_path / "ctr/.2.unfinished-whole").mkdir()  # what a killed attempt left
+    result = _do_export(tmp_path / "ctr/2", run=two_days / "run-2", delta_of=tmp_path / "ctr/1")
+    whole = _do_export(tmp_path / "whole", run=two_days / "run-2", tables=tables)
+    assert sorted(path.name for path in (tmp_path / "ctr").iterdir()) == ["1", "2"]
+    changed = result.details["delta"]["tables"]
+    assert 0 < changed["C3"]["changed"] <= 2 * 64, "no more than the rows that two global batches hold"
+    assert result.details["tables"] == tables
+    assert result.details["delta"]["bytes"] == sum(
+        path.stat().st_size for path in (tmp_path / "ctr/2").rglob("*") if path.is_file() and path.name != "delta.json"
+    )
+    assert (result.metrics, result.details["table_bytes"]) == (whole.metrics, whole.details["table_bytes"])
+    rows = pq.read_table(two_days / "data/test").combine_chunks().to_batches()[0]
+    expected = load_model(tmp_path / "whole").predict_encoded(rows)
+    np.testing.assert_array_equal(load_model(tmp_path / "ctr/2").predict_encoded(rows), expected)
+    again = _do_export(tmp_path / "again", run=tmp_path / "ctr/2")
+    assert again.metrics == whole.metrics
+    files = {path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("*") if path.is_file()}
+    assert files == {path.relative_to(tmp_path / "again") for path in (tmp_path / "again").rglob("*") if path.is_file()}
+    for name in files:
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    evaluated = [
+        evaluate(EvaluateRequest(source=tmp_path / model, data=two_days / "data"), SilentProgress()).metrics
+        for model in ("ctr/2", "whole")
+    ]
+    assert evaluated[0] == evaluated[1]
+
+
+NO_DELTA = {
+    "another precision": ({"tables": "fp16"}, r"--tables fp16: the tables of .*/1 are fp32, and so are those of its"),
+    "another model": ({"run": "other"}, "no delta of it is possible: model.embedding_dim is 16 now and was 8; export"),
+    "another place": ({"output": "elsewhere"}, "--output .*/elsewhere: does not come right after .*/ctr/1, whose"),
+    "no parent": ({"delta_of": "ctr/7"}, "/ctr/7: not a model folder"),
+    "a whole model to make whole": ({"run": "ctr/1", "delta_of": None}, "/ctr/1: is a whole model folder already"),
+    "tables of a delta": ({"run": "ctr/1", "tables": "int8"}, "--tables and --delta-of are for a run"),
+}
+
+
+@pytest.mark.parametrize("case", NO_DELTA)
+def test_no_delta_can_be_made(two_days: Path, tmp_path: Path, case: str) -> None:
+    changes, message = NO_DELTA[case]
+    _do_export(tmp_path / "ctr/1", run=two_days / "run-1")
+    request = {"run": "run-2", "output": "ctr/2", "delta_of": "ctr/1", **changes}
+    paths = {
+        name: two_days / path if name == "run" and "/" not in path else tmp_path / path
+        for name, path in request.items()
+        if path is not None and name != "tables"
+    }
+    with pytest.raises(UserError, match=message) as raised:
+        _do_export(**{**request, **paths})
+    assert "\n" not in str(raised.value)
+    assert [path.name for path in (tmp_path / "ctr").iterdir()] == ["1"]

@@ -4,15 +4,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rayrec.sources.criteo.generator import CHUNK_ROWS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def peak_mebibytes(module: str, folder: Path, rows: int) -> int:
+def peak_mebibytes(module: str, folder: Path, rows: int, more: str = "") -> int:
     code = (
         f"import resource, sys; from pathlib import Path; from {module} import generate\n"
-        "generate(Path(sys.argv[1]), int(sys.argv[2]))\n"
+        f"generate(Path(sys.argv[1]), int(sys.argv[2]), {more})\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
     )
     return int(subprocess.check_output([sys.executable, "-c", code, str(folder), str(rows)], cwd=REPOSITORY))
@@ -24,6 +26,14 @@ def test_criteo(tmp_path: Path) -> None:
     size = (tmp_path / "many" / "criteo.tsv").stat().st_size / 2**20
     assert size > 25
     assert many - few < 0.25 * size
+
+
+@pytest.mark.parametrize("source", ["criteo", "interactions"])
+def test_days(source: str, tmp_path: Path) -> None:
+    module, rows = f"rayrec.sources.{source}.generator", 3 * CHUNK_ROWS
+    few = peak_mebibytes(module, tmp_path / "few", rows, "days=3, drift=1.0")
+    many = peak_mebibytes(module, tmp_path / "many", 8 * rows, "days=6, drift=1.0")
+    assert many < few + 30
 
 
 def test_outbrain(tmp_path: Path) -> None:

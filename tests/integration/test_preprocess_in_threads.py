@@ -10,8 +10,13 @@ from benchmarks.preprocess_kills import ROWS, files_of, measure, write_raw
 from jobs.command import parse_command
 from jobs.preprocess import PreprocessRequest
 from rayrec.common.errors import UserError
+from rayrec.config.transforms import Vocabulary
+from rayrec.features import grown_vocabulary
+from rayrec.features.grown_vocabulary import write_whole_vocabulary
+from rayrec.features.schema import Schema
+from rayrec.features.vocabulary import index_file, read_vocabulary, vocabulary_files
 from rayrec.preprocessing.pipeline import Preprocessing
-from rayrec.preprocessing.vocabularies import hash_ranges
+from rayrec.preprocessing.vocabularies import fit, hash_ranges
 from rayrec.preprocessing.workers.spark import SparkWorkers
 from rayrec.preprocessing.workers.threads import Threads
 from rayrec.sources.registry import preprocessing
@@ -43,6 +48,29 @@ def test_the_files_of_spark(kind: str, spark: Any, tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_threads_end_in_the_same_files(kind: str, tmp_path: Path) -> None:
     assert len(measure(tmp_path, kind, ROWS[kind], kills=3, seed=None, on_spark=False)["kills"]) == 3
+
+
+def test_a_vocabulary_that_a_delta_makes_whole_has_the_bytes_of_a_datasets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (fit, grown_vocabulary):
+        monkeypatch.setattr(module, "VALUES_PER_ROW_GROUP", 32)
+        monkeypatch.setattr(module, "VALUES_PER_FILE", 128)
+    job([*write_raw(tmp_path, "criteo", 2_000), "--set", "preprocess.frequency_limit=1"], tmp_path / "dataset").run(
+        Threads(2)
+    )
+    vocabularies = {f.name: f.transforms[0] for f in Schema.load(tmp_path / "dataset").categorical}
+    sizes = set()
+    for name, vocabulary in vocabularies.items():
+        assert isinstance(vocabulary, Vocabulary)
+        path = tmp_path / "dataset" / vocabulary.file
+        rows = read_vocabulary(path, ("id", "value", "count"))
+        write_whole_vocabulary((batch.select(["id", "value", "count"]) for batch in rows), tmp_path / path.name)
+        expected = [*vocabulary_files(path), index_file(path)]
+        found = [*vocabulary_files(tmp_path / path.name), index_file(tmp_path / path.name)]
+        assert [file.read_bytes() for file in found] == [file.read_bytes() for file in expected], name
+        sizes.add(len(expected))
+    assert min(sizes) == 2 < max(sizes), "files and folders of parts"
 
 
 def test_an_error_leaves_nothing(tmp_path: Path) -> None:

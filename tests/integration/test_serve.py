@@ -1,6 +1,7 @@
 """HTTP: the scores of the predictor, one-line errors, and bad requests that hurt nobody else."""
 
 import json
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
+from rayrec.inference.explanation.additive import load_explainer
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.recommender import load_recommender
 from rayrec.sources.registry import load_ranker
@@ -96,6 +98,20 @@ def test_recommendations_are_the_recommenders(url: str, folders: dict[str, Path]
     assert (answer.json()["model"], answer.json()["user"]) == ("neumf", "u-17")
     assert [entry["item"] for entry in answer.json()["items"]] == expected.items
     np.testing.assert_allclose([e["score"] for e in answer.json()["items"]], expected.scores, rtol=0, atol=1e-6)
+
+
+def test_parts_add_up_to_the_logit_of_the_score(url: str, folders: dict[str, Path]) -> None:
+    explainer = load_explainer(folders["dlrm"])
+    rows = make_raw_rows(explainer.predictor.schema, 5)
+    answer = requests.post(f"{url}/v1/models/dlrm:explain", json={"instances": rows}, timeout=TIMEOUT)
+    scored = requests.post(f"{url}/v1/models/dlrm:predict", json={"instances": rows}, timeout=TIMEOUT)
+    assert (answer.status_code, answer.json()["model"], answer.json()["version"]) == (200, "dlrm", "1")
+    explained = zip(answer.json()["explanations"], scored.json()["predictions"], explainer.explain(rows), strict=True)
+    for found, score, expected in explained:
+        assert found["score"] == pytest.approx(score, abs=1e-6)
+        assert sum(found["parts"].values()) == pytest.approx(found["logit"] - found["base"], abs=1e-9)
+        assert sum(found["parts"].values()) == pytest.approx(math.log(score / (1 - score)) - found["base"], abs=1e-5)
+        assert found["parts"] == pytest.approx(expected.parts, abs=1e-4)
 
 
 @pytest.mark.parametrize("k", [None, 2])
@@ -287,6 +303,14 @@ BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
     "unknown user": ("POST", "/v1/models/neumf:recommend", b'{"user": "u-99"}', 404, "no user 'u-99' in the model's"),
     "unknown version": ("POST", "/v1/models/dlrm/versions/2:predict", b"{}", 404, "no version '2' of model 'dlrm'; "),
     "unknown method": ("POST", "/v1/models/dlrm:sort", b"{}", 404, "no method ':sort'; there are :predict, :recommend"),
+    "too many rows to explain": (
+        "POST",
+        "/v1/models/dlrm:explain",
+        json.dumps({"instances": [{}] * 9}).encode(),
+        413,
+        "instances: 9 rows, at most 8 a request",
+    ),
+    "an explanation by GET": ("GET", "/v1/models/dlrm:explain", b"", 405, "use POST"),
     "no recommender": ("POST", "/v1/models/dlrm:recommend", b'{"user": "u-1"}', 404, "it cannot recommend"),
     "v2, not JSON": ("POST", "/v2/models/dlrm/infer", b"x", 400, "not valid JSON"),
     "v2, GET": ("GET", "/v2/models/dlrm/infer", b"", 405, "use POST"),
@@ -355,8 +379,8 @@ def test_metrics(url: str, predictors: dict[str, Predictor]) -> None:
     dashboard = (Path(serve.__file__).parent / "grafana_dashboard.json").read_text()
     shown = set(re.findall(r"ray_rayrec_\w+", dashboard))
     assert len(shown) > 8
-    # These need the traffic of an export, which models made without training lack.
-    shown -= {"ray_rayrec_score_drift", "ray_rayrec_reference_unknown_share"}
+    # These need what `rayrec export` writes, which models made without training lack.
+    shown -= {"ray_rayrec_score_drift", "ray_rayrec_reference_unknown_share", "ray_rayrec_model_data_time_seconds"}
     (node,) = ray.nodes()
     deadline = time.monotonic() + 60
     while True:

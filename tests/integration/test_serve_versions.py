@@ -15,8 +15,11 @@ from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
+from rayrec.inference.folder.delta import write_delta
+from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.predictor import load_model
 from rayrec.recipes import dump_recipe, load_recipe
+from tests.model_days import ModelDays, raw_rows
 from tests.model_folders import make_model_folder, make_raw_rows
 
 CLIENTS = 4
@@ -65,6 +68,12 @@ def state_of(model: str, version: str) -> str | None:
     return found and found["state"]
 
 
+def publish(made: Path, models: Path, version: str) -> None:
+    """As a user should: copied beside, then renamed."""
+    shutil.copytree(made / version, models / ".coming")
+    (models / ".coming").rename(models / version)
+
+
 def damage(folder: Path) -> None:
     """A tolerance that no score can meet."""
     examples = folder / "examples.json"
@@ -93,9 +102,7 @@ def test_versions_change_under_load(ray_cluster: str, tmp_path: Path) -> None:
     expected = {version: predictor.predict(rows) for version, predictor in predictors.items()}
 
     def add(version: str) -> None:
-        """As a user should: copied beside, then renamed."""
-        shutil.copytree(tmp_path / "made" / version, tmp_path / "models/ctr/.coming")
-        (tmp_path / "models/ctr/.coming").rename(tmp_path / "models/ctr" / version)
+        publish(tmp_path / "made", tmp_path / "models/ctr", version)
 
     (tmp_path / "models/ctr").mkdir(parents=True)
     add("1")
@@ -126,3 +133,45 @@ def test_versions_change_under_load(ray_cluster: str, tmp_path: Path) -> None:
             load.stop()
         assert load.wrong == []
         assert set(load.answered) == {"1", "2", "4"}
+
+
+@pytest.mark.minutes
+def test_deltas_change_under_load(ray_cluster: str, tmp_path: Path) -> None:
+    """Four days in turn; the delta of the third comes before it is whole, and that of the fourth before the third."""
+    days = ModelDays(tmp_path / "whole", settings=["replicas=2", "poll_seconds=0.2"])
+    made, models = tmp_path / "made", tmp_path / "models/ctr"
+    models.mkdir(parents=True)
+    copy(days.write("1"), made / "1")
+    for day in ("2", "3", "4"):
+        days.pass_day()
+        days.write(day)
+        write_delta(days.open(day), ModelFolder.open(made / str(int(day) - 1)), made / day)
+    rows = raw_rows(days, 5)
+    expected = {version: load_model(days.folder / version).predict(rows) for version in ("1", "2", "3", "4")}
+    publish(made, models, "1")
+    with serving(ServeRequest(model=(tmp_path / "models",), port=free_port()), SilentProgress()) as url:
+        model = f"{url}/v1/models/ctr"
+        load = Load(f"{model}:predict", expected, rows)
+        try:
+            wait_until(lambda: load.answered["1"] > 20)
+            publish(made, models, "2")
+            wait_until(lambda: load.answered["2"] > 20)
+            publish(made, models, "4")
+            wait_until(lambda: state_of(model, "4") == "failed")
+            answered = load.answered["2"]
+            wait_until(lambda: load.answered["2"] > answered + 50)
+            reason = requests.get(model, timeout=60).json()["versions"]["4"]["reason"]
+            assert reason.startswith("4: needs version 3, which is not there")
+            shutil.copytree(made / "3", models / "3", ignore=shutil.ignore_patterns("dense*"))
+            wait_until(lambda: state_of(model, "3") == "failed")
+            shutil.copy(made / "3/weights/dense.safetensors", models / "3/weights/dense.safetensors")
+            wait_until(lambda: load.answered["4"] > 50)
+            time.sleep(1)  # for the other replica
+            before = load.answered["2"]
+            wait_until(lambda: load.answered["4"] > 200)
+            assert load.answered["2"] == before
+        finally:
+            load.stop()
+    assert load.wrong == []
+    # Version 3 is not the newest that is whole at any moment but between two looks.
+    assert {"1", "2", "4"} <= set(load.answered)

@@ -1,5 +1,6 @@
 """Training through Ray Train: dead workers, nodes that are taken away, a killed run, a user's mistake."""
 
+import json
 import os
 import signal
 import time
@@ -17,7 +18,7 @@ from rayrec.training.driver import train
 from rayrec.training.run.folder import RunFolder, checkpoint_name, checkpoint_steps
 from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
-from tests.holding import Hold, run_module
+from tests.holding import Held, Hold, run_module
 from tests.ray_head import drain, kill_node, node_of, ray_head, ray_nodes
 from tests.training_runs import Case, losses, recipe, run_cases, weights_of
 
@@ -55,17 +56,17 @@ def undisturbed(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> P
     return run
 
 
-def _assert_same(run: Path, undisturbed: Path) -> None:
-    expected: dict[str, Tensor] = weights_of(undisturbed, STEPS)
-    for name, value in weights_of(run, STEPS).items():
+def _assert_same(run: Path, undisturbed: Path, step: int = STEPS) -> None:
+    expected: dict[str, Tensor] = weights_of(undisturbed, step)
+    for name, value in weights_of(run, step).items():
         assert value.equal(expected[name]), name
     assert losses(run) == losses(undisturbed)
 
 
-def _arguments(folder: Path, dataset: Dataset) -> list[str]:
+def _arguments(folder: Path, dataset: Dataset, of: Recipe | None = None) -> list[str]:
     """Those of `jobs.train` for a run in a folder."""
     config = folder / "recipe.yaml"
-    config.write_text(dump_recipe(_recipe()))
+    config.write_text(dump_recipe(of or _recipe()))
     return [str(config), "--data", str(dataset.folder), "--output", str(folder / "run")]
 
 
@@ -98,14 +99,41 @@ def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, hold: Hold, t
     # A Ray of its own: it must not attach to that of the tests, which lives on.
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     with hold.held("jobs.train", *arguments, environment=environment, count=2) as held:
-        driver = psutil.Process(held.process.pid)
-        for member in [*driver.children(recursive=True), driver]:
-            with suppress(psutil.NoSuchProcess):
-                member.kill()
-        assert held.process.wait() == -signal.SIGKILL
+        _kill_all(held)
     assert max(losses(tmp_path / "run")) == 150
     run_module("jobs.train", *arguments, "--resume", environment=environment)
     _assert_same(tmp_path / "run", undisturbed)
+
+
+def _kill_all(held: Held) -> None:
+    """Kill a command with all its processes, those of its Ray among them."""
+    driver = psutil.Process(held.process.pid)
+    for member in [*driver.children(recursive=True), driver]:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    assert held.process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.minutes
+@pytest.mark.kills
+@pytest.mark.parametrize("step", [50, 100])
+def test_a_killed_warm_start_goes_on(undisturbed: Path, dataset: Dataset, tmp_path: Path, step: int) -> None:
+    """Before its first checkpoint is written, and after it."""
+    expected = tmp_path / "expected"
+    # Without Ray, from memory.
+    alone = _recipe(max_steps=120, ingest={"in_memory": True})
+    alone = alone.model_copy(update={"train": alone.train.warm_started()})
+    run_cases(2, dataset.folder, [Case(expected, alone, undisturbed)])
+    arguments = [*_arguments(tmp_path, dataset, _recipe(max_steps=120)), "--warm-start", str(undisturbed)]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    hold = Hold(tmp_path / "hold", checkpoint_name(step))
+    with hold.held("jobs.train", *arguments, environment=environment, count=2) as held:
+        _kill_all(held)
+    assert max(losses(tmp_path / "run")) == step
+    run_module("jobs.train", *arguments, "--resume", environment=environment)
+    _assert_same(tmp_path / "run", expected, 120)
+    metrics = [json.loads((run / "metrics.json").read_text()) for run in (tmp_path / "run", expected)]
+    assert metrics[0]["progressive"] == pytest.approx(metrics[1]["progressive"], rel=1e-9)
 
 
 @pytest.mark.minutes

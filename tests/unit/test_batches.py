@@ -191,7 +191,7 @@ def test_a_damaged_part_is_named(tmp_path, damage, message):
 
 def test_a_split_smaller_than_a_batch_is_refused_in_training_only(tmp_path):
     dataset = make_dataset(tmp_path / "data", 50)
-    with pytest.raises(UserError, match="50 rows, which fill no batch of 64; lower global_batch_size"):
+    with pytest.raises(UserError, match=r"50 rows, which fill no batch of 64; lower train\.global_batch_size"):
         open_batches(dataset, "train", IN_MEMORY, global_batch_size=64, drop_last=True)
     with open_batches(dataset, "train", IN_MEMORY, global_batch_size=64, drop_last=False) as loader:
         assert [batch.size for batch in loader] == [50]

@@ -87,6 +87,19 @@ def test_the_job_runs_a_command_that_there_is() -> None:
     assert set(yaml.safe_load(spec["runtimeEnvYAML"])) == {"env_vars"}
 
 
+def test_every_night_a_command_that_there_is_runs_on_the_cluster_that_there_is() -> None:
+    spec = _manifest("daily")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    program, *words = shlex.split(container["args"][0])
+    assert program == "rayrec"
+    command, request, _ = parse_command(words)
+    assert command.name == "submit"
+    assert f"//{_manifest('raycluster')['metadata']['name']}-head-svc:" in request.address
+    _, submitted, _ = parse_command(request.command)
+    assert str(submitted.continue_) == str(submitted.output)
+    assert submitted.output.is_relative_to(container["volumeMounts"][0]["mountPath"])
+
+
 def test_the_service_serves_the_application_that_there_is() -> None:
     from ray.serve.schema import ServeDeploySchema
 

@@ -27,7 +27,7 @@ class Pod(NamedTuple):
 
     file: str
     group: str
-    """`head`, `submitter`, `redis`, or the name of a group of workers."""
+    """`head`, `submitter`, `redis`, `daily`, or the name of a group of workers."""
     labels: dict[str, str]
     spec: dict[str, Any]
 
@@ -42,7 +42,7 @@ class Pod(NamedTuple):
 
     @property
     def is_node(self) -> bool:
-        return self.group not in ("submitter", "redis")
+        return self.group not in ("submitter", "redis", "daily")
 
 
 @cache
@@ -56,6 +56,8 @@ def templates(resource: Any, group: str = "") -> Iterator[tuple[str, dict[str, A
         for key, value in resource.items():
             if key in ("template", "submitterPodTemplate"):
                 yield group or ("submitter" if key == "submitterPodTemplate" else "redis"), value
+            elif key == "jobTemplate":
+                yield from templates(value, "daily")
             elif key == "headGroupSpec":
                 yield from templates(value, "head")
             elif key == "workerGroupSpecs":
@@ -93,14 +95,14 @@ def admits(rule: dict[str, Any], pod: Pod, port: int) -> bool:
 def test_there_is_a_pod_of_every_kind() -> None:
     found = {(pod.file, pod.group) for pod in PODS}
     nodes = {"raycluster": {"head", "cpu", "gpu"}, "rayjob": {"head", "gpu", "submitter"}}
-    expected = {**nodes, "rayservice": {"head", "replicas"}, "redis": {"redis"}}
+    expected = {**nodes, "rayservice": {"head", "replicas"}, "redis": {"redis"}, "daily": {"daily"}}
     assert found == {(file, group) for file, groups in expected.items() for group in groups}
 
 
 def test_resources_are_what_kubernetes_takes() -> None:
     """All of a kind as one list: to read Kubernetes' schemas takes longer than to use them."""
     lists: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    for resource in [*resources("network"), *resources("redis")]:
+    for resource in [*resources("network"), *resources("redis"), *resources("daily")]:
         lists[resource["apiVersion"], resource["kind"]].append(resource)
     lists["v1", "Pod"] = [{"apiVersion": "v1", "kind": "Pod", **template} for _, _, template in TEMPLATES]
     for (version, kind), items in lists.items():
@@ -139,7 +141,7 @@ def test_the_autoscaler_is_restricted_too() -> None:
 
 @every_pod
 def test_every_process_is_watched(pod: Pod) -> None:
-    if pod.group == "submitter":
+    if pod.group in ("submitter", "daily"):
         return  # it ends
     container = pod.container
     assert {"livenessProbe", "readinessProbe"} <= container.keys()
@@ -203,7 +205,8 @@ def test_clusters_do_not_reach_each_other(other: Pod) -> None:
         for pod in PODS:
             if not selects(policy["podSelector"], pod.labels) or pod.file in (other.file, "redis"):
                 continue
-            assert not any(admits(rule, other, DASHBOARD_PORT) for rule in policy["ingress"])
+            sends_jobs = (other.file, pod.file) == ("daily", "raycluster")
+            assert any(admits(rule, other, DASHBOARD_PORT) for rule in policy["ingress"]) is sends_jobs
 
 
 def test_heads_alone_reach_redis() -> None:
@@ -236,7 +239,8 @@ def test_every_secret_is_one_that_the_files_say_how_to_make() -> None:
     text = "".join(path.read_text() for path in FILES.values())
     made = set(re.findall(r"# +kubectl create secret generic (\S+) --from-literal=(\w+)=", text))
     used = set(re.findall(r"secretKeyRef: \{name: (\S+), key: (\w+)\}", text))
-    assert used == made and made
+    (cluster,) = resources("raycluster")
+    assert used == {*made, (cluster["metadata"]["name"], "auth_token")}, "or KubeRay makes it for the cluster"
     assert text.count("secretKeyRef:") == len(re.findall(r"secretKeyRef: \{name: \S+, key: \w+\}", text))
 
 

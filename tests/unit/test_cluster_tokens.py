@@ -67,7 +67,8 @@ def test_every_node_is_started_with_a_token(path: Path) -> None:
 def test_every_cluster_asks_for_a_token(path: Path) -> None:
     for resource in yaml.safe_load_all(path.read_text()):
         assert list(unguarded_clusters(resource)) == []
-        for container in containers(resource):
+        # A client of a cluster says itself that it has a token.
+        for container in containers(resource) if resource.get("kind") != "CronJob" else ():
             names = {variable["name"] for variable in container.get("env", [])}
             assert not names & {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"}, "these are KubeRay's to set"
 

@@ -1,6 +1,7 @@
-"""Generated Criteo rows: the layout, the stated truth against independent computations, constant memory."""
+"""Generated Criteo rows: the layout, the stated truth against independent computations, days that drift."""
 
 import gzip
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ from sklearn.metrics import log_loss, roc_auc_score
 from rayrec.common.errors import UserError
 from rayrec.sources.criteo import generator as generator_module
 from rayrec.sources.criteo.click_model import BASE_RATE, INTERACTIONS
-from rayrec.sources.criteo.generator import CHUNK_ROWS, CriteoGenerator, generate
+from rayrec.sources.criteo.generator import CHUNK_ROWS, Chunk, CriteoGenerator, generate
 from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC
 from rayrec.sources.criteo.truth import TRUTH_FILE, GeneratedTruth, TruthAccumulator
+from rayrec.sources.criteo.turnover import Turnover
 
 COLUMNS = [LABEL, *NUMERIC, *CATEGORICAL]
 
@@ -167,9 +169,15 @@ def test_rows_depend_on_seed_and_position_alone(tmp_path: Path) -> None:
     assert (tmp_path / "other" / "criteo.tsv").read_bytes() != b"".join(lines[:fewer])
 
 
+def test_rows_are_those_of_earlier_releases(tmp_path: Path) -> None:
+    generate(tmp_path / "data", 1_000)
+    content = (tmp_path / "data" / "criteo.tsv").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == "558c029b604a7a46eca44ae3674bb2e81ab7f1a1605bee87de2133b90d506a81"
+
+
 def test_same_arguments_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        generate(tmp_path / name, 500, days=2, compress=True)
+        generate(tmp_path / name, 500, days=2, drift=1.0, compress=True)
     files = sorted(p.name for p in (tmp_path / "a").iterdir())
     assert files == ["day_0.gz", "day_1.gz", "truth.json"]
     assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
@@ -197,9 +205,107 @@ def test_an_existing_output_stays(tmp_path: Path) -> None:
     [
         ({"rows": 5, "days": 6}, "days: 6"),
         ({"rows": 5, "days": 0}, "days: 0"),
+        ({"rows": 5000, "days": 3000, "drift": 1.0}, "days: 3000; with drift 1 give at most 2550, or a smaller drift"),
     ],
 )
 def test_arguments_out_of_range_are_named(tmp_path: Path, arguments: dict, message: str) -> None:
     with pytest.raises(UserError, match=f"^{message}"):
         generate(tmp_path / "data", **arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+DAYS, ROWS_OF_A_DAY = 7, 20_000
+
+
+@pytest.fixture(scope="module")
+def generators() -> list[CriteoGenerator]:
+    """Those of the days of a drifting log."""
+    found = [CriteoGenerator(seed=7, drift=1.0)]
+    for _ in range(DAYS - 1):
+        found.append(found[-1].next_day())
+    return found
+
+
+@pytest.fixture(scope="module")
+def drifting(generators: list[CriteoGenerator]) -> list[list[Chunk]]:
+    """The rows of each day."""
+    return [list(generator.chunks(ROWS_OF_A_DAY)) for generator in generators]
+
+
+def test_a_day_depends_on_the_seed_its_number_and_the_drift_alone(tmp_path: Path, drifting: list[list[Chunk]]) -> None:
+    generate(tmp_path / "days", 3 * ROWS_OF_A_DAY, seed=7, days=3, drift=1.0)
+    generate(tmp_path / "shorter", 2 * 1_000, seed=7, days=2, drift=1.0)
+    generate(tmp_path / "steadier", 2 * 1_000, seed=7, days=2, drift=0.5)
+    generate(tmp_path / "one", ROWS_OF_A_DAY, seed=7)
+    files = [(tmp_path / "days" / f"day_{day}").read_bytes() for day in range(3)]
+    assert files[0] == (tmp_path / "one" / "criteo.tsv").read_bytes()
+    assert len({file.splitlines()[0] for file in files}) == 3
+    for day in range(2):
+        assert files[day].startswith((tmp_path / "shorter" / f"day_{day}").read_bytes())
+    assert not files[1].startswith((tmp_path / "steadier" / "day_1").read_bytes())
+    frame = read(tmp_path / "days" / "day_2", ["C3"])
+    assert frame["C3"].fillna("").tolist() == [
+        value or "" for chunk in drifting[2] for value in chunk.rows.column("C3").to_pylist()
+    ]
+
+
+def test_every_day_brings_values_that_no_earlier_day_had(drifting: list[list[Chunk]]) -> None:
+    large, small = ("C3", "C4", "C12", "C16", "C21", "C24"), {"C6": 24, "C9": 3, "C20": 4}
+    for column in (*large, *small):
+        index, seen = CATEGORICAL.index(column), set[str]()
+        for day, chunks in enumerate(drifting):
+            values = np.concatenate([chunk.rows.column(column).to_numpy(zero_copy_only=False) for chunk in chunks])
+            is_new = np.concatenate([chunk.values.is_new[:, index] for chunk in chunks])
+            assert seen.isdisjoint(values[is_new])
+            assert (0.002 < is_new.mean() < 0.2) == (column in large and day > 0)
+            seen |= set(values) - {None}
+        assert len(seen) <= small.get(column, len(seen))
+
+
+def test_values_come_take_over_and_fade() -> None:
+    rng, rows = np.random.default_rng(0), 10_000
+    ranks = np.ones((rows, 3), np.int64)
+    ranks[:, 2] = 0
+    turnover = Turnover(1, np.array([5_000.0, 50.0, 5_000.0]), drift=1.0)
+    days = [turnover.draw(rng, day, ranks) for day in range(45)]
+    shares = np.array([np.bincount(generations[:, 0], minlength=6) / rows for generations, _ in days])
+    assert shares[0, 0] == 1.0
+    for day, share in enumerate(shares):
+        # No more than two values, one after the other, share a rank.
+        assert np.ptp(np.flatnonzero(share)) <= 1
+        if 0.0 < share.max() < 1.0:
+            assert (np.diff(shares[day : day + 2, share.nonzero()[0][0]]) <= 0.0).all()
+    assert np.count_nonzero((shares > 0.1) & (shares < 0.9)) >= 4
+    assert shares[-1, :4].sum() == 0.0
+    assert not any(generations[:, 1:].any() or is_new[:, 1:].any() for generations, is_new in days)
+
+
+def test_each_day_states_its_own_truth(tmp_path: Path, drifting: list[list[Chunk]]) -> None:
+    truth = generate(tmp_path / "data", DAYS * ROWS_OF_A_DAY, seed=7, days=DAYS, drift=1.0)
+    assert [file.path for file in truth.files] == [f"day_{day}" for day in range(DAYS)]
+    for file, chunks in zip(truth.files, drifting, strict=True):
+        label = read(tmp_path / "data" / file.path, [LABEL])[LABEL].to_numpy()
+        probability = np.concatenate([chunk.probability for chunk in chunks])
+        assert file.best_auc == pytest.approx(roc_auc_score(label, probability), abs=file.best_auc_error)
+        assert file.best_log_loss == pytest.approx(log_loss(label, probability), rel=1e-12)
+        present = sum(chunk.rows.column(name).is_valid().sum().as_py() for chunk in chunks for name in CATEGORICAL)
+        assert file.new_values == sum(chunk.values.is_new.sum() for chunk in chunks) / present
+        assert 0.78 < file.expected_auc < 0.82
+        assert probability.mean() == pytest.approx(BASE_RATE, abs=0.01)
+
+
+def test_preferences_drift(generators: list[CriteoGenerator], drifting: list[list[Chunk]]) -> None:
+    """What is true of one day is less so the more days pass."""
+
+    def lost(day: int, of_day: int) -> float:
+        """AUC that the click model of another day has less than that of the day."""
+        label = np.concatenate([chunk.rows.column(LABEL).to_numpy() for chunk in drifting[day]])
+        best, other = (
+            np.concatenate([generators[d].click_model.probability(chunk.values) for chunk in drifting[day]])
+            for d in (day, of_day)
+        )
+        return float(roc_auc_score(label, best) - roc_auc_score(label, other))
+
+    assert 0.0 < lost(6, of_day=5) < 0.006
+    assert lost(6, of_day=5) + 0.005 < lost(6, of_day=3) < lost(6, of_day=0) - 0.005
+    assert lost(6, of_day=0) > 0.02

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.features.earlier_ids import EarlierIds
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.vocabulary import VocabularyLookup
 from rayrec.ingest.dataset import Dataset
@@ -96,9 +97,10 @@ def counts(dataset: Dataset) -> dict[tuple[str, str], tuple[int, int]]:
     return found
 
 
-@pytest.fixture
-def days(tmp_path: Path) -> list[Dataset]:
+@pytest.fixture(scope="module")
+def days(tmp_path_factory: pytest.TempPathFactory) -> list[Dataset]:
     """Five days, each of which extends the one before."""
+    tmp_path = tmp_path_factory.mktemp("days")
     datasets: list[Dataset] = []
     for day in range(5):
         file = write_csv(tmp_path / "raw" / f"{day}.csv", rows_of_day(day))
@@ -143,16 +145,10 @@ def test_rows_are_encoded_as_before_and_in_the_order_of_the_input(days: list[Dat
         names = [feature.name for feature in dataset.schema.features]
         (stored,) = list(first_rows(dataset, "train", [*names, "click"], 1_000))
         assert stored["click"].to_pylist() == [row["click"] for row in rows]
-        raw = {
-            "price": [row["price"] for row in rows],
-            "shop": [row["shop"] for row in rows],
-            "site": [row["site"] for row in rows],
-            "tags": [[t for t in row["tags"].split("|") if t] for row in rows],
-            "page": [row["page"] for row in rows],
-        }
-        encoded = FeatureEncoder(dataset.schema, dataset.folder).encode(pa.record_batch(raw))
+        raw = raw_of(rows)
+        encoded = FeatureEncoder(dataset.schema, dataset.folder).encode(raw)
         assert stored.select(names).equals(encoded)
-        before = FeatureEncoder(base.schema, base.folder).encode(pa.record_batch(raw))
+        before = FeatureEncoder(base.schema, base.folder).encode(raw)
         # What had an id on the first day has it still, also where unlisted values share some.
         for name in ("shop", "site", "page"):
             old, new = before[name].to_numpy(), encoded[name].to_numpy()
@@ -162,6 +158,41 @@ def test_rows_are_encoded_as_before_and_in_the_order_of_the_input(days: list[Dat
         assert before["price"].equals(encoded["price"]), "fitted to the first day"
     assert min(compared[name] for name in ("shop", "site", "page")) > 10
     assert [d.schema.features[5].cardinality for d in days] == sorted(d.schema.features[5].cardinality for d in days)
+
+
+def raw_of(rows: Sequence[Row]) -> pa.RecordBatch:
+    columns = {name: [row[name] for row in rows] for name in ("price", "shop", "site", "page")}
+    return pa.record_batch({**columns, "tags": [[tag for tag in row["tags"].split("|") if tag] for row in rows]})
+
+
+def test_rows_with_the_ids_that_they_had_before(days: list[Dataset]) -> None:
+    for number, (before, now) in enumerate(pairwise(days), 1):
+        raw = raw_of(rows_of_day(number, rows=400, seed=1))
+        encoded = FeatureEncoder(now.schema, now.folder).encode(raw)
+        expected = FeatureEncoder(before.schema, before.folder).encode(raw)
+        assert not encoded.equals(expected), "or nothing is shown"
+        turned_back = EarlierIds(now.schema, now.folder, before.schema, before.folder)
+        assert turned_back(encoded).to_pydict() == expected.to_pydict()
+
+
+def test_values_are_numbered_anew_when_they_are_to_be_compact(tmp_path: Path) -> None:
+    datasets: list[Dataset] = []
+    for day in range(6):
+        file = write_csv(tmp_path / "raw" / f"{day}.csv", rows_of_day(day))
+        parent = datasets[-1] if datasets else None
+        datasets.append(preprocess(tmp_path / f"dataset-{day}", [file], parent, expire_after="1d", compact=day == 5))
+    before, now = datasets[-2:]
+    assert "" in values(before, "shop")
+    frequent = {value: n for (name, value), (n, _) in counts(now).items() if name == "shop" and n >= 3}
+    assert values(now, "shop") == sorted(frequent, key=lambda value: (-frequent[value], value))
+    raw = raw_of(rows_of_day(5, rows=400, seed=1))
+    encoded = FeatureEncoder(now.schema, now.folder).encode(raw)
+    expected = FeatureEncoder(before.schema, before.folder).encode(raw)
+    turned_back = EarlierIds(now.schema, now.folder, before.schema, before.folder)(encoded)
+    for name in ("shop", "page"):
+        # A value that has left since counts as missing, whatever it was before.
+        pairs = zip(turned_back[name].to_pylist(), expected[name].to_pylist(), encoded[name].to_pylist(), strict=True)
+        assert all(found == wanted or now_id == 0 for found, wanted, now_id in pairs)
 
 
 def test_a_day_in_two_files_or_one_in_any_order_gives_the_same_vocabulary(tmp_path: Path) -> None:
@@ -215,7 +246,7 @@ def test_the_manifest_names_the_parent(days: list[Dataset]) -> None:
 def test_the_same_rows_are_refused(days: list[Dataset], tmp_path: Path) -> None:
     copy = tmp_path / "elsewhere" / "other.csv"
     copy.parent.mkdir()
-    copy.write_bytes((tmp_path / "raw" / "1.csv").read_bytes())
+    copy.write_bytes((days[0].folder.parent / "raw" / "1.csv").read_bytes())
     for parent in days[1], days[4]:
         with pytest.raises(UserError, match=rf"^{copy}: its rows are in {parent.folder} already"):
             preprocess(tmp_path / "twice", [copy], parent)

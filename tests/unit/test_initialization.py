@@ -1,19 +1,22 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
-from rayrec.models.common.initialization import ROWS_PER_BLOCK, initialize_dense, initialize_shard
-from rayrec.models.common.tables import EmbeddingTable, UniformByRows
+from rayrec.models.common.initialization import ROWS_PER_BLOCK, draw_rows, initialize_dense, initialize_shard
+from rayrec.models.common.tables import EmbeddingTable, Normal, TableValues, TruncatedNormal, UniformByRows, Zeros
 from rayrec.models.dcnv2.config import DCNv2Config
 from rayrec.models.dlrm.config import DLRMConfig
 from rayrec.models.registry import build_model
 from tests.builders import make_schema
 
 GOLDEN = [-0.04105050, 0.11627809, -0.50280714, -0.38778737, 0.20050910, -0.22058626]
-"""Changing the scheme makes runs of older versions irreproducible."""
+"""Changing a scheme makes runs of older versions irreproducible."""
+GOLDEN_DRAWN = [0.52737224, -0.52433616, -0.08333805, 0.33796981]
 ROWS, DIM = 2 * ROWS_PER_BLOCK + 777, 6
 
 
@@ -107,6 +110,45 @@ def test_values_are_the_same_in_every_process() -> None:
     table = torch.empty(3, 2)
     initialize_shard(table, replace(TABLE, rows=3, dim=2), 7)
     assert table.flatten().tolist() == pytest.approx(GOLDEN, abs=1e-6)
+
+
+KEYS = np.arange(20_000, dtype=np.uint64) * np.uint64(2**44 + 1)
+
+
+def test_a_drawn_row_depends_on_its_key_alone() -> None:
+    whole = draw_rows(TABLE, 7, KEYS)
+    order = np.random.default_rng(1).permutation(len(KEYS))
+    assert torch.equal(draw_rows(TABLE, 7, KEYS[order]), whole[order])
+    assert torch.equal(draw_rows(TABLE, 7, KEYS[17:18]), whole[17:18])
+    wider = draw_rows(replace(TABLE, dim=9), 7, KEYS)
+    assert torch.equal(wider[:, :DIM], whole[:, :DIM]) and wider.shape[1] == 12 and not wider[:, 9:].any()
+    for other in (draw_rows(TABLE, 8, KEYS), draw_rows(replace(TABLE, name="C2"), 7, KEYS)):
+        assert (other[:, :DIM] != whole[:, :DIM]).float().mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("values", "distribution"),
+    [
+        (UniformByRows(), stats.uniform(-1 / math.sqrt(ROWS), 2 / math.sqrt(ROWS))),
+        (Normal(std=0.3), stats.norm(0, 0.3)),
+        (TruncatedNormal(std=0.3), stats.truncnorm(-2, 2, scale=0.3)),
+    ],
+)
+def test_drawn_rows_are_as_published(values: TableValues, distribution: stats.rv_continuous) -> None:
+    shares = torch.tensor([2.0**-53, 0.01, 0.3, 0.5, 0.99, 1 - 2.0**-53], dtype=torch.float64)
+    assert values.quantiles(shares, rows=ROWS).tolist() == pytest.approx(distribution.ppf(shares), rel=1e-6, abs=1e-12)
+    drawn = draw_rows(replace(TABLE, values=values), 7, KEYS)[:, :DIM]
+    assert stats.kstest(drawn.flatten().numpy(), distribution.cdf).pvalue > 0.01
+    assert np.abs(np.corrcoef(drawn.T) - np.eye(DIM)).max() < 0.03, "columns do not follow each other"
+
+
+def test_a_table_of_zeros_grows_by_zeros() -> None:
+    assert not draw_rows(replace(TABLE, values=Zeros()), 7, KEYS).any()
+
+
+def test_drawn_rows_are_the_same_in_every_process() -> None:
+    drawn = draw_rows(replace(TABLE, rows=3, dim=2), 7, np.array([0, 2**64 - 1], np.uint64))[:, :2]
+    assert drawn.flatten().tolist() == pytest.approx(GOLDEN_DRAWN, abs=1e-6)
 
 
 def test_a_parameter_without_a_rule_is_an_error() -> None:

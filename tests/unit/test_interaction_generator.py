@@ -1,6 +1,7 @@
 """Generated ratings: MovieLens' layout, the same rows for a seed, preferences that a model can learn."""
 
 import gzip
+import hashlib
 import io
 from itertools import islice
 from pathlib import Path
@@ -9,7 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rayrec.sources.interactions.generator import LEAST_INTERACTIONS, NUM_ITEMS, RatingsGenerator, generate
+from rayrec.common.errors import UserError
+from rayrec.sources.interactions.generator import (
+    DAYS_OF_A_USER,
+    LEAST_INTERACTIONS,
+    NUM_ITEMS,
+    DayGenerator,
+    RatingsGenerator,
+    generate,
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +49,12 @@ def test_the_seed_decides_and_more_rows_begin_as_fewer_do(ratings: pd.DataFrame,
     pd.testing.assert_frame_equal(more[: others.sum()], ratings[others])
     generate(tmp_path / "other", 1_000, seed=2)
     assert not pd.read_csv(tmp_path / "other" / "ratings.csv").equals(ratings[:1_000])
+
+
+def test_rows_are_those_of_earlier_releases(tmp_path: Path) -> None:
+    generate(tmp_path / "data", 10_000, seed=5)
+    content = (tmp_path / "data" / "ratings.csv").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == "2ddfb80220bb9405f47c1b9e043d96c41b056fd020f10b5e1e06585122e04267"
 
 
 def test_activity_and_popularity_have_long_tails(ratings: pd.DataFrame) -> None:
@@ -77,3 +92,64 @@ def test_preferences_can_be_learnt() -> None:
     popular = hit_rate(np.broadcast_to(popularity, chosen.shape))
     assert popular > 0.12
     assert hit_rate(by_neighbours) > popular + 0.15
+
+
+NUM_DAYS, ROWS_OF_A_DAY = 9, 12_000
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory: pytest.TempPathFactory) -> list[pd.DataFrame]:
+    """The ratings of each day."""
+    folder = tmp_path_factory.mktemp("days")
+    made = generate(folder / "data", NUM_DAYS * ROWS_OF_A_DAY, seed=1, days=NUM_DAYS, drift=1.0)
+    frames = [pd.read_csv(folder / "data" / f"day_{day}.csv") for day in range(NUM_DAYS)]
+    assert made == {"items": pd.concat(frames)["movieId"].max()}
+    return frames
+
+
+def test_a_day_is_a_file_of_its_ratings(days: list[pd.DataFrame]) -> None:
+    starts = [day["timestamp"].min() // 86_400 for day in days]
+    assert starts == list(range(starts[0], starts[0] + NUM_DAYS))
+    assert starts == [day["timestamp"].max() // 86_400 for day in days]
+    assert [len(day) for day in days] == [ROWS_OF_A_DAY] * NUM_DAYS
+    for day in days:
+        assert day["userId"].value_counts()[day["userId"].unique()[:-1]].min() >= LEAST_INTERACTIONS
+    assert not pd.concat(days).duplicated(["userId", "movieId"]).any()
+
+
+def test_users_and_items_come_and_users_go(days: list[pd.DataFrame]) -> None:
+    users, items = set(days[0]["userId"]), NUM_ITEMS
+    assert days[0]["movieId"].max() <= items
+    for number, day in enumerate(days[1:], start=1):
+        ids = set(day["userId"])
+        assert 0.08 < len(ids - users) / len(ids) < 0.25
+        assert max(ids - users) > number * 10**9 > max(users)
+        assert len(ids & set(days[number - 1]["userId"])) > 0.6 * len(ids)
+        users |= ids
+        assert (day["movieId"] > items).any()
+        items += 20
+        assert day["movieId"].max() <= items
+    assert set(days[0]["userId"]).isdisjoint(days[DAYS_OF_A_USER]["userId"])
+
+
+def test_a_day_depends_on_the_seed_its_number_and_the_drift_alone(tmp_path: Path, days: list[pd.DataFrame]) -> None:
+    for name, rows, seed, drift in [("few", 900, 1, 1.0), ("other", 900, 2, 1.0), ("steady", 900, 1, 0.0)]:
+        generate(tmp_path / name, rows, seed=seed, days=3, drift=drift)
+    few, other, steady = (pd.read_csv(tmp_path / name / "day_2.csv") for name in ("few", "other", "steady"))
+    pd.testing.assert_frame_equal(few, days[2][:300])
+    assert not other.equals(few)
+    assert steady["movieId"].max() <= NUM_ITEMS
+    assert not steady.equals(few)
+    with pytest.raises(UserError, match=r"^days: 6; give 1 to 5"):
+        generate(tmp_path / "none", 5, days=6)
+
+
+def test_tastes_drift_mildly() -> None:
+    generators = [DayGenerator(seed=1, drift=1.0)]
+    for _ in range(6):
+        generators.append(generators[-1].next_day())
+    first, *others = (generator.catalogue.vectors[:NUM_ITEMS].ravel() for generator in generators)
+    alike = [np.corrcoef(first, other)[0, 1] for other in others]
+    assert alike == sorted(alike, reverse=True)
+    assert alike[0] == pytest.approx(0.995, abs=0.001) and alike[-1] == pytest.approx(0.97, abs=0.01)
+    assert first.std() == pytest.approx(others[-1].std(), rel=0.02)

@@ -29,6 +29,7 @@ from rayrec.internals.torchrec import (
     set_fused_parameters,
     set_planned_optimizer,
     sharded_like,
+    whole_shape,
 )
 
 GONE = "an upgrade has changed a private part of {}: adapt rayrec/internals/{}.py"
@@ -85,8 +86,11 @@ def test_the_state_of_a_sharded_table_is_sharded_alike(one_rank: None) -> None:
     assert isinstance(state, sharded_tensor.ShardedTensor) and state.size() == table.size()
     ((part, _, _),) = local_shards(state)
     assert part.eq(1).all()
+    assert whole_shape(state) == (6, 4) and whole_shape(torch.ones(2, 3)) == (2, 3)
     plain = torch.ones(2, 3)
     assert local_shards(plain) == [(plain, 0, 0)] and sharded_like(plain, plain) is plain
+    sums = sharded_tensor.zeros(ChunkShardingSpec(dim=0, placements=["rank:0/cpu"]), 6)
+    assert [(tuple(part.shape), row, column) for part, row, column in local_shards(sums)] == [((6,), 0, 0)]
     step = torch.zeros(())
     assert sharded_like(step, table) is step
 

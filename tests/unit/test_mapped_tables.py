@@ -16,7 +16,9 @@ from rayrec.inference.folder.table_files import (
     TablePrecision,
     mapped_bytes,
     new_table,
+    open_tensors,
     quantise_tables,
+    save_tensors,
     table_file,
 )
 from rayrec.inference.predictor import load_model
@@ -110,6 +112,20 @@ def test_a_model_folder_of_smaller_tables(
     assert 0 < np.abs(scores - expected).max() < tolerance
 
 
+def test_the_same_tensors_are_the_same_bytes(tmp_path: Path) -> None:
+    tensors = {
+        "a": np.float32([[1, 2, 3]]), "b": np.int64(7), "c": np.zeros((0, 4), np.float32), "d": np.array([True, False]),
+        "e": np.int32([3]), "f": np.arange(4),
+    }  # fmt: skip
+    for number, names in enumerate(("abcdef", "fedcba", "c", "")):
+        save_tensors(tmp_path / str(number), {name: np.asarray(tensors[name]) for name in names})
+        with open_tensors(tmp_path / str(number)) as found:
+            assert set(found.keys()) == set(names)
+            for name in names:
+                np.testing.assert_array_equal(found.get_tensor(name).numpy(), tensors[name])
+    assert (tmp_path / "0").read_bytes() == (tmp_path / "1").read_bytes()
+
+
 def test_memory_of_tables_is_limited(tmp_path: Path) -> None:
     """Ids all over a table of 32 MiB, all of which a process would hold."""
     rows, dim = 131_072, 64
@@ -118,7 +134,7 @@ def test_memory_of_tables_is_limited(tmp_path: Path) -> None:
     table = MappedTable(tmp_path / table_file("t"), dim)
     before, limit = mapped_bytes(), 8 * 2**20
     memory = TableMemory(limit)
-    memory.add(table)
+    memory.add(table.mapped[0])
     everything = np.empty((rows, dim), np.float32)
     table.read(np.arange(rows), everything)
     assert mapped_bytes() - before > 30 * 2**20
@@ -143,9 +159,9 @@ def test_memory_of_vocabularies_is_limited(tmp_path: Path) -> None:
     for start in range(0, len(values), 2_000):
         assert lookup.ids(asked.slice(start, 2_000))[0] == start + 1
     assert mapped_bytes() - before > 6 * 2**20
-    lookup.release()
+    lookup.mapped[0].release()
     before, memory = mapped_bytes(), TableMemory(limit)
-    memory.add(lookup)
+    memory.add(lookup.mapped[0])
     rng = np.random.default_rng(1)
     for _ in range(100):
         places = rng.integers(0, len(values), 64)

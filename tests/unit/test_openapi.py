@@ -46,14 +46,18 @@ def test_what_it_describes(described: dict[str, Any]) -> None:
     posts = {path for path, operations in described["paths"].items() if "post" in operations}
     assert {path.rpartition(":")[2] for path in posts if ":" in path} == set(VERBS)
     assert posts == {
+        "/v1/models/ads:explain",
         "/v1/models/ads:predict",
         "/v1/models/ads:rank",
         "/v2/models/ads/infer",
+        "/v1/models/dlrm:explain",
         "/v1/models/dlrm:predict",
         "/v1/models/dlrm:rank",
+        "/v1/models/neumf:explain",
         "/v1/models/neumf:predict",
         "/v1/models/neumf:rank",
         "/v1/models/neumf:recommend",
+        "/v1/models/table:explain",
         "/v1/models/table:predict",
         "/v1/models/table:rank",
         "/v2/models/dlrm/infer",

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rayrec.common.errors import UserError
+from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.recommender import KNOWN_ITEMS_FILE, KnownItems, Recommender, UnknownUserError, load_recommender
 from rayrec.ingest.dataset import Dataset
 from serve.errors import RequestError
@@ -82,7 +83,7 @@ def test_known_items_come_from_train(tmp_path: Path) -> None:
     known = KnownItems.read(write_dataset(tmp_path / "data", schema, {"train": table, "test": table}))
     assert [known.of(user).tolist() for user in range(5)] == [[], [2], [], [1, 4, 9], [5]]
     known.save(tmp_path / "neumf")
-    assert [KnownItems.load(tmp_path / "neumf", schema).of(u).tolist() for u in (1, 3)] == [[2], [1, 4, 9]]
+    assert [KnownItems.load(ModelFolder.open(tmp_path / "neumf")).of(u).tolist() for u in (1, 3)] == [[2], [1, 4, 9]]
     assert Dataset.open(tmp_path / "data").schema == schema
 
 

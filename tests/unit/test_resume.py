@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from jobs.train import TrainRequest, run
+from jobs.command import execute
+from jobs.train import COMMAND, TrainRequest, run
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.recipes import read_recipe
-from tests.builders import make_dataset
+from rayrec.training.run.folder import Origin, RunFolder
+from tests.builders import make_dataset, make_recipe
 from tune.settings import SWEEP_FILE, SweepSettings, owned_folder
 from tune.space import parse_space
 
@@ -52,6 +54,36 @@ def _train(output: Path) -> None:
     run(TrainRequest(recipe=RECIPE, data=output.parent / "data", output=output, resume=True), SilentProgress())
 
 
+FROM, OTHER = Origin("/runs/7", "step-00000009", "hash", ("C1",)), Origin("/runs/6", "step-00000009", "hash", ("C1",))
+WITH = r"run: the run was begun with --warm-start /runs/7 --reset C1; --resume it with the same$"
+
+
+@pytest.mark.parametrize(
+    ("before", "given", "message"),
+    [
+        (FROM, None, WITH),
+        (FROM, OTHER, WITH),
+        (FROM, Origin("/runs/7", "step-00000009", "hash", ()), WITH),
+        (None, FROM, r"run: the run was not warm-started; leave --warm-start out, or give another --output$"),
+    ],
+)
+def test_a_warm_started_run_continues_from_the_same_alone(
+    tmp_path: Path, before: Origin | None, given: Origin | None, message: str
+) -> None:
+    dataset, recipe = make_dataset(tmp_path / "data"), make_recipe()
+    RunFolder.create(tmp_path / "run", recipe, dataset, dataset.schema, before)
+    assert RunFolder.open(tmp_path / "run").origin == before
+    assert RunFolder.resume(tmp_path / "run", recipe, dataset, before).origin == before
+    with pytest.raises(ConfigError, match=message):
+        RunFolder.resume(tmp_path / "run", recipe, dataset, given)
+
+
+def test_reset_needs_a_warm_start(tmp_path: Path) -> None:
+    request = TrainRequest(recipe=RECIPE, data=tmp_path, output=tmp_path / "out", reset=("C1",))
+    with pytest.raises(ConfigError, match=r"^--reset: says what --warm-start leaves out; give --warm-start too"):
+        execute(COMMAND, request, SilentProgress())
+
+
 @pytest.mark.parametrize("make", [lambda path: None, Path.mkdir], ids=["absent", "empty"])
 def test_a_sweep_begins(make, output: Path) -> None:
     make(output)
@@ -84,5 +116,5 @@ def test_another_folder_is_no_sweep(output: Path) -> None:
 def _sweep(folder: Path, trials: int = 2) -> SweepSettings:
     space = parse_space("s.yaml", "train.dense_optimizer.lr: {choice: [0.1, 0.2]}")
     return SweepSettings(
-        read_recipe(RECIPE), space, folder.parent / "data", folder, "auc", trials, "grid", "none", print
+        read_recipe(RECIPE), space, folder, "auc", trials, "grid", "none", folder.parent / "data", print
     )

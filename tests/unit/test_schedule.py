@@ -67,6 +67,40 @@ def test_each_optimizer_has_its_rate() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rows", "drop_last", "steps", "after"),
+    [
+        (100, True, 3, {1: 30, 3: 90, 4: 120, 6: 180}),
+        (100, False, 4, {1: 30, 3: 90, 4: 100, 5: 130, 8: 200}),
+        (90, False, 3, {3: 90, 4: 120}),
+        (7, False, 1, {1: 7, 2: 14}),
+    ],
+)
+def test_steps_and_samples(rows: int, drop_last: bool, steps: int, after: dict[int, int]) -> None:
+    train = TrainConfig.model_validate({"global_batch_size": 30, "ingest": {"drop_last": drop_last}})
+    assert train.steps_per_epoch(rows) == steps
+    assert {step: train.samples_after(step, rows) for step in after} == after
+
+
+@pytest.mark.parametrize(
+    ("order", "epochs", "shuffle", "read_streams"),
+    [({}, 1, "none", 1), ({"epochs": 2}, 2, "none", 1), ({"shuffle": "row_groups"}, 1, "row_groups", 7)],
+)
+def test_a_warm_start_changes_the_order(order: dict[str, object], epochs: int, shuffle: str, read_streams: int) -> None:
+    train = TrainConfig.model_validate({
+        "epochs": 9,
+        "seed": 3,
+        "ingest": {"shuffle": "rows", "read_streams": 7, "in_memory": True},
+        "initial_weights": {"sources": {"gmf": "run"}},
+        "warm_start": order,
+    })  # fmt: skip
+    warm = train.warm_started()
+    assert (warm.epochs, warm.ingest.shuffle, warm.ingest.read_streams) == (epochs, shuffle, read_streams)
+    assert warm.progressive and not warm.ingest.drop_last and warm.initial_weights is None
+    assert warm.ingest.in_memory and warm.seed == 3
+    assert warm.warm_started() == warm == TrainConfig.model_validate(warm.model_dump())
+
+
+@pytest.mark.parametrize(
     ("epoch", "factor"),
     [(1, 1 / 6), (3, 0.5), (6, 1.0), (6 + 1 / 457, 0.25), (13, 0.25), (13 + 1 / 457, 0.125), (20, 0.125)],
 )

@@ -13,7 +13,9 @@ import pytest
 
 from rayrec.common.errors import UserError
 from rayrec.config import ServeConfig
+from rayrec.inference.folder.delta import write_delta
 from rayrec.inference.folder.examples import EXAMPLES_FILE, Examples
+from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import load_model
 from serve.errors import RequestError
@@ -23,6 +25,7 @@ from serve.models.served_version import Rows, ServedVersion
 from serve.models.updates import Updates
 from serve.operations.json_log import JsonLog
 from serve.operations.metrics import ServingMetrics
+from tests.model_days import ModelDays
 from tests.model_folders import make_model_folder, make_raw_rows
 
 SEEDS = (1, 2, 3)
@@ -231,6 +234,108 @@ def test_a_shadow_is_compared_and_never_answers(
     logged = json.loads(line)
     assert (logged["answered_by"], logged["shadow"], logged["rows"]) == ("1", "2", 20)
     assert logged["max_difference"] == pytest.approx(difference.max(), abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def deltas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Version 1 of a model, and 2, 3 and 4 as deltas."""
+    folder = tmp_path_factory.mktemp("deltas")
+    days = ModelDays(folder / "whole")
+    copy(days.write("1"), folder / "m/1")
+    for day in (2, 3, 4):
+        days.pass_day()
+        days.write(str(day))
+        write_delta(days.open(str(day)), ModelFolder.open(folder / f"m/{day - 1}"), folder / f"m/{day}")
+    return folder / "m"
+
+
+def test_a_delta_answers_at_the_first_look(deltas: Path, tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    copy(deltas / "1", tmp_path / "m/1")
+    server = Server({"m": tmp_path / "m"}, tmp_path, executor)
+    for version in ("2", "3"):
+        copy(deltas / version, tmp_path / f"m/{version}")
+        server.poll(1)
+        assert server.versions() == {version}
+        expected = load_model(deltas / version).predict([{}])
+        np.testing.assert_array_equal(server.models.model("m").version().predictor.predict([{}]), expected)
+    shutil.rmtree(tmp_path / "m/3")
+    server.poll()
+    assert server.versions() == {"2"}
+
+
+def test_a_delta_that_is_refused_leaves_the_version_before(
+    deltas: Path, tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    for version in ("1", "2"):
+        copy(deltas / version, tmp_path / f"m/{version}")
+    server = Server({"m": tmp_path / "m"}, tmp_path, executor)
+    before = server.models.current["m"].versions["2"]
+    copy(deltas / "4", tmp_path / "m/4")
+    server.poll(3)
+    assert server.models.current["m"].versions == {"2": before}
+    described = server.models.current["m"].describe()
+    assert described["4"] == {
+        "state": "failed",
+        "reason": "4: needs version 3, which is not there; copy it beside this one, or export in full",
+    }
+    assert server.loads == [("m", "2"), ("m", "4")], "it is tried again only when files change"
+    copy(deltas / "3", tmp_path / "m/.coming")
+    rows = tmp_path / "m/.coming/weights/rows.safetensors"
+    content = rows.read_bytes()
+    rows.write_bytes(content[:-1])
+    os.rename(tmp_path / "m/.coming", tmp_path / "m/3")
+    server.poll()
+    assert server.versions() == {"2"}
+    described = server.models.current["m"].describe()
+    assert described["3"]["reason"].startswith("weights/rows.safetensors: has ")
+    assert described["4"]["reason"].startswith("3/weights/rows.safetensors: has ")
+    (tmp_path / "m/3/weights/rows.safetensors").write_bytes(content)
+    server.poll(1)
+    assert server.versions() == {"4"}, "what a delta lacked was one of the versions before it"
+    assert "reason" not in server.models.current["m"].describe()["4"]
+
+
+def test_a_version_goes_on_without_those_that_it_was_made_of(
+    deltas: Path, tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    shutil.copytree(deltas, tmp_path / "m")
+    server = Server({"m": tmp_path / "m"}, tmp_path, executor)
+    rows = [{"C1": "C1-day2-0", "M1": ["M1-day1-1"]}, {"C2": "C2-3"}]
+    expected = load_model(deltas / "4").predict(rows)
+    for version in ("1", "2", "3"):
+        shutil.rmtree(tmp_path / "m" / version)
+    server.poll(3)
+    np.testing.assert_array_equal(server.models.model("m").version().predictor.predict(rows), expected)
+    assert "needs version 3" in server.models.current["m"].describe()["4"]["reason"]
+
+
+class Told:
+    """A gauge that remembers what it was set to."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float | None] = {}
+
+    def set(self, value: float | None, tags: dict[str, str]) -> None:
+        assert tags["model"] == "m"
+        self.values[tags["version"]] = value
+
+
+def test_every_look_reports_what_is_loaded(
+    deltas: Path, made: Path, tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(deltas, tmp_path / "m")
+    copy(made / "1", tmp_path / "m/5")
+    server = Server({"m": tmp_path / "m"}, tmp_path, executor)
+    for content, loaded in (('{"weights": {"1": 1, "4": 1}}', {"1": 0, "4": 3}), ('{"weights": {"5": 1}}', {"5": 0})):
+        traffic(tmp_path / "m", content)
+        server.poll()
+        for gauge in ("deltas", "data_time"):
+            monkeypatch.setattr(METRICS, gauge, Told())
+        server.poll(1)
+        assert METRICS.deltas.values == loaded
+        # Version 5 was made without an origin.
+        times = {version: None if version == "5" else 1000.0 * days for version, days in loaded.items()}
+        assert METRICS.data_time.values == times
 
 
 def test_models_come_and_go(made: Path, tmp_path: Path, executor: ThreadPoolExecutor) -> None:

@@ -1,17 +1,23 @@
 """Folders of URIs: which local ones stand for them, and that both sides are the same whatever goes wrong."""
 
+import re
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import pytest
 from pyarrow import fs
 
-from rayrec.common.errors import UserError
+from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import new_folder, write_atomically, write_json
 from rayrec.common.progress import SilentProgress
+from rayrec.inference.folder.chain import require_place
+from rayrec.inference.folder.delta import write_delta
+from rayrec.inference.folder.model_folder import ModelFolder, copy
+from rayrec.inference.predictor import load_model
 from rayrec.storage import remote, staged, transfer
 from rayrec.storage.files import open_file, sizes_in
 from rayrec.storage.journal import Journal, LocalFile
@@ -19,6 +25,7 @@ from rayrec.storage.location import here, local_path, location, resolve, shown, 
 from rayrec.storage.staged import fetch, mirrored
 from rayrec.storage.transfer import Upload, is_output
 from serve.models.repository import StagedModels
+from tests.model_days import ModelDays, raw_rows
 
 URI = "s3://bucket/exp/run"
 
@@ -490,3 +497,55 @@ def test_a_short_answer_is_noticed_whatever_the_last_byte(
     values = iter([value, 1, 2, 3])
     monkeypatch.setattr("random.randrange", lambda _: next(values))
     assert remote.RemoteReader(_ShortFile(times), "s3://bucket/abc").read() == b"abc"
+
+
+def test_a_delta_is_fetched_with_the_versions_that_it_needs(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    days = ModelDays(tmp_path / "whole")
+    copy(days.write("1"), bucket / "m/1")
+    copy(bucket / "m/1", bucket / "m/4")  # a version after it, which nobody needs
+    for day in ("2", "3"):
+        days.pass_day()
+        days.write(day)
+        write_delta(
+            days.open(day), ModelFolder.open(local_path(f"s3://bucket/m/{int(day) - 1}")), tmp_path / f"new/{day}"
+        )
+        copy(tmp_path / f"new/{day}", bucket / f"m/{day}")
+    rows = raw_rows(days, 20)
+    expected = load_model(days.folder / "3").predict(rows)
+    use_machine(tmp_path / "two", monkeypatch)
+    opened = ModelFolder.open(local_path("s3://bucket/m/3"))
+    assert location(opened.folder) == "s3://bucket/m/3"
+    np.testing.assert_array_equal(load_model(opened.folder).predict(rows), expected)
+    assert not list((opened.folder.parent / "4/weights").rglob("*.safetensors"))
+    (bucket / "m/2/delta.json").unlink()
+    use_machine(tmp_path / "three", monkeypatch)
+    with pytest.raises(UserError, match="m/3: needs version 2, which is not there"):
+        ModelFolder.open(local_path("s3://bucket/m/3"))
+
+
+PLACES = {
+    "right after it": ("s3://bucket/m/2", "s3://bucket/m/1", None),
+    "any later number": ("s3://bucket/m/7", "s3://bucket/m/1", None),
+    "another name": ("s3://bucket/m/new", "s3://bucket/m/1", None),
+    "another folder": ("s3://bucket/n/2", "s3://bucket/m/1", "give --output s3://bucket/m/2,"),
+    "another folder that has versions": ("s3://bucket/o/2", "s3://bucket/m/1", "give --output s3://bucket/m/2,"),
+    "of a local one": ("s3://bucket/o/2", "LOCAL/1", "give --output LOCAL/2,"),
+    "before it": ("s3://bucket/p/2", "s3://bucket/p/3", "give --output s3://bucket/p/4,"),
+    "not the one before": ("s3://bucket/p/5", "s3://bucket/p/1", "give --output s3://bucket/p/2,"),
+}
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_a_delta_comes_right_after_its_parent(bucket: Path, tmp_path: Path, case: str) -> None:
+    output, parent, message = PLACES[case]
+    for version in (*(bucket / name for name in ("m/1", "o/1", "p/1", "p/3")), tmp_path / "local/1"):
+        (version / "weights/tables").mkdir(parents=True)
+        (version / "weights/tables/t.safetensors").touch()
+    local = str(tmp_path / "local")
+    if message is None:
+        require_place(local_path(output), local_path(parent))
+        return
+    with pytest.raises(ConfigError, match=re.escape(message.replace("LOCAL", local))):
+        require_place(local_path(output), local_path(parent.replace("LOCAL", local)))

@@ -26,7 +26,7 @@ OWN: dict[str, Scalar] = {"train.dense_optimizer.lr": 0.002, "size": "usual"}
 
 def _settings(metric: str = "auc") -> SweepSettings:
     recipe, folder = read_recipe("dlrm-criteo-debug"), Path("sweep")
-    return SweepSettings(recipe, parse_space("s.yaml", SPACE), folder, folder, metric, 9, "optuna", "asha", print)
+    return SweepSettings(recipe, parse_space("s.yaml", SPACE), folder, metric, 9, "optuna", "asha", folder, print)
 
 
 def _outcome(number: int, assignment: dict[str, Scalar], value: float | None) -> TrialOutcome:

@@ -1,17 +1,22 @@
 """What a sweep leaves: the table, the page, how much each parameter mattered."""
 
 import csv
+import json
 import random
-from html.parser import HTMLParser
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
 import pytest
-from plotly.offline import get_plotlyjs
 
+from rayrec.common.errors import UserError
+from rayrec.pages.page import Chart, html_of
+from rayrec.pages.sweep import sweep_page
 from rayrec.recipes import read_recipe
-from tune.report import _comparable_parameters, _study, report, write_csv
-from tune.settings import SweepSettings
+from tests.builders import make_dataset
+from tests.unit.test_pages import Parsed
+from tune.report import _comparable_parameters, _study, sweep_figures, write_csv
+from tune.settings import Sweep, SweepSettings, owned_folder
 from tune.space import Scalar, parse_space
 from tune.trial_folder import TrialOutcome, TrialRecord, read_outcomes
 
@@ -28,7 +33,7 @@ train.dense_optimizer.momentum: {uniform: [0, 0.9], when: {train.dense_optimizer
 
 def _settings(folder: Path, metric: str = "auc") -> SweepSettings:
     recipe = read_recipe("dlrm-criteo-debug")
-    return SweepSettings(recipe, SPACE, folder, folder, metric, 30, "optuna", "asha", lambda *_: None)
+    return SweepSettings(recipe, SPACE, folder, metric, 30, "optuna", "asha", folder, lambda *_: None)
 
 
 def _outcome(number: int, assignment: dict[str, Scalar], curve: tuple[float, ...]) -> TrialOutcome:
@@ -57,45 +62,54 @@ def _outcomes(count: int) -> list[TrialOutcome]:
     return sorted(outcomes, key=lambda o: -(o.value or 0))
 
 
-class _Page(HTMLParser):
-    """Checks that every element is closed in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: dict[str, int] = {}
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen[tag] = self.seen.get(tag, 0) + 1
-        assert not {"src", "href"} & {name for name, _ in attrs}, "the page stands alone"
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 @pytest.mark.parametrize("trials", [1, 3, 30])
-def test_the_page_is_whole_and_stands_alone(trials: int, tmp_path: Path) -> None:
+def test_the_page_shows_every_trial(trials: int, tmp_path: Path) -> None:
     outcomes = _outcomes(trials)
-    page = _Page()
-    confirmed = [{"candidate": "trial 7", "auc": 0.75}, {"candidate": "recipe", "auc": 0.74}]
-    content = report(_settings(tmp_path), outcomes, confirmed, "name: tuned\ntrain: {epochs: 2}\n")
-    assert content.count(get_plotlyjs()) == 1
-    own = content.replace(get_plotlyjs(), "")
-    page.feed(own)
-    assert page.open == []
-    assert "http" not in own and "@import" not in own
-    assert page.seen["tr"] == 1 + len(outcomes) + 1 + len(confirmed)
-    assert own.count("Plotly.newPlot(") == (4 if trials == 30 else 3)
-    assert "name: tuned" in page.text and "the loss is <not> finite" in page.text and "trial 7" in page.text
+    confirmed = [
+        {"candidate": "trial 7", "auc": 0.75, "gain": 0.01, "standard_error": 0.002},
+        {"candidate": "recipe", "auc": 0.74, "gain": None, "standard_error": None},
+    ]
+    figures = sweep_figures(_settings(tmp_path), outcomes, confirmed, "name: tuned\ntrain: {epochs: 2}\n")
+    page = sweep_page(json.loads(json.dumps(figures)))
+    parsed = Parsed(html_of(page))
+    assert parsed.open == []
+    assert parsed.seen["tr"] == 1 + len(outcomes) + 1 + len(confirmed)
+    charts = {block.title: block for section in page.sections for block in section.blocks if isinstance(block, Chart)}
+    assert ("Importance of parameters" in charts) == (trials == 30)
+    assert "name: tuned" in parsed.text and "the loss is <not> finite" in parsed.text and "trial 7" in parsed.text
     for name in SPACE.names[:3]:
-        assert name in page.text
-    assert f"{outcomes[0].value:.4f}" in page.text
+        assert name in parsed.text
+    assert f"{outcomes[0].value:.4f}" in parsed.text
+    coordinates = charts["Parallel coordinates"]
+    # A line for each evaluated trial, the best one drawn last, and a labelled axis for each parameter.
+    assert len(coordinates.traces) == trials
+    assert coordinates.traces[-1]["y"][0] == (1.0 if trials > 1 else 0.5)
+    assert [text.split("<br>")[-1] for text in coordinates.layout["xaxis"]["ticktext"]][:4] == [
+        "auc", "lr", "warmup_steps", "kind"
+    ]  # fmt: skip
+    assert all(height is None or 0 <= height <= 1 for trace in coordinates.traces for height in trace["y"])
+    assert coordinates.min_width >= 100 * len(coordinates.layout["xaxis"]["tickvals"])
+
+
+def test_a_sweep_without_an_evaluation_has_no_page(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no trial has been evaluated yet"):
+        sweep_figures(_settings(tmp_path), [_outcome(0, {}, ())], [], None)
+
+
+def test_a_sweep_is_read_from_its_folder(tmp_path: Path) -> None:
+    """What the page needs, as the settings of the sweep that ran had it."""
+    settings = _settings(make_dataset(tmp_path / "data", 200).folder)
+    settings = replace(settings, folder=tmp_path / "sweep")
+    with owned_folder(settings, resume=False):
+        settings.trials_folder.mkdir()
+    opened = Sweep.open(settings.folder)
+    assert opened.space.parameters == SPACE.parameters
+    assert opened.recipe.resolve() == settings.recipe.resolve()
+    outcomes = _outcomes(30)
+    read, ran = (sweep_figures(sweep, outcomes, [], None) for sweep in (opened, settings))
+    assert read == ran
+    with pytest.raises(UserError, match="not a sweep"):
+        Sweep.open(tmp_path)
 
 
 def test_what_decides_is_the_most_important(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ GRID = 3 * 3 * 2
 def _settings(folder: Path, search: Search = "optuna") -> SweepSettings:
     recipe = read_recipe("dlrm-criteo-debug")
     space = parse_space("s.yaml", SPACE)
-    return SweepSettings(recipe, space, folder, folder, "log_loss", 30, search, "asha", lambda *_: None)
+    return SweepSettings(recipe, space, folder, "log_loss", 30, search, "asha", folder, lambda *_: None)
 
 
 def test_a_grid_has_as_many_trials_as_points(tmp_path: Path) -> None:

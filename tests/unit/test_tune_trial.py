@@ -70,7 +70,7 @@ def _trial(tmp_path: Path, dataset: Path, train: TrainFunction) -> Trial:
     path = tmp_path / "own.yaml"
     path.write_text(dump_recipe(recipe()))
     settings = SweepSettings(
-        read_recipe(path), SPACE, dataset, tmp_path / "sweep", "auc", 4, "optuna", "none", train
+        read_recipe(path), SPACE, tmp_path / "sweep", "auc", 4, "optuna", "none", dataset, train
     )  # fmt: skip
 
     class WithSettings(Trial):

@@ -208,5 +208,5 @@ def test_an_index_that_was_released_is_read_again(tmp_path: Path) -> None:
     lookup = lookup_of(values)
     asked = pa.array(values)
     before = lookup.ids(asked)
-    lookup.release()
+    lookup.mapped[0].release()
     assert lookup.ids(asked).tolist() == before.tolist() == list(range(1, 10_001))

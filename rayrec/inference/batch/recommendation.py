@@ -33,14 +33,15 @@ def recommend_to_all(recommender: Recommender, k: int, output: Path, progress: P
     to the user. `output` is written whole or not at all.
     """
     rows_a_user = max(1, min(k, recommender.num_items))
-    users_per_part = max(1, rows_of_parts(recommender.num_users * rows_a_user) // rows_a_user)
-    starts = range(1, recommender.num_users + 1, users_per_part)
-    ends = [min(start + users_per_part, recommender.num_users + 1) for start in starts]
+    users = len(recommender.user_ids)
+    users_per_part = max(1, rows_of_parts(users * rows_a_user) // rows_a_user)
+    starts = range(0, users, users_per_part)
+    ends = [min(start + users_per_part, users) for start in starts]
     tasks = [
         pa.table({"part": [part], "first": [start], "end": [end]})
         for part, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
-    progress.stage("recommend", recommender.num_users)
+    progress.stage("recommend", users)
     with new_output(output.absolute()) as temporary:
         arguments = {"folder": recommender.predictor.folder, "k": k, "output": temporary}
         for report in run_in_pool(tasks, _RecommendBlocks, arguments, in_threads=in_threads):
@@ -53,6 +54,7 @@ class _RecommendBlocks:
     def __init__(self, folder: Path, k: int, output: Path) -> None:
         torch.set_num_threads(1)  # the workers of the pool run in parallel
         self._recommender = load_recommender(folder)
+        self._users = self._recommender.user_ids
         self._k, self._output = k, output
 
     def __call__(self, task: pa.Table) -> pa.Table:
@@ -60,7 +62,7 @@ class _RecommendBlocks:
         users_at_once = max(1, _SCORES_AT_ONCE // max(1, self._recommender.num_items))
         with new_part(part_path(self._output / RECOMMENDATIONS_FOLDER, part), _COLUMNS) as write:
             for start in range(first, end, users_at_once):
-                write(self._best(np.arange(start, min(start + users_at_once, end))))
+                write(self._best(self._users[start : min(start + users_at_once, end)]))
         return pa.table({"users": [end - first]})
 
     def _best(self, users: NDArray[np.int64]) -> pa.Table:

@@ -20,9 +20,9 @@ from rayrec.config import Config
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, Schema
 from rayrec.features.vocabulary import vocabulary_files
+from rayrec.inference.folder.model_folder import EXAMPLES_FILE
 from rayrec.inference.predictor import Predictor
 
-EXAMPLES_FILE = "examples.json"
 _ROWS = 16
 # Float32 sums in another order (other kernels, other batches) differ by less than a tenth of this.
 _TOLERANCE = 1e-5
@@ -137,10 +137,10 @@ def _written(time: datetime, time_format: str) -> str | int:
 
 
 def _frequent_values(feature: Feature, folder: Path) -> list[str]:
-    """The first values of a feature's vocabulary in `folder`, by descending frequency; empty without a vocabulary."""
+    """The first values of a feature's vocabulary in `folder`, mostly frequent ones; empty without a vocabulary."""
     for transform in feature.transforms if isinstance(feature, CategoricalFeature) else ():
         if isinstance(transform, Vocabulary) and transform.size:
             with pq.ParquetFile(vocabulary_files(folder / transform.file)[0]) as vocabulary:
                 head = next(vocabulary.iter_batches(batch_size=_ROWS - 2, columns=["value"]))
-                return [str(value) for value in head.column("value").to_pylist()]
+                return [value for value in head.column("value").to_pylist() if value]
     return []

@@ -16,6 +16,8 @@ from rayrec.inference.folder.checkpoint_weights import CheckpointWeights
 from rayrec.inference.folder.examples import write_examples
 from rayrec.inference.folder.model_card import model_card, tables_section
 from rayrec.inference.folder.model_folder import CARD_FILE, Metrics, copy, new_model_folder
+from rayrec.inference.folder.origin import Origin
+from rayrec.inference.folder.reference_rows import rows_of_split, write_reference_rows
 from rayrec.inference.folder.reference_traffic import ReferenceTraffic
 from rayrec.inference.folder.table_files import TablePrecision, quantise_tables
 from rayrec.inference.predictor import load_model
@@ -37,6 +39,7 @@ def export_checkpoint(
     dataset: Dataset,
     metrics: Metrics,
     tables: TablePrecision = "fp32",
+    origin: Origin | None = None,
 ) -> dict[str, Any] | None:
     """Write the model folder of `checkpoint`, a folder of torch.distributed.checkpoint, to `output`.
 
@@ -48,6 +51,7 @@ def export_checkpoint(
         dataset: What the model was trained on; the model folder takes its vocabularies and statistics.
         metrics: Of this checkpoint, by split.
         tables: What the tables are stored in; less than fp32 is compared with it on the rows of a split.
+        origin: What the model was made from, as far as it is to be known of it.
 
     Returns that comparison: the split and its rows, the metrics of both, their changes and the differences of the
     scores; None for fp32, or without rows whose labels are known. Raises UserError if the checkpoint lacks a weight of
@@ -67,6 +71,8 @@ def export_checkpoint(
         dense=weights.dense(),
         fill_table=weights.fill_table,
     ) as folder:
+        if origin is not None:
+            origin.save(folder)
         if can_recommend(weights.schema):
             KnownItems.read(dataset).save(folder)
         if (dataset.folder / STATISTICS_FOLDER).is_dir():
@@ -81,6 +87,7 @@ def export_checkpoint(
         split = next((name for name in (preferred, "test", "train") if _has_rows(dataset, name)), None)
         if split is not None:
             ReferenceTraffic.measure(dataset, split, predictor).save(folder)
+            write_reference_rows(predictor, rows_of_split(dataset, split, predictor))
     return loss
 
 

@@ -1,40 +1,61 @@
 """The model folder: all that prediction needs, in plain files.
 
-    schema.json   vocabulary/   statistics/   config.yaml   metrics.json   MODEL_CARD.md   examples.json
+    schema.json   vocabulary/   statistics/   config.yaml   metrics.json   MODEL_CARD.md   examples.json   origin.json
     weights/dense.safetensors   weights/tables/<table>.safetensors
 
+or, as a delta of the version before it (`rayrec.inference.folder.chain`), what differs from that one:
+
+    schema.json   config.yaml   metrics.json   MODEL_CARD.md   examples.json   origin.json   delta.json
+    weights/dense.safetensors   weights/rows.safetensors   vocabulary/changes.arrow
+
 Loading one runs no pickle and no code from the folder. Tables and vocabularies are mapped from disk: a process holds
-what it has looked up, and the replicas of a machine share it. There is no list of checksums: a safetensors file
-declares its length, and a Parquet or Arrow file ends in its index, so a file that was cut short does not load.
+what it has looked up, and the replicas of a machine share it. A whole model has no list of checksums: a safetensors
+file declares its length, and a Parquet or Arrow file ends in its index, so a file that was cut short does not load.
 """
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder, write_atomically, write_json
-from rayrec.features.schema import Schema
-from rayrec.features.vocabulary import index_file
+from rayrec.config.transforms import Vocabulary
+from rayrec.features.grown_vocabulary import GrownVocabulary
+from rayrec.features.schema import SCHEMA_FILE, CategoricalFeature, Schema
+from rayrec.features.vocabulary import VocabularyLookup, index_file
+from rayrec.inference.folder.chain import (
+    ROWS_FILE,
+    Delta,
+    Version,
+    among_siblings,
+    chain_of,
+    missing_parent,
+    sha256_once,
+    verified,
+)
+from rayrec.inference.folder.changed_rows import ChangedRows, OverlaidTable, StoredTable
 from rayrec.inference.folder.table_files import (
+    BLOCK_ROWS,
     DTYPES,
-    METADATA,
     SCALE_TENSOR,
     TABLE_TENSOR,
     TABLES_FOLDER,
     MappedTable,
+    TablePrecision,
     for_each_table,
+    is_delta,
     is_model_folder,
     new_table,
     open_tensors,
+    save_tensors,
     table_file,
 )
 from rayrec.models.common.tables import EmbeddingTable, PooledFeature, distinct_tables
@@ -44,7 +65,11 @@ from rayrec.storage.staged import fetch
 
 METRICS_FILE = "metrics.json"
 CARD_FILE = "MODEL_CARD.md"
+EXAMPLES_FILE = "examples.json"
 DENSE_FILE = "weights/dense.safetensors"
+_IDENTITY = (SCHEMA_FILE, METRICS_FILE, EXAMPLES_FILE, DENSE_FILE)
+"""What tells a whole model from another one without reading its tables. The configuration does not belong to it: its
+section `serve` may be edited."""
 
 Metrics = dict[str, dict[str, float | None]]
 """Metrics by split, then by name; None if a metric is undefined."""
@@ -85,8 +110,7 @@ def new_model_folder(
             if not (folder / file).is_dir():
                 copy(index_file(vocabularies_in / file), index_file(folder / file))
         (folder / TABLES_FOLDER).mkdir(parents=True)
-        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in dense.items()}
-        save_file(contiguous, folder / DENSE_FILE, metadata=METADATA)
+        save_tensors(folder / DENSE_FILE, {name: tensor.detach().cpu().numpy() for name, tensor in dense.items()})
 
         def write(table: EmbeddingTable) -> None:
             with new_table(folder / table_file(table.name), table, "fp32") as tensors:
@@ -106,14 +130,48 @@ class ModelFolder:
     metrics: Metrics
     pooled: tuple[PooledFeature, ...]
     """The model's (`RankingModel.pooled`)."""
+    base: "ModelFolder | None" = None
+    """Of a delta, the whole model at the beginning of its chain."""
+    deltas: tuple[Delta, ...] = ()
+    """Of a delta, those that follow the base, the last of which is this folder."""
 
     @classmethod
     def open(cls, folder: str | Path) -> "ModelFolder":
-        """Open a model folder, which is fetched whole to this node if it is staged.
+        """Open a model folder, which is fetched whole to this node if it is staged, or a delta with those before it.
 
-        Raises UserError naming the file that is missing or does not fit.
+        Raises UserError naming the file that is missing or does not fit, or the version that a delta lacks.
         """
-        folder = fetch(Path(folder).absolute(), whole=True)
+        folder = fetch(Path(folder).absolute())
+        if is_delta(folder):
+            # A link to a version is that version.
+            return cls._open_delta(among_siblings(folder.resolve() if folder.is_symlink() else folder))
+        opened = cls._read(fetch(folder, whole=True))
+        for table in opened.tables:
+            opened._check_table(table)
+        for file in _vocabulary_files(opened.schema):
+            for needed in (folder / file, index_file(folder / file)):
+                if not needed.exists():
+                    raise UserError(f"{needed}: missing; export the model again")
+        return opened
+
+    @classmethod
+    def _open_delta(cls, folder: Path) -> "ModelFolder":
+        first, *others = chain_of(folder)
+        if is_delta(first):
+            raise missing_parent(first)
+        base = cls.open(first)
+        deltas = verified(others, base.version)
+        opened = replace(cls._read(folder), base=base, deltas=deltas)
+        rows = {table.name: table.rows for table in base.tables}
+        for table in opened.tables:
+            appended = sum(d.manifest.tables[table.name].appended for d in deltas if table.name in d.manifest.tables)
+            if rows.get(table.name, 0) + appended != table.rows:
+                raise UserError(f"{folder}: its table '{table.name}' has not all of its rows; export in full")
+        return opened
+
+    @classmethod
+    def _read(cls, folder: Path) -> "ModelFolder":
+        """What small files say."""
         if not is_model_folder(folder):
             raise UserError(f"{folder}: not a model folder (no {TABLES_FOLDER}/); give the output of `rayrec export`")
         schema = Schema.load(folder)
@@ -121,37 +179,78 @@ class ModelFolder:
         model = build_model(recipe.model, schema, device="meta")
         if model.schema != schema:
             raise UserError(f"{folder}: config.yaml and schema.json disagree on embedding dimensions; export again")
-        opened = cls(folder, schema, recipe, _read_metrics(folder / METRICS_FILE), model.pooled)
-        for table in model.tables:
-            opened._check_table(table)
-        for file in _vocabulary_files(schema):
-            for needed in (folder / file, index_file(folder / file)):
-                if not needed.exists():
-                    raise UserError(f"{needed}: missing; export the model again")
-        return opened
+        return cls(folder, schema, recipe, _read_metrics(folder / METRICS_FILE), model.pooled)
+
+    @property
+    def version(self) -> Version:
+        """What identifies the model. Raises UserError if a file is missing."""
+        if self.deltas:
+            return Version(name=self.folder.name, fingerprint=self.deltas[-1].manifest.fingerprint)
+        digest = hashlib.sha256()
+        for name in _IDENTITY:
+            try:
+                digest.update(f"{name} {sha256_once(self.folder / name)}\n".encode())
+            except FileNotFoundError:
+                raise UserError(f"{self.folder / name}: missing; export the model again") from None
+        return Version(name=self.folder.name, fingerprint=digest.hexdigest())
+
+    def path(self, name: str) -> Path:
+        """Where a file or folder of the model is, which a delta may have from a version before it; it may be absent."""
+        for delta in reversed(self.deltas):
+            if name not in delta.manifest.inherited:
+                return delta.folder / name
+        return (self.base or self).folder / name
 
     @property
     def tables(self) -> tuple[EmbeddingTable, ...]:
         """The embedding tables of the model."""
         return distinct_tables(self.pooled)
 
+    @property
+    def precision(self) -> TablePrecision:
+        """What the tables are stored in."""
+        (first, *_), folder = self.tables, (self.base or self).folder
+        with open_tensors(folder / table_file(first.name)) as tensors:
+            dtype = tensors.get_slice(TABLE_TENSOR).get_dtype()
+        return next(precision for precision, name in DTYPES.items() if name == dtype)
+
     def table(self, table: EmbeddingTable) -> Tensor:
-        """The (rows, columns) float32 weights of a table: mapped from its file, or in memory if it is quantised."""
-        path = self.folder / table_file(table.name)
-        with open_tensors(path) as tensors:
-            if tensors.get_slice(TABLE_TENSOR).get_dtype() == DTYPES["fp32"]:
+        """The (rows, columns) float32 weights of a table: mapped from its file, or in memory if that is not all."""
+        if self.base is None and self.precision == "fp32":
+            with open_tensors(self.folder / table_file(table.name)) as tensors:
                 return tensors.get_tensor(TABLE_TENSOR)
         weights = np.empty(table.shape, np.float32)
-        MappedTable(path, table.columns).read(np.arange(table.rows), weights)
+        stored = self.mapped_table(table, table.columns)
+        for file in stored.mapped:
+            file.expect_order()
+        for start in range(0, table.rows, BLOCK_ROWS):
+            block = weights[start : start + BLOCK_ROWS]
+            stored.read(np.arange(start, start + len(block)), block)
         return torch.from_numpy(weights)
 
-    def mapped_table(self, table: EmbeddingTable) -> MappedTable:
-        """The table as rows that are looked up in its file."""
-        return MappedTable(self.folder / table_file(table.name), table.dim)
+    def mapped_table(self, table: EmbeddingTable, columns: int | None = None) -> StoredTable:
+        """The table as rows that are looked up in its files; by default the `dim` columns that the model reads."""
+        dim = columns or table.dim
+        whole = MappedTable((self.base or self).folder / table_file(table.name), dim)
+        changes = [ChangedRows(d.rows, table.name, dim) for d in self.deltas if table.name in d.manifest.tables]
+        return OverlaidTable(whole, changes, table.rows) if changes else whole
+
+    def vocabulary(self, feature: CategoricalFeature) -> VocabularyLookup:
+        """The look-up of the values of a feature that has a vocabulary."""
+        name = feature.table or feature.name
+        (vocabulary,) = (t for t in feature.transforms if isinstance(t, Vocabulary))
+        if self.base is None:
+            return VocabularyLookup.load(self.folder / vocabulary.file)
+        (before,) = (f for f in self.base.schema.categorical if f.name == name)
+        changes = [delta.values for delta in self.deltas if name in delta.manifest.vocabularies]
+        lookup = self.base.vocabulary(before)
+        return GrownVocabulary(lookup, changes, name) if changes else lookup
 
     def table_bytes(self) -> int:
-        """Size of all tables' files."""
-        return sum((self.folder / table_file(table.name)).stat().st_size for table in self.tables)
+        """Size of all files that the tables are read from."""
+        whole = [(self.base or self).folder / table_file(table.name) for table in self.tables]
+        changed = [delta.folder / ROWS_FILE for delta in self.deltas if delta.manifest.tables]
+        return sum(path.stat().st_size for path in (*whole, *changed))
 
     def dense(self) -> dict[str, Tensor]:
         """State dict of the model's `dense_network`."""

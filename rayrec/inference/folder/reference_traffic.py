@@ -1,18 +1,14 @@
 """How a model's scores and inputs were distributed at export, to compare with the traffic that it serves."""
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import PositiveInt, ValidationError
+from pydantic import PositiveInt
 
-from rayrec.common.errors import UserError
-from rayrec.common.files import write_json
-from rayrec.config import Config
 from rayrec.evaluation.stability import stability_index
 from rayrec.features.lists import ids_of
 from rayrec.features.schema import Schema
+from rayrec.inference.folder.facts import ModelFacts
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import first_rows
@@ -21,8 +17,10 @@ REFERENCE_FILE = "reference_traffic.json"
 _ROWS = 20_000
 
 
-class ReferenceTraffic(Config):
+class ReferenceTraffic(ModelFacts):
     """What the first rows of a split look like to the model."""
+
+    file = REFERENCE_FILE
 
     split: str
     rows: PositiveInt
@@ -50,21 +48,6 @@ class ReferenceTraffic(Config):
             score_shares=tuple(shares.tolist()),
             unknown_share=unknown,
         )
-
-    def save(self, folder: Path) -> None:
-        """Write the file into a model folder."""
-        write_json(folder / REFERENCE_FILE, self.model_dump(mode="json"))
-
-    @classmethod
-    def load(cls, folder: Path) -> "ReferenceTraffic | None":
-        """The reference of a model folder; None if it was exported without one. Raises UserError if it is damaged."""
-        path = folder / REFERENCE_FILE
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValidationError:
-            raise UserError(f"{path}: damaged; export the model again") from None
 
     def drift(self, counts: NDArray[np.float64]) -> float:
         """How far the scores counted in each bin are from the reference (`rayrec.evaluation.stability`)."""

@@ -9,13 +9,12 @@ import contextlib
 import errno
 import json
 import math
-import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 from weakref import WeakSet
 
@@ -25,11 +24,14 @@ from safetensors import SafetensorError, safe_open
 
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_file
+from rayrec.common.mapped_file import MappedFile
 
 if TYPE_CHECKING:
     from rayrec.models.common.tables import EmbeddingTable
 
 TABLES_FOLDER = "weights/tables"
+DELTA_FILE = "delta.json"
+"""Only a model folder that holds what differs from the version before it has one (`rayrec.inference.folder.chain`)."""
 METADATA = {"format": "pt", "rayrec_version": "1"}
 """`format: pt` is what readers of safetensors expect; the version is that of the folder's layout."""
 TABLE_TENSOR = "weight"
@@ -37,20 +39,27 @@ SCALE_TENSOR = "scale"
 TablePrecision = Literal["fp32", "fp16", "int8"]
 DTYPES: dict[TablePrecision, str] = {"fp32": "F32", "fp16": "F16", "int8": "I8"}
 """The name of each type in a safetensors file."""
-_NUMPY: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I8": np.dtype("i1")}
+_NUMPY: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "I8": np.dtype("i1"), "U8": np.dtype("u1"), "BOOL": np.dtype("?"),
+}  # fmt: skip
 _LARGEST_INT8 = 127
-_BLOCK_ROWS = 65_536
+BLOCK_ROWS = 65_536
+"""Rows that are copied or compared at a time."""
 _TABLES_AT_ONCE = 4
 """Reading and writing overlap, and the threads hold the memory of so many shards of a checkpoint."""
-_LARGE_BYTES = 256 * 2**20
-"""Smaller tables are soon in memory as a whole, so for these the file system had better read ahead."""
 _ROWS_BETWEEN_LOOKS = 1024
 """A row that was not mapped brings up to 16 pages with it (the kernel's fault-around), 64 KiB."""
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether a folder looks like the output of an export."""
-    return (path / TABLES_FOLDER).is_dir()
+    """Whether a folder looks like the output of an export: a whole model, or a delta."""
+    return is_delta(path) or (path / TABLES_FOLDER).is_dir()
+
+
+def is_delta(path: Path) -> bool:
+    """Whether a model folder holds only what differs from the version before it."""
+    return (path / DELTA_FILE).is_file()
 
 
 def table_file(name: str) -> str:
@@ -58,27 +67,40 @@ def table_file(name: str) -> str:
     return f"{TABLES_FOLDER}/{quote(name, safe=' ')}.safetensors"
 
 
-class MappedTable:
-    """The (rows, columns) weights of a table; only the pages of the rows that were looked up are in memory."""
+class MappedTensors:
+    """The tensors of a safetensors file that was checked, over its mapped content."""
 
-    def __init__(self, path: Path, dim: int) -> None:
-        """Map a file that `ModelFolder.open` has checked; the first `dim` columns are read."""
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        (length,) = struct.unpack_from("<Q", self._map)
-        header = json.loads(self._map[8 : 8 + length])
-        self.dim = dim
-        self._rows = self._tensor(header[TABLE_TENSOR], 8 + length)[:, :dim]
-        self._scale = self._tensor(header[SCALE_TENSOR], 8 + length) if SCALE_TENSOR in header else None
-        if len(self._map) > _LARGE_BYTES:
-            self._map.madvise(mmap.MADV_RANDOM)
+    def __init__(self, path: Path) -> None:
+        self.file = MappedFile(path)
+        content = self.file.content
+        (length,) = struct.unpack_from("<Q", content)
+        header = json.loads(content[8 : 8 + length])
+        self.tensors: dict[str, NDArray[Any]] = {
+            name: self._tensor(described, 8 + length) for name, described in header.items() if name != "__metadata__"
+        }
 
     def _tensor(self, described: dict[str, Any], start: int) -> NDArray[Any]:
         shape, (first, _) = described["shape"], described["data_offsets"]
-        flat: NDArray[Any] = np.frombuffer(
-            self._map, _NUMPY[described["dtype"]], count=int(np.prod(shape)), offset=start + first
-        )
+        dtype = _NUMPY[described["dtype"]]
+        flat: NDArray[Any] = np.frombuffer(self.file.content, dtype, count=math.prod(shape), offset=start + first)
         return flat.reshape(shape)
+
+
+class StoredRows:
+    """Rows of a table, over the tensors of a mapped file."""
+
+    def __init__(self, file: MappedFile, stored: dict[str, NDArray[Any]], dim: int) -> None:
+        """`stored`: the weights (rows, columns), of which the first `dim` columns are read; of int8 also the scales."""
+        self.dim = dim
+        self.stored = stored
+        """The tensors of the rows, as the file has them."""
+        self.mapped: tuple[MappedFile, ...] = (file,)
+        """The files that they are mapped from."""
+        self._rows = stored[TABLE_TENSOR][:, :dim]
+        self._scale = stored.get(SCALE_TENSOR)
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     def read(self, ids: NDArray[np.integer], out: NDArray[np.float32]) -> None:
         """Write the embeddings of n ids to `out`, (n, dim)."""
@@ -87,16 +109,18 @@ class MappedTable:
         else:
             np.multiply(self._rows[ids], self._scale[ids][:, None], out=out)
 
-    def release(self) -> None:
-        """Give the pages in memory back. Later reads map them again from the system's page cache."""
-        self._map.madvise(mmap.MADV_DONTNEED)
+    def stored_rows(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
+        """The rows `start` to `stop` (exclusive) as the file has them, by tensor; all columns of `weight`."""
+        return {name: values[start:stop] for name, values in self.stored.items()}
 
 
-class Mapped(Protocol):
-    """A file that is mapped into memory."""
+class MappedTable(StoredRows):
+    """All rows of a table, mapped from its file; only the pages of those that were looked up are in memory."""
 
-    def release(self) -> None:
-        """Give the pages in memory back; they are mapped again when they are read."""
+    def __init__(self, path: Path, dim: int) -> None:
+        """Map a file that `ModelFolder.open` has checked; the first `dim` columns are read."""
+        whole = MappedTensors(path)
+        super().__init__(whole.file, whole.tensors, dim)
 
 
 class TableMemory:
@@ -113,12 +137,12 @@ class TableMemory:
         It may be exceeded by 64 MiB, or by the pages of one look-up of more than 1,024 rows.
         """
         self._limit = limit_bytes + mapped_bytes()
-        self._mapped: WeakSet[Mapped] = WeakSet()
+        self._mapped: WeakSet[MappedFile] = WeakSet()
         self._rows = 0
 
-    def add(self, mapped: Mapped) -> None:
-        """Count a table or a vocabulary from now on, as long as it is used."""
-        self._mapped.add(mapped)
+    def add(self, file: MappedFile) -> None:
+        """Count a file of a table or a vocabulary from now on, as long as it is used."""
+        self._mapped.add(file)
 
     def note(self, rows: int) -> None:
         """Called after `rows` rows were looked up; gives pages back if the limit is exceeded."""
@@ -127,8 +151,8 @@ class TableMemory:
             return
         self._rows = 0
         if mapped_bytes() > self._limit:
-            for mapped in tuple(self._mapped):
-                mapped.release()
+            for file in tuple(self._mapped):
+                file.release()
 
 
 def mapped_bytes() -> int:
@@ -157,8 +181,8 @@ def quantise_tables(folder: Path, tables: "Sequence[EmbeddingTable]", precision:
         path = folder / table_file(table.name)
         with new_file(path) as temporary, new_table(temporary, table, precision) as tensors:
             stored = MappedTable(path, table.columns)
-            for start in range(0, table.rows, _BLOCK_ROWS):
-                ids = np.arange(start, min(start + _BLOCK_ROWS, table.rows))
+            for start in range(0, table.rows, BLOCK_ROWS):
+                ids = np.arange(start, min(start + BLOCK_ROWS, table.rows))
                 block = np.empty((len(ids), table.columns), np.float32)
                 stored.read(ids, block)
                 for name, values in _quantised(path, block, precision).items():
@@ -189,8 +213,22 @@ def new_table(path: Path, table: "EmbeddingTable", precision: TablePrecision) ->
 
     Raises UserError if the disk is full.
     """
-    scale = {SCALE_TENSOR: ("F32", (table.rows,))} if precision == "int8" else {}
-    stored: dict[str, tuple[str, tuple[int, ...]]] = {TABLE_TENSOR: (DTYPES[precision], table.shape), **scale}
+    with new_tensors(path, tensors_of_rows(table.rows, table.columns, precision)) as tensors:
+        yield tensors
+
+
+def tensors_of_rows(rows: int, columns: int, precision: TablePrecision) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The type and the shape of each tensor that stores rows of a table."""
+    scale = {SCALE_TENSOR: ("F32", (rows,))} if precision == "int8" else {}
+    return {TABLE_TENSOR: (DTYPES[precision], (rows, columns)), **scale}
+
+
+@contextlib.contextmanager
+def new_tensors(path: Path, stored: Mapping[str, tuple[str, tuple[int, ...]]]) -> Iterator[dict[str, NDArray[Any]]]:
+    """A new safetensors file of tensors of these types and shapes, mapped for writing; on disk when the block ends.
+
+    Raises UserError if the disk is full.
+    """
     description: dict[str, dict[str, Any]] = {}
     end = 0
     for name, (dtype, shape) in stored.items():
@@ -213,6 +251,9 @@ def new_table(path: Path, table: "EmbeddingTable", precision: TablePrecision) ->
             raise UserError(
                 f"{path}: no space for a table of {end:,} bytes; free the disk, or give another --output"
             ) from None
+    if end == 0:  # nothing can be mapped
+        yield {name: np.empty(described["shape"]) for name, described in description.items()}
+        return
     content = np.memmap(path, dtype=np.uint8, mode="r+", offset=start, shape=(end,))
     arrays = {}
     for name, described in description.items():
@@ -220,6 +261,19 @@ def new_table(path: Path, table: "EmbeddingTable", precision: TablePrecision) ->
         arrays[name] = content[first:last].view(_NUMPY[described["dtype"]]).reshape(described["shape"])
     yield arrays
     content.flush()
+
+
+def save_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
+    """Write a safetensors file: the same bytes for the same tensors, unlike the library, which orders by chance.
+
+    Raises UserError if the disk is full.
+    """
+    names = {dtype: name for name, dtype in _NUMPY.items()}
+    # By size, so that all begin at a multiple of the size of their numbers.
+    ordered = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    with new_tensors(path, {name: (names[tensors[name].dtype], tensors[name].shape) for name in ordered}) as stored:
+        for name in ordered:
+            stored[name][...] = tensors[name]
 
 
 @contextlib.contextmanager

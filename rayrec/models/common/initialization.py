@@ -8,13 +8,18 @@ import hashlib
 import math
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rayrec.models.common.tables import EmbeddingTable
+from rayrec.random.splitmix64 import StatelessRandom
 
 ROWS_PER_BLOCK = 8192
 """Rows of a table that share a generator. Part of the scheme: another number gives other values."""
+_DRAWN_AT_ONCE = 65_536
+"""Values that are drawn together: they and what leads to them stay in a core's cache."""
 
 
 @runtime_checkable
@@ -64,6 +69,23 @@ def initialize_shard(shard: Tensor, table: EmbeddingTable, seed: int, row: int =
         table.values.fill(block, rows=table.rows, generator=generator)
         start, stop = max(first, row), min(first + ROWS_PER_BLOCK, end)
         shard[start - row : stop - row, :read].copy_(block[start - first : stop - first, column : column + read])
+
+
+def draw_rows(table: EmbeddingTable, seed: int, keys: NDArray[np.uint64]) -> Tensor:
+    """(n, columns) float32: initial values for rows of `table` with `keys` (n,), by which rows are told apart.
+
+    A row depends on (seed, table, key) alone, so neither on its place nor on other rows; rows of one key are the same.
+    Columns that the model does not read are 0. Takes about a second for a million rows of 64 columns on one CPU core.
+    """
+    random = StatelessRandom(derived_seed(seed, "row", table.name))
+    rows = torch.zeros(len(keys), table.columns)
+    at_once = max(1, _DRAWN_AT_ONCE // table.dim)
+    for start in range(0, len(keys), at_once):
+        shares = random.uniform("column", keys[start : start + at_once].view(np.int64), table.dim)
+        # Moved away from 0, where a quantile may be infinite; never 1 either.
+        values = table.values.quantiles(torch.from_numpy(shares).clamp_(min=2.0**-53), rows=table.rows)
+        rows[start : start + at_once, : table.dim] = values
+    return rows
 
 
 def derived_seed(*key: str | int) -> int:

@@ -28,6 +28,12 @@ class TableValues(Protocol):
     def fill(self, block: Tensor, *, rows: int, generator: torch.Generator) -> None:
         """Draw every value of `block`, a part of a table of `rows` rows, in place on the CPU."""
 
+    def quantiles(self, shares: Tensor, *, rows: int) -> Tensor:
+        """The values below which `shares` of the distribution lie: its inverse CDF.
+
+        `shares` are of any shape, float64, between 0 and 1, neither of which they are; so is the result.
+        """
+
 
 @dataclass(frozen=True)
 class UniformByRows:
@@ -36,6 +42,9 @@ class UniformByRows:
     def fill(self, block: Tensor, *, rows: int, generator: torch.Generator) -> None:
         bound = 1.0 / math.sqrt(rows)
         block.uniform_(-bound, bound, generator=generator)
+
+    def quantiles(self, shares: Tensor, *, rows: int) -> Tensor:
+        return (2 * shares - 1) / math.sqrt(rows)
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,9 @@ class Normal:
 
     def fill(self, block: Tensor, *, rows: int, generator: torch.Generator) -> None:
         block.normal_(0.0, self.std, generator=generator)
+
+    def quantiles(self, shares: Tensor, *, rows: int) -> Tensor:
+        return (2 * shares - 1).erfinv_() * (math.sqrt(2) * self.std)
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,10 @@ class TruncatedNormal:
         bound = 2 * self.std
         nn.init.trunc_normal_(block, 0.0, self.std, -bound, bound, generator=generator)
 
+    def quantiles(self, shares: Tensor, *, rows: int) -> Tensor:
+        within = math.erf(2 / math.sqrt(2))  # the share of a normal distribution that is within two deviations
+        return (within * (2 * shares - 1)).erfinv_() * (math.sqrt(2) * self.std)
+
 
 @dataclass(frozen=True)
 class Zeros:
@@ -65,6 +81,9 @@ class Zeros:
 
     def fill(self, block: Tensor, *, rows: int, generator: torch.Generator) -> None:
         block.zero_()
+
+    def quantiles(self, shares: Tensor, *, rows: int) -> Tensor:
+        return torch.zeros_like(shares)
 
 
 @dataclass(frozen=True)

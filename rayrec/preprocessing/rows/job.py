@@ -111,7 +111,7 @@ class RowsJob:
             "times", tuple[Times, ...], lambda files: self._times(workspace.within(files), every_segment)
         )
         times = found[0] if found else None
-        growth = growth_of(self._parent, times, config.expire_after)
+        growth = growth_of(self._parent, times, config.expire_after, compact=config.compact)
 
         roles = {column.role: column.name for column in plan.kept}
         schema = Schema(label=plan.label, features=(), columns=plan.columns, **roles)

@@ -21,10 +21,12 @@ from rayrec.preprocessing.sorted_rows import whole_groups
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.vocabularies.hash_ranges import ROW_COUNT, row_count
 from rayrec.preprocessing.workspace import Workspace
+from rayrec.preprocessing.write.shards import cut_row_groups
 from rayrec.storage.files import files_in, open_parquet, remove
 from rayrec.storage.parquet_files import new_parquet_files
 
 _ROWS_PER_BATCH = 131_072
+_ROWS_PER_ROW_GROUP = 2**16
 _ROWS_PER_FILE = 2**22
 """Counts of single segments that go to one file; the same on every cluster, so that the files are."""
 _MOST_FILES = 4_096
@@ -63,6 +65,8 @@ class Growth:
     """The dataset that it extends; None begins anew."""
     expire_after: str | None = None
     """How long a value may not occur before it leaves its vocabulary, such as `30d`; None keeps all."""
+    compact: bool = False
+    """Whether values are numbered anew, by the counts of all days."""
 
     @property
     def first_moment(self) -> int | None:
@@ -178,8 +182,10 @@ def _batches(feature: int, values: pa.ChunkedArray, *sums: pa.ChunkedArray) -> l
 def _summed(batches: Iterator[pa.RecordBatch], moment: int) -> Iterator[pa.Table]:
     """Tables (feature, value, count, last), a row for each value, of rows sorted by hash, feature and value."""
     for batch in whole_groups(batches, HASH, _ROWS_PER_BATCH):
-        rows = pa.Table.from_batches([batch])
-        sums = rows.group_by(["feature", "value"], use_threads=False).aggregate([(name, "sum") for name in _SUMS])
+        rows, keys = pa.Table.from_batches([batch]), [HASH, "feature", "value"]
+        sums = rows.group_by(keys, use_threads=False).aggregate([(name, "sum") for name in _SUMS])
+        # Arrow gives groups in no order of their own.
+        sums = sums.sort_by([(name, "ascending") for name in keys])
         last = pc.if_else(pc.greater(sums["new_sum"], 0), pa.scalar(moment), sums["last_sum"])
         columns = [sums["feature"], sums["value"], sums["count_sum"], last]
         yield pa.table(columns, names=["feature", "value", "count", "last"])
@@ -192,14 +198,20 @@ def _write(sums: Iterator[pa.Table], path: Path, gone: Path, features: Sequence[
         new_parquet_files(path, _STORED, _ROWS_PER_FILE, compression="lz4") as (keep, _),
         new_parquet_files(gone, _EXPIRED, _ROWS_PER_FILE) as (drop, _),
     ):
-        for table in sums:
-            is_old = pc.less(table["last"], -(2**63) if first is None else first)
-            for batch in table.filter(is_old).select(_EXPIRED.names).to_batches():
-                drop(batch)
-            for batch in table.filter(pc.invert(is_old)).to_batches():
-                names = pa.DictionaryArray.from_arrays(batch["feature"], dictionary)
-                keep(pa.RecordBatch.from_arrays([names, *batch.columns[1:]], schema=_STORED))
-            rows += len(table)
+
+        def kept() -> Iterator[pa.RecordBatch]:
+            for table in sums:
+                is_old = pc.less(table["last"], -(2**63) if first is None else first)
+                for batch in table.filter(is_old).select(_EXPIRED.names).to_batches():
+                    drop(batch)
+                yield from table.filter(pc.invert(is_old)).to_batches()
+
+        # How sums come in tables depends on the tasks that counted; row groups do not.
+        for group in cut_row_groups(kept(), _ROWS_PER_ROW_GROUP):
+            (batch,) = group.combine_chunks().to_batches()
+            names = pa.DictionaryArray.from_arrays(batch["feature"], dictionary)
+            keep(pa.RecordBatch.from_arrays([names, *batch.columns[1:]], schema=_STORED))
+            rows += batch.num_rows
     return rows
 
 

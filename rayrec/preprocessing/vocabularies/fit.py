@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from rayrec.config.transforms import Vocabulary
 from rayrec.features.vocabulary import (
+    VALUES_PER_FILE,
+    VALUES_PER_ROW_GROUP,
     VOCABULARY_SCHEMA,
     VocabularyLookup,
     fingerprint,
@@ -35,9 +37,6 @@ from rayrec.storage.files import make_folder, open_parquet
 from rayrec.storage.parquet_files import new_parquet
 from rayrec.storage.staged import fetch
 
-_VALUES_PER_FILE = 4_194_304
-"""A longer vocabulary is a folder of parts."""
-_VALUES_PER_ROW_GROUP = 65_536
 _GIVEN = 0
 """The partition that given values are written as."""
 _CANDIDATES = pa.schema([("feature", pa.int32()), ("value", pa.string()), ("count", pa.int64())])
@@ -47,7 +46,7 @@ _RANKED = pa.schema([pa.field("value", pa.string(), False), pa.field("count", pa
 def vocabulary_file(feature: str, size: int) -> str:
     """The path of a feature's vocabulary, relative to the dataset: a file, or a folder of parts for a long one."""
     path = f"{VOCABULARY_FOLDER}/{feature}"
-    return f"{path}.parquet" if size <= _VALUES_PER_FILE else path
+    return f"{path}.parquet" if size <= VALUES_PER_FILE else path
 
 
 def fit_vocabularies(
@@ -61,8 +60,9 @@ def fit_vocabularies(
     """Write the vocabularies of features into the dataset folder, fitted on the rows of `segments` and those before.
 
     Ids go from 1 by descending count, ties by ascending value (the order of the UTF-8 bytes), so they depend on the
-    rows alone. Missing values and empty ones are not listed. With a parent the ids of its values stay: what is listed
-    now follows, and the empty text takes the place of a value that has expired. Both are stages.
+    rows alone. Missing values and empty ones are not listed. With a parent the ids of its values stay, unless they are
+    to be compact: what is listed now follows, and the empty text takes the place of a value that has expired. To count
+    and to list are a stage each.
     """
     if not listings:
         make_folder(workspace.folder / VOCABULARY_FOLDER)
@@ -76,7 +76,7 @@ def fit_vocabularies(
     return stages.run(
         "vocabularies",
         dict[str, Vocabulary],
-        lambda _: _list_values(workspace, listings, counts, growth.parent),
+        lambda _: _list_values(workspace, listings, counts, None if growth.compact else growth.parent),
         workspace.folder / VOCABULARY_FOLDER,
     )
 
@@ -219,9 +219,9 @@ def _number(
     for name, of_feature in pieces.items():
         path = workspace.folder / vocabulary_file(name, sizes[name])
         # Spark draws its ranges by chance, so files and row groups are cut anew: a new run writes the same bytes.
-        for index, start in enumerate(range(0, max(1, sizes[name]), _VALUES_PER_FILE)):
+        for index, start in enumerate(range(0, max(1, sizes[name]), VALUES_PER_FILE)):
             part = path if path.suffix else path / f"part-{index:05d}.parquet"
-            cut = cut_pieces(of_feature, start, start + _VALUES_PER_FILE)
+            cut = cut_pieces(of_feature, start, start + VALUES_PER_FILE)
             files.append(_Numbering(name, part, cut, start + 1, removed.get(name, np.empty(0, np.int64))))
 
     words = dict.fromkeys(pieces, 0)
@@ -253,7 +253,7 @@ def _write_ids(file: _Numbering) -> int:
     next_id, word = file.first_id, 0
     with new_parquet(file.path, VOCABULARY_SCHEMA) as writer:
         ranked = (batch for piece in file.pieces for batch in read_piece(piece, _RANKED.names, ()))
-        for table in cut_row_groups(ranked, _VALUES_PER_ROW_GROUP):
+        for table in cut_row_groups(ranked, VALUES_PER_ROW_GROUP):
             ids = np.arange(next_id, next_id + table.num_rows)
             values = table["value"].combine_chunks()
             if len(file.removed):

@@ -39,9 +39,6 @@ class Rows(Protocol):
         The further columns are called NAME_0, NAME_1, ..., first those of the first name.
         """
 
-    def at_least(self, column: str, least: Sequence[int], by: str) -> "Rows":
-        """The rows whose `column` is at least `least[i]`, where the column `by` is i."""
-
     def in_order(self, *columns: str, descending: Collection[str] = ()) -> "Rows":
         """All rows sorted by columns: those of a partition come after those of the partitions before it."""
 

@@ -45,12 +45,6 @@ class SparkRows:
         ]
         return SparkRows(self.frame.groupBy(*keys).agg(*(f.sum(name).alias(name) for name in names), *of_folds))
 
-    def at_least(self, column: str, least: Sequence[int], by: str) -> "SparkRows":
-        from pyspark.sql import functions as f
-
-        limit = f.element_at(f.array(*[f.lit(number) for number in least]), f.col(by) + 1)
-        return SparkRows(self.frame.filter(f.col(column) >= limit))
-
     def in_order(self, *columns: str, descending: Collection[str] = ()) -> "SparkRows":
         from pyspark.sql import functions as f
 

@@ -53,11 +53,6 @@ class HeldRows:
                 table = table.append_column(every[-1], pc.if_else(pc.equal(table[fold], number), table[name], 0))
         return self._of(table).summed(keys, every)
 
-    def at_least(self, column: str, least: Sequence[int], by: str) -> Self:
-        limits = pa.array(least, pa.int64())
-        kept = (rows.filter(pc.greater_equal(rows[column], limits.take(rows[by]))) for rows in self.partitions)
-        return replace(self, partitions=tuple(kept))
-
     def in_order(self, *columns: str, descending: Collection[str] = ()) -> Self:
         order = tuple((name, "descending" if name in descending else "ascending") for name in columns)
         return replace(self._of(self._whole()), order=order)

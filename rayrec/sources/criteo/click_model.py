@@ -5,8 +5,12 @@
 A missing number counts as 0 in place of ln(I + 3), as preprocessing encodes it. Effects and latent values belong to the
 `HEAD` most frequent values of a column and to "missing"; all rarer values of a column share an effect of 0, so that
 what can be known about a row is learnable from a sample in which rare values occur once or never.
+
+Preferences drift: from a day to the next, weights and effects make a step of a random walk, and a value that is new has
+an effect and a latent value of its own.
 """
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +25,13 @@ NUMERIC_SHARE, CATEGORICAL_SHARE, INTERACTION_SHARE = 0.35, 0.50, 0.15
 """Shares of the logit's variance."""
 INTERACTIONS = ((0, 13), (1, 16), (4, 22), (7, 8))
 """Pairs of categorical columns (from 0: C1 with C14, ...) whose values act together."""
+DRIFT_STEP = 0.07
+"""At a drift of 1, a weight or an effect correlates with that of the day before by sqrt(1 - DRIFT_STEP^2)."""
+_LEAST_WEIGHT = 0.3
+_WEIGHT_SD = np.sqrt((_LEAST_WEIGHT**2 + _LEAST_WEIGHT + 1.0) / 3.0)
+"""Root mean square of a weight before it is scaled: of U(0.3, 1) with either sign."""
+_EFFECT_SD = np.sqrt(1.0 / 3.0)
+"""Standard deviation of an effect: of U(-1, 1)."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,20 @@ class RawValues:
     """(n, 13)."""
     ranks: NDArray[np.int64]
     """(n, 26) ranks of the categorical values by expected frequency, from 1; 0 for missing."""
+    generations: NDArray[np.int64]
+    """(n, 26) how many other values had the rank before this one."""
+    is_new: NDArray[np.bool_]
+    """(n, 26) whether no earlier day had the value."""
+
+    def rows(self, which: slice) -> "RawValues":
+        """Some of the rows."""
+        return RawValues(
+            self.numbers[which],
+            self.numbers_missing[which],
+            self.ranks[which],
+            self.generations[which],
+            self.is_new[which],
+        )
 
 
 class ClickModel:
@@ -42,39 +67,70 @@ class ClickModel:
         """`sample`: rows on which variance shares and base rate are met."""
         rng = np.random.default_rng(seed)
         columns = sample.ranks.shape[1]
-        # Position 0: missing; 1 ... HEAD: the frequent values; HEAD + 1: all the others.
-        self._effects = rng.uniform(-1.0, 1.0, (columns, HEAD + 2))
-        self._latent = rng.choice([-1.0, 1.0], (columns, HEAD + 2))
-        self._effects[:, -1] = 0.0
-        self._latent[:, -1] = 0.0
+        # Position 0: missing; 1 ... HEAD: the frequent values; HEAD + 1: all the others. Of the values that share a
+        # rank on a day, one has an even generation and one an odd generation, which is the last index.
+        effects = rng.uniform(-1.0, 1.0, (columns, HEAD + 2))
+        latent = rng.choice([-1.0, 1.0], (columns, HEAD + 2))
+        effects[:, -1] = latent[:, -1] = 0.0
+        self._effects, self._latent = (np.stack([values, values], axis=-1) for values in (effects, latent))
+        terms = sample.numbers.shape[1] + columns + len(INTERACTIONS)
+        self._weights = rng.uniform(_LEAST_WEIGHT, 1.0, terms) * rng.choice([-1.0, 1.0], terms)
+        self._scale(sample)
 
+    def next_day(
+        self,
+        rng: np.random.Generator,
+        drift: float,
+        generations: NDArray[np.int64],
+        renewed: NDArray[np.bool_],
+        sample: RawValues,
+    ) -> "ClickModel":
+        """The model of the next day, on which weights and effects have moved without becoming larger or smaller.
+
+        `generations`: (26, HEAD) of the newest values of the frequent ranks; `renewed`: which of these are new.
+        `sample`: rows of the next day.
+        """
+        model, step = copy.copy(self), DRIFT_STEP * drift
+        keep = np.sqrt(1.0 - step**2)
+        model._weights = keep * self._weights + step * _WEIGHT_SD * rng.standard_normal(self._weights.shape)
+        model._effects = keep * self._effects + step * _EFFECT_SD * rng.standard_normal(self._effects.shape)
+        model._effects[:, -1] = 0.0
+        model._latent = self._latent.copy()
+        column, index = np.nonzero(renewed)
+        new = column, index + 1, generations[renewed] % 2
+        model._effects[new] = rng.uniform(-1.0, 1.0, len(column))
+        model._latent[new] = rng.choice([-1.0, 1.0], len(column))
+        model._scale(sample)
+        return model
+
+    def _scale(self, sample: RawValues) -> None:
+        """Set what the terms are multiplied with, and the bias."""
         terms = self.terms(sample)
         spread = terms.std(axis=0)
-        weights = rng.uniform(0.3, 1.0, terms.shape[1]) * rng.choice([-1.0, 1.0], terms.shape[1])
         # A term that never varies says nothing about clicks.
-        weights = np.divide(weights, spread, out=np.zeros_like(spread), where=spread > 0.0)
-        numbers = sample.numbers.shape[1]
-        groups = np.split(np.arange(len(weights)), [numbers, numbers + columns])
+        factors = np.divide(self._weights, spread, out=np.zeros_like(spread), where=spread > 0.0)
+        numbers, columns = sample.numbers.shape[1], sample.ranks.shape[1]
+        groups = np.split(np.arange(len(factors)), [numbers, numbers + columns])
         shares = (NUMERIC_SHARE, CATEGORICAL_SHARE, INTERACTION_SHARE)
         for group, share in zip(groups, shares, strict=True):
-            group_spread = float(_weighted(terms[:, group], weights[group]).std())
+            group_spread = float(_weighted(terms[:, group], factors[group]).std())
             if group_spread > 0.0:
-                weights[group] *= LOGIT_SD * np.sqrt(share) / group_spread
-        self._weights = weights
-        self._bias = _bias_for(_weighted(terms, weights), BASE_RATE)
+                factors[group] *= LOGIT_SD * np.sqrt(share) / group_spread
+        self._factors = factors
+        self._bias = _bias_for(_weighted(terms, factors), BASE_RATE)
 
     def terms(self, values: RawValues) -> NDArray[np.float64]:
         """(n, 13 + 26 + 4): what the logit is linear in."""
         logs = np.where(values.numbers_missing, 0.0, np.log(np.maximum(values.numbers, -2) + 3.0))
         position = np.minimum(values.ranks, HEAD + 1)
-        column = np.arange(position.shape[1])
-        latent = self._latent[column, position]
+        of_value = np.arange(position.shape[1]), position, values.generations % 2
+        latent = self._latent[of_value]
         first, second = np.transpose(INTERACTIONS)
-        return np.hstack([logs, self._effects[column, position], latent[:, first] * latent[:, second]])
+        return np.hstack([logs, self._effects[of_value], latent[:, first] * latent[:, second]])
 
     def probability(self, values: RawValues) -> NDArray[np.float64]:
         """(n,) the probability of label 1."""
-        return _sigmoid(_weighted(self.terms(values), self._weights) + self._bias)
+        return _sigmoid(_weighted(self.terms(values), self._factors) + self._bias)
 
 
 def _weighted(terms: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:

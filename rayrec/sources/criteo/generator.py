@@ -1,12 +1,13 @@
 """Rows in Criteo's raw layout, any number of them in constant memory, drawn from a known click model.
 
 Rows come in chunks of fixed size, each from its own random stream, so a row depends on the seed and its position alone:
-more rows, or other files, repeat the rows that fewer rows had.
+more rows, or other files, repeat the rows that fewer rows had. If days drift, each has such a sequence of rows of its
+own, that of day 0 being the one without days; a day is found from the day before, its rows are not.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,11 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder, write_json
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.sources.criteo.click_model import ClickModel, RawValues
+from rayrec.sources.criteo.click_model import HEAD, ClickModel, RawValues
 from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC, SEPARATOR
 from rayrec.sources.criteo.truth import TRUTH_FILE, FileTruth, GeneratedTruth, TruthAccumulator
-from rayrec.sources.generated_text import csv_file, to_hexadecimal
+from rayrec.sources.criteo.turnover import Turnover, most_days
+from rayrec.sources.generated_text import csv_file, rows_by_file, to_hexadecimal
 
 CHUNK_ROWS = 16_384
 CALIBRATION_ROWS = 65_536
@@ -61,24 +63,41 @@ class Chunk:
 
 
 class CriteoGenerator:
-    """An endless sequence of rows that depends on the seed alone."""
+    """An endless sequence of the rows of a day, which depends on the seed, the drift and the day alone."""
 
-    def __init__(self, seed: int = 0) -> None:
-        model_seed, calibration_seed, self._rows_seed, spelling_seed = np.random.SeedSequence(seed).generate_state(4)
+    def __init__(self, seed: int = 0, drift: float = 0.0) -> None:
+        """The generator of day 0. `drift`: how much values and preferences change from day to day, 0 to 10."""
+        seeds = np.random.SeedSequence(seed).generate_state(6)
+        model_seed, self._calibration_seed, self._rows_seed, spelling_seed, turnover_seed, self._drift_seed = seeds
         self._spelling = np.random.default_rng(spelling_seed).integers(2**32, size=len(CATEGORICAL), dtype=np.uint32)
-        sample = self._draw_values(np.random.default_rng(calibration_seed), CALIBRATION_ROWS)
-        self.click_model = ClickModel(int(model_seed), sample)
+        self._day, self._drift = 0, drift
+        self._turnover = Turnover(int(turnover_seed), _MOST_VALUES, drift)
+        self.click_model = ClickModel(int(model_seed), self._sample())
 
-    def chunks(self, rows: int) -> Iterator[Chunk]:
-        """The first `rows` rows, in chunks of CHUNK_ROWS (the last one shorter)."""
-        for number, start in enumerate(range(0, rows, CHUNK_ROWS)):
-            rng = np.random.default_rng([self._rows_seed, number])
+    def next_day(self) -> "CriteoGenerator":
+        """The generator of the next day."""
+        other = copy.copy(self)
+        other._day += 1
+        rng = np.random.default_rng([self._drift_seed, other._day])
+        generations, renewed = self._turnover.newest(other._day, HEAD)
+        other.click_model = self.click_model.next_day(rng, self._drift, generations, renewed, other._sample())
+        return other
+
+    def chunks(self, rows: int, *, first: int = 0) -> Iterator[Chunk]:
+        """`rows` rows, from the day's row `first` on, in chunks of at most CHUNK_ROWS."""
+        for number in range(first // CHUNK_ROWS, -(-(first + rows) // CHUNK_ROWS)):
+            # An additional 0 as on day 0 leaves a seed as it is.
+            rng = np.random.default_rng([self._rows_seed, number, self._day])
             values = self._draw_values(rng, CHUNK_ROWS)
             probability = self.click_model.probability(values)
             label = rng.random(CHUNK_ROWS) < probability
-            count = min(CHUNK_ROWS, rows - start)
-            values = RawValues(values.numbers[:count], values.numbers_missing[:count], values.ranks[:count])
-            yield Chunk(self._to_arrow(values, label[:count]), values, probability[:count])
+            start = number * CHUNK_ROWS
+            part = slice(max(first - start, 0), min(first + rows - start, CHUNK_ROWS))
+            values = values.rows(part)
+            yield Chunk(self._to_arrow(values, label[part]), values, probability[part])
+
+    def _sample(self) -> RawValues:
+        return self._draw_values(np.random.default_rng([self._calibration_seed, self._day]), CALIBRATION_ROWS)
 
     def _draw_values(self, rng: np.random.Generator, rows: int) -> RawValues:
         logs = _LOG_MEANS + _LOG_SDS * rng.standard_normal((rows, len(NUMERIC)))
@@ -90,15 +109,19 @@ class CriteoGenerator:
         # Inverse of the cumulative distribution of a density ~ x^-exponent on [1, cardinality + 1).
         power = 1.0 - EXPONENT
         uniform = rng.random((rows, len(CATEGORICAL)))
-        ranks = (1.0 + uniform * ((_MOST_VALUES + 1.0) ** power - 1.0)) ** (1.0 / power)
-        present = rng.random(ranks.shape) >= list(_CATEGORICAL_MISSING.values())
-        ranks = np.where(present, np.minimum(ranks, _MOST_VALUES), 0.0)
-        return RawValues(numbers, numbers_missing, ranks.astype(np.int64))
+        drawn = (1.0 + uniform * ((_MOST_VALUES + 1.0) ** power - 1.0)) ** (1.0 / power)
+        present = rng.random(drawn.shape) >= list(_CATEGORICAL_MISSING.values())
+        ranks = np.where(present, np.minimum(drawn, _MOST_VALUES), 0.0).astype(np.int64)
+        generations, is_new = self._turnover.draw(rng, self._day, ranks)
+        return RawValues(numbers, numbers_missing, ranks, generations, is_new)
 
     def _to_arrow(self, values: RawValues, label: NDArray[np.bool_]) -> pa.RecordBatch:
         numbers = [pa.array(values.numbers[:, j], mask=values.numbers_missing[:, j]) for j in range(len(NUMERIC))]
         strings = [
-            to_hexadecimal(_scramble(values.ranks[:, k], self._spelling[k]), values.ranks[:, k] == 0)
+            to_hexadecimal(
+                _scramble(values.generations[:, k] << 24 | values.ranks[:, k], self._spelling[k]),
+                values.ranks[:, k] == 0,
+            )
             for k in range(len(CATEGORICAL))
         ]
         return pa.RecordBatch.from_arrays([pa.array(label.astype(np.int8)), *numbers, *strings], schema=_SCHEMA)
@@ -110,53 +133,46 @@ def generate(
     *,
     seed: int = 0,
     days: int | None = None,
+    drift: float = 0.0,
     compress: bool = False,
     progress: Progress | None = None,
 ) -> GeneratedTruth:
     """Write `rows` rows and `truth.json` into the new folder `output`, which is whole or absent.
 
     One file `criteo.tsv` (Kaggle layout), or with `days` the files `day_0` ... (Terabyte layout) with equal shares of
-    the rows; with `compress`, gzip files ending in `.gz`. Raises UserError on arguments out of range or an existing
-    output.
+    the rows; with `compress`, gzip files ending in `.gz`. `drift`: how much values and preferences change from day to
+    day, 0 to 10; at 0 the days together are the rows of the one file. Raises UserError on arguments out of range or an
+    existing output.
     """
-    if days is not None and not 1 <= days <= rows:
-        raise UserError(f"days: {days}; give 1 to {rows}, the number of rows")
-    names = [SINGLE_FILE] if days is None else [f"day_{day}" for day in range(days)]
-    ends = [rows * (i + 1) // len(names) for i in range(len(names))]
+    rows_of_files = rows_by_file(rows, days)
+    if days is not None and days > most_days(drift):
+        raise UserError(f"days: {days}; with drift {drift:g} give at most {most_days(drift):g}, or a smaller drift")
     progress = progress or SilentProgress()
     total, files = TruthAccumulator(), []
+    generator, first = CriteoGenerator(seed, drift), 0
     with new_folder(output) as folder:
         progress.stage("generate", rows)
-        chunks = CriteoGenerator(seed).chunks(rows)
-        pieces = _cut(chunks, ends)
-        for name, end in zip(names, ends, strict=True):
+        for day, rows_of_file in enumerate(rows_of_files):
+            if drift and day:
+                generator, first = generator.next_day(), 0
+            name = SINGLE_FILE if days is None else f"day_{day}"
             path = folder / (f"{name}.gz" if compress else name)
-            truth = TruthAccumulator()
+            truth, values, new_values = TruthAccumulator(), 0, 0
             with csv_file(path, _SCHEMA, separator=SEPARATOR, has_header=False) as write:
-                for position, batch, probability in pieces:
-                    write(batch)
-                    label = batch.column(LABEL).to_numpy() == 1
+                for chunk in generator.chunks(rows_of_file, first=first):
+                    write(chunk.rows)
+                    label = chunk.rows.column(LABEL).to_numpy() == 1
                     for accumulator in (total, truth):
-                        accumulator.add(probability, label)
+                        accumulator.add(chunk.probability, label)
+                    values += int(np.count_nonzero(chunk.values.ranks))
+                    new_values += int(np.count_nonzero(chunk.values.is_new))
                     progress.advance(len(label))
-                    if position == end:
-                        break
-            files.append(FileTruth(path=path.name, **truth.result().model_dump()))
-        result = GeneratedTruth(source="criteo", seed=seed, files=tuple(files), **total.result().model_dump())
+            first += rows_of_file
+            files.append(FileTruth(path=path.name, new_values=new_values / values, **truth.result().model_dump()))
+        stated = total.result().model_dump()
+        result = GeneratedTruth(source="criteo", seed=seed, drift=drift, files=tuple(files), **stated)
         write_json(folder / TRUTH_FILE, result.model_dump(mode="json"))
     return result
-
-
-def _cut(chunks: Iterable[Chunk], ends: Sequence[int]) -> Iterator[tuple[int, pa.RecordBatch, NDArray[np.float64]]]:
-    """The rows and probabilities of `chunks` in pieces that do not cross `ends`, each with the position of its end."""
-    start = 0
-    for chunk in chunks:
-        stop = start + chunk.rows.num_rows
-        cuts = [start, *(end for end in ends if start < end < stop), stop]
-        for low, high in pairwise(cuts):
-            piece = slice(low - start, high - start)
-            yield high, chunk.rows.slice(low - start, high - low), chunk.probability[piece]
-        start = stop
 
 
 def _scramble(ranks: NDArray[np.int64], key: np.uint32) -> NDArray[np.uint32]:

@@ -15,9 +15,9 @@ class CriteoSource(TableSource):
     generated = GeneratedData(SINGLE_FILE, "hash", "test", has_days=True)
 
     def generate(
-        self, output: Path, rows: int, *, seed: int, days: int | None, compress: bool, progress: Progress
+        self, output: Path, rows: int, *, seed: int, days: int | None, drift: float, compress: bool, progress: Progress
     ) -> dict[str, Any]:
-        truth = generate(output, rows, seed=seed, days=days, compress=compress, progress=progress)
+        truth = generate(output, rows, seed=seed, days=days, drift=drift, compress=compress, progress=progress)
         return {"truth": truth.model_dump(mode="json", exclude={"files", "method"})}
 
     def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:

@@ -32,6 +32,8 @@ class FileTruth(RowsTruth):
 
     path: str
     """Relative to the folder of `truth.json`."""
+    new_values: float
+    """Share of the categorical values, missing ones aside, that the click model had on no earlier day."""
 
 
 class GeneratedTruth(RowsTruth):
@@ -39,6 +41,8 @@ class GeneratedTruth(RowsTruth):
 
     source: str
     seed: int
+    drift: float
+    """How much values and preferences change from day to day; 0 if the rows of all files are alike."""
     files: tuple[FileTruth, ...]
     method: str = (
         "Labels are drawn from a known click model; on average no model ranks the rows better than the true "

@@ -21,7 +21,7 @@ from rayrec.sources.source import GeneratedData, InputPaths, Source
 class InteractionSource(Source):
     """Files with a user, an item and perhaps a time in each row."""
 
-    generated = GeneratedData(FILE, "leave_one_out", "test")
+    generated = GeneratedData(FILE, "leave_one_out", "test", has_days=True)
 
     def job(self, recipe: Recipe, inputs: InputPaths) -> InteractionJob:
         assert isinstance(recipe.source, InteractionSourceConfig)
@@ -38,9 +38,9 @@ class InteractionSource(Source):
         return InteractionReader.detect(config, files)
 
     def generate(
-        self, output: Path, rows: int, *, seed: int, days: int | None, compress: bool, progress: Progress
+        self, output: Path, rows: int, *, seed: int, days: int | None, drift: float, compress: bool, progress: Progress
     ) -> dict[str, Any]:
-        return generate(output, rows, seed=seed, compress=compress, progress=progress)
+        return generate(output, rows, seed=seed, days=days, drift=drift, compress=compress, progress=progress)
 
     def describe_quality(self, metrics: Mapping[str, float | None], generated: Mapping[str, Any]) -> str:
         rows, lists = metrics["rows"], metrics["groups"]

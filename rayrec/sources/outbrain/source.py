@@ -69,7 +69,7 @@ class OutbrainSource(Source):
         return DisplayJob(recipe.preprocess, inputs)
 
     def generate(
-        self, output: Path, rows: int, *, seed: int, days: int | None, compress: bool, progress: Progress
+        self, output: Path, rows: int, *, seed: int, days: int | None, drift: float, compress: bool, progress: Progress
     ) -> dict[str, Any]:
         truth = generate(output, rows, seed=seed, compress=compress, progress=progress)
         return {"truth": truth.model_dump(mode="json", exclude={"method"})}
@@ -91,7 +91,7 @@ class OutbrainSource(Source):
         return {"context": event, "candidates": ads}
 
     def lookup(self, model: "Predictor") -> AdLookup | None:
-        statistics = model.folder / STATISTICS_FOLDER
+        statistics = model.model_folder.path(STATISTICS_FOLDER)
         return AdLookup(statistics) if statistics.is_dir() else None
 
 

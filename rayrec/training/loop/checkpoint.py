@@ -106,7 +106,7 @@ class Checkpoints:
         """Load the checkpoint of `progress.step` in place, whatever number of workers wrote it."""
         state = step.state_dict()
         load_state(state, self._folder / checkpoint_name(progress.step))
-        step.finish_loading(state, progress.step, progress.loss_scale)
+        step.finish_loading(state, progress.steps_before + progress.step, progress.loss_scale)
 
     def prune(self, written: Path | None = None) -> None:
         """Keep the last ones and the best one, and list them in `index.json`. Rank 0 alone calls it.

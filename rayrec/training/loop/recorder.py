@@ -14,7 +14,11 @@ import torch.distributed as dist
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
 from rayrec.config.train import MAIN_PART
+from rayrec.evaluation.binary import BinaryMetrics
+from rayrec.evaluation.distributed import compute_over_ranks
+from rayrec.evaluation.progressive import PROGRESSIVE
 from rayrec.ingest.loader import EpochLoader
+from rayrec.models.common.batch import Batch
 from rayrec.recipes import Recipe
 from rayrec.training.loop.checkpoint import Checkpoints
 from rayrec.training.loop.precision import Precision
@@ -35,6 +39,8 @@ class _Window:
     """() Steps that gradients overflowed in, and that changed nothing."""
     started: float
     steps: int = 0
+    rows: int = 0
+    """Rows on all ranks."""
     waited: float = 0.0
     """Seconds without a batch to work on."""
 
@@ -50,6 +56,7 @@ class RunRecorder:
         self._checkpoints = Checkpoints(run.checkpoints, recipe.train.checkpoint, at_uri=run.is_borrowed)
         self._trackers: list[Tracker] = []
         self._window = self._new_window()
+        self._scored: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self._waited_in_epoch = 0.0
         self._saved_step: int | None = None
         self._saved_at = self._began_at = time.perf_counter()
@@ -91,13 +98,19 @@ class RunRecorder:
             "precision_reason": self._precision.reason,
         })  # fmt: skip
 
-    def add(self, outcome: StepOutcome, waited_in_epoch: float) -> None:
-        """Take in one step, and the seconds that the epoch has waited for batches so far."""
+    def add(self, outcome: StepOutcome, rows: int, waited_in_epoch: float) -> None:
+        """Take in one step on `rows` rows, and the seconds that the epoch has waited for batches so far."""
         self._window.loss += outcome.loss
         self._window.steps += 1
+        self._window.rows += rows
         self._window.overflows += outcome.overflow
         self._window.waited += waited_in_epoch - self._waited_in_epoch
         self._waited_in_epoch = waited_in_epoch
+
+    def add_scores(self, logits: torch.Tensor, batch: Batch) -> None:
+        """Take in what the model gave this rank's rows of a batch before it was trained on them."""
+        # They stay on the device until the next record, so that no step waits for it.
+        self._scored.append((logits, batch.label, batch.weight))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -132,15 +145,28 @@ class RunRecorder:
         values = {
             "loss": loss / window.steps,
             **self._learning_rates(progress.step),
-            "samples_per_second": window.steps * self._recipe.train.global_batch_size / seconds,
+            "samples_per_second": window.rows / seconds,
             "data_wait_share": waited_share,
             "peak_memory_bytes": self._peak_memory(),
             "overflows": int(window.overflows.item()),
         }
         self._write({"step": progress.step, "epoch": progress.epoch, "event": "train", **values})
         self._track("train", values, progress.step)
+        self._record_scores(progress)
         self._window = self._new_window()
         return checkpoint_due > 0
+
+    def _record_scores(self, progress: RunProgress) -> None:
+        """Record the metrics of the rows since the last such record, if there are any. A collective."""
+        if not self._scored:
+            return
+        binary = BinaryMetrics.from_config(self._recipe.evaluate)
+        binary.update(*(torch.cat(column) for column in zip(*self._scored, strict=True)))
+        self._scored.clear()
+        metrics = compute_over_ranks(binary)
+        record = {"step": progress.step, "epoch": progress.epoch, "event": PROGRESSIVE}
+        self._write({**record, **metrics, "sums": binary.sums_by_name})
+        self._track(PROGRESSIVE, {name: v for name, v in metrics.items() if v is not None}, progress.step)
 
     def record_evaluation(self, progress: RunProgress, split: str, metrics: Mapping[str, float | None]) -> None:
         """Record the metrics of an evaluation in mid-training."""
@@ -156,6 +182,8 @@ class RunRecorder:
         """Save a checkpoint, unless this step has one. A collective."""
         if self._saved_step == progress.step:
             return
+        # A run that goes on from here makes no record of the rows before.
+        self._record_scores(progress)
         loss_scale = self._step.loss_scale.state_dict() if self._step.loss_scale is not None else None
         self._checkpoints.save(self._step, replace(progress, seconds=self._seconds(), loss_scale=loss_scale))
         self._saved_step, self._saved_at = progress.step, time.perf_counter()

@@ -34,6 +34,8 @@ class StepOutcome:
     """() float32: this rank's weighted sum of row losses / the weight of the whole global batch; sums to the mean."""
     overflow: Tensor
     """() float32: 1 where gradients overflowed, and nothing was changed; else 0."""
+    logits: Tensor
+    """(B,) float32: those of this rank's rows before the update, without gradients."""
 
 
 class TrainStep:
@@ -41,7 +43,7 @@ class TrainStep:
 
     def __init__(self, model: ParallelModel, config: TrainConfig, precision: Precision, steps_per_epoch: int) -> None:
         """`steps_per_epoch` counts the steps of a whole epoch, for schedules in epochs."""
-        self._model = model
+        self.model = model
         self._steps_per_epoch = steps_per_epoch
         self._config = config
         self._precision = precision
@@ -71,22 +73,22 @@ class TrainStep:
             # Masks depend on no earlier step, so that a resumed run repeats them; each rank draws its own.
             torch.manual_seed(derived_seed(self._config.seed, "dropout", step, dist.get_rank()))
         sent = self._sent if self._sent is not None and self._sent.batch is batch else None
-        self._sent = None if following is None else self._model.send_ids(following)
-        with torch.set_grad_enabled(self._model.trains_tables):
-            pooled = self._model.pooled(batch, sent)
-        boundary = pooled.detach().requires_grad_(self._model.trains_tables)
-        loss = self._dense_passes(batch, boundary, totals)
+        self._sent = None if following is None else self.model.send_ids(following)
+        with torch.set_grad_enabled(self.model.trains_tables):
+            pooled = self.model.pooled(batch, sent)
+        boundary = pooled.detach().requires_grad_(self.model.trains_tables)
+        loss, logits = self._dense_passes(batch, boundary, totals)
         overflow = self._unscale(boundary)
         if self._skips_on_device or not overflow.item():
-            if self._model.trains_tables:
+            if self.model.trains_tables:
                 gradient = self._with_penalty(boundary, batch.weight, totals.weight)
                 pooled.backward(self._zeroed(gradient, overflow))
-                self._model.table_optimizer.step()
+                self.model.table_optimizer.step()
             for optimizer in self.dense_optimizers.values():
                 optimizer.step()
         for optimizer in self.dense_optimizers.values():
             optimizer.zero_grad(set_to_none=True)
-        return StepOutcome(loss, overflow)
+        return StepOutcome(loss, overflow, logits)
 
     def learning_rates(self, step: int) -> dict[str, LearningRates]:
         """The rates of step `step` by part."""
@@ -94,43 +96,49 @@ class TrainStep:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the model and its optimizers; shares memory with them, except dense optimizers."""
-        network = self._model.dense_network
+        network = self.model.dense_network
         return {
-            "model": self._model.state_dict(),
-            "table_optimizer": self._model.table_optimizer.state_dict(),
+            "model": self.model.state_dict(),
+            "table_optimizer": self.model.table_optimizer.state_dict(),
             "dense_optimizer": {n: get_optimizer_state_dict(network, o) for n, o in self.dense_optimizers.items()},
         }
 
     def finish_loading(self, state: dict[str, Any], step: int, loss_scale: dict[str, float] | None) -> None:
-        """Take over what is not loaded in place, once a checkpoint of `step` has been loaded into `state`."""
+        """Take over what is not loaded in place, once `state` holds that of a checkpoint.
+
+        `step`: the optimizer steps that led to it, those of earlier runs among them.
+        """
         for part, optimizer in self.dense_optimizers.items():
             states = state["dense_optimizer"][part]
-            set_optimizer_state_dict(self._model.dense_network, optimizer, optim_state_dict=states)
-        self._model.table_optimizer.restore_step(step)
+            set_optimizer_state_dict(self.model.dense_network, optimizer, optim_state_dict=states)
+        self.model.table_optimizer.restore_step(step)
         if self.loss_scale is not None and loss_scale is not None:
             self.loss_scale.load_state_dict(loss_scale)
 
     def _set_learning_rates(self, step: int) -> None:
         rates = self.learning_rates(step)
-        self._model.table_optimizer.set_lrs(rates)
+        self.model.table_optimizer.set_lrs(rates)
         for part, optimizer in self.dense_optimizers.items():
             for group in optimizer.param_groups:
                 group["lr"] = rates[part].dense
 
-    def _dense_passes(self, batch: Batch, boundary: Tensor, totals: BatchTotals) -> Tensor:
-        """Forward and backward of the dense network, in parts; gradients end in its parameters and `boundary`."""
+    def _dense_passes(self, batch: Batch, boundary: Tensor, totals: BatchTotals) -> tuple[Tensor, Tensor]:
+        """Forward and backward of the dense network, in parts; gradients end in its parameters and `boundary`.
+
+        Returns the loss and the logits, as `StepOutcome` has them.
+        """
         listwise = self._config.loss.listwise
         sizes = _part_sizes(batch, self._config.gradient_accumulation, cuts_groups=not listwise)
         columns = (batch.dense, boundary, batch.label, batch.weight)
         chunks = list(zip(*(column.split(sizes) for column in columns), strict=True))
         groups = batch.group.split(sizes) if batch.group is not None else [None] * len(sizes)
-        total = torch.zeros((), device=self._model.device)
+        total, parts = torch.zeros((), device=self.model.device), []
         for index, ((dense, pooled, label, weight), group) in enumerate(zip(chunks, groups, strict=True)):
             last = index == len(chunks) - 1
-            with nullcontext() if last else self._model.without_dense_sync():
+            with nullcontext() if last else self.model.without_dense_sync():
                 with self._precision.autocast():
-                    logits = self._model.dense(dense, pooled)
-                loss = batch_loss(logits.float(), label, weight, group, totals, listwise)
+                    logits = self.model.dense(dense, pooled).float()
+                loss = batch_loss(logits, label, weight, group, totals, listwise)
                 if index == 0 and self._sent is not None:
                     # By now their numbers are known, and until the backward pass no other collective is due.
                     self._sent.send()
@@ -141,13 +149,14 @@ class TrainStep:
                 if scaled.requires_grad:
                     scaled.backward()
             total += loss.detach()
-        return total
+            parts.append(logits.detach())
+        return total, torch.cat(parts)
 
     def _with_penalty(self, boundary: Tensor, weight: Tensor, total_weight: float | Tensor) -> Tensor:
         """The gradient of `boundary` with that of the L2 penalty, whose own value the reported loss leaves out."""
         gradient = boundary.grad
         assert gradient is not None
-        for columns, penalty in self._model.penalties:
+        for columns, penalty in self.model.penalties:
             factors = weight * (penalty * self._world_size / total_weight)
             gradient[:, columns].addcmul_(boundary.detach()[:, columns], factors.unsqueeze(1).to(gradient.dtype))
         return gradient
@@ -156,7 +165,7 @@ class TrainStep:
         """Divide all gradients by the loss scale; `StepOutcome.overflow`."""
         if self.loss_scale is None:
             return self._no_overflow
-        trained = (p for parameters in self._model.dense_parameters.values() for p in parameters)
+        trained = (p for parameters in self.model.dense_parameters.values() for p in parameters)
         gradients = [p.grad for p in trained if p.grad is not None]
         of_tables = [] if boundary.grad is None else [boundary.grad]
         overflow = self.loss_scale.unscale_(gradients + of_tables)

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from rayrec.common.files import write_json
+from rayrec.evaluation.progressive import PROGRESSIVE, progressive_metrics
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.loader import EpochLoader
 from rayrec.models.common.batch import Batch
 from rayrec.recipes import Recipe
 from rayrec.training.loop.loss import BatchTotals
@@ -19,7 +19,11 @@ from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.step import StepOutcome, TrainStep
 from rayrec.training.placement.parallel_model import ParallelModel, RankContext
 from rayrec.training.run.folder import METRICS_FILE, RunFolder, RunProgress
+from rayrec.training.run.history import read_history
 from rayrec.training.run.preflight import evaluation_split
+
+Begin = Callable[[TrainStep], RunProgress]
+"""Fills a new run's model and optimizers in place, and returns the progress that the run begins with."""
 
 
 def train_worker(
@@ -27,18 +31,18 @@ def train_worker(
     dataset: Dataset,
     run: RunFolder,
     context: RankContext,
-    initial_weights: Callable[[ParallelModel], None] | None = None,
+    begin: Begin | None = None,
     preempted_nodes: Callable[[], int] = lambda: 0,
 ) -> None:
     """Train from the run's latest checkpoint, or from the start, to the end; then evaluate.
 
-    `initial_weights` fills a new model where `train.initial_weights` asks for other weights than random ones. A
-    checkpoint is saved as soon as `preempted_nodes`, the number of nodes that are about to be taken away, has grown on
-    any rank. Needs the default process group. Every rank calls it with the same arguments but `context` and
-    `preempted_nodes`. Raises UserError where the data, the recipe or the learning rate does not allow the training.
+    `begin` fills a new run's model where other weights than random ones are asked for. A checkpoint is saved as soon as
+    `preempted_nodes`, the number of nodes that are about to be taken away, has grown on any rank. Needs the default
+    process group. Every rank calls it with the same arguments but `context` and `preempted_nodes`. Raises UserError
+    where the data, the recipe or the learning rate does not allow the training.
     """
     preemption = PreemptionWatch(preempted_nodes, context.device)
-    _Training(recipe, dataset, run, context, preemption).run(initial_weights)
+    _Training(recipe, dataset, run, context, preemption).run(begin)
 
 
 class _Training:
@@ -67,13 +71,14 @@ class _Training:
         self._recorder = RunRecorder(recipe, run, context, self._step, precision)
         self._progress = RunProgress()
 
-    def run(self, initial_weights: Callable[[ParallelModel], None] | None) -> None:
+    def run(self, begin: Begin | None) -> None:
         resumed = self._recorder.resume()
         if resumed is not None:
             self._progress = resumed
-        elif self._config.initial_weights is not None:
-            assert initial_weights is not None, "the caller reads what train.initial_weights names"
-            initial_weights(self._model)
+        elif begin is not None:
+            self._progress = begin(self._step)
+        else:
+            assert self._config.initial_weights is None, "the caller reads what train.initial_weights names"
         with self._recorder.open(self._progress, self._model.plan):
             while not self._is_done():
                 self._train_epoch()
@@ -94,7 +99,7 @@ class _Training:
         loader = self._splits.open(
             "train",
             global_batch_size=config.global_batch_size,
-            drop_last=True,
+            drop_last=config.ingest.drop_last,
             seed=config.seed,
             epoch=self._progress.epoch,
             start_batch=self._progress.batch,
@@ -103,8 +108,11 @@ class _Training:
         recorder.begin_epoch(self._progress, loader)
         with loader as batches:
             for batch, following in self._model.with_next(batches):
-                waited = loader.wait_seconds
-                recorder.add(self._train_on(batch, following, loader), waited)
+                waited, rows = loader.wait_seconds, loader.row_count(self._progress.batch)
+                outcome = self._train_on(batch, following, rows)
+                recorder.add(outcome, rows or config.global_batch_size, waited)
+                if config.progressive and self._progress.epoch == 0:
+                    recorder.add_scores(outcome.logits, batch)
                 self._progress = self._after_batch(loader.num_batches)
                 step, ends_epoch = self._progress.step, self._progress.batch == 0
                 checkpoint_due = False
@@ -123,12 +131,13 @@ class _Training:
                 if self._is_done():
                     return
 
-    def _train_on(self, batch: Batch, following: Batch | None, loader: EpochLoader) -> StepOutcome:
-        rows = loader.row_count(self._progress.batch)
+    def _train_on(self, batch: Batch, following: Batch | None, rows: int | None) -> StepOutcome:
+        """Train on a batch of `rows` rows over all ranks; None if only the batch tells."""
         if rows is None or self._dataset.schema.weight is not None:
             sums = torch.stack([batch.weight.sum(), (batch.weight * batch.label).sum()])
             dist.all_reduce(sums)
-            totals = BatchTotals(weight=sums[0], positives=sums[1])
+            # No row counts where the last ones of an epoch belong to groups of earlier batches.
+            totals = BatchTotals(weight=sums[0].masked_fill(sums[0] == 0, 1.0), positives=sums[1])
         else:
             totals = BatchTotals(rows, None)
         return self._step(batch, totals, self._progress.step + 1, following)
@@ -152,13 +161,16 @@ class _Training:
     def _finish(self) -> None:
         """Evaluate on every held-out split and write the run's metrics: those of the best checkpoint, if one is kept.
 
-        Evaluation, prediction and export take that checkpoint unless told otherwise.
+        Evaluation, prediction and export take that checkpoint unless told otherwise. Beside the splits are the metrics
+        of the rows that were trained on, each measured before.
         """
         self._recorder.load_best(self._progress)
         metrics: dict[str, dict[str, float | None]] = {}
         for split in self._dataset.evaluation_splits:
             metrics[split] = evaluate_split(self._model, self._splits, split, self._recipe.evaluate)
         if self._context.rank == 0:
+            if self._config.progressive:
+                metrics[PROGRESSIVE] = progressive_metrics(read_history(self._run.history))
             write_json(self._run.path / METRICS_FILE, metrics)
 
 

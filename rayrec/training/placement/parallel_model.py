@@ -137,7 +137,7 @@ class ParallelModel:
             batch_size=train.global_batch_size // context.world_size,
         )
         self.schema = whole.schema
-        self._stated, self._outputs = whole.tables, whole.outputs
+        self.stated_tables, self._outputs = whole.tables, whole.outputs
         self.trains_tables = "embeddings" not in train.freeze
         dense_kernels = self.plan.tables_by("dense")
         set_fused_optimizers(whole.embeddings, [t for t in whole.tables if t.name not in dense_kernels], train)
@@ -257,7 +257,7 @@ class ParallelModel:
     def _local_shards(self) -> Iterator[tuple[EmbeddingTable, Tensor, int, int]]:
         """(table, shard, first row, first column) of this rank's parts of the tables."""
         state = self._table_state()
-        for table in self._stated:
+        for table in self.stated_tables:
             for shard, row, column in local_shards(state[f"embeddings.embedding_bags.{table.name}.weight"]):
                 yield table, shard, row, column
 

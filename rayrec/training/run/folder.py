@@ -5,7 +5,8 @@ run.json  config.yaml  schema.json  plan.json  history.jsonl  metrics.json  chec
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,22 @@ class RunProgress:
     metrics: dict[str, float] = field(default_factory=dict)
     """The metrics of the evaluation at this step, if there was one."""
     loss_scale: dict[str, float] | None = None
+    steps_before: int = 0
+    """Optimizer steps of the runs that it goes on from; Adam's bias correction counts them, schedules do not."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a run was warm-started from."""
+
+    run: str
+    """The path or URI of a run folder."""
+    checkpoint: str
+    """The name of its checkpoint."""
+    manifest: str | None
+    """A hash of the manifest of its dataset."""
+    reset: tuple[str, ...]
+    """The features whose tables were not taken over, sorted."""
 
 
 @dataclass(frozen=True)
@@ -76,20 +93,28 @@ class RunFolder:
         return folder
 
     @classmethod
-    def create(cls, path: str | Path, recipe: Recipe, dataset: Dataset, schema: Schema) -> "RunFolder":
+    def create(
+        cls, path: str | Path, recipe: Recipe, dataset: Dataset, schema: Schema, origin: Origin | None = None
+    ) -> "RunFolder":
         """Begin a run; `schema` is the model's. Raises UserError where `path` is not empty."""
         folder = cls(Path(path).absolute())
         with new_folder(folder.path) as unfinished:
             write_atomically(unfinished / CONFIG_FILE, dump_recipe(recipe))
             schema.save(unfinished)
-            content = {"dataset": location(dataset.folder), "manifest": _fingerprint(dataset.folder)}
+            content: dict[str, Any] = {
+                "dataset": location(dataset.folder),
+                "manifest": _fingerprint(dataset.folder),
+            }
+            if origin is not None:
+                content["warm_start"] = asdict(origin)
             write_json(unfinished / RUN_FILE, content)
         return folder
 
     @classmethod
-    def resume(cls, path: str | Path, recipe: Recipe, dataset: Dataset) -> "RunFolder":
+    def resume(cls, path: str | Path, recipe: Recipe, dataset: Dataset, origin: Origin | None = None) -> "RunFolder":
         """Continue a run with `recipe`. Raises ConfigError where it would not be the same run."""
         folder = cls.open(path)
+        folder._require_origin(origin)
         if not folder.was_trained_on(dataset.folder):
             raise ConfigError(f"{folder.path}: was trained on another dataset than {dataset.folder}; give that one")
         before, now = folder.recipe, recipe
@@ -150,6 +175,31 @@ class RunFolder:
     def dataset_folder(self) -> Path:
         """The dataset that the run was begun with; if it is a URI, its local copy may be old."""
         return resolve(self._content()["dataset"], self.path)
+
+    @property
+    def origin(self) -> Origin | None:
+        """What the run was warm-started from, if there is a run and it was."""
+        content = self._content().get("warm_start") if (self.path / RUN_FILE).exists() else None
+        return None if content is None else Origin(**{**content, "reset": tuple(content["reset"])})
+
+    def as_origin(self, reset: Sequence[str] = ()) -> Origin:
+        """This run as one that another goes on from: from the checkpoint that is exported and served, `best`.
+
+        So training and serving stay in line, and what a day does not touch is to the bit what is served.
+        """
+        manifest = self._content()["manifest"]
+        return Origin(location(self.path), self.checkpoint("best").name, manifest, tuple(sorted(set(reset))))
+
+    def _require_origin(self, given: Origin | None) -> None:
+        before = self.origin
+        if before == given:
+            return
+        if before is None:
+            raise ConfigError(
+                f"{self.path}: the run was not warm-started; leave --warm-start out, or give another --output"
+            )
+        again = " ".join([f"--warm-start {before.run}", *(f"--reset {name}" for name in before.reset)])
+        raise ConfigError(f"{self.path}: the run was begun with {again}; --resume it with the same")
 
     def _content(self) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.path / RUN_FILE).read_text())

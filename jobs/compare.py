@@ -1,0 +1,95 @@
+"""`rayrec compare`: better, or lucky?"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from jobs.command import Command, PathTexts, Positional, Request, Result, absolute_path, describe_result, main
+from jobs.export import exported
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.files import new_folder, require_absent
+from rayrec.common.progress import Progress
+from rayrec.storage.location import Folder, local_path, location
+
+
+class CompareRequest(Request):
+    """Tell whether one recipe is better than another, or its run was lucky.
+
+    Runs that differ in their seed alone count as repetitions of one recipe: they tell how much a seed changes.
+    """
+
+    run: Annotated[PathTexts, Positional("RUN"), Field(min_length=2)]
+    """Run folder, or its URI; all must have been trained on datasets with the same held-out rows."""
+    output: Folder
+    """Folder for report.html and report.json; must not exist."""
+
+    def check(self) -> None:
+        folders = self.folders()
+        twice = next((folder for number, folder in enumerate(folders) if folder in folders[:number]), None)
+        if twice is not None:
+            raise ConfigError(f"{location(twice)}: given twice; give every run once")
+
+    def folders(self) -> list[Path]:
+        """The absolute folders of the runs. Raises ConfigError on a wrong URI."""
+        return [local_path(run).absolute() for run in self.run]
+
+    def reads(self) -> Iterator[Path]:
+        yield from self.folders()
+
+    def with_absolute_paths(self) -> "CompareRequest":
+        """The same request for a process in another folder."""
+        return super().with_absolute_paths().model_copy(update={"run": tuple(map(absolute_path, self.run))})
+
+
+def run(request: CompareRequest, progress: Progress) -> Result:
+    """Compare; `details.differences` has each pair of recipes by metric, and its verdict."""
+    from rayrec.inspection.comparison import ComparedRun, compare_runs, group_by_recipe, require_same_rows
+    from rayrec.inspection.held_out import evaluation_split
+    from rayrec.pages.comparison import comparison_page
+    from rayrec.pages.page import write_page
+
+    require_absent(request.output)
+    folders = request.folders()
+    runs = [ComparedRun.open(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+    split = evaluation_split(runs[0].folder.recipe, runs[0].dataset)
+    if split is None:
+        raise UserError(f"{runs[0].dataset.folder}: no held-out rows with labels; preprocess with a test split")
+    require_same_rows(runs, split)
+    figures = {"kind": "comparison", **compare_runs(group_by_recipe(runs), split, exported, progress)}
+    progress.finish()
+    with new_folder(request.output) as folder:
+        write_page(folder, comparison_page(figures), figures)
+    return Result(
+        command="compare",
+        output=request.output,
+        rows=figures["rows_scored"],
+        details={name: figures[name] for name in ("split", "seed_deviation", "differences")},
+    )
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """The shortest ends of the paths that are all different."""
+    longest = max(len(folder.parts) for folder in folders)
+    for length in range(1, longest + 1):
+        names = [str(Path(*folder.parts[-length:])) for folder in folders]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def describe(result: Result) -> str:
+    """The verdict on each pair of recipes, and where the page is."""
+    from rayrec.pages.comparison import verdict_line
+
+    found = result.details["differences"]
+    lines = [verdict_line(difference) for difference in found] or ["The runs differ in nothing but their seeds."]
+    assert result.output is not None
+    return "\n".join([*lines, describe_result(result), f"  {location(result.output)}/report.html"])
+
+
+COMMAND = Command("compare", CompareRequest, run, describe)
+
+if __name__ == "__main__":
+    raise SystemExit(main(COMMAND))

@@ -1,0 +1,164 @@
+"""`rayrec explain`: what the scores of a trained model rest on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import PositiveInt
+
+from jobs.command import Command, Metavar, Positional, Request, Result, describe_result, main, text_table
+from jobs.export import exported
+from rayrec.common.errors import ConfigError, did_you_mean
+from rayrec.common.files import new_folder, require_absent
+from rayrec.common.progress import Progress
+from rayrec.storage.location import Folder, location
+
+if TYPE_CHECKING:
+    from rayrec.features.schema import Schema
+
+_SHOWN = 20
+_SHOWN_BY_DEFAULT = 6
+"""Partial dependence is shown on so many features if none is named: the most important ones."""
+
+
+class ExplainRequest(Request):
+    """Measure which features a model's scores rest on, and how scores depend on the values of some."""
+
+    source: Annotated[Folder, Positional("RUN|MODEL")]
+    """Run folder or model folder, or its URI."""
+    data: Folder
+    """Dataset folder, the output of `rayrec preprocess`."""
+    output: Folder
+    """Folder for report.html and report.json; must not exist."""
+    split: str | None = None
+    """Split of the dataset, by default the one that the recipe evaluates on in training, else test."""
+    group: Annotated[tuple[str, ...], Metavar("NAME=FEATURE,FEATURE")] = ()
+    """Features whose importance is measured together, too; repeatable."""
+    feature: Annotated[tuple[str, ...], Metavar("NAME")] = ()
+    """Feature whose partial dependence is shown, by default the six most important ones; repeatable."""
+    rows: PositiveInt = 200_000
+    """Rows that are scored, about; they come from all over the split."""
+    permutations: PositiveInt = 3
+    """Times that each feature is permuted."""
+
+    def check(self) -> None:
+        self.groups()
+
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """The features of each group by its name. Raises ConfigError."""
+        groups: dict[str, tuple[str, ...]] = {}
+        for text in self.group:
+            name, separator, features = text.partition("=")
+            if not (name and separator and all(features.split(","))):
+                raise ConfigError(f"--group {text}: write NAME=FEATURE,FEATURE")
+            if name in groups:
+                raise ConfigError(f"--group {text}: the name '{name}' is used twice")
+            groups[name] = tuple(features.split(","))
+        return groups
+
+
+def run(request: ExplainRequest, progress: Progress) -> Result:
+    """Explain; `rows` are those that were scored, `metrics` theirs.
+
+    `details.importance` has for each feature and group how much worse the metrics become when it is permuted, with 95 %
+    intervals, the most important first.
+    """
+    from rayrec.ingest.dataset import Dataset
+
+    require_absent(request.output)
+    dataset = Dataset.open(request.data)
+    with exported(request.source) as folder:
+        # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
+        from rayrec.inference.explanation.dependence import partial_dependence
+        from rayrec.inference.explanation.importance import permutation_importance
+        from rayrec.inference.explanation.rows import LabelledRows
+        from rayrec.inference.predictor import load_model
+        from rayrec.pages.explanation import explanation_page
+        from rayrec.pages.page import write_page
+
+        predictor = load_model(folder)
+        schema, recipe = predictor.schema, predictor.recipe
+        groups = request.groups()
+        _require_features(schema, groups, request.feature)
+        schema.require_same_features(dataset.schema, request.data)
+        split = request.split or recipe.train.evaluation_split
+        if request.split is None and split not in dataset.manifest.splits:
+            split = "test"
+        progress.stage("read rows")
+        rows = LabelledRows.read(dataset, split, request.rows)
+        permuted = {feature.name: (feature.name,) for feature in schema.features} | groups
+        importance = permutation_importance(predictor, rows, permuted, request.permutations, progress)
+        best = recipe.train.checkpoint.keep_best
+        metric = best if best in importance.metrics else "auc"
+        ranked = sorted(permuted, key=lambda name: -importance.worse_by[name][metric].value)
+        shown = request.feature or [name for name in ranked if _has_values(schema, name)][:_SHOWN_BY_DEFAULT]
+        dependence = partial_dependence(predictor, rows, shown, progress)
+    figures = {
+        "kind": "explanation",
+        "subject": location(request.source),
+        "recipe": recipe.name,
+        "data": location(request.data),
+        "split": split,
+        "rows": len(rows),
+        "rows_of_split": dataset.split(split).rows,
+        "permutations": request.permutations,
+        "metrics": importance.metrics,
+        "most_important_by": metric,
+        "importance": [
+            {
+                "name": name,
+                "features": list(permuted[name]),
+                "worse_by": {key: asdict(value) for key, value in importance.worse_by[name].items()},
+            }
+            for name in ranked
+        ],
+        "partial_dependence": [asdict(one) for one in dependence],
+    }
+    progress.finish()
+    with new_folder(request.output) as output:
+        write_page(output, explanation_page(figures), figures)
+    return Result(
+        command="explain",
+        output=request.output,
+        rows=len(rows),
+        metrics={split: importance.metrics},
+        details={key: figures[key] for key in ("most_important_by", "importance")},
+    )
+
+
+def _require_features(schema: "Schema", groups: Mapping[str, Sequence[str]], chosen: Sequence[str]) -> None:
+    """Raise ConfigError on a name that is no feature, or is one where it may not."""
+    names = [feature.name for feature in schema.features]
+    options = [(f"--group {group}", name) for group, features in groups.items() for name in features]
+    for option, name in [*options, *(("--feature", name) for name in chosen)]:
+        if name not in names:
+            raise ConfigError(f"{option}: no feature '{name}'; {did_you_mean(name, names, 'features:')}")
+    for name in chosen:
+        if not _has_values(schema, name):
+            raise ConfigError(f"--feature {name}: a vector, which has no values to go through; leave it out")
+    for group in groups:
+        if group in names:
+            raise ConfigError(f"--group {group}: a feature has this name; give another one")
+
+
+def _has_values(schema: "Schema", name: str) -> bool:
+    """Whether a name is that of a feature with single values."""
+    return any(feature.name == name and feature.kind != "vector" for feature in schema.features)
+
+
+def describe(result: Result) -> str:
+    """The outcome, and the most important features with how much worse the metrics become."""
+    table = [
+        {
+            "permuted": one["name"],
+            **{f"{metric} worse by": change["value"] for metric, change in one["worse_by"].items()},
+        }
+        for one in result.details["importance"][:_SHOWN]
+    ]
+    return f"{describe_result(result)}\n\n{text_table(table)}"
+
+
+COMMAND = Command("explain", ExplainRequest, run, describe)
+
+if __name__ == "__main__":
+    raise SystemExit(main(COMMAND))

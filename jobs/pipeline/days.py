@@ -1,0 +1,242 @@
+"""A pipeline that goes on: each day's files extend the dataset, train the model further and publish what has changed.
+
+    OUT/dataset  run  model        the first day, as `rayrec run` makes them
+    OUT/days/0001 ...              a day each: day.json, dataset, run, gate.json, outcome.json (written last)
+    OUT/models/1 2 ...             the models that serve, each in full or as the difference to the one before
+
+A day goes on from the last one whose model is in `models`. One that died is continued by the same command. A model that
+the gate refuses stays in its day, and the next day goes on from the one before it.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.command import Result
+from jobs.pipeline.phases import PipelineRequest, Places, run_phases
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.files import new_folder, write_json
+from rayrec.common.progress import Progress
+from rayrec.inference.folder.chain import versions_in
+
+if TYPE_CHECKING:
+    from jobs.pipeline.gate import Judgement
+
+DAYS_FOLDER = "days"
+MODELS_FOLDER = "models"
+DAY_FILE = "day.json"
+GATE_FILE = "gate.json"
+OUTCOME_FILE = "outcome.json"
+
+
+@dataclass(frozen=True)
+class Day:
+    """A day after the first one."""
+
+    folder: Path
+    input: tuple[str, ...]
+    """The files as the command named them."""
+    before: Path
+    """The folder of the day that it goes on from."""
+    serving: str
+    """The version that the day before published."""
+    version: str
+    """The version that it is to publish."""
+
+    @classmethod
+    def load(cls, folder: Path) -> "Day":
+        content: dict[str, Any] = json.loads((folder / DAY_FILE).read_text())
+        before = folder.parent.parent / content["before"]
+        return cls(folder, tuple(content["input"]), before, content["serving"], content["version"])
+
+    @property
+    def outcome(self) -> dict[str, Any] | None:
+        """What has become of it; None while it is not over."""
+        path = self.folder / OUTCOME_FILE
+        return json.loads(path.read_text()) if path.exists() else None
+
+    @property
+    def places(self) -> Places:
+        return Places(self.folder, Places(self.before))
+
+
+def run_day(request: PipelineRequest, output: Path, models: Path, progress: Progress) -> Result:
+    """Take in a day's files: the first day, if `models` has no version, else the next one.
+
+    `details` has the day, the version that it published, the gate's figures, and the seconds of each phase. Raises
+    UserError if the gate refuses the model, which then stays in its day.
+    """
+    begun = unfinished_input(output, models)
+    if begun is not None and begun != request.input:
+        given_up = days_of(output)[-1].folder if versions_in(models) else output
+        raise ConfigError(
+            f"{output}: a day is not over that was begun with --input {' --input '.join(begun)}; give that again "
+            f"first, or remove {given_up} to give it up"
+        )
+    if not versions_in(models):
+        return _run_first_day(request, output, models, progress)
+    day = _begin(request, output, models)
+    progress.message(f"{day.folder}: goes on from {day.before}, whose model is version {day.serving}")
+    try:
+        result = _run(request, day, models, progress)
+    except UserError:
+        # Files that cannot be taken in must not stand in the way of others.
+        if not day.places.dataset.exists():
+            shutil.rmtree(day.folder)
+        raise
+    return result.model_copy(update={"output": output})
+
+
+def _run_first_day(request: PipelineRequest, output: Path, models: Path, progress: Progress) -> Result:
+    places = Places(output)
+    write_json(output / DAY_FILE, {"input": request.input})
+    try:
+        results, seconds = run_phases(request, places, progress)
+    except UserError:
+        if not places.dataset.exists():
+            (output / DAY_FILE).unlink()
+        raise
+    _copy_model(places.model, models / "1")
+    details: dict[str, Any] = {"day": 0, "version": "1", "phases": seconds}
+    return Result(command="run", output=output, rows=results[0].rows, metrics=results[1].metrics, details=details)
+
+
+def unfinished_input(output: Path, models: Path) -> tuple[str, ...] | None:
+    """The files of the day that is not over; None if there is no such day."""
+    if not versions_in(models):
+        first = output / DAY_FILE
+        return tuple(json.loads(first.read_text())["input"]) if first.exists() else None
+    days = days_of(output)
+    return days[-1].input if days and days[-1].outcome is None else None
+
+
+def inputs_of(output: Path) -> Iterator[str]:
+    """The files of all days, the first one included."""
+    for path in (output / DAY_FILE, *(day.folder / DAY_FILE for day in days_of(output))):
+        if path.exists():
+            yield from json.loads(path.read_text())["input"]
+
+
+def days_of(output: Path) -> list[Day]:
+    """The days after the first, in order."""
+    folders = sorted((output / DAYS_FOLDER).glob("[0-9]*"), key=lambda path: int(path.name))
+    return [Day.load(folder) for folder in folders if (folder / DAY_FILE).exists()]
+
+
+def _begin(request: PipelineRequest, output: Path, models: Path) -> Day:
+    """The day that is not over, or a new one."""
+    days = days_of(output)
+    if days and days[-1].outcome is None:
+        return days[-1]
+    versions = list(map(str, sorted(versions_in(models))))
+    published = {(day.outcome or {}).get("version"): day.folder for day in days} | {"1": output}
+    version = next((version for version in reversed(versions) if version in published), None)
+    if version is None:
+        raise UserError(f"{models}: has no version that a day of {output} has published; put one back")
+    before = published[version]
+    number = 1 + (int(days[-1].folder.name) if days else 0)
+    folder = output / DAYS_FOLDER / f"{number:04d}"
+    folder.parent.mkdir(exist_ok=True)
+    content = {
+        "input": request.input,
+        "before": os.path.relpath(before, output),
+        "serving": version,
+        "version": str(int(versions[-1]) + 1),
+    }
+    with new_folder(folder) as new:
+        write_json(new / DAY_FILE, content)
+    return Day.load(folder)
+
+
+def _run(request: PipelineRequest, day: Day, models: Path, progress: Progress) -> Result:
+    places, published = day.places, models / day.version
+    seconds: dict[str, float | None] = {}
+    results: list[Result] = []
+    if not published.exists():
+        results, seconds = run_phases(request, places, progress)
+        judgement = _judge(request, day, models, progress)
+        if judgement.faults:
+            write_json(day.folder / OUTCOME_FILE, {"version": None, "faults": judgement.faults})
+            raise UserError(
+                f"{places.model}: does not serve, as {'; '.join(judgement.faults)}; version {day.serving} stays, and "
+                "the next day goes on from it"
+            )
+        began = time.perf_counter()
+        progress.stage(f"publish version {day.version}")
+        _publish(request, places.model, models / day.serving, published, progress)
+        seconds["publish"] = time.perf_counter() - began
+    shutil.rmtree(places.model, ignore_errors=True)
+    write_json(day.folder / OUTCOME_FILE, {"version": day.version})
+    _prune(day, models, request.load_recipe().publish.keep_days)
+    rows = results[0].rows if results else None
+    metrics = results[1].metrics if results else {}
+    gate = json.loads((day.folder / GATE_FILE).read_text())
+    details = {"day": int(day.folder.name), "version": day.version, "gate": gate, "phases": seconds}
+    return Result(command="run", output=day.folder, rows=rows, metrics=metrics, details=details)
+
+
+def _judge(request: PipelineRequest, day: Day, models: Path, progress: Progress) -> "Judgement":
+    from jobs.pipeline.gate import judge
+    from rayrec.ingest.dataset import Dataset
+
+    recipe, places = request.load_recipe(), day.places
+    assert places.before is not None
+    progress.stage(f"compare with version {day.serving}")
+    dataset, parent = Dataset.open(places.dataset), Dataset.open(places.before.dataset)
+    serving = models / day.serving
+    found = judge(recipe.publish, places.model, serving, dataset, parent, recipe.train.evaluation_split)
+    write_json(day.folder / GATE_FILE, found.as_json())
+    if found.comparison is None:
+        progress.message("no rows were held out, so the new model was not compared with the serving one")
+    else:
+        new, old = found.comparison.loss, found.comparison.serving_loss
+        progress.message(f"{found.split}: log loss {new:.5f}, version {day.serving} {old:.5f}")
+    return found
+
+
+def _publish(request: PipelineRequest, model: Path, serving: Path, output: Path, progress: Progress) -> None:
+    """Give the model its place among those that serve: whole, or as what differs from the serving one."""
+    from rayrec.inference.folder.delta import write_delta
+    from rayrec.inference.folder.model_folder import ModelFolder
+
+    if int(output.name) % request.load_recipe().publish.full_every:
+        try:
+            write_delta(ModelFolder.open(model), ModelFolder.open(serving), output)
+            return
+        except UserError as error:
+            progress.message(f"published in full: {error}")
+    _copy_model(model, output)
+
+
+def _copy_model(model: Path, output: Path) -> None:
+    """Copy a whole model to a folder of versions, which may be on another file system, where it appears whole."""
+    with new_folder(output) as new:
+        shutil.copytree(model, new, dirs_exist_ok=True, copy_function=shutil.copyfile)
+
+
+def _prune(day: Day, models: Path, keep: int) -> None:
+    """Remove datasets and runs of days before the latest ones, and versions of which none that is needed is made.
+
+    Needed are the latest ones, and those that `serving.json` names.
+    """
+    output = day.folder.parent.parent
+    folders = [output, *(other.folder for other in days_of(output))]
+    for folder in folders[:-keep]:
+        if folder != day.before:
+            shutil.rmtree(folder / "run", ignore_errors=True)
+            shutil.rmtree(folder / "dataset", ignore_errors=True)
+            shutil.rmtree(folder / "model", ignore_errors=True)
+    from rayrec.inference.folder.table_files import is_delta
+    from serve.models.repository import Traffic
+
+    versions, traffic = sorted(versions_in(models)), Traffic.load(models)
+    kept = [*versions[-keep:], *(map(int, traffic.versions) if traffic is not None else ())]
+    whole = [version for version in versions if version <= min(kept) and not is_delta(models / str(version))]
+    for version in versions:
+        if whole and version < whole[-1]:
+            shutil.rmtree(models / str(version))

@@ -1,0 +1,260 @@
+"""The phases of a pipeline: preprocess, train, export.
+
+Each is a command. Its folder is whole or absent (dataset, model) or can be continued (run), so a rerun continues with
+the first unfinished phase, whatever ended the last one. Training itself ends with exact metrics of every held-out
+split.
+"""
+
+import hashlib
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from jobs.command import RESULT_FILE, Result, TrainingRecipeRequest, describe_result
+from jobs.preprocess import InputRequest
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.progress import Progress
+from rayrec.recipes import Recipe, differences
+from rayrec.storage.location import location
+
+UNFINISHED_MODEL = ".export"
+"""The model folder until its result is in it too; what a killed phase leaves of it is removed."""
+# These say where and how often, not what: a finished phase stays valid when they change.
+_IRRELEVANT_KEYS = frozenset({
+    "preprocess.spark", "train.workers", "train.min_workers", "train.elastic_interval_seconds", "train.device",
+    "train.max_failures", "train.log_every_steps", "train.tracking",
+})  # fmt: skip
+
+
+class PipelineRequest(InputRequest, TrainingRecipeRequest):
+    """The request of a command that goes from raw files to a model folder."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """The folders of a pipeline, and those that it goes on from."""
+
+    folder: Path
+    before: "Places | None" = None
+    """The places of the day before, whose dataset is extended and whose run is trained on."""
+
+    @property
+    def dataset(self) -> Path:
+        return self.folder / "dataset"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+
+class Phase(ABC):
+    """One phase of a pipeline: a command, and the folder that it writes."""
+
+    name: ClassVar[str]
+
+    def __init__(self, request: PipelineRequest, places: Places) -> None:
+        self._request, self._places = request, places
+        self._recipe = request.load_recipe()
+
+    @property
+    @abstractmethod
+    def folder(self) -> Path:
+        """The folder that the phase writes."""
+
+    @abstractmethod
+    def finished(self) -> Result | None:
+        """The result of the phase if its folder is whole, else None.
+
+        Raises ConfigError if the folder was made from something else.
+        """
+
+    @abstractmethod
+    def run(self, progress: Progress) -> Result:
+        """Write the folder, or continue an unfinished one."""
+
+    def _require_recipe(self, made_with: Recipe, sections: Collection[str], allowed: Collection[str] = ()) -> None:
+        """Raise ConfigError if sections of the recipe differ from those that the folder was made with."""
+        for key, before, now in differences(made_with.model_dump(mode="json"), self._recipe.model_dump(mode="json")):
+            parents = {".".join(key[: i + 1]) for i in range(len(key))}
+            if key[0] in sections and parents.isdisjoint({*_IRRELEVANT_KEYS, *allowed}):
+                raise self._changed(f"{'.'.join(key)} is now {now!r} and was {before!r}")
+
+    def _changed(self, difference: str) -> ConfigError:
+        """An error that says why the folder does not fit, and what to do."""
+        folders = [self._places.dataset, self._places.run, self._places.model]
+        stale = [str(folder) for folder in folders[folders.index(self.folder) :] if folder.exists()]
+        return ConfigError(
+            f"{self.folder}: {difference} when it was made; set it back, or remove {' '.join(stale)} to make "
+            f"{'them' if len(stale) > 1 else 'it'} again, or give another --output"
+        )
+
+
+class PreprocessPhase(Phase):
+    """Raw files to dataset/."""
+
+    name = "preprocess"
+
+    @property
+    def folder(self) -> Path:
+        return self._places.dataset
+
+    def finished(self) -> Result | None:
+        from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+        from rayrec.preprocessing.pipeline import source_files
+        from rayrec.sources.registry import preprocessing_job
+
+        if not (self.folder / MANIFEST_FILE).is_file():
+            return None
+        dataset = Dataset.open(self.folder)
+        self._require_recipe(dataset.recipe, ("source", "preprocess"))
+        before = dataset.manifest.sources
+        now = source_files(preprocessing_job(self._recipe, self._request.inputs(self._recipe)))
+        if before != now:
+            changed = [file.path for file in (*now, *before) if file not in before or file not in now]
+            raise self._changed(f"{changed[0] if changed else 'the order of --input'} is not what it was")
+        rows = sum(split.rows for split in dataset.manifest.splits.values())
+        return Result(command="preprocess", output=self.folder, rows=rows)
+
+    def run(self, progress: Progress) -> Result:
+        from jobs.preprocess import PreprocessRequest, run
+
+        before = self._places.before
+        request = PreprocessRequest(
+            **self._request.model_dump(include={"recipe", "set", "input"}),
+            extend=before.dataset if before is not None else None,
+            output=self.folder,
+        )
+        return run(request, progress)
+
+
+class TrainPhase(Phase):
+    """dataset/ to run/."""
+
+    name = "train"
+
+    def __init__(self, request: PipelineRequest, places: Places) -> None:
+        super().__init__(request, places)
+        if places.before is not None:
+            self._recipe = self._recipe.model_copy(update={"train": self._recipe.train.warm_started()})
+
+    @property
+    def folder(self) -> Path:
+        return self._places.run
+
+    def finished(self) -> Result | None:
+        from rayrec.training.run.folder import METRICS_FILE, RESUMABLE_CHANGES, RUN_FILE, RunFolder
+
+        if not (self.folder / RUN_FILE).is_file():
+            return None
+        run = RunFolder.open(self.folder)
+        is_whole = (self.folder / METRICS_FILE).is_file()
+        allowed = () if is_whole else {f"train.{field}" for field in RESUMABLE_CHANGES}
+        self._require_recipe(run.recipe, ("model", "train", "evaluate"), allowed)
+        if not run.was_trained_on(self._places.dataset):
+            raise self._changed("the dataset is not what it was")
+        if not is_whole:
+            return None
+        return Result(command="train", output=self.folder, metrics=json.loads((self.folder / METRICS_FILE).read_text()))
+
+    def run(self, progress: Progress) -> Result:
+        from jobs.train import TrainRequest, run
+
+        before = self._places.before
+        request = TrainRequest(
+            **self._request.model_dump(include={"recipe", "set", "workers", "device", "precision"}),
+            data=self._places.dataset,
+            warm_start=before.run if before is not None else None,
+            output=self.folder,
+            resume=self.folder.exists(),
+        )
+        return run(request, progress)
+
+
+class ExportPhase(Phase):
+    """run/ to model/, whose result has the fingerprint of the run that it was made from."""
+
+    name = "export"
+
+    @property
+    def folder(self) -> Path:
+        return self._places.model
+
+    def finished(self) -> Result | None:
+        if not (self.folder / RESULT_FILE).is_file():
+            if self.folder.exists():
+                raise UserError(f"{self.folder}: was not made by `rayrec run`; move it away")
+            return None
+        result = Result.load(self.folder)
+        if result.details.get("run") != self._run_fingerprint():
+            raise self._changed(f"{self._places.run} is not what it was")
+        return result
+
+    def run(self, progress: Progress) -> Result:
+        from jobs.export import ExportRequest, run
+
+        # It gets its name when its result, by which it is recognised, is in it too.
+        unfinished = self._places.folder / UNFINISHED_MODEL
+        result = run(ExportRequest(run=self._places.run, output=unfinished), progress)
+        details = {**result.details, "run": self._run_fingerprint()}
+        result = result.model_copy(update={"output": self.folder, "details": details})
+        result.save(unfinished)
+        unfinished.rename(self.folder)
+        return result
+
+    def _run_fingerprint(self) -> str:
+        """A hash that changes with the run's metrics and best checkpoint; empty if the run is not finished."""
+        from rayrec.training.run.folder import METRICS_FILE, RunFolder
+
+        metrics = self._places.run / METRICS_FILE
+        if not metrics.is_file():
+            return ""
+        digest = hashlib.sha256(metrics.read_bytes())
+        for file in sorted(RunFolder(self._places.run).checkpoint("best").glob("*.json")):
+            digest.update(file.read_bytes())
+        return digest.hexdigest()
+
+
+PHASES = (PreprocessPhase, TrainPhase, ExportPhase)
+"""All phases in order; each reads what those before it wrote."""
+
+
+def run_phases(
+    request: PipelineRequest, places: Places, progress: Progress
+) -> tuple[list[Result], dict[str, float | None]]:
+    """Run the unfinished phases; the results of all, and the seconds of each, None if it was finished before.
+
+    Raises ConfigError if a finished phase was made from another recipe or other raw files.
+    """
+    phases = [phase(request, places) for phase in PHASES]
+    # Checked before anything runs, so that a changed recipe is refused at once.
+    finished = [phase.finished() for phase in phases]
+    first = finished.index(None) if None in finished else len(phases)
+    results = [result for result in finished[:first] if result is not None]
+    for phase in phases[:first]:
+        progress.message(f"{phase.name}: finished before, in {location(phase.folder)}")
+    seconds: dict[str, float | None] = {phase.name: None for phase in phases}
+    if first < len(phases):
+        from cluster.ray_session import ray_session
+        from jobs.train import suits_this_process
+
+        # Phases share a session, unless all that needs one is a large input, for which Spark starts its own.
+        with nullcontext() if suits_this_process(request.load_recipe()) else ray_session():
+            for phase in phases[first:]:
+                progress.finish()
+                progress.message(f"\n{phase.name} -> {location(phase.folder)}")
+                started = time.perf_counter()
+                result = phase.run(progress)
+                seconds[phase.name] = time.perf_counter() - started
+                results.append(result.model_copy(update={"seconds": seconds[phase.name]}))
+                progress.finish()
+                progress.message(describe_result(results[-1]))
+    return results, seconds

@@ -1,0 +1,271 @@
+"""`rayrec report`: a page on a dataset, a run, a model or a search."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from jobs.command import RESULT_FILE, Command, Metavar, Positional, Request, Result, describe_result, main
+from jobs.export import exported, is_run_folder
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.common.files import new_folder, require_absent
+from rayrec.common.progress import Progress
+from rayrec.evaluation.expectations import Expectation, flat_metrics
+from rayrec.storage.location import Folder, location
+
+if TYPE_CHECKING:
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.pages.page import Page
+
+
+class ReportRequest(Request):
+    """Write a page on a dataset, a run, a model or a search, and check what is expected of it."""
+
+    source: Annotated[Folder, Positional("DATASET|RUN|MODEL|SWEEP")]
+    """Folder of a dataset, a run, a model or a search, or its URI."""
+    output: Folder
+    """Folder for report.html and report.json; must not exist."""
+    against: Annotated[Folder, Metavar("DATASET")] | None = None
+    """Dataset to compare a dataset with."""
+    data: Annotated[Folder, Metavar("DATASET")] | None = None
+    """Dataset whose held-out rows a model scores; a run scores those of its own, and a model alone none."""
+    expect: Annotated[tuple[str, ...], Metavar("METRIC>=NUMBER")] = ()
+    """What is expected of a metric, such as 'auc >= 0.76'; the exit code is 1 if something is not met."""
+
+    def check(self) -> None:
+        for text in self.expect:
+            Expectation.parse(text)
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What was found, and the page that shows it."""
+
+    figures: dict[str, Any]
+    metrics: dict[str, dict[str, float | None]]
+    """By split."""
+    page: Callable[[Mapping[str, Any]], "Page"]
+
+
+def run(request: ReportRequest, progress: Progress) -> Result:
+    """Write the page; `metrics` are those that can be expected something of, `details.expectations` what came of it.
+
+    The status is `failed` if something is not met.
+    """
+    from rayrec.pages.page import write_page
+
+    require_absent(request.output)
+    found = _look(request, progress)
+    progress.finish()
+    with new_folder(request.output) as folder:
+        write_page(folder, found.page(found.figures), found.figures)
+    expectations = found.figures["expectations"]
+    for check in expectations:
+        progress.message(f"{'pass' if check['is_met'] else 'fail'}: {check['line']}")
+    missed = [check["line"] for check in expectations if not check["is_met"]]
+    return Result(
+        command="report",
+        status="failed" if missed else "done",
+        output=request.output,
+        metrics=found.metrics,
+        details={"expectations": expectations} if expectations else {},
+        error=f"not as expected: {'; '.join(missed)}" if missed else None,
+    )
+
+
+def _look(request: ReportRequest, progress: Progress) -> _Report:
+    from rayrec.inference.folder.table_files import is_model_folder
+    from rayrec.ingest.dataset import MANIFEST_FILE
+    from tune.settings import SWEEP_FILE
+
+    source = request.source
+    is_dataset, is_model = (source / MANIFEST_FILE).is_file(), is_model_folder(source)
+    is_run, is_sweep = is_run_folder(source), (source / SWEEP_FILE).is_file()
+    if not (is_dataset or is_model or is_run or is_sweep):
+        raise UserError(f"{source}: no dataset, run, model or search; give the folder that another command wrote")
+    if request.data is not None and not is_model:
+        raise ConfigError("--data: only a model scores other rows than its own; leave it out")
+    if request.against is not None and not is_dataset:
+        raise ConfigError("--against: compares datasets; use `rayrec compare` for runs")
+    if is_model:
+        return _model(request, progress)
+    if is_run:
+        return _run(request, progress)
+    return _sweep(request) if is_sweep else _dataset(request, progress)
+
+
+def _checked(request: ReportRequest, metrics: Mapping[str, float | None]) -> list[dict[str, Any]]:
+    """What came of what is expected. Raises ConfigError on a metric that there is not."""
+    checks = [Expectation.parse(text).check(metrics) for text in request.expect]
+    return [{**vars(check), "line": check.line} for check in checks]
+
+
+def _dataset(request: ReportRequest, progress: Progress) -> _Report:
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.inspection.drift import drift_between
+    from rayrec.inspection.profile import profile
+    from rayrec.pages.dataset import dataset_page
+
+    dataset = Dataset.open(request.source)
+    other = Dataset.open(request.against) if request.against is not None else None
+    found = profile(dataset, progress)
+    metrics: dict[str, dict[str, float | None]] = {
+        name: {"rows": split.rows, "label_rate": split.label_rate} for name, split in found.splits.items()
+    }
+    rejected, rows = sum(reason.rows for reason in found.rejected), sum(s.rows for s in found.splits.values())
+    flat = {
+        **flat_metrics(metrics, None),
+        "rows": rows,
+        "rejected_rows": rejected,
+        "rejected_share": rejected / (rejected + rows) if rejected + rows else None,
+        **{f"{feature.name}.missing_share": feature.missing_share for feature in found.features},
+    }
+    against = None
+    if other is not None:
+        progress.stage("drift")
+        drift, unlike = drift_between(dataset, other)
+        features = [feature.as_json() for feature in drift]
+        against = {"dataset": location(other.folder), "features": features, "not_compared": unlike}
+        flat["drifted_features"] = sum(feature.has_drifted for feature in drift)
+        flat |= {f"{feature.name}.drift": feature.index for feature in drift}
+    times, recipe = dataset.manifest.times, dataset.recipe
+    ends = None if times is None else {"first": _date(times.first), "last": _date(times.last)}
+    figures = {
+        "kind": "dataset",
+        "subject": location(dataset.folder),
+        "recipe": recipe.name,
+        "source": recipe.source.kind,
+        "times": ends,
+        **found.as_json(),
+        "against": against,
+        "expectations": _checked(request, flat),
+    }
+    return _Report(figures, metrics, dataset_page)
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(sep=" ", timespec="seconds")
+
+
+def _run(request: ReportRequest, progress: Progress) -> _Report:
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.inspection.held_out import evaluation_split
+    from rayrec.inspection.run_facts import resources, run_metrics, sharding_plan, training_curves
+    from rayrec.pages.training import run_page
+    from rayrec.recipes import dump_recipe
+    from rayrec.training.run.folder import RunFolder
+
+    trained = RunFolder.open(request.source)
+    recipe, dataset = trained.recipe, Dataset.open(trained.dataset_folder)
+    metrics = run_metrics(trained)
+    split = evaluation_split(recipe, dataset)
+    # Before scores are computed: a mistake is answered at once.
+    expectations = _checked(request, flat_metrics(metrics, split))
+    held_out = None
+    if split is not None and trained.progress() is not None:
+        progress.stage("export")
+        with exported(request.source) as model:
+            held_out = _scores(model, dataset, split, progress)
+    figures = {
+        "kind": "run",
+        "subject": location(trained.path),
+        "description": recipe.description or recipe.name,
+        "split": split,
+        "metrics": metrics,
+        "curves": training_curves(trained),
+        "held_out": held_out,
+        "resources": resources(trained, _command_seconds(trained.path)),
+        "plan": sharding_plan(trained),
+        "recipe": dump_recipe(recipe),
+        "expectations": expectations,
+    }
+    return _Report(figures, metrics, run_page)
+
+
+def _model(request: ReportRequest, progress: Progress) -> _Report:
+    from rayrec.inference.folder.model_folder import CARD_FILE, ModelFolder
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.inspection.held_out import evaluation_split
+    from rayrec.pages.training import model_page
+
+    model = ModelFolder.open(request.source)
+    metrics, split, held_out = model.metrics, model.recipe.train.evaluation_split, None
+    if split not in metrics:
+        split = next(iter(metrics), split)
+    if request.data is not None:
+        dataset = Dataset.open(request.data)
+        model.schema.require_same_features(dataset.schema, request.data)
+        own = evaluation_split(model.recipe, dataset)
+        if own is None:
+            raise UserError(f"{request.data}: no held-out rows with labels; give a dataset with a test split")
+        held_out = _scores(model.folder, dataset, own, progress)
+        measured = {name: found and found["value"] for name, found in held_out["metrics"].items()}
+        metrics, split = {own: measured}, own
+    figures = {
+        "kind": "model",
+        "subject": location(model.folder),
+        "description": model.recipe.description or model.recipe.name,
+        "split": split,
+        "metrics": metrics,
+        "held_out": held_out,
+        "tables": [
+            {"table": t.name, "features": ", ".join(t.features), "rows": t.rows, "columns": t.dim} for t in model.tables
+        ],
+        "table_bytes": model.table_bytes(),
+        "card": (model.folder / CARD_FILE).read_text(),
+        "expectations": _checked(request, flat_metrics(metrics, split)),
+    }
+    return _Report(figures, metrics, model_page)
+
+
+def _sweep(request: ReportRequest) -> _Report:
+    from jobs.tune import BEST_FILE
+    from rayrec.pages.sweep import sweep_page
+    from tune.report import sweep_figures
+    from tune.settings import Sweep
+    from tune.trial_folder import read_outcomes
+
+    folder = request.source
+    sweep = Sweep.open(folder)
+    has_ended = (folder / RESULT_FILE).is_file()
+    confirmed = Result.load(folder).details.get("confirmed", []) if has_ended else []
+    best = (folder / BEST_FILE).read_text() if (folder / BEST_FILE).is_file() else None
+    figures = sweep_figures(sweep, read_outcomes(sweep), confirmed, best)
+    split = sweep.recipe.resolve().train.evaluation_split
+    metrics = {split: {sweep.metric: figures["trials"][0]["value"]}}
+    figures["expectations"] = _checked(request, flat_metrics(metrics, split))
+    return _Report(figures, metrics, sweep_page)
+
+
+def _scores(model: Path, dataset: "Dataset", split: str, progress: Progress) -> dict[str, Any]:
+    """Figures of the held-out rows, scored by a model folder."""
+    from rayrec.inference.predictor import load_model
+    from rayrec.inspection.held_out import held_out_figures, score_split
+
+    dataset.fetch_mapped()
+    return held_out_figures(score_split(load_model(model), dataset, split, progress), dataset, progress)
+
+
+def _command_seconds(run: Path) -> float | None:
+    """How long `rayrec train` took, if it trained the run at once."""
+    if not (run / RESULT_FILE).is_file():
+        return None
+    result = Result.load(run)
+    return result.seconds if result.command == "train" and result.status == "done" else None
+
+
+def describe(result: Result) -> str:
+    """The outcome, what is not as expected, and where the page is."""
+    lines = [describe_result(result)]
+    if result.error is not None:
+        lines.append(result.error)
+    if result.output is not None:
+        lines.append(f"  {location(result.output)}/report.html")
+    return "\n".join(lines)
+
+
+COMMAND = Command("report", ReportRequest, run, describe)
+
+if __name__ == "__main__":
+    raise SystemExit(main(COMMAND))

@@ -1,0 +1,200 @@
+"""Runs beside each other: which of them have one recipe, what the recipes differ in, and which is better."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rayrec.common.errors import UserError
+from rayrec.common.progress import Progress
+from rayrec.evaluation.paired import METRICS, Difference, difference, repeats_of, seed_variance
+from rayrec.evaluation.scored_rows import ScoredRows
+from rayrec.inference.predictor import load_model
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.reader import first_rows
+from rayrec.inspection.held_out import MOST_ROWS, score_split
+from rayrec.inspection.run_facts import run_metrics, training_curves
+from rayrec.recipes import differences
+from rayrec.training.run.folder import RunFolder
+
+_SAYS_NOTHING = ("name", "description", "seed")
+"""Keys in which runs of one recipe may differ; the seed is that of `train`."""
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One of the runs."""
+
+    name: str
+    folder: RunFolder
+    dataset: Dataset
+
+    @classmethod
+    def open(cls, folder: Path, name: str) -> "ComparedRun":
+        """Raises UserError if it is no run, or its dataset is gone."""
+        run = RunFolder.open(folder)
+        return cls(name, run, Dataset.open(run.dataset_folder))
+
+    @property
+    def seed(self) -> int:
+        return self.folder.recipe.train.seed
+
+    def config(self) -> dict[str, Any]:
+        """What it was made by, apart from what says nothing: JSON values by key."""
+        recipe = self.folder.recipe.model_dump(mode="json")
+        # How the dataset was made is what its manifest says, whatever the recipe of the training does.
+        made = self.dataset.manifest.config
+        config = {**recipe, "source": made["source"], "preprocess": made["preprocess"]}
+        train = {key: value for key, value in recipe["train"].items() if key not in _SAYS_NOTHING}
+        others = {key: value for key, value in config.items() if key not in _SAYS_NOTHING}
+        return {**others, "train": train, "dataset": self.dataset.fingerprint[:12]}
+
+
+@dataclass(frozen=True)
+class ComparedRecipe:
+    """The runs that differ in nothing but their seed."""
+
+    name: str
+    """That of its first run."""
+    runs: tuple[ComparedRun, ...]
+
+
+def group_by_recipe(runs: Sequence[ComparedRun]) -> list[ComparedRecipe]:
+    """The recipes of the runs, in the order of their first runs.
+
+    Raises UserError if two runs have the recipe and the seed in common: the one would only repeat the other.
+    """
+    groups: list[tuple[dict[str, Any], list[ComparedRun]]] = []
+    for run in runs:
+        config = run.config()
+        group = next((members for known, members in groups if known == config), None)
+        if group is None:
+            groups.append((config, [run]))
+            continue
+        twin = next((other for other in group if other.seed == run.seed), None)
+        if twin is not None:
+            raise UserError(f"{run.folder.path}: has the recipe and the seed of {twin.folder.path}; leave one out")
+        group.append(run)
+    return [ComparedRecipe(members[0].name, tuple(members)) for _, members in groups]
+
+
+def config_differences(recipes: Sequence[ComparedRecipe]) -> dict[str, dict[str, Any]]:
+    """By key, the value of each recipe, where one differs from the first."""
+    first, *others = recipes
+    base = first.runs[0].config()
+    found: dict[str, dict[str, Any]] = {}
+    for other in others:
+        for key, before, now in differences(base, other.runs[0].config()):
+            found.setdefault(".".join(key), {first.name: before})[other.name] = now
+    for values in found.values():
+        # Recipes that do not differ from the first in this key.
+        for other in others:
+            values.setdefault(other.name, values[first.name])
+    return found
+
+
+def require_same_rows(runs: Sequence[ComparedRun], split: str) -> None:
+    """Raise UserError unless the runs' datasets have the same held-out rows, by their labels, weights and groups."""
+    first = runs[0]
+    columns = None
+    for run in runs[1:]:
+        if run.dataset.fingerprint == first.dataset.fingerprint:
+            continue
+        columns = _row_columns(first.dataset, split) if columns is None else columns
+        if not _same(columns, _row_columns(run.dataset, split)):
+            raise UserError(
+                f"{run.folder.path}: its dataset ({run.dataset.folder}) has other rows in '{split}' than that of "
+                f"{first.folder.path}; only metrics of the same held-out rows can be compared"
+            )
+
+
+def _row_columns(dataset: Dataset, split: str) -> list[pa.ChunkedArray]:
+    dataset.labelled_split(split)
+    schema = dataset.schema
+    names = [name for name in (schema.label, schema.weight, schema.group) if name is not None]
+    table = pa.Table.from_batches(list(first_rows(dataset, split, names, MOST_ROWS)))
+    return [table[name] for name in names]
+
+
+def _same(first: Sequence[pa.ChunkedArray], second: Sequence[pa.ChunkedArray]) -> bool:
+    pairs = zip(first, second, strict=True)
+    return len(first) == len(second) and all(np.array_equal(a.to_numpy(), b.to_numpy()) for a, b in pairs)
+
+
+def compare_runs(
+    recipes: Sequence[ComparedRecipe],
+    split: str,
+    exported: Callable[[Path], AbstractContextManager[Path]],
+    progress: Progress,
+) -> dict[str, Any]:
+    """Score the held-out rows with every run, and tell which recipes are better, as JSON values.
+
+    `exported` gives the model folder of a run's folder. Raises UserError if all rows have one label.
+    """
+    scored: dict[str, list[ScoredRows]] = {}
+    for recipe in recipes:
+        for run in recipe.runs:
+            with exported(run.folder.path) as model:
+                run.dataset.fetch_mapped()
+                rows = score_split(load_model(model), run.dataset, split, progress, name=run.name).scored
+            scored.setdefault(recipe.name, []).append(rows)
+    labels = {float(label) for rows in scored.values() for label in np.unique(rows[0].label)}
+    if len(labels) < 2:
+        raise UserError(f"all rows of '{split}' have the label {labels.pop():g}; compare on a dataset with both labels")
+    progress.stage("compare")
+    repeats = repeats_of(scored)
+    seeds = {metric: seed_variance(list(repeats[metric].values())) for metric in METRICS}
+    pairs = [(a, b) for number, a in enumerate(recipes) for b in recipes[number + 1 :]]
+    found = [
+        (a.name, b.name, difference(metric, repeats[metric][a.name], repeats[metric][b.name], seeds[metric]))
+        for a, b in pairs
+        for metric in METRICS
+    ]
+    return {
+        "split": split,
+        "rows": recipes[0].runs[0].dataset.split(split).rows,
+        "rows_scored": len(next(iter(scored.values()))[0]),
+        "runs": [
+            {
+                "name": run.name,
+                "folder": str(run.folder.path),
+                "recipe": recipe.name,
+                "seed": run.seed,
+                "scored": {metric: repeats[metric][recipe.name].values[number] for metric in METRICS},
+                "metrics": run_metrics(run.folder),
+                "curves": training_curves(run.folder),
+            }
+            for recipe in recipes
+            for number, run in enumerate(recipe.runs)
+        ],
+        "config": config_differences(recipes),
+        "seed_deviation": {
+            metric: None if known is None else {"deviation": known[0] ** 0.5, "degrees_of_freedom": known[1]}
+            for metric, known in seeds.items()
+        },
+        "differences": [{"first": a, "second": b, **_as_json(one)} for a, b, one in found],
+    }
+
+
+def _as_json(found: Difference) -> dict[str, Any]:
+    low, high = found.interval
+    figures = {key: value for key, value in vars(found).items() if key != "interval"}
+    return {**figures, "low": low, "high": high, "why": _why(found)}
+
+
+def _why(found: Difference) -> str:
+    """What the verdict rests on, in a sentence."""
+    if found.seed_error is None:
+        if not found.is_beyond_rows:
+            return "other held-out rows alone may change as much"
+        return (
+            "more than other held-out rows change, but no recipe has two runs, so a luckier seed may be the cause: "
+            "train one again with another train.seed, and give that run, too"
+        )
+    if found.verdict == "no difference shown":
+        return "other held-out rows and other seeds may change as much"
+    return "more than other held-out rows and other seeds change"

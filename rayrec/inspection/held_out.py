@@ -1,0 +1,161 @@
+"""Scores the held-out rows of a dataset with a model in this process, and looks at them from all sides."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rayrec.common.errors import UserError
+from rayrec.common.progress import Progress
+from rayrec.evaluation.curves import Curve, score_histogram, threshold_curves
+from rayrec.evaluation.estimates import Estimate, label_rate, measure
+from rayrec.evaluation.reliability import expected_calibration_error, reliability
+from rayrec.evaluation.scored_rows import ScoredRows
+from rayrec.evaluation.slices import Slice, badness, by_score, slices
+from rayrec.features.schema import CategoricalFeature
+from rayrec.inference.predictor import Predictor
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.reader import first_rows
+from rayrec.inspection.cells import Cells, cells_by_frequency, cells_of_rows, values_of_rows
+from rayrec.recipes import Recipe
+
+MOST_ROWS = 1_000_000
+"""Rows that are scored: the first ones of the split."""
+_WORST = 20
+_BY_SCORE = "score"
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Scored rows of a split."""
+
+    split: str
+    rows: int
+    """Rows of the split, of which the first `MOST_ROWS` are scored."""
+    scored: ScoredRows
+    columns: pa.Table
+    """The encoded features of the scored rows, in the order of the split."""
+
+
+Division = tuple[str, list[Slice]]
+"""What all rows were divided by, and the parts."""
+
+
+def evaluation_split(recipe: Recipe, dataset: Dataset) -> str | None:
+    """The split that training evaluates on, or else another one with labels; None if there is none."""
+    preferred = (recipe.train.evaluation_split, "test", *dataset.evaluation_splits)
+    return next((name for name in preferred if name in dataset.evaluation_splits), None)
+
+
+def score_split(
+    predictor: Predictor, dataset: Dataset, split: str, progress: Progress, name: str | None = None
+) -> HeldOut:
+    """Score the first rows of a labelled split of a dataset that is encoded as the model reads it.
+
+    Rows of a group are one unit. `name` is the model's in the progress. Raises UserError if the split has no labels, or
+    no row that counts.
+    """
+    schema = dataset.schema
+    rows = dataset.labelled_split(split).rows
+    names = [feature.name for feature in predictor.schema.features]
+    others = [name for name in (schema.label, schema.weight, schema.group) if name is not None]
+    progress.stage(f"score {split}" + (f" with {name}" if name is not None else ""), min(rows, MOST_ROWS))
+    batches, scores = [], []
+    for batch in first_rows(dataset, split, [*names, *others], MOST_ROWS):
+        scores.append(predictor.predict_encoded(batch.select(names)))
+        batches.append(batch)
+        progress.advance(batch.num_rows)
+    columns = pa.Table.from_batches(batches)
+    label, weight, group = (
+        None if name is None else columns[name].to_numpy() for name in (schema.label, schema.weight, schema.group)
+    )
+    assert label is not None
+    scored = ScoredRows.of(np.concatenate(scores), label, weight, group)
+    if not len(scored):
+        raise UserError(f"{dataset.folder}: no row of '{split}' has a weight above 0; give a dataset with such rows")
+    return HeldOut(split, rows, scored, columns.select(names).combine_chunks())
+
+
+def divisions(held_out: HeldOut, dataset: Dataset, progress: Progress) -> list[Division]:
+    """The rows by tenths of the score, by the values of each feature, and by how often values occurred in `train`."""
+    scored = held_out.scored
+    found: list[Division] = [(_BY_SCORE, slices(scored, *by_score(scored)))]
+    progress.stage("slices", len(dataset.schema.features))
+    for feature in dataset.schema.features:
+        column = held_out.columns[feature.name].combine_chunks()
+        values = values_of_rows(feature, column)
+
+        def divide(by: str, cells: Cells) -> None:
+            found.append((by, slices(scored, cells.places(values), cells.names)))  # noqa: B023 - called at once
+
+        divide(feature.name, cells_of_rows(feature, values, dataset.folder))
+        if isinstance(feature, CategoricalFeature):
+            by_frequency = cells_by_frequency(feature, dataset.folder)
+            if by_frequency is not None:
+                divide(f"{feature.name} in train", by_frequency)
+        progress.advance(1)
+    return found
+
+
+def held_out_figures(held_out: HeldOut, dataset: Dataset, progress: Progress) -> dict[str, Any]:
+    """Metrics with standard errors, curves with bands, and slices of scored rows, as JSON values.
+
+    Curves are None where all rows have the same label. `worst` has the places in `slices` of the worst ones by metric.
+    """
+    scored = held_out.scored
+    metrics = measure(scored)
+    found = [(by, one) for by, parts in divisions(held_out, dataset, progress) for one in parts]
+    progress.stage("curves")
+    figures: dict[str, Any] = {
+        "split": held_out.split,
+        "rows": held_out.rows,
+        "rows_scored": len(scored),
+        "has_groups": scored.has_units,
+        "label_rate": _estimate(label_rate(scored)),
+        "metrics": {name: _estimate(value) for name, value in metrics.items()},
+        "curves": None,
+        "slices": [_slice(by, one) for by, one in found],
+        "worst": {metric: _worst(found, metric) for metric in ("auc", "normalized_entropy", "calibration")},
+    }
+    if metrics["auc"] is not None:
+        curves = threshold_curves(scored)
+        bins = reliability(scored)
+        edges, negatives, positives = score_histogram(scored)
+        figures["curves"] = {
+            "roc": _curve(curves.roc),
+            "precision_recall": _curve(curves.precision_recall),
+            "average_precision": curves.average_precision,
+            "lift": _curve(curves.lift),
+            "reliability": [asdict(of_bin) for of_bin in bins],
+            "expected_calibration_error": expected_calibration_error(bins),
+            "histogram": {"edges": edges.tolist(), "negatives": negatives.tolist(), "positives": positives.tolist()},
+        }
+    progress.finish()
+    return figures
+
+
+def _estimate(found: Estimate | None) -> dict[str, float] | None:
+    return None if found is None else asdict(found)
+
+
+def _curve(curve: Curve) -> dict[str, list[float]]:
+    return {name: values.tolist() for name, values in vars(curve).items()}
+
+
+def _slice(by: str, one: Slice) -> dict[str, Any]:
+    metrics = {name: _estimate(found) for name, found in one.metrics.items()}
+    return {"by": by, "value": one.value, "rows": one.rows, "positives": one.positives, "metrics": metrics}
+
+
+def _worst(found: list[tuple[str, Slice]], metric: str) -> list[int]:
+    """The places of the worst slices by a metric, the worst first.
+
+    Rows of about the same score are hard to rank for any model, so slices by score count for calibration alone.
+    """
+    bad = {
+        place: how
+        for place, (by, one) in enumerate(found)
+        if (by != _BY_SCORE or metric == "calibration") and (how := badness(one, metric)) is not None
+    }
+    return sorted(bad, key=lambda place: -bad[place])[:_WORST]

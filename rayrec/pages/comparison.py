@@ -1,0 +1,123 @@
+"""The page that compares runs."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayrec.pages.charts import intervals
+from rayrec.pages.held_out import METRIC_NAMES
+from rayrec.pages.page import Chart, Figures, Page, Section, Table, text_of
+from rayrec.pages.training import metrics_rows, training_charts
+
+_CHANCE = (
+    "Chance acts twice. The held-out rows are a sample: the same resamples of them are drawn for all runs (a paired "
+    "bootstrap). And another seed trains another model: how much that changes is measured between runs of one recipe. "
+    "The intervals hold, with a probability of 95 %, the difference for other rows and, where it is known, other seeds."
+)
+
+
+def comparison_page(figures: Figures) -> Page:
+    """The page of what `rayrec compare` found."""
+    runs = figures["runs"]
+    recipes = list(dict.fromkeys(run["recipe"] for run in runs))
+    return Page(
+        title=f"Comparison of {', '.join(recipes)}" if len(recipes) > 1 else f"Runs of one recipe: {recipes[0]}",
+        summary=summary(figures),
+        sections=[
+            _verdicts(figures),
+            _seeds(figures),
+            _config(figures, recipes),
+            Section("Metrics", [_metrics(runs)], "Of all rows of each split, measured by the trainings."),
+            Section("Training", _curves(runs, recipes), "Runs of one recipe have one colour."),
+        ],
+    )
+
+
+def _curves(runs: Sequence[Mapping[str, Any]], recipes: Sequence[str]) -> list[Chart]:
+    colours = {run["name"]: recipes.index(run["recipe"]) for run in runs} if len(recipes) > 1 else None
+    return training_charts({run["name"]: run["curves"] for run in runs}, colours)
+
+
+def summary(figures: Figures) -> str:
+    """What came of the comparison, in a sentence for each pair of recipes."""
+    found = [d for d in figures["differences"] if d["metric"] == "auc"]
+    if not found:
+        return "The runs differ in nothing but their seeds, so none can be better than another one but by luck."
+    return " ".join(verdict_line(difference) for difference in found)
+
+
+def verdict_line(found: Mapping[str, Any]) -> str:
+    """A difference and its verdict in a sentence."""
+    name = METRIC_NAMES[found["metric"]]
+    if found["verdict"] == "no difference shown":
+        said = f"no difference between {found['first']} and {found['second']} is shown"
+    else:
+        said = f"{found['second']} is {found['verdict']} than {found['first']}"
+    return (
+        f"By {name}, {said} ({found['value']:+.5f}, from {found['low']:+.5f} to {found['high']:+.5f}): {found['why']}."
+    )
+
+
+def _verdicts(figures: Figures) -> Section:
+    split, rows, scored = figures["split"], figures["rows"], figures["rows_scored"]
+    text = f"{scored:,} of {rows:,} rows of {split}, scored by each run's best checkpoint. {_CHANCE}"
+    blocks: list[Chart | Table] = []
+    for metric in ("auc", "log_loss"):
+        found = [d for d in figures["differences"] if d["metric"] == metric]
+        if found:
+            labels = [f"{d['second']} - {d['first']}" for d in found]
+            better = "right" if metric == "auc" else "left"
+            values, low, high = ([d[name] for d in found] for name in ("value", "low", "high"))
+            title = f"Difference in {METRIC_NAMES[metric]}"
+            blocks.append(
+                intervals(title, labels, values, low, high, reference=0.0, note=f"Further {better} is better.")
+            )
+    table = [
+        {
+            "recipe": d["second"],
+            "than": d["first"],
+            "metric": METRIC_NAMES[d["metric"]],
+            "verdict": d["verdict"],
+            "difference": f"{d['value']:+.5f}",
+            "from": f"{d['low']:+.5f}",
+            "to": f"{d['high']:+.5f}",
+            "error by rows": d["row_error"],
+            "error by seeds": "not known" if d["seed_error"] is None else d["seed_error"],
+            "because": d["why"],
+        }
+        for d in figures["differences"]
+    ]
+    marked = [number for number, row in enumerate(table) if row["verdict"] != "no difference shown"]
+    return Section("Better, or lucky?", [*blocks, Table(table, marked=marked)] if table else [], text)
+
+
+def _seeds(figures: Figures) -> Section:
+    rows = [
+        {"run": run["name"], "recipe": run["recipe"], "seed": run["seed"],
+         **{METRIC_NAMES[metric]: f"{value:.5f}" for metric, value in run["scored"].items()}}
+        for run in figures["runs"]
+    ]  # fmt: skip
+    known = [
+        f"{METRIC_NAMES[metric]} {text_of(found['deviation'])} ({found['degrees_of_freedom']} degrees of freedom)"
+        for metric, found in figures["seed_deviation"].items()
+        if found is not None
+    ]
+    text = (
+        f"Standard deviation between seeds of one recipe: {', '.join(known)}."
+        if known
+        else "Each recipe has one run, so nothing is known of what another seed would change."
+    )
+    return Section("Runs", [Table(rows)], text)
+
+
+def _config(figures: Figures, recipes: list[str]) -> Section:
+    rows = [
+        {"key": key, **{name: json.dumps(values[name]) for name in recipes}}
+        for key, values in figures["config"].items()
+    ]
+    text = "" if rows else "There are none, apart from the seed."
+    return Section("Differences of the recipes", [Table(rows)] if rows else [], text)
+
+
+def _metrics(runs: list[Mapping[str, Any]]) -> Table:
+    return Table([{"run": run["name"], **row} for run in runs for row in metrics_rows(run["metrics"])])

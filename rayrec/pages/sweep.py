@@ -1,0 +1,135 @@
+"""The page of a search."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayrec.pages.charts import Dimension, distinct_labels, intervals, lines, parallel, stacked
+from rayrec.pages.page import Chart, Check, Code, Figures, Page, Section, Table, text_of
+
+_CONFIRMED = (
+    "The best trials and the recipe as it stands, trained again: means over seeds that the search did not have, and "
+    "how much better they are than the recipe's. A gain of less than two or three standard errors may be chance."
+)
+_IMPORTANCE = (
+    "How far the values of the better trials differ from those of all (PED-ANOVA, arXiv:2304.10255). With few trials "
+    "it says little; parameters that not every trial has are left out."
+)
+_MOST_CURVES = 30
+
+
+def sweep_page(figures: Figures) -> Page:
+    """The page of what a search found (`tune.report.sweep_figures`)."""
+    metric, trials = figures["metric"], figures["trials"]
+    best = trials[0]
+    importance = figures["importance"]
+    charts: list[Chart | Table] = [
+        _history(metric, trials, figures["is_maximized"]),
+        _learning_curves(metric, trials),
+        _parallel(figures),
+    ]
+    if importance:
+        names = [".".join(name.split(".")[-2:]) for name in importance]
+        parts = {"importance": [100 * share for share in importance.values()]}
+        charts.append(stacked("Importance of parameters", names, parts, x_title="percent", note=_IMPORTANCE))
+    sections = [Section("Search", charts, "" if importance else "Too few trials to tell which parameters matter.")]
+    rows = [
+        {"trial": t["trial"], "state": t["state"], metric: t["value"], "evaluations": len(t["curve"]),
+         "seconds": t["seconds"], **t["assignment"], "message": t["message"]}
+        for t in trials
+    ]  # fmt: skip
+    sections.append(Section("Trials", [Table(rows, marked=[0])]))
+    if figures["confirmed"]:
+        sections.append(_confirmed(metric, figures["confirmed"]))
+    if figures["best_recipe"] is not None:
+        sections.append(Section("The best recipe", [Code(figures["best_recipe"])], "best.yaml, for `rayrec train`."))
+    return Page(
+        title=f"Search: {figures['recipe']}",
+        summary=(
+            f"{len(trials)} trials, search {figures['search']}, scheduler {figures['scheduler']}. "
+            f"Trial {best['trial']} is the best: {metric} {best['value']:.4f}."
+        ),
+        checks=[Check(check["line"], check["is_met"]) for check in figures["expectations"]],
+        sections=sections,
+    )
+
+
+def _history(metric: str, trials: Sequence[Mapping[str, Any]], is_maximized: bool) -> Chart:
+    """The value of each trial, and the best so far, in the order in which trials began."""
+    begun = sorted((t for t in trials if t["value"] is not None), key=lambda t: t["trial"])
+    so_far: list[float] = []
+    for trial in begun:
+        so_far.append((max if is_maximized else min)([*so_far[-1:], trial["value"]]))
+    numbers = [trial["trial"] for trial in begun]
+    series = {"trial": (numbers, [t["value"] for t in begun]), "best so far": (numbers, so_far)}
+    chart = lines("History", "trial", metric, series)
+    points = {**chart.traces[0], "mode": "markers"}
+    steps = {**chart.traces[1], "mode": "lines", "line": {**chart.traces[1]["line"], "shape": "hv"}}
+    return Chart(chart.title, [points, steps], chart.layout, note="The best value of each trial.")
+
+
+def _learning_curves(metric: str, trials: Sequence[Mapping[str, Any]]) -> Chart:
+    shown = [trial for trial in trials if trial["curve"]][:_MOST_CURVES]
+    series = {f"trial {t['trial']}": (list(range(1, len(t["curve"]) + 1)), t["curve"]) for t in shown}
+    note = "Trials that were stopped early end early."
+    if len(shown) < len(trials):
+        note += f" The best {len(shown)} trials."
+    chart = lines("Learning curves", "evaluation", metric, series, note=note)
+    return Chart(chart.title, chart.traces, {**chart.layout, "showlegend": len(series) <= 8}, note=chart.note)
+
+
+def _parallel(figures: Figures) -> Chart:
+    evaluated = [trial for trial in figures["trials"] if trial["value"] is not None]
+    dimensions = [_numbers(figures["metric"], [trial["value"] for trial in evaluated], is_log=False)]
+    for parameter in figures["parameters"]:
+        values = [trial["assignment"].get(parameter["name"]) for trial in evaluated]
+        if all(value is None for value in values):
+            continue
+        if parameter["scale"] == "choice":
+            dimensions.append(_choices(parameter["name"], values))
+        else:
+            dimensions.append(_numbers(parameter["name"], values, is_log=parameter["scale"] == "log"))
+    names = [
+        f"trial {trial['trial']}: {figures['metric']} {trial['value']:.4f}, "
+        + ", ".join(f"{name.rpartition('.')[2]} {text_of(value)}" for name, value in trial["assignment"].items())
+        for trial in evaluated
+    ]
+    note = "Each line is a trial, the darker the better; orange is the best. Hover over one for its values."
+    return parallel("Parallel coordinates", dimensions, names, note=note)
+
+
+def _numbers(name: str, values: Sequence[float | None], is_log: bool) -> Dimension:
+    """An axis from the lowest of the values to the highest."""
+    scaled = [None if v is None else math.log(v) if is_log else float(v) for v in values]
+    known = [v for v in scaled if v is not None]
+    low, high = min(known), max(known)
+
+    def height(value: float) -> float:
+        return (value - low) / (high - low) if high > low else 0.5
+
+    ticks = {text_of(math.exp(end) if is_log else end): height(end) for end in (low, high)}
+    return Dimension(name, [None if value is None else height(value) for value in scaled], ticks)
+
+
+def _choices(name: str, values: Sequence[Any]) -> Dimension:
+    """An axis with a place for each choice that a trial has."""
+    choices = sorted({text_of(value) for value in values if value is not None})
+    heights = [place / max(len(choices) - 1, 1) for place in range(len(choices))]
+    places = dict(zip(choices, heights, strict=True))
+    labels = dict(zip(distinct_labels(choices), heights, strict=True))
+    return Dimension(name, [None if value is None else places[text_of(value)] for value in values], labels)
+
+
+def _confirmed(metric: str, confirmed: Sequence[Mapping[str, Any]]) -> Section:
+    gains = [row for row in confirmed if row["gain"] is not None and row["standard_error"] is not None]
+    blocks: list[Chart | Table] = [Table(confirmed)]
+    if gains:
+        ends = [(row["gain"] - 2 * row["standard_error"], row["gain"] + 2 * row["standard_error"]) for row in gains]
+        blocks.append(
+            intervals(
+                f"Gain in {metric} over the recipe", [row["candidate"] for row in gains],
+                [row["gain"] for row in gains], [low for low, _ in ends], [high for _, high in ends],
+                reference=0.0, note="Two standard errors to each side.",
+            )
+        )  # fmt: skip
+    return Section("With other seeds", blocks, _CONFIRMED)

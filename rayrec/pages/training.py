@@ -1,0 +1,154 @@
+"""The pages of a run and of a model."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from rayrec.common.units import format_bytes
+from rayrec.pages.charts import lines, stacked
+from rayrec.pages.held_out import held_out_sections
+from rayrec.pages.page import Chart, Check, Code, Figures, Page, Section, Table, text_of
+
+_TRAIN_CHARTS = {
+    "samples_per_second": ("Samples a second", "samples a second"),
+    "data_wait_share": ("Share of the time spent waiting for data", "share"),
+}
+_MOST_TABLES = 40
+
+
+def run_page(figures: Figures) -> Page:
+    """The page of what `rayrec report` found in a run folder."""
+    sections = [_metrics(figures), Section("Training", training_charts({"run": figures["curves"]}))]
+    if figures["held_out"] is not None:
+        sections += held_out_sections(figures["held_out"])
+    sections += [_resources(figures["resources"]), *_plan(figures["plan"])]
+    sections.append(Section("Recipe", [Code(figures["recipe"])]))
+    return Page(
+        title=f"Run {figures['subject']}",
+        summary=figures["description"],
+        facts=_facts(figures),
+        checks=[Check(check["line"], check["is_met"]) for check in figures["expectations"]],
+        sections=sections,
+    )
+
+
+def model_page(figures: Figures) -> Page:
+    """The page of what `rayrec report` found in a model folder."""
+    sections = [_metrics(figures)]
+    if figures["held_out"] is not None:
+        sections += held_out_sections(figures["held_out"])
+    sections += [Section("Tables", [Table(figures["tables"])]), Section("Model card", [Code(figures["card"])])]
+    return Page(
+        title=f"Model {figures['subject']}",
+        summary=figures["description"],
+        facts=_facts(figures),
+        checks=[Check(check["line"], check["is_met"]) for check in figures["expectations"]],
+        sections=sections,
+    )
+
+
+def training_charts(runs: Mapping[str, Mapping[str, Any]], colours: Mapping[str, int] | None = None) -> list[Chart]:
+    """Charts of the curves (`rayrec.inspection.run_facts.training_curves`) of some runs by name, over each other.
+
+    A single run has its learning rates in one chart. `colours`: numbers of the runs' colours.
+    """
+
+    def chart(title: str, y_title: str, of_run: Callable[[Mapping[str, Any]], Mapping[str, Any]], column: str) -> Chart:
+        series = {
+            name: (columns["step"], columns[column])
+            for name, curves in runs.items()
+            if column in (columns := of_run(curves))
+        }
+        return lines(title, "step", y_title, series, colours=colours)
+
+    trained = dict.fromkeys(column for curves in runs.values() for column in curves["train"])
+    rates = [column for column in trained if column.startswith("lr_")]
+    charts = [chart("Training loss", "loss", _trained, "loss")] if "loss" in trained else []
+    evaluated = dict.fromkeys(
+        (split, metric)
+        for curves in runs.values()
+        for split, columns in curves["evaluations"].items()
+        for metric in columns
+        if metric != "step"
+    )
+    charts += [chart(f"{metric} of {split}", metric, partial(_evaluated, split), metric) for split, metric in evaluated]
+    if len(runs) == 1:
+        (train,) = (curves["train"] for curves in runs.values())
+        charts.append(lines("Learning rates", "step", "rate", {rate: (train["step"], train[rate]) for rate in rates}))
+    else:
+        charts += [chart(f"Learning rate {rate.removeprefix('lr_')}", "rate", _trained, rate) for rate in rates]
+    return charts + [chart(*titles, _trained, column) for column, titles in _TRAIN_CHARTS.items() if column in trained]
+
+
+def _trained(curves: Mapping[str, Any]) -> Mapping[str, Any]:
+    columns: Mapping[str, Any] = curves["train"]
+    return columns
+
+
+def _evaluated(split: str, curves: Mapping[str, Any]) -> Mapping[str, Any]:
+    columns: Mapping[str, Any] = curves["evaluations"].get(split, {})
+    return columns
+
+
+def metrics_rows(metrics: Mapping[str, Mapping[str, float | None]]) -> list[dict[str, Any]]:
+    """A row of a table for each split."""
+    return [{"split": split, **values} for split, values in metrics.items()]
+
+
+def _metrics(figures: Figures) -> Section:
+    rows = metrics_rows(figures["metrics"])
+    text = "Of all rows of each split, measured by the training." if rows else "The training has not ended yet."
+    return Section("Metrics", [Table(rows)] if rows else [], text)
+
+
+def _facts(figures: Figures) -> dict[str, str]:
+    main = figures["metrics"].get(figures["split"], {})
+    facts = {f"{name} ({figures['split']})": text_of(value) for name, value in list(main.items())[:4]}
+    for name, found in figures.get("resources", {}).items():
+        if name in ("device", "workers", "precision") and found is not None:
+            facts[name] = str(found)
+    return facts
+
+
+def _resources(found: Mapping[str, Any]) -> Section:
+    seconds = found["seconds"]
+    parts = {name: [value] for name, value in seconds.items()}
+    memory = {
+        "most memory of a process": found["peak_memory_bytes"],
+        "tables, with their optimizer": found["table_bytes"],
+    }
+    rows = [
+        *({"what": f"time: {name}", "amount": f"{value:,.1f} s"} for name, value in seconds.items()),
+        *({"what": name, "amount": format_bytes(size)} for name, size in memory.items() if size is not None),
+    ]
+    chart = stacked("Time", ["seconds"], parts, x_title="seconds")
+    return Section("Where time and memory went", [chart, Table(rows)])
+
+
+def _plan(plan: Mapping[str, Any] | None) -> list[Section]:
+    """What each worker holds: the largest tables one by one, and the others together."""
+    if plan is None:
+        return []
+    ranks = range(plan["world_size"])
+    sizes: dict[str, list[float]] = {}
+    for shard in plan["shards"]:
+        by_rank = sizes.setdefault(shard["table"], [0.0] * len(ranks))
+        by_rank[shard["rank"]] += shard["bytes"] + shard["host_bytes"]
+    largest = sorted(sizes, key=lambda name: -sum(sizes[name]))
+    shown: dict[str, list[float]] = {name: sizes[name] for name in largest[:_MOST_TABLES]}
+    if others := largest[_MOST_TABLES:]:
+        shown[f"{len(others)} smaller tables"] = [sum(sizes[name][rank] for name in others) for rank in ranks]
+    rows = []
+    for name in largest:
+        shards = [shard for shard in plan["shards"] if shard["table"] == name]
+        rows.append({
+            "table": name,
+            "sharding": shards[0]["sharding"],
+            "kernel": shards[0]["kernel"],
+            "ranks": ", ".join(str(rank) for rank in sorted({shard["rank"] for shard in shards})),
+            "rows": max(shard["row"] + shard["rows"] for shard in shards),
+            "columns": max(shard["column"] + shard["columns"] for shard in shards),
+            "size": format_bytes(sum(sizes[name])),
+        })  # fmt: skip
+    chart = stacked("Bytes by rank", [f"rank {rank}" for rank in ranks], shown, x_title="bytes")
+    return [Section("Sharding plan", [chart, Table(rows)], "Weights and optimizer state of the embedding tables.")]

@@ -1,0 +1,141 @@
+"""Pages: whole, standing alone, and safe against texts of the data."""
+
+import base64
+import gzip
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from plotly.offline import get_plotlyjs
+
+from rayrec.pages.charts import (
+    Dimension,
+    distinct_labels,
+    histograms,
+    intervals,
+    lines,
+    parallel,
+    shares_and_rates,
+    stacked,
+)
+from rayrec.pages.page import Check, Code, Page, Section, Table, html_of, text_of, write_page
+
+HOSTILE = "</script><script>alert(1)</script>&amp;<b>"
+
+
+class Parsed(HTMLParser):
+    """The elements of a page, each closed in order, and its text."""
+
+    VOID = frozenset({"meta", "link"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: dict[str, int] = {}
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+        for name, value in attrs:
+            assert name != "src" and (name != "href" or str(value).startswith(("#", "data:"))), "the page stands alone"
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def charts() -> list[Section]:
+    one = [0.25, None, 1.0]
+    return [
+        Section(
+            HOSTILE,
+            [
+                lines(HOSTILE, HOSTILE, "y", {HOSTILE: ([1, 2, 3], one)}, bands={HOSTILE: (one, one)}, diagonal=(0, 1)),
+                shares_and_rates("s", [HOSTILE, "b", "c"], one, one, one, one),
+                Table([{HOSTILE: HOSTILE, "number": 1.23456789, "none": None, "empty": ""}], title=HOSTILE, marked=[0]),
+                intervals("i", [HOSTILE, "b", "c"], one, one, one, reference=0.5, ratio=True),
+                histograms("h", "x", [0.0, 0.5, 1.0], {HOSTILE: [0.5, 0.5]}),
+                stacked("t", [HOSTILE], {HOSTILE: [1.0]}, x_title="x"),
+                parallel("p", [Dimension(HOSTILE, [0.0, 1.0], {HOSTILE: 0.0})], [HOSTILE, "b"]),
+                Code(HOSTILE),
+            ],
+            HOSTILE,
+        )
+    ]
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return html_of(Page(HOSTILE, HOSTILE, charts(), {HOSTILE: HOSTILE}, [Check(HOSTILE, True), Check("b", False)]))
+
+
+def test_the_page_is_whole_and_stands_alone(html: str) -> None:
+    page = Parsed(html)
+    assert page.open == []
+    # Its own three scripts: the charts, the library, and what draws the ones with the other.
+    assert (page.seen["script"], page.seen["figure"], page.seen["table"], page.seen["pre"]) == (3, 6, 1, 1)
+    assert "//" not in re.sub(r"(?s)<script.*?</script>", "", html), "no address of another page"
+    assert page.text.count(HOSTILE) >= 7
+    assert len(html) < 3_000_000
+
+
+def test_no_text_of_the_data_becomes_markup(html: str) -> None:
+    """Neither the browser's nor that of plotly.js, which shows some tags in the texts of charts."""
+    assert "<script>alert" not in html
+    content = re.search(r'id="charts">(.*?)</script>', html, re.DOTALL)
+    assert content is not None
+    drawn = json.loads(content[1])
+    assert len(drawn) == 6
+
+    def texts(value: object) -> list[str]:
+        if isinstance(value, dict):
+            return [text for inner in value.values() for text in texts(inner)]
+        return [text for inner in value for text in texts(inner)] if isinstance(value, list) else [str(value)]
+
+    own = {"<br>", "<extra></extra>"}
+    for text in texts(drawn):
+        assert set(re.findall(r"<[^>]*>(?:</extra>)?", text)) <= own, text
+
+
+def test_the_library_is_plotly_packed(html: str) -> None:
+    packed = re.search(r'id="library">(.*?)</script>', html)
+    assert packed is not None
+    assert gzip.decompress(base64.b64decode(packed[1])).decode() == get_plotlyjs()
+    assert 'id="library"></script>' in html_of(Page("no charts", "", [Section("a", [Code("b")])]))
+
+
+def test_columns_without_a_value_are_left_out(html: str) -> None:
+    head = html[html.index("<thead>") : html.index("</thead>")]
+    assert "number" in head and "none" not in head and "empty" not in head
+    assert "<td class=number>1.235</td>" in html
+
+
+def test_a_page_and_its_figures_are_written(tmp_path: Path) -> None:
+    figures = {"values": [1.5, None, "é"]}
+    write_page(tmp_path, Page("t", "s", []), figures)
+    assert json.loads((tmp_path / "report.json").read_text()) == figures
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_labels_are_short_and_all_different() -> None:
+    long = ["a feature of a very long name: value 1", "a feature of a very long name: value 2", "b", "b"]
+    labels = distinct_labels(long)
+    assert len(set(labels)) == 4
+    assert max(map(len, labels)) <= 23
+    assert labels[0].startswith("a fea") and labels[0].endswith("value 1")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, ""), (True, "True"), (3, "3"), (12_345, "12,345"), (0.123456, "0.1235"), (2.0, "2"), (1e-9, "1e-09"),
+     (123_456.7, "123,457"), ("a", "a")],
+)  # fmt: skip
+def test_values_are_shown_with_four_digits(value: object, text: str) -> None:
+    assert text_of(value) == text
