@@ -4,9 +4,9 @@
 
 - `rayrec run --continue` takes in generated days without disturbance; that is the reference. Then the same days are
   taken in again, in as many copies as it takes, with SIGKILL for the whole process group after a random part of the
-  time that the day took undisturbed, until each phase was killed `--kills` times: preprocess --extend, train
-  --warm-start, export, and what judges and publishes the model. At the end vocabularies, counts, encoded rows and the
-  weights of the last model, read through all its deltas, are compared bit by bit.
+  time that a phase took undisturbed, until each phase was killed `--kills` times: preprocess --extend, train
+  --warm-start, export, the gate, and publishing. At the end vocabularies, counts, encoded rows and the weights of the
+  last model, read through all its deltas, are compared bit by bit.
 - `rayrec follow` is killed at random moments while files land. Then every file must have been taken in once.
 - `rayrec serve` is killed at random moments while it applies deltas. Then it must serve the last version, with the
   scores that the same version gives in Python.
@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import requests
 
-from benchmarks.killable import attempt, started
+from benchmarks.killable import attempt, moments, started
 from rayrec.common.files import write_json
 from rayrec.common.ports import free_port
 
@@ -45,7 +45,8 @@ PHASES = {
     "preprocess": "\npreprocess -> ",
     "train": "\ntrain -> ",
     "export": "\nexport -> ",
-    "publish": "\ncompare with version ",
+    "gate": "\ncompare with version ",
+    "publish": "\npublish version ",
 }
 """For each phase the words with which it begins."""
 _READY_SECONDS = 120
@@ -62,30 +63,30 @@ def main() -> None:
         folder = Path(temporary)
         size = ("--rows", options.rows * DAYS, "--days", DAYS)
         attempt(["jobs.generate", "criteo", *size, "--output", folder / "raw"], folder / "log", None)
-        moments = random.Random(options.seed)
+        chance = random.Random(options.seed)
         report = {
             "rows_of_a_day": options.rows,
             "days": DAYS,
             "seed": options.seed,
-            "continue": continued(folder, options.kills, moments),
-            "follow": followed(folder, options.kills, moments),
-            "serve": served(folder, options.kills, moments),
+            "continue": continued(folder, options.kills, chance),
+            "follow": followed(folder, options.kills, chance),
+            "serve": served(folder, options.kills, chance),
         }
     write_json(options.output, report)
     print(json.dumps(report, indent=2))
     sys.exit(0 if all(report[part]["same"] for part in ("continue", "follow", "serve")) else 1)
 
 
-def continued(folder: Path, kills: int, moments: random.Random) -> dict[str, Any]:
+def continued(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]:
     """Whether days that are killed end as undisturbed ones, and how often each phase was killed."""
     undisturbed, first_day = folder / "undisturbed", folder / "first-day"
-    seconds = {}
+    times: dict[str, float] = {}
     for day in range(DAYS):
-        began = time.perf_counter()
-        assert attempt(_day(folder, undisturbed, day), folder / "log", None) is None
-        seconds[day] = time.perf_counter() - began
+        times = moments(_day(folder, undisturbed, day), folder / "log", PHASES.values())
         if day == 0:
             shutil.copytree(undisturbed, first_day)
+    begins = [*(times[phrase] for phrase in PHASES.values()), times[""]]
+    seconds = dict(zip(PHASES, np.diff(begins).tolist(), strict=True))
     expected = state(undisturbed)
     killed: Counter[str] = Counter()
     copies, same = 0, True
@@ -94,14 +95,18 @@ def continued(folder: Path, kills: int, moments: random.Random) -> dict[str, Any
         output = folder / "killed"
         shutil.copytree(first_day, output)
         for day in range(1, DAYS):
-            # A day that was killed after its last file was written is over; its rows are refused from then on.
-            while not (output / "days" / f"{day:04d}" / "outcome.json").exists():
-                said = attempt(_day(folder, output, day), folder / "log", moments.uniform(0, seconds[day]))
+            for phase in PHASES:
+                # A day that was killed after its last file was written is over; its rows are refused from then on.
+                if (output / "days" / f"{day:04d}" / "outcome.json").exists():
+                    break
+                limit = chance.uniform(0, seconds[phase])
+                said = attempt(_day(folder, output, day), folder / "log", limit, after=PHASES[phase])
                 if said is None:
                     break
-                phase = next((name for name in reversed(PHASES) if PHASES[name] in said), "start")
-                killed[phase] += 1
-                print(f"day {day}: killed in {phase}", file=sys.stderr, flush=True)
+                killed[next(name for name in reversed(PHASES) if PHASES[name] in said)] += 1
+                print(f"day {day}: {dict(killed)}", file=sys.stderr, flush=True)
+            if not (output / "days" / f"{day:04d}" / "outcome.json").exists():
+                attempt(_day(folder, output, day), folder / "log", None)
         same = state(output) == expected and same
         copies += 1
         shutil.rmtree(output)
@@ -109,11 +114,11 @@ def continued(folder: Path, kills: int, moments: random.Random) -> dict[str, Any
         "killed_in": dict(killed),
         "copies": copies,
         "same": same,
-        "undisturbed_seconds": [round(seconds[day], 1) for day in range(DAYS)],
+        "seconds_of_each_phase": {phase: round(value, 2) for phase, value in seconds.items()},
     }
 
 
-def followed(folder: Path, kills: int, moments: random.Random) -> dict[str, Any]:
+def followed(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]:
     """Whether `rayrec follow`, killed while files land, takes each of them in once."""
     landing, output = folder / "landing", folder / "followed"
     landing.mkdir()
@@ -127,7 +132,7 @@ def followed(folder: Path, kills: int, moments: random.Random) -> dict[str, Any]
         hidden.write_text("".join(lines[number * each : (number + 1) * each]))
         files.append(hidden.rename(landing / f"part-{number:03d}.tsv"))
         if number % 2:
-            assert attempt(command, folder / "log", moments.uniform(2, 12)) is not None, "it follows until it is killed"
+            assert attempt(command, folder / "log", chance.uniform(2, 12)) is not None, "it follows until it is killed"
             print(f"follow: killed {number // 2 + 1} times", file=sys.stderr, flush=True)
     while _waiting(output, files):
         attempt(command, folder / "log", 15)
@@ -137,7 +142,7 @@ def followed(folder: Path, kills: int, moments: random.Random) -> dict[str, Any]
             "versions": len(versions)}  # fmt: skip
 
 
-def served(folder: Path, kills: int, moments: random.Random) -> dict[str, Any]:
+def served(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]:
     """Whether a server that is killed while it applies deltas answers as the last version does in Python."""
     from rayrec.inference.predictor import load_model
 
@@ -172,7 +177,7 @@ def served(folder: Path, kills: int, moments: random.Random) -> dict[str, Any]:
             for number in numbers[1:]:
                 shutil.copytree(versions / str(number), models / ".new")
                 (models / ".new").rename(models / str(number))
-            time.sleep(moments.uniform(0, 3))
+            time.sleep(chance.uniform(0, 3))
         print(f"serve: killed {kill + 1} times", file=sys.stderr, flush=True)
     with started(command, folder / "log"):
         wait_until_it_answers()

@@ -4,9 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+_LOOK_SECONDS = 0.01
 
 
 @contextmanager
@@ -27,12 +30,14 @@ def started(words: list[object], log: Path) -> Iterator[subprocess.Popen[bytes]]
             process.wait()
 
 
-def attempt(words: list[object], log: Path, limit: float | None) -> str | None:
-    """Run a command for at most `limit` seconds: what it had said if it was killed, None if it finished.
+def attempt(words: list[object], log: Path, limit: float | None, after: str = "") -> str | None:
+    """Run a command for at most `limit` seconds after it said `after`: what it had said then, None if it finished.
 
     Raises RuntimeError, with what it said, if it failed.
     """
     with started(words, log) as process:
+        while after not in log.read_text() and process.poll() is None:
+            time.sleep(_LOOK_SECONDS)
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -41,3 +46,20 @@ def attempt(words: list[object], log: Path, limit: float | None) -> str | None:
     if code:
         raise RuntimeError(f"exit code {code}:\n{said}")
     return said if code is None else None
+
+
+def moments(words: list[object], log: Path, phrases: Collection[str]) -> dict[str, float]:
+    """Run a command to its end; the seconds from its start until it said each phrase, and under "" until its end.
+
+    Raises RuntimeError, with what it said, if it failed.
+    """
+    seen: dict[str, float] = {}
+    began = time.perf_counter()
+    with started(words, log) as process:
+        while process.poll() is None:
+            said = log.read_text()
+            seen |= {phrase: time.perf_counter() - began for phrase in phrases if phrase in said and phrase not in seen}
+            time.sleep(_LOOK_SECONDS)
+    if process.returncode:
+        raise RuntimeError(f"exit code {process.returncode}:\n{log.read_text()}")
+    return {**seen, "": time.perf_counter() - began}
