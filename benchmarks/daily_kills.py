@@ -1,21 +1,21 @@
-"""A pipeline that goes on by days, and one that follows a folder, killed at random moments: is the result the same?
+"""Days that are taken in, a folder that is followed and a server, killed at random moments: is the result the same?
 
     python -m benchmarks.daily_kills --output benchmarks/results/daily_kills.json [--kills 10] [--rows 6000]
 
-`rayrec run --continue` takes in generated days without disturbance; that is the reference. Then the same commands are
-started again and again in a process group of their own, each time with SIGKILL for the whole group after a random part
-of the time that the day took undisturbed. At the end vocabularies, counts and the weights of the last model, read
-through all its deltas, are compared bit by bit. `rayrec follow` is killed at random moments while files land; then
-every file must have been taken once, every row trained on once, and the model that is there must open.
+- `rayrec run --continue` takes in generated days without disturbance; that is the reference. Then the same days are
+  taken in again, in as many copies as it takes, with SIGKILL for the whole process group after a random part of the
+  time that a phase took undisturbed, until each phase was killed `--kills` times: preprocess --extend, train
+  --warm-start, export, the gate, and publishing. At the end vocabularies, counts, encoded rows and the weights of the
+  last model, read through all its deltas, are compared bit by bit.
+- `rayrec follow` is killed at random moments while files land. Then every file must have been taken in once.
+- `rayrec serve` is killed at random moments while it applies deltas. Then it must serve the last version, with the
+  scores that the same version gives in Python.
 """
 
 import argparse
 import json
-import os
 import random
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +25,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+import requests
+
+from benchmarks.killable import attempt, moments, started
+from rayrec.common.files import write_json
+from rayrec.common.ports import free_port
 
 RECIPE = "dlrm-criteo-debug"
 # Models of so few rows are bad; it is not the gate that is looked at.
@@ -35,119 +40,163 @@ SETTINGS = (
     *("--set", "train.global_batch_size=512"),
     *("--workers", "1"),
 )
+DAYS = 3
+PHASES = {
+    "preprocess": "\npreprocess -> ",
+    "train": "\ntrain -> ",
+    "export": "\nexport -> ",
+    "gate": "\ncompare with version ",
+    "publish": "\npublish version ",
+}
+"""For each phase the words with which it begins."""
+_READY_SECONDS = 120
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--kills", type=int, default=10, help="of each phase, of the follower and of the server")
     parser.add_argument("--rows", type=int, default=6_000, help="rows of a day")
-    parser.add_argument("--days", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rayrec-daily-") as temporary:
         folder = Path(temporary)
-        _run(
-            "generate",
-            "criteo",
-            "--rows",
-            options.rows * options.days,
-            "--days",
-            options.days,
-            "--output",
-            folder / "raw",
-        )
-        moments = random.Random(options.seed)
+        size = ("--rows", options.rows * DAYS, "--days", DAYS)
+        attempt(["jobs.generate", "criteo", *size, "--output", folder / "raw"], folder / "log", None)
+        chance = random.Random(options.seed)
         report = {
             "rows_of_a_day": options.rows,
-            "days": options.days,
+            "days": DAYS,
             "seed": options.seed,
-            "continue": continued(folder, options.kills, options.days, moments),
-            "follow": followed(folder, options.kills, moments),
+            "continue": continued(folder, options.kills, chance),
+            "follow": followed(folder, options.kills, chance),
+            "serve": served(folder, options.kills, chance),
         }
-    options.output.write_text(json.dumps(report, indent=2) + "\n")
-    sys.exit(0 if report["continue"]["same"] and report["follow"]["once"] else 1)
+    write_json(options.output, report)
+    print(json.dumps(report, indent=2))
+    sys.exit(0 if all(report[part]["same"] for part in ("continue", "follow", "serve")) else 1)
 
 
-def continued(folder: Path, kills: int, days: int, moments: random.Random) -> dict[str, Any]:
-    """Whether a pipeline of days that was killed ends as the undisturbed one, and in which phases it was."""
-    seconds = []
-    for day in range(days):
-        began = time.perf_counter()
-        assert _attempt(_day(folder, "undisturbed", day), folder, None) is None
-        seconds.append(time.perf_counter() - began)
+def continued(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]:
+    """Whether days that are killed end as undisturbed ones, and how often each phase was killed."""
+    undisturbed, first_day = folder / "undisturbed", folder / "first-day"
+    times: dict[str, float] = {}
+    for day in range(DAYS):
+        times = moments(_day(folder, undisturbed, day), folder / "log", PHASES.values())
+        if day == 0:
+            shutil.copytree(undisturbed, first_day)
+    begins = [*(times[phrase] for phrase in PHASES.values()), times[""]]
+    seconds = dict(zip(PHASES, np.diff(begins).tolist(), strict=True))
+    expected = state(undisturbed)
     killed: Counter[str] = Counter()
-    remaining = kills
-    for day in range(days):
-        of_day = remaining // (days - day)
-        while True:
-            limit = moments.uniform(0, seconds[day]) if of_day else None
-            said = _attempt(_day(folder, "killed", day), folder, limit)
-            if said is None:
-                break
-            phases = [line.split(" -> ")[0] for line in said.splitlines() if " -> " in line]
-            killed[phases[-1] if phases else "start"] += 1
-            of_day, remaining = of_day - 1, remaining - 1
-            print(f"day {day}: killed in {phases[-1:] or 'start'}", file=sys.stderr, flush=True)
-    same = state(folder / "killed", days) == state(folder / "undisturbed", days)
-    return {"kills": sum(killed.values()), "killed_in": dict(killed), "same": same, "undisturbed_seconds": seconds}
-
-
-def followed(folder: Path, kills: int, moments: random.Random) -> dict[str, Any]:
-    """Whether `rayrec follow`, killed while files land, takes each of them once."""
-    landing, output, models = folder / "landing", folder / "followed", folder / "followed" / "models"
-    landing.mkdir()
-    shutil.copytree(folder / "undisturbed", output)
-    last = sorted((folder / "raw").glob("day_*"))[-1].read_text().splitlines(keepends=True)
-    parts = [last[start : start + 200] for start in range(0, len(last), 200)][: 2 * kills]
-    # Other rows than those of the day that was taken in: their numbers in the file are part of none of its ends.
-    files = []
-    command = [sys.executable, "-m", "jobs.follow", RECIPE, *SETTINGS, "--input", landing, "--output", output]
-    command += ["--serve", models]
-    done = 0
-    for number, part in enumerate(parts):
-        path = landing / f".{number:03d}"
-        path.write_text("".join(part))
-        files.append(path.rename(landing / f"part-{number:03d}.tsv"))
-        if number % 2:
-            said = _attempt(command, folder, moments.uniform(4, 12))
-            assert said is not None, "it follows until it is killed"
-            done += 1
-            print(f"follow: killed {done} times", file=sys.stderr, flush=True)
-    while _landed_and_not_taken(output, files):
-        _attempt(command, folder, 15)
-    rows = _rows_by_file(output)
-    taken = {name: count for name, count in rows.items() if "/landing/" in name}
+    copies, same = 0, True
+    while any(killed[phase] < kills for phase in PHASES):
+        # The same place each time: a day remembers where its files are.
+        output = folder / "killed"
+        shutil.copytree(first_day, output)
+        for day in range(1, DAYS):
+            for phase in PHASES:
+                # A day that was killed after its last file was written is over; its rows are refused from then on.
+                if (output / "days" / f"{day:04d}" / "outcome.json").exists():
+                    break
+                limit = chance.uniform(0, seconds[phase])
+                said = attempt(_day(folder, output, day), folder / "log", limit, after=PHASES[phase])
+                if said is None:
+                    break
+                killed[next(name for name in reversed(PHASES) if PHASES[name] in said)] += 1
+                print(f"day {day}: {dict(killed)}", file=sys.stderr, flush=True)
+            if not (output / "days" / f"{day:04d}" / "outcome.json").exists():
+                attempt(_day(folder, output, day), folder / "log", None)
+        same = state(output) == expected and same
+        copies += 1
+        shutil.rmtree(output)
     return {
-        "kills": done,
-        "files": len(files),
-        "once": all(taken.get(str(path), 0) == 1 for path in files),
-        "versions": len(list(models.glob("[0-9]*"))),
+        "killed_in": dict(killed),
+        "copies": copies,
+        "same": same,
+        "seconds_of_each_phase": {phase: round(value, 2) for phase, value in seconds.items()},
     }
 
 
-def _landed_and_not_taken(output: Path, files: list[Path]) -> bool:
-    taken = _rows_by_file(output)
-    unfinished = any(not (day / "outcome.json").exists() for day in (output / "days").glob("[0-9]*"))
-    return unfinished or any(str(path) not in taken for path in files)
+def followed(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]:
+    """Whether `rayrec follow`, killed while files land, takes each of them in once."""
+    landing, output = folder / "landing", folder / "followed"
+    landing.mkdir()
+    shutil.copytree(folder / "undisturbed", output)
+    lines = (folder / "raw" / f"day_{DAYS - 1}").read_text().splitlines(keepends=True)
+    each = len(lines) // (2 * kills)
+    command = ["jobs.follow", RECIPE, *SETTINGS, "--input", landing, "--output", output, "--serve", output / "models"]
+    files = []
+    for number in range(2 * kills):
+        hidden = landing / f".{number:03d}"
+        hidden.write_text("".join(lines[number * each : (number + 1) * each]))
+        files.append(hidden.rename(landing / f"part-{number:03d}.tsv"))
+        if number % 2:
+            assert attempt(command, folder / "log", chance.uniform(2, 12)) is not None, "it follows until it is killed"
+            print(f"follow: killed {number // 2 + 1} times", file=sys.stderr, flush=True)
+    while _waiting(output, files):
+        attempt(command, folder / "log", 15)
+    taken = _published_inputs(output)
+    versions = sorted(int(path.name) for path in (output / "models").glob("[0-9]*"))
+    return {"kills": kills, "files": len(files), "same": all(taken[str(path)] == 1 for path in files),
+            "versions": len(versions)}  # fmt: skip
 
 
-def _rows_by_file(output: Path) -> Counter[str]:
-    """How many published days took in each file."""
-    found: Counter[str] = Counter()
-    for day in (output / "days").glob("[0-9]*"):
-        outcome = day / "outcome.json"
-        if outcome.exists() and json.loads(outcome.read_text())["version"] is not None:
-            found.update(json.loads((day / "day.json").read_text())["input"])
-    return found
+def served(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]:
+    """Whether a server that is killed while it applies deltas answers as the last version does in Python."""
+    from rayrec.inference.predictor import load_model
+
+    versions = folder / "followed" / "models"
+    numbers = sorted(int(path.name) for path in versions.glob("[0-9]*"))[: DAYS + 6]
+    models = folder / "served" / "ctr"
+    port = free_port()
+    command = ["jobs.serve", f"ctr={models}", "--port", port]
+    address = f"http://127.0.0.1:{port}/v1/models/ctr"
+    rows = [{"I1": value, "C1": f"{value:08x}"} for value in range(50)]
+
+    def score(timeout: float) -> tuple[int, list[float]]:
+        answer = requests.post(f"{address}:predict", json={"instances": rows}, timeout=timeout)
+        answer.raise_for_status()
+        return int(answer.json()["version"]), answer.json()["predictions"]
+
+    def wait_until_it_answers() -> None:
+        deadline = time.monotonic() + _READY_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                score(1)
+                return
+            except requests.RequestException:
+                time.sleep(0.2)
+        raise RuntimeError((folder / "log").read_text())
+
+    for kill in range(kills):
+        shutil.rmtree(models, ignore_errors=True)
+        shutil.copytree(versions / str(numbers[0]), models / str(numbers[0]))
+        with started(command, folder / "log"):
+            wait_until_it_answers()
+            for number in numbers[1:]:
+                shutil.copytree(versions / str(number), models / ".new")
+                (models / ".new").rename(models / str(number))
+            time.sleep(chance.uniform(0, 3))
+        print(f"serve: killed {kill + 1} times", file=sys.stderr, flush=True)
+    with started(command, folder / "log"):
+        wait_until_it_answers()
+        deadline = time.monotonic() + _READY_SECONDS
+        version, scores = score(10)
+        while version != numbers[-1] and time.monotonic() < deadline:
+            time.sleep(0.2)
+            version, scores = score(10)
+    expected = load_model(versions / str(numbers[-1])).predict(rows)
+    return {"kills": kills, "deltas": len(numbers) - 1, "version": version,
+            "same": version == numbers[-1] and np.array_equal(np.array(scores, np.float32), expected)}  # fmt: skip
 
 
-def state(output: Path, days: int) -> dict[str, Any]:
-    """Vocabularies and counts of the last day, and every weight of the last model."""
+def state(output: Path) -> dict[str, Any]:
+    """Vocabularies, counts and rows of the last day, and every weight of the last model."""
     from rayrec.inference.folder.model_folder import ModelFolder
 
-    dataset = output / "days" / f"{days - 1:04d}" / "dataset"
-    model = ModelFolder.open(output / "models" / str(days))
+    dataset = output / "days" / f"{DAYS - 1:04d}" / "dataset"
+    model = ModelFolder.open(output / "models" / str(DAYS))
     tables = {}
     for table in model.tables:
         rows = np.empty((table.rows, table.dim), np.float32)
@@ -161,35 +210,25 @@ def state(output: Path, days: int) -> dict[str, Any]:
     }
 
 
-def _day(folder: Path, name: str, day: int) -> list[str | Path]:
-    raw = folder / "raw" / f"day_{day}"
-    return [sys.executable, "-m", "jobs.run", RECIPE, *SETTINGS, "--input", raw, "--continue", folder / name]
+def _day(folder: Path, output: Path, day: int) -> list[object]:
+    return ["jobs.run", RECIPE, *SETTINGS, "--input", folder / "raw" / f"day_{day}", "--continue", output]
 
 
-def _attempt(command: list[Any], folder: Path, limit: float | None) -> str | None:
-    """Run a command, for at most `limit` seconds; what it said if it was killed, None if it finished."""
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    with (folder / "log").open("w+") as log:
-        process = subprocess.Popen(
-            list(map(str, command)), stdout=log, stderr=log, env=environment, start_new_session=True
-        )
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            code = None
-        log.seek(0)
-        said = log.read()
-    if code is None:
-        return said
-    if code != 0:
-        raise RuntimeError(f"exit code {code}:\n{said}")
-    return None
+def _waiting(output: Path, files: list[Path]) -> bool:
+    """Whether a file was not taken in yet, or a day that was begun has not ended."""
+    taken = _published_inputs(output)
+    unfinished = any(not (day / "outcome.json").exists() for day in (output / "days").glob("[0-9]*"))
+    return unfinished or any(str(path) not in taken for path in files)
 
 
-def _run(*words: Any) -> None:
-    subprocess.run([sys.executable, "-m", "rayrec.cli", *map(str, words)], check=True, capture_output=True)
+def _published_inputs(output: Path) -> Counter[str]:
+    """How many published days took in each file."""
+    found: Counter[str] = Counter()
+    for day in (output / "days").glob("[0-9]*"):
+        outcome = day / "outcome.json"
+        if outcome.exists() and json.loads(outcome.read_text())["version"] is not None:
+            found.update(json.loads((day / "day.json").read_text())["input"])
+    return found
 
 
 if __name__ == "__main__":

@@ -11,19 +11,16 @@ trained on it; all rows of a file count alike. Client, server, follower and gene
 import argparse
 import json
 import os
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import requests
 
+from benchmarks.killable import attempt, started
+from rayrec.common.files import write_json
 from rayrec.common.ports import free_port
 
 RECIPE = "dlrm-criteo-debug"
@@ -40,26 +37,28 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rayrec-fresh-") as temporary:
         report = measure(Path(temporary), options.seconds, options.rows_per_second, options.first_rows)
-    options.output.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps({name: value for name, value in report.items() if name != "files"}, indent=2))
+    write_json(options.output, report)
+    print(json.dumps(report, indent=2))
 
 
 def measure(folder: Path, seconds: int, rows: int, first_rows: int) -> dict[str, Any]:
-    _rayrec("generate", "criteo", "--rows", first_rows + seconds * rows, "--output", folder / "raw")
+    generate = ("--rows", first_rows + seconds * rows, "--output", folder / "raw")
+    attempt(["jobs.generate", "criteo", *generate], folder / "log", None)
     lines = (folder / "raw" / "criteo.tsv").read_text().splitlines(keepends=True)
     (folder / "first.tsv").write_text("".join(lines[:first_rows]))
     output, landing = folder / "clicks", folder / "landing"
     landing.mkdir()
-    _rayrec("run", RECIPE, *SETTINGS, "--input", folder / "first.tsv", "--continue", output)
+    first = ("--input", folder / "first.tsv", "--continue", output)
+    attempt(["jobs.run", RECIPE, *SETTINGS, *first], folder / "log", None)
     port = free_port()
     address = f"http://127.0.0.1:{port}/v1/models/clicks"
-    serve = ("serve", f"clicks={output / 'models'}", "--port", port)
-    follow = ("follow", RECIPE, *SETTINGS, "--input", landing, "--serve", output / "models", "--output", output)
+    serve = ["jobs.serve", f"clicks={output / 'models'}", "--port", port]
+    follow = ["jobs.follow", RECIPE, *SETTINGS, "--input", landing, "--serve", output / "models", "--output", output]
     landed: dict[str, float] = {}
     answered: dict[int, float] = {}
-    with _process(folder / "serve.log", serve):
+    with started(serve, folder / "serve.log"):
         _wait_until_ready(address)
-        with _process(folder / "follow.log", follow):
+        with started(follow, folder / "follow.log"):
             began = time.perf_counter()
             number = 0
             while len(landed) < seconds or _newest(output, landed) > max(answered):
@@ -118,30 +117,6 @@ def _wait_until_ready(address: str) -> None:
         except requests.RequestException:
             time.sleep(0.5)
     raise RuntimeError(f"{address}: does not answer")
-
-
-@contextmanager
-def _process(log: Path, words: tuple[Any, ...]) -> Iterator[None]:
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, "-m", "rayrec.cli", *map(str, words)]
-    with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
-    try:
-        yield
-    finally:
-        os.killpg(process.pid, signal.SIGINT)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def _rayrec(*words: Any) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "rayrec.cli", *map(str, words)], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr[-3_000:])
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ Ray of its own, which dies with it.
 
 import argparse
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.numpy import load_file
+
+from benchmarks.killable import attempt
 
 RECIPE = "dlrm-criteo-debug"
 PHASES = ("preprocess", "train", "export")
@@ -45,7 +45,7 @@ def measure(folder: Path, kills: int, rows: int, seed: int) -> dict[str, Any]:
     generate = [sys.executable, "-m", "jobs.generate", "criteo", "--rows", str(rows), "--output", str(raw)]
     subprocess.run(generate, check=True, capture_output=True)
     started = time.perf_counter()
-    attempt(folder, folder / "undisturbed", None)
+    attempt_pipeline(folder, folder / "undisturbed", None)
     undisturbed_seconds = time.perf_counter() - started
     expected = weights(folder / "undisturbed")
     moments = random.Random(seed)
@@ -55,7 +55,7 @@ def measure(folder: Path, kills: int, rows: int, seed: int) -> dict[str, Any]:
     while remaining or killed_in:
         output = folder / f"pipeline-{len(pipelines)}"
         limit = moments.uniform(0, undisturbed_seconds) if remaining else None
-        phase = attempt(folder, output, limit)
+        phase = attempt_pipeline(folder, output, limit)
         if phase is not None:
             killed_in.append(phase)
             remaining -= 1
@@ -78,26 +78,12 @@ def measure(folder: Path, kills: int, rows: int, seed: int) -> dict[str, Any]:
     }
 
 
-def attempt(folder: Path, output: Path, limit: float | None) -> str | None:
+def attempt_pipeline(folder: Path, output: Path, limit: float | None) -> str | None:
     """Run the command, for at most `limit` seconds; the phase in which it was killed, None where it finished."""
-    command = [sys.executable, "-m", "jobs.run", RECIPE, "--input", str(folder / "raw")]
-    command += ["--output", str(output)]
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    with (folder / "log").open("w+") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            code = None
-        log.seek(0)
-        said = log.read()
-    if code is None:
-        return next((phase for phase in reversed(PHASES) if f"\n{phase} -> " in said), "start")
-    if code != 0:
-        raise RuntimeError(f"exit code {code}:\n{said}")
-    return None
+    said = attempt(["jobs.run", RECIPE, "--input", folder / "raw", "--output", output], folder / "log", limit)
+    if said is None:
+        return None
+    return next((phase for phase in reversed(PHASES) if f"\n{phase} -> " in said), "start")
 
 
 def weights(output: Path) -> dict[str, bytes]:
