@@ -40,7 +40,7 @@ $(STAMP): | $(BIN)/uv
 	rm -f $(VENV)/.installed-*
 	touch $@
 
-COMPILE = $(UV) pip compile pyproject.toml --quiet --extra dev --python-version 3.11 --no-annotate --generate-hashes \
+COMPILE = $(UV) pip compile pyproject.toml --quiet --extra dev --extra mlflow --python-version 3.11 --no-annotate --generate-hashes \
 	--custom-compile-command "make lock" --overrides requirements/overrides.txt
 
 lock: $(STAMP)

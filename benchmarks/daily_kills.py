@@ -20,6 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -149,46 +151,53 @@ def served(folder: Path, kills: int, chance: random.Random) -> dict[str, Any]:
     versions = folder / "followed" / "models"
     numbers = sorted(int(path.name) for path in versions.glob("[0-9]*"))[: DAYS + 6]
     models = folder / "served" / "ctr"
-    port = free_port()
-    command = ["jobs.serve", f"ctr={models}", "--port", port]
-    address = f"http://127.0.0.1:{port}/v1/models/ctr"
     rows = [{"I1": value, "C1": f"{value:08x}"} for value in range(50)]
-
-    def score(timeout: float) -> tuple[int, list[float]]:
-        answer = requests.post(f"{address}:predict", json={"instances": rows}, timeout=timeout)
-        answer.raise_for_status()
-        return int(answer.json()["version"]), answer.json()["predictions"]
-
-    def wait_until_it_answers() -> None:
-        deadline = time.monotonic() + _READY_SECONDS
-        while time.monotonic() < deadline:
-            try:
-                score(1)
-                return
-            except requests.RequestException:
-                time.sleep(0.2)
-        raise RuntimeError((folder / "log").read_text())
-
     for kill in range(kills):
         shutil.rmtree(models, ignore_errors=True)
         shutil.copytree(versions / str(numbers[0]), models / str(numbers[0]))
-        with started(command, folder / "log"):
-            wait_until_it_answers()
+        with _server(models, folder / "log"):
             for number in numbers[1:]:
                 shutil.copytree(versions / str(number), models / ".new")
                 (models / ".new").rename(models / str(number))
             time.sleep(chance.uniform(0, 3))
         print(f"serve: killed {kill + 1} times", file=sys.stderr, flush=True)
-    with started(command, folder / "log"):
-        wait_until_it_answers()
+    with _server(models, folder / "log") as address:
         deadline = time.monotonic() + _READY_SECONDS
-        version, scores = score(10)
+        version, scores = _scores(address, rows)
         while version != numbers[-1] and time.monotonic() < deadline:
             time.sleep(0.2)
-            version, scores = score(10)
+            version, scores = _scores(address, rows)
     expected = load_model(versions / str(numbers[-1])).predict(rows)
     return {"kills": kills, "deltas": len(numbers) - 1, "version": version,
             "same": version == numbers[-1] and np.array_equal(np.array(scores, np.float32), expected)}  # fmt: skip
+
+
+@contextmanager
+def _server(models: Path, log: Path) -> Iterator[str]:
+    """A server that answers, which is killed at the end of the block; yields the address of its model `ctr`.
+
+    Its port is a new one, as the proxy of one that was killed may live for some seconds.
+    """
+    port = free_port()
+    address = f"http://127.0.0.1:{port}/v1/models/ctr"
+    with started(["jobs.serve", f"ctr={models}", "--port", port], log) as process:
+        deadline = time.monotonic() + _READY_SECONDS
+        while time.monotonic() < deadline and process.poll() is None:
+            try:
+                _scores(address, [{"I1": 1}])
+                break
+            except requests.RequestException:
+                time.sleep(0.1)
+        else:
+            raise RuntimeError(log.read_text())
+        yield address
+
+
+def _scores(address: str, rows: list[dict[str, Any]]) -> tuple[int, list[float]]:
+    """The version that answers, and the scores of some rows."""
+    answer = requests.post(f"{address}:predict", json={"instances": rows}, timeout=10)
+    answer.raise_for_status()
+    return int(answer.json()["version"]), answer.json()["predictions"]
 
 
 def state(output: Path) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def _find_haproxy() -> str | None:
 
 
 def _environment(folder: Path, haproxy: str) -> dict[str, str]:
-    metrics, statistics = free_ports(2)
+    metrics, statistics, fallback_http, fallback_grpc = free_ports(4)
     program = folder / "haproxy"
     program.write_text(_PROGRAM.format(metrics=metrics, statistics=statistics, haproxy=shlex.quote(haproxy)))
     program.chmod(0o700)
@@ -149,5 +149,9 @@ def _environment(folder: Path, haproxy: str) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(statistics),
+        # Where HAProxy sends requests while it knows of no replica. By default all servers of a machine share these
+        # ports, so that one would answer the requests of another.
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_http),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
     }

@@ -34,6 +34,12 @@ class ExportRequest(Request):
     """Precision of the stored tables, by default fp32, or that of --delta-of; the result shows what it changes."""
     delta_of: Folder | None = None
     """The version before, a model folder beside --output: write only what differs from it."""
+    register_as: str | None = None
+    """Name of a model in MLflow's registry, of which the folder becomes a version, too (MLFLOW_TRACKING_URI)."""
+
+    def check(self) -> None:
+        if self.register_as is not None and self.delta_of is not None:
+            raise ConfigError("--register-as: a version must be whole; leave out --delta-of")
 
 
 def run(request: ExportRequest, progress: Progress) -> Result:
@@ -81,6 +87,13 @@ def run(request: ExportRequest, progress: Progress) -> Result:
                 **written.model_dump(mode="json", include={"sequence", "tables", "vocabularies"}),
                 "bytes": sum(file.bytes for file in written.files),
             }
+    if request.register_as is not None:
+        from rayrec.storage.mlflow_server import register
+        from rayrec.training.run.history import mlflow_run_of
+
+        tracking = trained.recipe.train.tracking.mlflow
+        server, of_run = (tracking.tracking_uri, mlflow_run_of(trained.path)) if tracking else (None, None)
+        details["registered_version"] = register(request.output, request.register_as, server, of_run)
     if loss is not None:
         details["precision_loss"] = loss
         change = loss["auc_change"]
@@ -141,8 +154,10 @@ def _make_whole(request: ExportRequest, progress: Progress) -> Result:
     from rayrec.inference.folder.delta import write_whole
     from rayrec.inference.folder.model_folder import ModelFolder
 
-    if request.tables is not None or request.delta_of is not None:
-        raise ConfigError("--tables and --delta-of are for a run; a delta becomes the whole model that it stands for")
+    if (request.tables, request.delta_of, request.register_as) != (None, None, None):
+        raise ConfigError(
+            "--tables, --delta-of and --register-as are for a run; a delta becomes the whole model that it stands for"
+        )
     require_absent(request.output)
     model = ModelFolder.open(request.run)
     if model.base is None:

@@ -223,6 +223,7 @@ def export(
     checkpoint: str = "best",
     tables: Literal["fp32", "fp16", "int8"] | None = None,
     delta_of: AnyPath | None = None,
+    register_as: str | None = None,
     progress: bool = True,
 ) -> Result:
     """Write the model folder that serve and predict read.
@@ -234,6 +235,8 @@ def export(
         tables: Precision of the stored tables, by default fp32, or that of --delta-of; the result shows what it
             changes.
         delta_of: The version before, a model folder beside --output: write only what differs from it.
+        register_as: Name of a model in MLflow's registry, of which the folder becomes a version, too
+            (MLFLOW_TRACKING_URI).
         progress: Show progress on stderr.
     """
 

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 from rayrec.common.errors import ConfigError
 from rayrec.config import ServeConfig
 from rayrec.storage.location import Folder, local_path
+from rayrec.storage.mlflow_server import REGISTRY_SCHEME, registered_name
 
 
 class ServeArguments(ServeConfig):
@@ -44,7 +45,9 @@ def named_folders(arguments: Sequence[str]) -> dict[str, Path]:
     for argument in arguments:
         name, separator, folder = argument.partition("=")
         if not separator or "/" in name:
-            name, folder = local_path(argument).absolute().name, argument
+            is_registered = argument.startswith(REGISTRY_SCHEME)
+            name = registered_name(argument) if is_registered else local_path(argument).absolute().name
+            folder = argument
         if not name or any(character in name for character in "/:?#%"):
             raise ConfigError(f"model '{argument}': '{name}' cannot stand in a URL; give NAME=FOLDER with a plain name")
         if name in folders:

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, PlainSerializer
 
 from rayrec.common.errors import ConfigError
 from rayrec.common.files import is_uri
+from rayrec.storage.mlflow_server import REGISTRY_SCHEME, registered_folder
 
 STAGING_VARIABLE = "RAYREC_STAGING"
 _DEFAULT_STAGING = "~/.cache/rayrec/staging"
@@ -27,9 +28,12 @@ _AT_URI = ".at-uri-"
 def local_path(given: str | Path) -> Path:
     """The local path of a folder given as a path or a URI: where a URI is staged, unless it begins with file://.
 
-    Touches no file. Raises ConfigError on a URI that does not name a folder, or contains a password.
+    Touches no file, except that a model of MLflow's registry (`models:/`) is looked up, and fetched if only MLflow's
+    server can. Raises ConfigError on a URI that does not name a folder, or contains a password.
     """
     text = str(given)
+    if text.startswith(REGISTRY_SCHEME):
+        return local_path(registered_folder(text, staging_root() / "mlflow"))
     if _COLLAPSED.match(text):
         raise ConfigError(f"{text}: a URI that was made a Path loses a slash; give it as text")
     if not is_uri(text):

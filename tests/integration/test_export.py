@@ -248,7 +248,7 @@ NO_DELTA = {
     "another place": ({"output": "elsewhere"}, "--output .*/elsewhere: does not come right after .*/ctr/1, whose"),
     "no parent": ({"delta_of": "ctr/7"}, "/ctr/7: not a model folder"),
     "a whole model to make whole": ({"run": "ctr/1", "delta_of": None}, "/ctr/1: is a whole model folder already"),
-    "tables of a delta": ({"run": "ctr/1", "tables": "int8"}, "--tables and --delta-of are for a run"),
+    "tables of a delta": ({"run": "ctr/1", "tables": "int8"}, "--tables, --delta-of and --register-as are for a run"),
 }
 
 

@@ -1,6 +1,7 @@
 """Keeps the numbers of a run: history.jsonl, one JSON object a line, and TensorBoard and MLflow."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,12 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayrec.common.errors import ConfigError
-from rayrec.common.files import write_atomically
+from rayrec.common.files import write_atomically, write_json
+from rayrec.config.train import MLflowConfig
 from rayrec.recipes import Recipe
+from rayrec.storage.mlflow_server import mlflow_at
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+logger = logging.getLogger(__name__)
+
+MLFLOW_FILE = "mlflow.json"
+"""The file of a run folder that names the run of an MLflow server."""
 
 Tracker = Callable[[dict[str, float], int], None]
 """Takes in scalars by name, and the step that they belong to."""
@@ -56,18 +63,42 @@ def open_trackers(run: Path, recipe: Recipe, first_step: int) -> Iterator[list[T
             writer = stack.enter_context(SummaryWriter(str(run / "tensorboard"), purge_step=first_step))
             trackers.append(partial(_write_events, writer))
         if tracking.mlflow is not None:
-            try:
-                import mlflow
-            except ImportError:
-                raise ConfigError(
-                    "train.tracking.mlflow: MLflow is not installed; install the extra (pip install 'rayrec[mlflow]')"
-                ) from None
-            mlflow.set_tracking_uri(tracking.mlflow.tracking_uri)
-            mlflow.set_experiment(tracking.mlflow.experiment)
-            stack.enter_context(mlflow.start_run(run_name=run.name))
-            mlflow.log_params(_flat(recipe.model_dump(mode="json")))
-            trackers.append(mlflow.log_metrics)
+            trackers.append(stack.enter_context(_mlflow(run, recipe, tracking.mlflow)))
         yield trackers
+
+
+@contextmanager
+def _mlflow(run: Path, recipe: Recipe, config: MLflowConfig) -> Iterator[Tracker]:
+    """Log to a run of an MLflow server, which is the same one when the run is continued."""
+    with mlflow_at(config.tracking_uri) as mlflow:
+        mlflow.set_experiment(config.experiment)
+        known = mlflow_run_of(run)
+        started = mlflow.start_run(run_id=known, run_name=run.name)
+        if known is None:
+            mlflow.log_params(_flat(recipe.model_dump(mode="json")))
+            write_json(run / MLFLOW_FILE, {"run_id": started.info.run_id})
+
+    def log(values: dict[str, float], step: int) -> None:
+        # MLflow allows no `@` in a name. In the background: training does not wait for the server, or end without it.
+        named = {name.replace("@", "_at_"): value for name, value in values.items()}
+        mlflow.log_metrics(named, step=step, synchronous=False)
+
+    status = "FAILED"
+    try:
+        yield log
+        status = "FINISHED"
+    finally:
+        try:
+            mlflow.flush_async_logging()
+            mlflow.end_run(status)
+        except mlflow.MlflowException as error:
+            logger.warning("MLflow at %s may lack metrics of the end: %s", config.tracking_uri, error)
+
+
+def mlflow_run_of(run: Path) -> str | None:
+    """The MLflow run that a run folder is logged to; None if there is none."""
+    path = run / MLFLOW_FILE
+    return str(json.loads(path.read_text())["run_id"]) if path.exists() else None
 
 
 def _write_events(writer: "SummaryWriter", values: dict[str, float], step: int) -> None:
