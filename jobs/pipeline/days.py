@@ -23,6 +23,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import new_folder, write_json
 from rayrec.common.progress import Progress
 from rayrec.inference.folder.chain import versions_in
+from rayrec.storage.location import location
 
 if TYPE_CHECKING:
     from jobs.pipeline.gate import Judgement
@@ -75,13 +76,15 @@ def run_day(request: PipelineRequest, output: Path, models: Path, progress: Prog
     if begun is not None and begun != request.input:
         given_up = days_of(output)[-1].folder if versions_in(models) else output
         raise ConfigError(
-            f"{output}: a day is not over that was begun with --input {' --input '.join(begun)}; give that again "
-            f"first, or remove {given_up} to give it up"
+            f"{location(output)}: a day is not over that was begun with --input {' --input '.join(begun)}; give that "
+            f"again first, or remove {location(given_up)} to give it up"
         )
     if not versions_in(models):
         return _run_first_day(request, output, models, progress)
     day = _begin(request, output, models)
-    progress.message(f"{day.folder}: goes on from {day.before}, whose model is version {day.serving}")
+    progress.message(
+        f"{location(day.folder)}: goes on from {location(day.before)}, whose model is version {day.serving}"
+    )
     try:
         result = _run(request, day, models, progress)
     except UserError:
@@ -137,7 +140,9 @@ def _begin(request: PipelineRequest, output: Path, models: Path) -> Day:
     published = {(day.outcome or {}).get("version"): day.folder for day in days} | {"1": output}
     version = next((version for version in reversed(versions) if version in published), None)
     if version is None:
-        raise UserError(f"{models}: has no version that a day of {output} has published; put one back")
+        raise UserError(
+            f"{location(models)}: has no version that a day of {location(output)} has published; put one back"
+        )
     before = published[version]
     number = 1 + (int(days[-1].folder.name) if days else 0)
     folder = output / DAYS_FOLDER / f"{number:04d}"
@@ -163,8 +168,8 @@ def _run(request: PipelineRequest, day: Day, models: Path, progress: Progress) -
         if judgement.faults:
             write_json(day.folder / OUTCOME_FILE, {"version": None, "faults": judgement.faults})
             raise UserError(
-                f"{places.model}: does not serve, as {'; '.join(judgement.faults)}; version {day.serving} stays, and "
-                "the next day goes on from it"
+                f"{location(places.model)}: does not serve, as {'; '.join(judgement.faults)}; version {day.serving} "
+                "stays, and the next day goes on from it"
             )
         began = time.perf_counter()
         progress.stage(f"publish version {day.version}")

@@ -189,6 +189,11 @@ class Dataset:
             )
         return split
 
+    def files_in(self, folder: str) -> list[Path]:
+        """The Parquet files of one of its folders, by name; those of a staged dataset may not be on this node."""
+        names = sorted(file.path for file in self.manifest.files if file.path.startswith(f"{folder}/"))
+        return [self.folder / name for name in names if name.endswith(".parquet")]
+
     def fetch_mapped(self) -> None:
         """Bring what is mapped to this node: vocabularies, and tables to look up in. Raises UserError."""
         for name in (VOCABULARY_FOLDER, STATISTICS_FOLDER):

@@ -13,6 +13,7 @@ from pyarrow import fs
 
 import rayrec
 from rayrec.common.errors import UserError
+from rayrec.ingest.dataset import Dataset
 from rayrec.storage.location import local_path
 from rayrec.storage.staged import fetch
 from rayrec.training.run.folder import checkpoint_name
@@ -211,3 +212,29 @@ def test_wrong_credentials_are_told(new_machine: Callable[[str], None], monkeypa
     monkeypatch.setattr("moto.settings.INITIAL_NO_AUTH_ACTION_COUNT", 0)
     with pytest.raises(UserError, match=r"^s3://bucket/run: cannot be read: access denied; check the credentials"):
         rayrec.generate("criteo", 10, "s3://bucket/run", progress=False)
+
+
+@pytest.mark.minutes
+def test_days_go_on_on_other_machines(
+    bucket: fs.SubTreeFileSystem, new_machine: Callable[[str], None], tmp_path: Path, ray_cluster: str
+) -> None:
+    """A day on a machine that has nothing of the day before gives the vocabularies and the model of the local way."""
+    made = run_rayrec(ray_cluster, "generate", "criteo", "--rows", "12000", "--days", "2", "--output", tmp_path / "raw")
+    assert made.code == 0, made.err
+    settings = ("preprocess.split={kind: hash, test: 0.2}", "train.global_batch_size=512", "publish.max_drift=null",
+                "publish.max_loss_increase=100", "publish.max_miscalibration=100")  # fmt: skip
+    options = [word for setting in settings for word in ("--set", setting)]
+    for output in ("s3://bucket/days", str(tmp_path / "local")):
+        for day in (0, 1):
+            new_machine(f"{day}")
+            done = run_rayrec(ray_cluster, "run", RECIPE, *options, "--workers", "1",
+                              "--input", tmp_path / f"raw/day_{day}", "--continue", output)  # fmt: skip
+            assert done.code == 0, done.err
+    new_machine("reader")
+    remote, local = (
+        Dataset.open(local_path(f"{output}/days/0001/dataset")) for output in ("s3://bucket/days", tmp_path / "local")
+    )
+    assert [(f.path, f.sha256) for f in remote.manifest.files] == [(f.path, f.sha256) for f in local.manifest.files]
+    rows = [{"I1": number, "C1": f"{number:08x}"} for number in range(20)]
+    scores = [rayrec.load_model(f"{at}/models/2").predict(rows) for at in ("s3://bucket/days", tmp_path / "local")]
+    np.testing.assert_array_equal(*scores)

@@ -92,7 +92,7 @@ def count_values(
     last. Missing values and empty ones are not counted.
     """
     features, folder, gone = list(listings), workspace.folder / COUNTS_FOLDER, workspace.scratch / "expired"
-    earlier = [] if growth.parent is None else files_in(growth.parent.folder / COUNTS_FOLDER, "*.parquet")
+    earlier = [] if growth.parent is None else growth.parent.files_in(COUNTS_FOLDER)
     moment, first_moment = growth.moment, growth.first_moment
     remove(gone)  # what an attempt that died left
 

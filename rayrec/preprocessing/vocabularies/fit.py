@@ -23,7 +23,6 @@ from rayrec.features.vocabulary import (
     VocabularyLookup,
     fingerprint,
     index_file,
-    vocabulary_files,
     write_index,
 )
 from rayrec.ingest.dataset import COUNTS_FOLDER, VOCABULARY_FOLDER, Dataset
@@ -135,7 +134,8 @@ def _vocabularies_of(dataset: Dataset) -> dict[str, Vocabulary]:
 def _pieces_of(dataset: Dataset, vocabulary: Vocabulary) -> list[Piece]:
     """The values of a vocabulary in order of id."""
     pieces = []
-    for path in vocabulary_files(dataset.folder / vocabulary.file):
+    whole = dataset.folder / vocabulary.file
+    for path in [whole] if whole.suffix == ".parquet" else dataset.files_in(vocabulary.file):
         with open_parquet(path) as file:
             pieces.append(Piece(path, 0, file.metadata.num_rows))
     return pieces
