@@ -138,8 +138,8 @@ def test_the_dashboard(page: Page, url: str, folders: dict[str, Path]) -> None:
     unknown, ids = np.sum(list(counts), axis=0)
     with in_background(send, "load"):
         # Drift is shown after 1,000 rows, the other figures after the second report of Ray's.
-        _figure(model, "Drift of the scores").filter(has_text=f"{0.3 * np.log(4):.3g}a large change").wait_for()
-        share = _figure(model, "Missing or unknown ids").filter(has_text=f"{100 * unknown / ids:.3g} %at export 3 %")
+        _figure(model, "Score drift").filter(has_text=f"{0.3 * np.log(4):.3g}a large change").wait_for()
+        share = _figure(model, "Unknown values").filter(has_text=f"{100 * unknown / ids:.3g} %at export 3 %")
         share.filter(has_text="furthest above: C2 20 %, at export 3 %").wait_for()
         began, sent_before = time.monotonic(), len(sent)
         time.sleep(20)
