@@ -105,7 +105,7 @@ def train(
     rows = dataset.split("train").rows
     progress.stage("training", recipe.train.samples_per_epoch(rows) * recipe.train.epochs)
     with nullcontext(False) if in_this_process else lent(run.path, progress) as is_lent:
-        gauges = None if in_this_process else RunGauges(recipe.name, run.path.name)
+        gauges = None if in_this_process else RunGauges(recipe.name, run.path)
         show = partial(_show_history, run.history, is_lent, recipe, rows, progress, gauges)
         with in_background(show, "rayrec-history"):
             if in_this_process:

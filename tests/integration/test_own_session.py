@@ -53,7 +53,7 @@ def test_training_publishes_its_newest_figures(ray_cluster: str, tmp_path: Path)
         found = {}
         for name, labels, value in re.findall(r"^ray_rayrec_training_(\w+){(.*)} (\S+)$", text, re.MULTILINE):
             tags = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-            if tags["run"] == "watched":
+            if tags["run"] == f"{tmp_path.name}/watched":
                 assert tags["recipe"] == "test"
                 found[name, f"{tags.get('split', '')} {tags.get('metric', '')}".strip()] = float(value)
 

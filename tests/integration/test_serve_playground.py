@@ -142,7 +142,7 @@ def test_the_dashboard(page: Page, url: str, folders: dict[str, Path]) -> None:
         share = _figure(model, "Unknown values").filter(has_text=f"{100 * unknown / ids:.3g} %at export 3 %")
         share.filter(has_text="furthest above: C2 20 %, at export 3 %").wait_for()
         began, sent_before = time.monotonic(), len(sent)
-        time.sleep(20)
+        time.sleep(30)
         rate = (len(sent) - sent_before) / (time.monotonic() - began)
         page.wait_for_timeout(5_000)
         assert _value(model, "Requests a second") == pytest.approx(rate, rel=0.3)

@@ -11,7 +11,7 @@ DASHBOARD = Path(rayrec.training.__file__).with_name("grafana_dashboard.json")
 
 
 def test_the_dashboard_shows_what_is_published() -> None:
-    gauges = RunGauges("recipe", "run")
+    gauges = RunGauges("recipe", Path("out/run"))
     published = {f"ray_{gauge.info['name']}" for gauge in (*gauges.of_steps.values(), gauges.evaluation)}
     content = DASHBOARD.read_text()
     assert set(re.findall(r"ray_rayrec_\w+", content)) == published

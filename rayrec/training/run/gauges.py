@@ -1,6 +1,7 @@
 """The Prometheus metrics of a run, which Ray exports on the metrics port of the node that its driver runs on."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rayrec.config.evaluate import is_ranking_metric
@@ -17,12 +18,12 @@ _OF_STEPS = {
 class RunGauges:
     """The newest figures of a run's history; names as Ray exports them begin with `ray_`. Needs a Ray session."""
 
-    def __init__(self, recipe: str, run: str) -> None:
-        """`recipe` and `run` tell runs apart: the name of the recipe, and that of the run folder."""
+    def __init__(self, recipe: str, run: Path) -> None:
+        """Runs are told apart by the name of the recipe and the last two of the run folder's path, as `trial-3/run`."""
         # Only now: Ray is imported when its environment is set.
         from ray.util.metrics import Gauge
 
-        self._tags = {"recipe": recipe, "run": run}
+        self._tags = {"recipe": recipe, "run": "/".join(run.parts[-2:])}
         tags = tuple(self._tags)
         self.of_steps = {name: Gauge(f"rayrec_training_{name}", text, tags) for name, text in _OF_STEPS.items()}
         self.evaluation = Gauge(
