@@ -1,25 +1,27 @@
 """The HTTP application over the models of a replica; errors are one line of JSON, never a stack trace."""
 
+import asyncio
 from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from serve.engine.admission import Admission
 from serve.errors import RequestError
 from serve.models.served_models import ServedModels
 from serve.openapi import document
+from serve.operations.metrics import of_all_nodes
 from serve.protocols import v1
 from serve.protocols.http import Gate, error_response
 from serve.protocols.v2 import routes as v2
 
 # The page contains its style and script, and talks to this server alone.
 _PAGE_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
@@ -33,6 +35,9 @@ def create_app(models: ServedModels, admission: Admission) -> Starlette:
 
     async def openapi(_: Request) -> Response:
         return JSONResponse(document(models, admission.settings.max_rows_per_request))
+
+    async def metrics(_: Request) -> Response:
+        return PlainTextResponse(await asyncio.to_thread(of_all_nodes))
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -54,6 +59,7 @@ def create_app(models: ServedModels, admission: Admission) -> Starlette:
             *v2.routes(models, admission),
             Route("/", playground),
             Route("/openapi.json", openapi),
+            Route("/metrics", metrics),
             Route("/healthz", health),
         ],
         middleware=[Middleware(Gate, admission=admission)],

@@ -21,7 +21,6 @@ from rayrec.common.background import in_background
 from rayrec.common.errors import SmallClusterError, UserError
 from rayrec.common.imports import quick_imports
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.config.evaluate import is_ranking_metric
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_core import own_session_environment
 from rayrec.internals.ray_train import (
@@ -37,6 +36,7 @@ from rayrec.storage.location import here
 from rayrec.storage.staged import borrowed, fetch, lent
 from rayrec.training.mistake import MistakeNote, mistake_note
 from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, Origin, RunFolder
+from rayrec.training.run.gauges import RunGauges, main_metrics
 from rayrec.training.run.history import read_history
 from rayrec.training.run.preflight import (
     DeviceName,
@@ -105,7 +105,8 @@ def train(
     rows = dataset.split("train").rows
     progress.stage("training", recipe.train.samples_per_epoch(rows) * recipe.train.epochs)
     with nullcontext(False) if in_this_process else lent(run.path, progress) as is_lent:
-        show = partial(_show_history, run.history, is_lent, recipe, rows, progress)
+        gauges = None if in_this_process else RunGauges(recipe.name, run.path)
+        show = partial(_show_history, run.history, is_lent, recipe, rows, progress, gauges)
         with in_background(show, "rayrec-history"):
             if in_this_process:
                 from rayrec.training.loop.worker import train_worker
@@ -310,9 +311,15 @@ def _on_worker(arguments: dict[str, Any]) -> Any:
 
 
 def _show_history(
-    path: Path, is_lent: bool, recipe: Recipe, rows_of_train: int, progress: Progress, ended: threading.Event
+    path: Path,
+    is_lent: bool,
+    recipe: Recipe,
+    rows_of_train: int,
+    progress: Progress,
+    gauges: RunGauges | None,
+    ended: threading.Event,
 ) -> None:
-    """Show the run's history as it grows, until it has ended: the workers write it, the driver only reads."""
+    """Show and report the run's history as it grows, until it has ended: the workers write it, the driver reads."""
     seen, shown_rows, is_over = sum(1 for _ in read_history(path)), 0, False
     while not is_over:
         is_over = ended.wait(_FETCH_SECONDS if is_lent else 0.5)
@@ -327,6 +334,10 @@ def _show_history(
                 progress.advance(rows - shown_rows)
                 shown_rows = rows
             _show(record, recipe, progress)
+            if gauges is not None:
+                gauges.take(record)
+        if gauges is not None:
+            gauges.report()
         seen = len(records)
 
 
@@ -337,8 +348,7 @@ def _show(record: dict[str, Any], recipe: Recipe, progress: Progress) -> None:
             f"{record['data_wait_share']:.0%} of the time waiting for data"
         )
     elif record["event"] == "evaluate":
-        shown = [k for k in record if k in {"auc", "log_loss"} or is_ranking_metric(k)]
-        values = ", ".join(f"{k} {record[k]:.4f}" for k in shown if record[k] is not None)
+        values = ", ".join(f"{name} {value:.4f}" for name, value in main_metrics(record).items())
         progress.message(f"step {record['step']}: {record['split']} {values}")
     elif record["event"] == "preemption":
         progress.message(f"step {record['step']}: a node is about to be taken away; a checkpoint is saved now")

@@ -1,14 +1,18 @@
 """The Ray session that a command starts for itself: what training in it does without, and how it ends."""
 
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import ray
+import requests
 
 from rayrec.training.driver import train
+from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
 from tests.training_runs import recipe
 
@@ -29,6 +33,29 @@ def test_training_starts_only_what_it_needs(ray_cluster: str, tmp_path: Path) ->
     started = [actor["ActorClassName"] for name, actor in ray._private.state.actors().items() if name not in before]
     assert started.count("RayTrainWorker") == 2 and "TrainController" in started
     assert not {"PlacementGroupCleaner", "DatasetManager", "PreemptionWatcher"} & set(started)
+
+
+def test_training_publishes_its_newest_figures(ray_cluster: str, tmp_path: Path) -> None:
+    """Ray collects them every ten seconds, and keeps them for twenty."""
+    dataset = make_dataset(tmp_path / "data", {"train": 200, "test": 100})
+    train(recipe(max_steps=3, evaluations_per_epoch=1), dataset, tmp_path / "watched")
+    records = {record["event"]: record for record in read_history(tmp_path / "watched/history.jsonl")}
+    names = ("step", "loss", "samples_per_second", "data_wait_share", "peak_memory_bytes")
+    expected = {(name, ""): records["train"][name] for name in names}
+    expected |= {("evaluation", f"test {name}"): records["evaluate"][name] for name in ("auc", "log_loss")}
+    (node,) = ray.nodes()
+    deadline = time.monotonic() + 60
+    found: dict[tuple[str, str], float] = {}
+    while found != expected:
+        assert time.monotonic() < deadline, (found, expected)
+        time.sleep(0.5)
+        text = requests.get(f"http://127.0.0.1:{node['MetricsExportPort']}/metrics", timeout=60).text
+        found = {}
+        for name, labels, value in re.findall(r"^ray_rayrec_training_(\w+){(.*)} (\S+)$", text, re.MULTILINE):
+            tags = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+            if tags["run"] == f"{tmp_path.name}/watched":
+                assert tags["recipe"] == "test"
+                found[name, f"{tags.get('split', '')} {tags.get('metric', '')}".strip()] = float(value)
 
 
 def test_nothing_of_a_session_is_left() -> None:

@@ -83,7 +83,7 @@ def test_health_needs_no_token(path: str) -> None:
     assert ask(path, tokens=(TOKEN,))[0] == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/models/healthz", "/healthz/", "//healthz", "/openapi.json", "/v2"])
+@pytest.mark.parametrize("path", ["/v1/models/healthz", "/healthz/", "//healthz", "/openapi.json", "/metrics", "/v2"])
 def test_all_else_does(path: str) -> None:
     assert ask(path, tokens=(TOKEN,))[0] == 401
 
