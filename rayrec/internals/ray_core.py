@@ -1,5 +1,8 @@
-"""Private parts of Ray: a head that answers at an address, and the session that this process has started."""
+"""Private parts of Ray: a head that answers at an address, the session of this process, and what is said in it."""
 
+import logging
+import os
+from pathlib import Path
 from typing import Any
 
 
@@ -48,6 +51,29 @@ def shut_down() -> None:
         # Of all processes the one that looks after a cluster's size does not heed a signal, and Ray waits for a second.
         node._kill_process_type("monitor", check_alive=False)
     ray.shutdown()
+
+
+def keep_messages_in_file() -> Path:
+    """Write what Ray tells this process, as that many workers run or that one died, into a file among Ray's logs.
+
+    Ray would print it. Errors are raised all the same. Returns the folder of the logs; needs a Ray session.
+    """
+    import ray
+
+    folder = Path(ray._private.worker._global_node.get_logs_dir_path())
+    handler = logging.FileHandler(folder / f"rayrec-{os.getpid()}.log", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("ray")
+    for other in logger.handlers[:]:
+        logger.removeHandler(other)
+        other.close()
+    logger.addHandler(handler)
+
+    def write(message: dict[str, Any], ignore_prefix: bool) -> None:
+        logger.warning("%s: %s", message["pid"], "\n".join(message["lines"]))
+
+    ray._private.worker.print_to_stdstream = write
+    return folder
 
 
 def _own_head() -> Any:

@@ -21,7 +21,6 @@ from rayrec.common.background import in_background
 from rayrec.common.errors import SmallClusterError, UserError
 from rayrec.common.imports import quick_imports
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.config.evaluate import is_ranking_metric
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_core import own_session_environment
 from rayrec.internals.ray_train import (
@@ -36,6 +35,7 @@ from rayrec.recipes import Recipe
 from rayrec.storage.location import here
 from rayrec.storage.staged import borrowed, fetch, lent
 from rayrec.training.mistake import MistakeNote, mistake_note
+from rayrec.training.run.display import HistoryDisplay
 from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, Origin, RunFolder
 from rayrec.training.run.history import read_history
 from rayrec.training.run.preflight import (
@@ -103,9 +103,9 @@ def train(
     (run.path / METRICS_FILE).unlink(missing_ok=True)
     progress = progress or SilentProgress()
     rows = dataset.split("train").rows
-    progress.stage("training", recipe.train.samples_per_epoch(rows) * recipe.train.epochs)
+    progress.stage("start training" if in_this_process else f"start {recipe.train.workers} workers")
     with nullcontext(False) if in_this_process else lent(run.path, progress) as is_lent:
-        show = partial(_show_history, run.history, is_lent, recipe, rows, progress)
+        show = partial(_show_history, run.history, is_lent, HistoryDisplay(recipe, rows, progress))
         with in_background(show, "rayrec-history"):
             if in_this_process:
                 from rayrec.training.loop.worker import train_worker
@@ -309,11 +309,9 @@ def _on_worker(arguments: dict[str, Any]) -> Any:
         raise
 
 
-def _show_history(
-    path: Path, is_lent: bool, recipe: Recipe, rows_of_train: int, progress: Progress, ended: threading.Event
-) -> None:
+def _show_history(path: Path, is_lent: bool, display: HistoryDisplay, ended: threading.Event) -> None:
     """Show the run's history as it grows, until it has ended: the workers write it, the driver only reads."""
-    seen, shown_rows, is_over = sum(1 for _ in read_history(path)), 0, False
+    seen, is_over = sum(1 for _ in read_history(path)), False
     while not is_over:
         is_over = ended.wait(_FETCH_SECONDS if is_lent else 0.5)
         if is_lent:
@@ -322,30 +320,5 @@ def _show_history(
         records = list(read_history(path))
         # A resumed worker cuts records off before it adds to them.
         for record in records[min(seen, len(records)) :]:
-            rows = recipe.train.samples_after(record["step"], rows_of_train)
-            if rows > shown_rows:
-                progress.advance(rows - shown_rows)
-                shown_rows = rows
-            _show(record, recipe, progress)
+            display.show(record)
         seen = len(records)
-
-
-def _show(record: dict[str, Any], recipe: Recipe, progress: Progress) -> None:
-    if record["event"] == "train":
-        progress.note(
-            f"loss {record['loss']:.4f}, {record['samples_per_second']:,.0f} samples/s, "
-            f"{record['data_wait_share']:.0%} of the time waiting for data"
-        )
-    elif record["event"] == "evaluate":
-        shown = [k for k in record if k in {"auc", "log_loss"} or is_ranking_metric(k)]
-        values = ", ".join(f"{k} {record[k]:.4f}" for k in shown if record[k] is not None)
-        progress.message(f"step {record['step']}: {record['split']} {values}")
-    elif record["event"] == "preemption":
-        progress.message(f"step {record['step']}: a node is about to be taken away; a checkpoint is saved now")
-    elif record["event"] == "epoch":
-        unit = "rows" if recipe.train.negatives is None else "samples"
-        dropped = f"; the last {record['rows_dropped']} {unit} fill no batch" if record["rows_dropped"] else ""
-        progress.message(
-            f"epoch {record['epoch'] + 1}: {record['batches']} batches on {record['workers']} workers "
-            f"({record['device']}, {record['precision']}: {record['precision_reason']}){dropped}"
-        )

@@ -15,6 +15,9 @@ from rayrec.recipes import Recipe
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+PLACING, TRAINING = "place the tables", "training"
+"""The first phase of each attempt at a run, and the one that the others interrupt."""
+
 Tracker = Callable[[dict[str, float], int], None]
 """Takes in scalars by name, and the step that they belong to."""
 
