@@ -15,7 +15,7 @@ from cluster.ray_serve import serve_behind_haproxy
 from rayrec.common.errors import UserError
 from rayrec.common.ray_blocks import has_other_nodes
 from rayrec.common.progress import Progress, SilentProgress
-from rayrec.internals.ray_core import asks_for_another_token, head_address, keep_messages_in_file, shut_down
+from rayrec.internals.ray_core import asks_for_another_token, head_address, hold_messages, shut_down, write_messages
 from rayrec.training.driver import ENVIRONMENT_OF_OWN_SESSION
 
 ASKS_FOR_TOKEN = (
@@ -56,6 +56,7 @@ def ray_session(
         yield
         return
     progress.stage("start Ray")
+    held = hold_messages()
     with ExitStack() as stack:
         if not address:
             stack.enter_context(serve_behind_haproxy())
@@ -66,7 +67,7 @@ def ray_session(
             else:
                 _start(ENVIRONMENT_OF_OWN_SESSION if trains else {}, dashboard)
             stack.callback(shut_down)
-            logs = keep_messages_in_file()
+            logs = write_messages(held)
             done.result()
         try:
             yield

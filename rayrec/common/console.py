@@ -18,6 +18,8 @@ from rich.text import Text
 
 from rayrec.common.progress import NO_FACTS, Progress
 
+_CONSOLE = Console(stderr=True)
+"""Shared, so that a log line moves the live display on instead of tearing it."""
 _PLAIN_SECONDS = 10.0
 """Least time between two lines about one stage if stderr is not a terminal."""
 _PANEL_COLUMNS, _FACT_COLUMNS = 120, 37
@@ -26,10 +28,10 @@ _PANEL_COLUMNS, _FACT_COLUMNS = 120, 37
 
 def log_to_stderr(debug: bool = False) -> None:
     """Send the logs of this process to stderr: warnings, and with `debug` also rayrec's own debug messages."""
-    console = Console(stderr=True)
     handler: logging.Handler
-    if console.is_terminal:
-        handler = RichHandler(console=console, show_path=debug, show_time=False)
+    if _CONSOLE.is_terminal:
+        handler = RichHandler(console=_CONSOLE, show_path=debug, show_time=False)
+        handler.setFormatter(logging.Formatter("%(message)s"))
     else:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
@@ -41,15 +43,14 @@ def log_to_stderr(debug: bool = False) -> None:
 @contextmanager
 def console_progress() -> Iterator[Progress]:
     """Progress on stderr: live bars, and a panel of facts on the current stage, in a terminal; otherwise lines."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not _CONSOLE.is_terminal:
         plain = _PlainProgress()
         try:
             yield plain
         finally:
             plain.finish()
         return
-    with _Bars(console) as bars:
+    with _Bars(_CONSOLE) as bars:
         live = _LiveProgress(bars)
         try:
             yield live

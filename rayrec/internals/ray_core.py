@@ -2,8 +2,12 @@
 
 import logging
 import os
+import sys
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
+
+_MOST_HELD = 1_000
 
 
 def head_address(address: str) -> tuple[str, int]:
@@ -53,26 +57,39 @@ def shut_down() -> None:
     ray.shutdown()
 
 
-def keep_messages_in_file() -> Path:
-    """Write what Ray tells this process, as that many workers run or that one died, into a file among Ray's logs.
+def hold_messages() -> MemoryHandler:
+    """Hold what Ray tells this process, as that many workers run or that one died, which it would print.
 
-    Ray would print it. Errors are raised all the same. Returns the folder of the logs; needs a Ray session.
+    Errors are raised all the same. What is still held when the process ends goes to stderr.
     """
     import ray
 
-    folder = Path(ray._private.worker._global_node.get_logs_dir_path())
-    handler = logging.FileHandler(folder / f"rayrec-{os.getpid()}.log", delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("ray")
     for other in logger.handlers[:]:
         logger.removeHandler(other)
         other.close()
-    logger.addHandler(handler)
+    held = MemoryHandler(_MOST_HELD, flushLevel=sys.maxsize, target=logging.StreamHandler())
+    logger.addHandler(held)
 
-    def write(message: dict[str, Any], ignore_prefix: bool) -> None:
+    def hold(message: dict[str, Any], ignore_prefix: bool) -> None:
         logger.warning("%s: %s", message["pid"], "\n".join(message["lines"]))
 
-    ray._private.worker.print_to_stdstream = write
+    ray._private.worker.print_to_stdstream = hold
+    return held
+
+
+def write_messages(held: MemoryHandler) -> Path:
+    """Write what is held, and what comes from now on, to a file among the logs of the Ray session; their folder."""
+    import ray
+
+    folder = Path(ray._private.worker._global_node.get_logs_dir_path())
+    file = logging.FileHandler(folder / f"rayrec-{os.getpid()}.log", delay=True)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    held.setTarget(file)
+    held.close()
+    logger = logging.getLogger("ray")
+    logger.removeHandler(held)
+    logger.addHandler(file)
     return folder
 
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -311,7 +312,7 @@ def _on_worker(arguments: dict[str, Any]) -> Any:
 
 def _show_history(path: Path, is_lent: bool, display: HistoryDisplay, ended: threading.Event) -> None:
     """Show the run's history as it grows, until it has ended: the workers write it, the driver only reads."""
-    seen, is_over = sum(1 for _ in read_history(path)), False
+    seen, is_over = list(read_history(path)), False
     while not is_over:
         is_over = ended.wait(_FETCH_SECONDS if is_lent else 0.5)
         if is_lent:
@@ -319,6 +320,7 @@ def _show_history(path: Path, is_lent: bool, display: HistoryDisplay, ended: thr
                 fetch(path.parent)
         records = list(read_history(path))
         # A resumed worker cuts records off before it adds to them.
-        for record in records[min(seen, len(records)) :]:
+        known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(seen, records, strict=False)))
+        for record in records[known:]:
             display.show(record)
-        seen = len(records)
+        seen = records

@@ -53,7 +53,8 @@ class HistoryDisplay:
 
     def _show_phase(self, step: int, phase: str) -> None:
         if self._shown_rows is not None:
-            self._doing = phase
+            is_over = phase == TRAINING and step >= self._steps
+            self._doing = "ending" if is_over else phase
             if phase == PLACING:
                 self._progress.message(f"step {step}: the workers were started again and go on from here")
         elif phase != TRAINING:
