@@ -22,8 +22,10 @@ _CONSOLE = Console(stderr=True)
 """Shared, so that a log line moves the live display on instead of tearing it."""
 _PLAIN_SECONDS = 10.0
 """Least time between two lines about one stage if stderr is not a terminal."""
-_PANEL_COLUMNS, _FACT_COLUMNS = 120, 37
+_PANEL_COLUMNS, _FACT_COLUMNS = 118, 36
 """Widest panel, in characters, and the width of a fact: two lie side by side in 80 columns, three in 120."""
+_ECHO_COLUMNS = len("^C")
+"""Columns right of a panel in which a terminal shows the keys of Ctrl-C; on a line of their own they would shift it."""
 
 
 def log_to_stderr(debug: bool = False) -> None:
@@ -170,7 +172,7 @@ def _panel(title: str, facts: Mapping[str, str], width: int) -> Panel:
         for name, value in facts.items()
     ]
     columns = Columns(cells, width=_FACT_COLUMNS, padding=(0, 1))
-    return Panel(columns, title=_one_line(title), title_align="left", width=min(width, _PANEL_COLUMNS))
+    return Panel(columns, title=_one_line(title), title_align="left", width=min(width - _ECHO_COLUMNS, _PANEL_COLUMNS))
 
 
 def _one_line(text: str) -> Text:

@@ -88,7 +88,7 @@ def test_a_panel_of_facts(width: int, a_line: int) -> None:
     assert "training" in second and second.rstrip().endswith("1,000,000,000 of 2,000,000,000, 277,778/s, 1:00:00 left")
     assert "─ evaluating on validation ─" in panel[0]
     assert len(panel) == 2 + -(-len(FACTS) // a_line)
-    assert {len(line.rstrip()) for line in panel} == {min(width, 120)}
+    assert {len(line.rstrip()) for line in panel} == {min(width, 120) - 2}
     for name, value in FACTS.items():
         assert re.search(rf"{name} +{value[:24]}", "\n".join(panel)), name
     live.finish()
