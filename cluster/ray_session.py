@@ -13,8 +13,8 @@ from pathlib import Path
 from cluster.java import provide_java
 from cluster.ray_serve import serve_behind_haproxy
 from rayrec.common.errors import UserError
-from rayrec.common.ray_blocks import has_other_nodes
 from rayrec.common.progress import Progress, SilentProgress
+from rayrec.common.ray_blocks import has_other_nodes
 from rayrec.internals.ray_core import asks_for_another_token, head_address, hold_messages, shut_down, write_messages
 from rayrec.training.driver import ENVIRONMENT_OF_OWN_SESSION
 
@@ -41,8 +41,8 @@ def ray_session(
     RAY_ADDRESS, which Ray sets inside a job, attaches to a cluster. Without it a session is started on this machine,
     with what training in it needs (`trains`), and with Ray's dashboard if asked for, which answers questions of Ray's
     own processes about each other. `meanwhile` is called while the session starts, in another thread, with Ray's
-    environment variables set; the block begins when it has returned. `progress` shows that a session starts. Raises what
-    `meanwhile` raises, and UserError if no cluster answers at the address.
+    environment variables set; the block begins when it has returned. `progress` shows that a session starts. Raises
+    what `meanwhile` raises, and UserError if no cluster answers at the address.
 
     What Ray says of its processes goes to a file among its logs, whose place is said when the block fails by no mistake
     of the user's.

@@ -91,7 +91,8 @@ class _LiveProgress(Progress):
 
     def stage(self, name: str, total: int | None = None) -> None:
         self.finish()
-        self._task = self._bars.add_task(name, total=total, count="")
+        # For rich a task is done as soon as it has reached its total; a stage still saves or evaluates then.
+        self._task = self._bars.add_task(name, total=None if total is None else total + 0.25, count="")
 
     def advance(self, rows: int) -> None:
         if self._task is not None:
@@ -159,7 +160,7 @@ def _count(done: int, total: float | None, seconds: float) -> str:
     """What is done, of how much, how fast, and the time left."""
     rate = done / seconds if seconds > 0 else 0.0
     text = f"{done:,}{f' of {total:,.0f}' if total else ''}, {rate:,.0f}/s"
-    if total and rate > 0 and done < total:
+    if total and rate > 0 and done + 1 <= total:
         text += f", {timedelta(seconds=round((total - done) / rate))} left"
     return text
 

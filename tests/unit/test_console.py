@@ -85,6 +85,7 @@ def test_a_panel_of_facts(width: int, a_line: int) -> None:
     shown.print(bars.get_renderable())
     first, second, *panel = shown.export_text().splitlines()
     assert first.startswith("ok start Ray")
+    assert not second.startswith("ok")
     assert "training" in second and second.rstrip().endswith("1,000,000,000 of 2,000,000,000, 277,778/s, 1:00:00 left")
     assert "─ evaluating on validation ─" in panel[0]
     assert len(panel) == 2 + -(-len(FACTS) // a_line)
@@ -104,3 +105,14 @@ def test_a_note_without_facts_is_one_line() -> None:
     assert [line for line in shown.export_text().splitlines() if line.strip()] == [
         "waiting for files in folder/folder/fold…"
     ]
+
+
+def test_a_stage_is_done_when_it_is_said_to_be() -> None:
+    bars = _Bars(Console(file=io.StringIO()))
+    live = _LiveProgress(bars)
+    live.stage("training", 31)
+    live.advance(31)
+    assert bars.tasks[0].fields["count"].startswith("31 of 31, ") and "left" not in bars.tasks[0].fields["count"]
+    assert not bars.tasks[0].finished
+    live.finish()
+    assert bars.tasks[0].finished
