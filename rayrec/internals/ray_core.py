@@ -71,8 +71,8 @@ def hold_messages() -> MemoryHandler:
     held = MemoryHandler(_MOST_HELD, flushLevel=sys.maxsize, target=logging.StreamHandler())
     logger.addHandler(held)
 
-    def hold(message: dict[str, Any], ignore_prefix: bool) -> None:
-        logger.warning("%s: %s", message["pid"], "\n".join(message["lines"]))
+    def hold(data: dict[str, Any], ignore_prefix: bool) -> None:
+        logger.warning("%s: %s", data["pid"], "\n".join(data["lines"]))
 
     ray._private.worker.print_to_stdstream = hold
     return held
