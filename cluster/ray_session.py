@@ -13,29 +13,39 @@ from pathlib import Path
 from cluster.java import provide_java
 from cluster.ray_serve import serve_behind_haproxy
 from rayrec.common.errors import UserError
+from rayrec.common.progress import Progress, SilentProgress
 from rayrec.common.ray_blocks import has_other_nodes
-from rayrec.internals.ray_core import asks_for_another_token, head_address, shut_down
+from rayrec.internals.ray_core import asks_for_another_token, head_address, hold_messages, shut_down, write_messages
 from rayrec.training.driver import ENVIRONMENT_OF_OWN_SESSION
 
 ASKS_FOR_TOKEN = (
     "the cluster asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to those of the "
     "cluster"
 )
+logger = logging.getLogger(__name__)
+
 _ANSWER_SECONDS = 5.0
 """How long a cluster's head may take to accept a connection."""
 
 
 @contextmanager
 def ray_session(
-    meanwhile: Callable[[], object] = lambda: None, *, trains: bool = True, dashboard: bool = False
+    meanwhile: Callable[[], object] = lambda: None,
+    *,
+    trains: bool = True,
+    dashboard: bool = False,
+    progress: Progress = SilentProgress(),  # noqa: B008 -- it has no state
 ) -> Iterator[None]:
     """Hold a Ray session during the block; one that this process already has is used and left running.
 
     RAY_ADDRESS, which Ray sets inside a job, attaches to a cluster. Without it a session is started on this machine,
     with what training in it needs (`trains`), and with Ray's dashboard if asked for, which answers questions of Ray's
     own processes about each other. `meanwhile` is called while the session starts, in another thread, with Ray's
-    environment variables set; the block begins when it has returned. Raises what it raises, and UserError if no cluster
-    answers at the address.
+    environment variables set; the block begins when it has returned. `progress` shows that a session starts. Raises
+    what `meanwhile` raises, and UserError if no cluster answers at the address.
+
+    What Ray says of its processes goes to a file among its logs, whose place is said when the block fails by no mistake
+    of the user's.
     """
     address = _cluster_address()
     missing = _prepare_environment(local=address is None)
@@ -45,6 +55,8 @@ def ray_session(
         meanwhile()
         yield
         return
+    progress.stage("start Ray")
+    held = hold_messages()
     with ExitStack() as stack:
         if not address:
             stack.enter_context(serve_behind_haproxy())
@@ -55,8 +67,15 @@ def ray_session(
             else:
                 _start(ENVIRONMENT_OF_OWN_SESSION if trains else {}, dashboard)
             stack.callback(shut_down)
+            logs = write_messages(held)
             done.result()
-        yield
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception:
+            logger.error("Ray's logs are in %s", logs)
+            raise
 
 
 def has_cluster() -> bool:

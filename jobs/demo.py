@@ -65,8 +65,7 @@ def run(request: DemoRequest, progress: Progress) -> Result:
         "export": {"run": trained, "output": model},
     }
     results: dict[str, Result] = {}
-    progress.stage("start Ray")
-    with ray_session():
+    with ray_session(progress=progress):
         progress.finish()
         for step, values in steps.items():
             command = load_command(step)

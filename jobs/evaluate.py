@@ -61,7 +61,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
     device = request.device or recipe.train.device
     on_cpu = resolve_device(device, gpus=torch.cuda.device_count()) == "cpu"
     here = on_cpu and request.workers in (None, 1) and not has_cluster()
-    with nullcontext() if here else ray_session():
+    with nullcontext() if here else ray_session(progress=progress):
         workers = request.workers or (1 if here else recipe.train.workers)
         trained = recipe.train.model_dump()
         train = recipe.train.model_validate({

@@ -77,13 +77,13 @@ def run(request: PredictRequest, progress: Progress) -> Result:
         if request.dataset is not None:
             dataset = Dataset.open(request.dataset)
             is_small = dataset.split(request.split).rows <= _ROWS_SCORED_HERE
-            with _workers(is_small) as in_threads:
+            with _workers(is_small, progress) as in_threads:
                 counts = predict_dataset(model, dataset, request.split, request.output, progress, in_threads=in_threads)
         else:
             source = model.recipe.source
             reader = partial(source_of(source.kind).reader, source, model.schema)
             is_small = sum(file.bytes for file in list_inputs([request.input])) <= _BYTES_SCORED_HERE
-            with _workers(is_small) as in_threads:
+            with _workers(is_small, progress) as in_threads:
                 counts = predict_raw(model, reader, [request.input], request.output, progress, in_threads=in_threads)
     details = {"rejected": counts.rejected} if request.raw else {"split": request.split}
     return Result(command="predict", output=request.output, rows=counts.rows, details=details)
@@ -98,18 +98,18 @@ def _recommend(request: PredictRequest, k: int, progress: Progress) -> Result:
     with exported(request.model) as folder:
         recommender = load_recommender(folder)
         users = len(recommender.user_ids)
-        with _workers(users * recommender.num_items <= _PAIRS_SCORED_HERE) as in_threads:
+        with _workers(users * recommender.num_items <= _PAIRS_SCORED_HERE, progress) as in_threads:
             recommend_to_all(recommender, k, request.output, progress, in_threads=in_threads)
     return Result(command="predict", output=request.output, rows=users, details={"top_k": k})
 
 
 @contextmanager
-def _workers(is_small: bool) -> Iterator[bool]:
+def _workers(is_small: bool, progress: Progress) -> Iterator[bool]:
     """Provide what scores: threads of this process (True) where the work is small and there is no cluster, else Ray."""
     from cluster.ray_session import has_cluster, ray_session
 
     in_threads = is_small and not has_cluster()
-    with nullcontext() if in_threads else ray_session():
+    with nullcontext() if in_threads else ray_session(progress=progress):
         yield in_threads
 
 

@@ -74,7 +74,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     here = suits_this_process(recipe)
     if not here:
         import_meanwhile("rayrec.models.registry")  # takes seconds, in which Ray's processes start
-    with owned(request.output), nullcontext() if here else ray_session():
+    with owned(request.output), nullcontext() if here else ray_session(progress=progress):
         metrics = train_recipe(
             recipe,
             dataset,

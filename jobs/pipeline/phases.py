@@ -247,7 +247,7 @@ def run_phases(
         from jobs.train import suits_this_process
 
         # Phases share a session, unless all that needs one is a large input, for which Spark starts its own.
-        with nullcontext() if suits_this_process(request.load_recipe()) else ray_session():
+        with nullcontext() if suits_this_process(request.load_recipe()) else ray_session(progress=progress):
             for phase in phases[first:]:
                 progress.finish()
                 progress.message(f"\n{phase.name} -> {location(phase.folder)}")

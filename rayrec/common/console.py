@@ -3,26 +3,37 @@
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 
-from rich.console import Console
+from rich.columns import Columns
+from rich.console import Console, RenderableType
 from rich.logging import RichHandler
+from rich.panel import Panel
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Column
+from rich.text import Text
 
-from rayrec.common.progress import Progress
+from rayrec.common.progress import NO_FACTS, Progress
 
+_CONSOLE = Console(stderr=True)
+"""Shared, so that a log line moves the live display on instead of tearing it."""
 _PLAIN_SECONDS = 10.0
 """Least time between two lines about one stage if stderr is not a terminal."""
+_PANEL_COLUMNS, _FACT_COLUMNS = 118, 36
+"""Widest panel, in characters, and the width of a fact: two lie side by side in 80 columns, three in 120."""
+_ECHO_COLUMNS = len("^C")
+"""Columns right of a panel in which a terminal shows the keys of Ctrl-C; on a line of their own they would shift it."""
 
 
 def log_to_stderr(debug: bool = False) -> None:
     """Send the logs of this process to stderr: warnings, and with `debug` also rayrec's own debug messages."""
-    console = Console(stderr=True)
     handler: logging.Handler
-    if console.is_terminal:
-        handler = RichHandler(console=console, show_path=debug, show_time=False)
+    if _CONSOLE.is_terminal:
+        handler = RichHandler(console=_CONSOLE, show_path=debug, show_time=False)
+        handler.setFormatter(logging.Formatter("%(message)s"))
     else:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
@@ -33,39 +44,55 @@ def log_to_stderr(debug: bool = False) -> None:
 
 @contextmanager
 def console_progress() -> Iterator[Progress]:
-    """Progress on stderr: a live bar in a terminal, otherwise lines."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    """Progress on stderr: live bars, and a panel of facts on the current stage, in a terminal; otherwise lines."""
+    if not _CONSOLE.is_terminal:
         plain = _PlainProgress()
         try:
             yield plain
         finally:
             plain.finish()
         return
-    columns = (
-        SpinnerColumn(finished_text="[green]ok[/]"),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[count]}"),
-        TextColumn("[dim]{task.fields[note]}"),
-    )
-    with RichProgress(*columns, console=console) as bars:
+    with _Bars(_CONSOLE) as bars:
         live = _LiveProgress(bars)
-        yield live
-        live.finish()
+        try:
+            yield live
+            live.finish()
+        finally:
+            bars.beneath = None
+
+
+class _Bars(RichProgress):
+    """A bar for each stage, and beneath them what is noted on the current one."""
+
+    beneath: RenderableType | None = None
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(
+            SpinnerColumn(finished_text="[green]ok[/]"),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),  # which becomes narrower where the line is too long
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[count]}"),
+            console=console,
+        )
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.beneath is not None:
+            yield self.beneath
 
 
 class _LiveProgress(Progress):
-    """Shows a bar for each stage; finished stages stay on the screen."""
+    """Shows a bar for each stage; finished stages stay on the screen, notes do not."""
 
-    def __init__(self, bars: RichProgress) -> None:
+    def __init__(self, bars: _Bars) -> None:
         self._bars = bars
         self._task: TaskID | None = None
 
     def stage(self, name: str, total: int | None = None) -> None:
         self.finish()
-        self._task = self._bars.add_task(name, total=total, count="", note="")
+        # For rich a task is done as soon as it has reached its total; a stage still saves or evaluates then.
+        self._task = self._bars.add_task(name, total=None if total is None else total + 0.25, count="")
 
     def advance(self, rows: int) -> None:
         if self._task is not None:
@@ -73,14 +100,14 @@ class _LiveProgress(Progress):
             count = _count(int(task.completed) + rows, task.total, task.elapsed or 0.0)
             self._bars.update(self._task, advance=rows, count=count)
 
-    def note(self, text: str) -> None:
-        if self._task is not None:
-            self._bars.update(self._task, note=text)
+    def note(self, text: str, facts: Mapping[str, str] = NO_FACTS) -> None:
+        self._bars.beneath = _panel(text, facts, self._bars.console.width) if facts else _one_line(text)
 
     def message(self, text: str) -> None:
         self._bars.console.print(text, markup=False, highlight=False)
 
     def finish(self) -> None:
+        self._bars.beneath = None
         if self._task is not None:
             task = self._bars.tasks[self._task]
             count = _count(int(task.completed), None, task.elapsed or 0.0) if task.completed else ""
@@ -115,8 +142,8 @@ class _PlainProgress(Progress):
             note = f", {self._note}" if self._note else ""
             self.message(f"{self._name}: {_count(self._done, self._total, now - self._started)}{note}")
 
-    def note(self, text: str) -> None:
-        self._note = text
+    def note(self, text: str, facts: Mapping[str, str] = NO_FACTS) -> None:
+        self._note = ", ".join([text, *(f"{name} {value}" for name, value in facts.items())])
 
     def message(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -133,6 +160,21 @@ def _count(done: int, total: float | None, seconds: float) -> str:
     """What is done, of how much, how fast, and the time left."""
     rate = done / seconds if seconds > 0 else 0.0
     text = f"{done:,}{f' of {total:,.0f}' if total else ''}, {rate:,.0f}/s"
-    if total and rate > 0 and done < total:
-        text += f", {(total - done) / rate:.0f} s left"
+    if total and rate > 0 and done + 1 <= total:
+        text += f", {timedelta(seconds=round((total - done) / rate))} left"
     return text
+
+
+def _panel(title: str, facts: Mapping[str, str], width: int) -> Panel:
+    """Facts side by side, as many as there is room for, under what is done at the moment."""
+    names = max(map(len, facts)) + 1
+    cells = [
+        Text.assemble((f"{name:<{names}}", "dim"), value, no_wrap=True, overflow="ellipsis")
+        for name, value in facts.items()
+    ]
+    columns = Columns(cells, width=_FACT_COLUMNS, padding=(0, 1))
+    return Panel(columns, title=_one_line(title), title_align="left", width=min(width - _ECHO_COLUMNS, _PANEL_COLUMNS))
+
+
+def _one_line(text: str) -> Text:
+    return Text(text, style="dim", no_wrap=True, overflow="ellipsis")

@@ -1,5 +1,10 @@
 """How long-running work reports its progress, which the command line shows and a notebook or a test ignores."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
+NO_FACTS: Mapping[str, str] = MappingProxyType({})
+
 
 class Progress:
     """Receives the stages of a job, one after the other, and the rows done in each. A subclass shows them."""
@@ -13,8 +18,8 @@ class Progress:
     def advance(self, rows: int) -> None:
         """`rows` more rows of the current stage are done. Called from any thread, a few times a second at most."""
 
-    def note(self, text: str) -> None:
-        """Show facts beside the current stage, such as the loss; replaces the previous note."""
+    def note(self, text: str, facts: Mapping[str, str] = NO_FACTS) -> None:
+        """Show what is done at the moment, and facts by name, such as the loss; replaces the previous note."""
 
     def message(self, text: str) -> None:
         """Show one line that stays."""

@@ -46,8 +46,9 @@ def resources(run: RunFolder, command_seconds: float | None) -> dict[str, Any]:
     records = list(read_history(run.history))
     batch = run.recipe.train.global_batch_size
     computing = waiting = 0.0
-    for before, record in pairwise([{"step": 0, "event": "begin"}, *records]):
-        if record["event"] != "train":
+    windows = [record for record in records if record["event"] in ("epoch", "train")]
+    for before, record in pairwise(windows):
+        if record["event"] == "epoch":
             continue
         # What lies between two records of training is not in their windows, but takes no step.
         seconds = (record["step"] - before["step"]) * batch / record["samples_per_second"]

@@ -1,6 +1,13 @@
-"""Private parts of Ray: a head that answers at an address, and the session that this process has started."""
+"""Private parts of Ray: a head that answers at an address, the session of this process, and what is said in it."""
 
+import logging
+import os
+import sys
+from logging.handlers import MemoryHandler
+from pathlib import Path
 from typing import Any
+
+_MOST_HELD = 1_000
 
 
 def head_address(address: str) -> tuple[str, int]:
@@ -48,6 +55,42 @@ def shut_down() -> None:
         # Of all processes the one that looks after a cluster's size does not heed a signal, and Ray waits for a second.
         node._kill_process_type("monitor", check_alive=False)
     ray.shutdown()
+
+
+def hold_messages() -> MemoryHandler:
+    """Hold what Ray tells this process, as that many workers run or that one died, which it would print.
+
+    Errors are raised all the same. What is still held when the process ends goes to stderr.
+    """
+    import ray
+
+    logger = logging.getLogger("ray")
+    for other in logger.handlers[:]:
+        logger.removeHandler(other)
+        other.close()
+    held = MemoryHandler(_MOST_HELD, flushLevel=sys.maxsize, target=logging.StreamHandler())
+    logger.addHandler(held)
+
+    def hold(data: dict[str, Any], ignore_prefix: bool) -> None:
+        logger.warning("%s: %s", data["pid"], "\n".join(data["lines"]))
+
+    ray._private.worker.print_to_stdstream = hold
+    return held
+
+
+def write_messages(held: MemoryHandler) -> Path:
+    """Write what is held, and what comes from now on, to a file among the logs of the Ray session; their folder."""
+    import ray
+
+    folder = Path(ray._private.worker._global_node.get_logs_dir_path())
+    file = logging.FileHandler(folder / f"rayrec-{os.getpid()}.log", delay=True)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    held.setTarget(file)
+    held.close()
+    logger = logging.getLogger("ray")
+    logger.removeHandler(held)
+    logger.addHandler(file)
+    return folder
 
 
 def _own_head() -> Any:

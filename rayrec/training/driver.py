@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,9 @@ from rayrec.recipes import Recipe
 from rayrec.storage.location import here
 from rayrec.storage.staged import borrowed, fetch, lent
 from rayrec.training.mistake import MistakeNote, mistake_note
+from rayrec.training.run.display import HistoryDisplay
 from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, Origin, RunFolder
-from rayrec.training.run.gauges import RunGauges, main_metrics
+from rayrec.training.run.gauges import RunGauges
 from rayrec.training.run.history import read_history
 from rayrec.training.run.preflight import (
     DeviceName,
@@ -103,10 +105,11 @@ def train(
     (run.path / METRICS_FILE).unlink(missing_ok=True)
     progress = progress or SilentProgress()
     rows = dataset.split("train").rows
-    progress.stage("training", recipe.train.samples_per_epoch(rows) * recipe.train.epochs)
+    progress.stage("start training" if in_this_process else f"start {recipe.train.workers} workers")
     with nullcontext(False) if in_this_process else lent(run.path, progress) as is_lent:
+        display = HistoryDisplay(recipe, rows, progress)
         gauges = None if in_this_process else RunGauges(recipe.name, run.path)
-        show = partial(_show_history, run.history, is_lent, recipe, rows, progress, gauges)
+        show = partial(_show_history, run.history, is_lent, display, gauges)
         with in_background(show, "rayrec-history"):
             if in_this_process:
                 from rayrec.training.loop.worker import train_worker
@@ -311,16 +314,10 @@ def _on_worker(arguments: dict[str, Any]) -> Any:
 
 
 def _show_history(
-    path: Path,
-    is_lent: bool,
-    recipe: Recipe,
-    rows_of_train: int,
-    progress: Progress,
-    gauges: RunGauges | None,
-    ended: threading.Event,
+    path: Path, is_lent: bool, display: HistoryDisplay, gauges: RunGauges | None, ended: threading.Event
 ) -> None:
     """Show and report the run's history as it grows, until it has ended: the workers write it, the driver reads."""
-    seen, shown_rows, is_over = sum(1 for _ in read_history(path)), 0, False
+    seen, is_over = list(read_history(path)), False
     while not is_over:
         is_over = ended.wait(_FETCH_SECONDS if is_lent else 0.5)
         if is_lent:
@@ -328,34 +325,11 @@ def _show_history(
                 fetch(path.parent)
         records = list(read_history(path))
         # A resumed worker cuts records off before it adds to them.
-        for record in records[min(seen, len(records)) :]:
-            rows = recipe.train.samples_after(record["step"], rows_of_train)
-            if rows > shown_rows:
-                progress.advance(rows - shown_rows)
-                shown_rows = rows
-            _show(record, recipe, progress)
+        known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(seen, records, strict=False)))
+        for record in records[known:]:
+            display.show(record)
             if gauges is not None:
                 gauges.take(record)
         if gauges is not None:
             gauges.report()
-        seen = len(records)
-
-
-def _show(record: dict[str, Any], recipe: Recipe, progress: Progress) -> None:
-    if record["event"] == "train":
-        progress.note(
-            f"loss {record['loss']:.4f}, {record['samples_per_second']:,.0f} samples/s, "
-            f"{record['data_wait_share']:.0%} of the time waiting for data"
-        )
-    elif record["event"] == "evaluate":
-        values = ", ".join(f"{name} {value:.4f}" for name, value in main_metrics(record).items())
-        progress.message(f"step {record['step']}: {record['split']} {values}")
-    elif record["event"] == "preemption":
-        progress.message(f"step {record['step']}: a node is about to be taken away; a checkpoint is saved now")
-    elif record["event"] == "epoch":
-        unit = "rows" if recipe.train.negatives is None else "samples"
-        dropped = f"; the last {record['rows_dropped']} {unit} fill no batch" if record["rows_dropped"] else ""
-        progress.message(
-            f"epoch {record['epoch'] + 1}: {record['batches']} batches on {record['workers']} workers "
-            f"({record['device']}, {record['precision']}: {record['precision_reason']}){dropped}"
-        )
+        seen = records

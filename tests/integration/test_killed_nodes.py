@@ -150,8 +150,8 @@ def _histories(sweep: Path) -> dict[float, list[dict[str, Any]]]:
 
 
 def _learned(history: list[dict[str, Any]]) -> list[tuple[int, float | None, float | None]]:
-    """Step, loss and AUC of every record but the announcements of attempts."""
-    return [(r["step"], r.get("loss"), r.get("auc")) for r in history if r["event"] != "epoch"]
+    """Step, loss and AUC of every record but those of attempts and their phases."""
+    return [(r["step"], r.get("loss"), r.get("auc")) for r in history if r["event"] not in ("epoch", "phase")]
 
 
 def test_serving(environment: dict[str, str], tmp_path: Path) -> None:

@@ -232,5 +232,5 @@ def test_what_the_workers_find_wrong_is_said_once(ray_cluster: str, dataset: Dat
     with pytest.raises(UserError, match=r"^the loss is not finite at step 2: lower train\.embedding_optimizer\.lr"):
         train(_recipe(**section), dataset, tmp_path / "run")
     history = read_history(tmp_path / "run" / "history.jsonl")
-    assert [(r["event"], r["step"]) for r in history] == [("epoch", 0), ("train", 1)]
+    assert [(r["event"], r["step"]) for r in history if r["event"] != "phase"] == [("epoch", 0), ("train", 1)]
     assert (tmp_path / "run" / "checkpoints" / checkpoint_name(1)).is_dir()

@@ -74,7 +74,7 @@ def _over(sweep: Path) -> set[str]:
 
 def _until(step: int, history: Path) -> list[dict[str, Any]]:
     """What was trained up to a step, without the announcements of attempts."""
-    return [r for r in read_history(history) if r["step"] <= step and r["event"] != "epoch"]
+    return [r for r in read_history(history) if r["step"] <= step and r["event"] not in ("epoch", "phase")]
 
 
 def _processes_of_trials(head: int) -> list[psutil.Process]:

@@ -1,24 +1,29 @@
 """Progress on stderr."""
 
-import os
-import pty
-import subprocess
-import sys
+import io
+import re
 
 import pytest
+from rich.console import Console
 
 from rayrec.common import console
-from rayrec.common.console import console_progress
+from rayrec.common.console import _Bars, _LiveProgress, console_progress
+from tests.terminals import run_in_terminal
 
 _STEPS = """
-from rayrec.common.console import console_progress
+import logging, time
+from rayrec.common.console import console_progress, log_to_stderr
+log_to_stderr()
 with console_progress() as progress:
     progress.stage("parse")
     progress.advance(1000)
     progress.stage("train", 50)
     progress.advance(20)
-    progress.note("loss 0.5")
+    progress.note("saving", {"loss": "0.5"})
+    time.sleep(0.3)
     progress.message("one [line]")
+    logging.getLogger("rayrec").warning("a warning")
+    raise SystemExit
 """
 
 
@@ -29,7 +34,7 @@ def test_lines_where_stderr_is_no_terminal(capfd: pytest.CaptureFixture[str], mo
         progress.stage("parse")
         progress.advance(1_000)
         progress.stage("train", 50)
-        progress.note("loss 0.5")
+        progress.note("training", {"loss": "0.5"})
         progress.advance(20)
         progress.message("one [line]")
     out, err = capfd.readouterr()
@@ -38,18 +43,76 @@ def test_lines_where_stderr_is_no_terminal(capfd: pytest.CaptureFixture[str], mo
         "parse ...",
         "parse: 4.0 s, 1,000, 250/s",
         "train ...",
-        "train: 20 of 50, 1/s, 24 s left, loss 0.5",
+        "train: 20 of 50, 1/s, 0:00:24 left, training, loss 0.5",
         "one [line]",
-        "train: 20.0 s, 20 of 50, 1/s, 30 s left",
+        "train: 20.0 s, 20 of 50, 1/s, 0:00:30 left",
     ]
 
 
-def test_bars_in_a_terminal() -> None:
-    master, terminal = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    done = subprocess.run([sys.executable, "-c", _STEPS], stderr=terminal, env=environment, check=True)
-    os.close(terminal)
-    shown = os.read(master, 65_536).decode()
-    os.close(master)
-    assert done.returncode == 0
-    assert all(text in shown for text in ("parse", "1,000", "train", "loss 0.5", "one [line]"))
+def test_a_terminal_keeps_bars_and_lines_but_no_panel() -> None:
+    code, shown = run_in_terminal("-c", _STEPS)
+    assert code == 0
+    assert all(text in shown for text in ("parse", "1,000", "train", "saving", "0.5", "one [line]"))
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
+    assert re.search(r"\rWARNING +a warning *\r\n", text), "a log line has a line of its own"
+    assert shown.endswith("\x1b[?25h"), "the cursor is shown again"
+    last_frame = shown[shown.rindex("parse") :]
+    assert "train" in last_frame and "saving" not in last_frame
+
+
+FACTS = {
+    "step": "1,000,031 of 2,000,062",
+    "epoch": "1 of 2",
+    "loss": "0.5058",
+    "speed": "14,623 samples/s",
+    "waiting": "100% of the time for data",
+    "auc": "0.6625 on validation",
+    "log_loss": "0.5207 on validation",
+    "ndcg@10": "0.1234 on a split with a long name",
+}
+
+
+@pytest.mark.parametrize(("width", "a_line"), [(80, 2), (120, 3), (200, 3)])
+def test_a_panel_of_facts(width: int, a_line: int) -> None:
+    shown = Console(width=width, file=io.StringIO(), force_terminal=True, record=True)
+    bars = _Bars(shown)
+    live = _LiveProgress(bars)
+    live.stage("start Ray")
+    live.stage("training", 2_000_000_000)
+    bars.tasks[1].start_time = bars.get_time() - 3_600
+    live.advance(1_000_000_000)
+    live.note("evaluating on validation", FACTS)
+    shown.print(bars.get_renderable())
+    first, second, *panel = shown.export_text().splitlines()
+    assert first.startswith("ok start Ray")
+    assert not second.startswith("ok")
+    assert "training" in second and second.rstrip().endswith("1,000,000,000 of 2,000,000,000, 277,778/s, 1:00:00 left")
+    assert "─ evaluating on validation ─" in panel[0]
+    assert len(panel) == 2 + -(-len(FACTS) // a_line)
+    assert {len(line.rstrip()) for line in panel} == {min(width, 120) - 2}
+    for name, value in FACTS.items():
+        assert re.search(rf"{name} +{value[:24]}", "\n".join(panel)), name
+    live.finish()
+    shown.print(bars.get_renderable())
+    assert len(shown.export_text().splitlines()) == 2
+
+
+def test_a_note_without_facts_is_one_line() -> None:
+    shown = Console(width=40, file=io.StringIO(), record=True)
+    bars = _Bars(shown)
+    _LiveProgress(bars).note("waiting for files in " + "folder/" * 10)
+    shown.print(bars.get_renderable())
+    assert [line for line in shown.export_text().splitlines() if line.strip()] == [
+        "waiting for files in folder/folder/fold…"
+    ]
+
+
+def test_a_stage_is_done_when_it_is_said_to_be() -> None:
+    bars = _Bars(Console(file=io.StringIO()))
+    live = _LiveProgress(bars)
+    live.stage("training", 31)
+    live.advance(31)
+    assert bars.tasks[0].fields["count"].startswith("31 of 31, ") and "left" not in bars.tasks[0].fields["count"]
+    assert not bars.tasks[0].finished
+    live.finish()
+    assert bars.tasks[0].finished

@@ -42,6 +42,14 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def test_ray_prints_what_it_says_by_one_function() -> None:
+    from ray._private import worker
+
+    message = GONE.format("Ray", "ray_core")
+    assert list(inspect.signature(worker.print_to_stdstream).parameters) == ["data", "ignore_prefix"], message
+    assert "print_to_stdstream(" in inspect.getsource(worker.listen_error_messages), message
+
+
 def test_ray_trains_processes_inherit_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.train.v2._internal import constants
 

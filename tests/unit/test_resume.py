@@ -32,7 +32,7 @@ def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     make_dataset(tmp_path / "data")
     monkeypatch.setattr("jobs.train.train_recipe", begin)
-    monkeypatch.setattr("cluster.ray_session.ray_session", nullcontext)
+    monkeypatch.setattr("cluster.ray_session.ray_session", lambda **_: nullcontext())
     return tmp_path / "out"
 
 

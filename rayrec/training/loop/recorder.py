@@ -26,7 +26,7 @@ from rayrec.training.loop.step import StepOutcome, TrainStep
 from rayrec.training.placement.parallel_model import RankContext
 from rayrec.training.placement.sharding import ShardingPlan
 from rayrec.training.run.folder import PLAN_FILE, RunFolder, RunProgress
-from rayrec.training.run.history import Tracker, append_history, cut_history, open_trackers
+from rayrec.training.run.history import PLACING, TRAINING, Tracker, append_history, cut_history, open_trackers
 
 
 @dataclass
@@ -43,6 +43,13 @@ class _Window:
     """Rows on all ranks."""
     waited: float = 0.0
     """Seconds without a batch to work on."""
+
+
+def begin_history(run: RunFolder) -> None:
+    """Drop the records of what is trained again, and record that the model is being made. Rank 0 calls it first."""
+    reached = run.progress() or RunProgress()
+    cut_history(run.history, reached.step)
+    append_history(run.history, _phase(reached, PLACING))
 
 
 class RunRecorder:
@@ -66,7 +73,8 @@ class RunRecorder:
         """Load the latest checkpoint, if there is one. A collective."""
         progress = self._checkpoints.latest()
         if progress is not None:
-            self._checkpoints.load(self._step, progress)
+            with self.phase(progress, "load the checkpoint"):
+                self._checkpoints.load(self._step, progress)
             self._saved_step, self._seconds_before = progress.step, progress.seconds
             if self._is_chief:
                 # The last attempt may have died between a checkpoint and the index of them.
@@ -79,7 +87,6 @@ class RunRecorder:
         with ExitStack() as stack:
             if self._is_chief:
                 write_json(self._run.path / PLAN_FILE, plan.as_json())
-                cut_history(self._run.history, progress.step)
                 self._trackers = stack.enter_context(open_trackers(self._run.path, self._recipe, progress.step + 1))
             yield
 
@@ -111,6 +118,13 @@ class RunRecorder:
         """Take in what the model gave this rank's rows of a batch before it was trained on them."""
         # They stay on the device until the next record, so that no step waits for it.
         self._scored.append((logits, batch.label, batch.weight))
+
+    @contextmanager
+    def phase(self, progress: RunProgress, name: str) -> Iterator[None]:
+        """Record that something else is done during the block than training, for whoever watches."""
+        self._write(_phase(progress, name))
+        yield
+        self._write(_phase(progress, TRAINING))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -185,14 +199,16 @@ class RunRecorder:
         # A run that goes on from here makes no record of the rows before.
         self._record_scores(progress)
         loss_scale = self._step.loss_scale.state_dict() if self._step.loss_scale is not None else None
-        self._checkpoints.save(self._step, replace(progress, seconds=self._seconds(), loss_scale=loss_scale))
+        with self.phase(progress, "saving a checkpoint"):
+            self._checkpoints.save(self._step, replace(progress, seconds=self._seconds(), loss_scale=loss_scale))
         self._saved_step, self._saved_at = progress.step, time.perf_counter()
 
     def load_best(self, progress: RunProgress) -> None:
         """Load the best checkpoint, if one is kept and it is not that of `progress`. A collective."""
         best = self._checkpoints.best()
         if best is not None and best.step != progress.step:
-            self._checkpoints.load(self._step, best)
+            with self.phase(progress, "load the best checkpoint"):
+                self._checkpoints.load(self._step, best)
 
     def _learning_rates(self, step: int) -> dict[str, float]:
         """`lr_embeddings` and `lr_dense` of the main part, `lr_<part>_embeddings` and `lr_<part>_dense` of others."""
@@ -222,3 +238,7 @@ class RunRecorder:
         if self._context.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._context.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _phase(progress: RunProgress, name: str) -> dict[str, Any]:
+    return {"step": progress.step, "epoch": progress.epoch, "event": "phase", "phase": name}

@@ -14,7 +14,7 @@ from rayrec.recipes import Recipe
 from rayrec.training.loop.loss import BatchTotals
 from rayrec.training.loop.precision import resolve_precision
 from rayrec.training.loop.preemption import PreemptionWatch
-from rayrec.training.loop.recorder import RunRecorder
+from rayrec.training.loop.recorder import RunRecorder, begin_history
 from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.step import StepOutcome, TrainStep
 from rayrec.training.placement.parallel_model import ParallelModel, RankContext
@@ -53,6 +53,8 @@ class _Training:
     ) -> None:
         self._recipe, self._config, self._dataset = recipe, recipe.train, dataset
         self._run, self._context, self._preemption = run, context, preemption
+        if context.rank == 0:
+            begin_history(run)
         precision = resolve_precision(self._config.precision, "cuda" if context.device.type == "cuda" else "cpu")
         precision.apply_to_process()
         wire = precision.on_the_wire(self._config.sharding.wire)
@@ -76,7 +78,8 @@ class _Training:
         if resumed is not None:
             self._progress = resumed
         elif begin is not None:
-            self._progress = begin(self._step)
+            with self._recorder.phase(self._progress, "take over weights"):
+                self._progress = begin(self._step)
         else:
             assert self._config.initial_weights is None, "the caller reads what train.initial_weights names"
         with self._recorder.open(self._progress, self._model.plan):
@@ -153,10 +156,14 @@ class _Training:
         split = self._evaluation_split
         if split is None:
             return False
-        metrics = evaluate_split(self._model, self._splits, split, self._recipe.evaluate)
+        metrics = self._metrics(split)
         self._progress = replace(self._progress, metrics={k: v for k, v in metrics.items() if v is not None})
         self._recorder.record_evaluation(self._progress, split, metrics)
         return True
+
+    def _metrics(self, split: str) -> dict[str, float | None]:
+        with self._recorder.phase(self._progress, f"evaluating on {split}"):
+            return evaluate_split(self._model, self._splits, split, self._recipe.evaluate)
 
     def _finish(self) -> None:
         """Evaluate on every held-out split and write the run's metrics: those of the best checkpoint, if one is kept.
@@ -167,7 +174,7 @@ class _Training:
         self._recorder.load_best(self._progress)
         metrics: dict[str, dict[str, float | None]] = {}
         for split in self._dataset.evaluation_splits:
-            metrics[split] = evaluate_split(self._model, self._splits, split, self._recipe.evaluate)
+            metrics[split] = self._metrics(split)
         if self._context.rank == 0:
             if self._config.progressive:
                 metrics[PROGRESSIVE] = progressive_metrics(read_history(self._run.history))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rayrec.config.evaluate import is_ranking_metric
+from rayrec.training.run.history import main_metrics
 
 _OF_STEPS = {
     "step": "Optimizer steps done.",
@@ -48,9 +48,3 @@ class RunGauges:
             self.of_steps[name].set(value, self._tags)
         for (split, metric), value in self._evaluations.items():
             self.evaluation.set(value, {**self._tags, "split": split, "metric": metric})
-
-
-def main_metrics(record: Mapping[str, Any]) -> dict[str, float]:
-    """AUC, log loss and ranking metrics of a record of the history, as far as it has them and they are defined."""
-    shown = [name for name in record if name in {"auc", "log_loss"} or is_ranking_metric(name)]
-    return {name: record[name] for name in shown if record[name] is not None}

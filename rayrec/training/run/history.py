@@ -3,13 +3,14 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec.common.files import write_atomically, write_json
+from rayrec.config.evaluate import is_ranking_metric
 from rayrec.config.train import MLflowConfig
 from rayrec.recipes import Recipe
 from rayrec.storage.mlflow_server import mlflow_at
@@ -21,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 MLFLOW_FILE = "mlflow.json"
 """The file of a run folder that names the run of an MLflow server."""
+
+PLACING, TRAINING = "place the tables", "training"
+"""The first phase of each attempt at a run, and the one that the others interrupt."""
 
 Tracker = Callable[[dict[str, float], int], None]
 """Takes in scalars by name, and the step that they belong to."""
@@ -49,6 +53,12 @@ def read_history(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             if line.endswith("\n"):
                 yield json.loads(line)
+
+
+def main_metrics(record: Mapping[str, Any]) -> dict[str, float]:
+    """AUC, log loss and ranking metrics of a record of the history, as far as it has them and they are defined."""
+    shown = [name for name in record if name in {"auc", "log_loss"} or is_ranking_metric(name)]
+    return {name: record[name] for name in shown if record[name] is not None}
 
 
 @contextmanager

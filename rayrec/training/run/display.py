@@ -1,0 +1,83 @@
+"""Shows a run's history as stages, lines, and facts on the current stage."""
+
+from typing import Any
+
+from rayrec.common.progress import Progress
+from rayrec.evaluation.progressive import PROGRESSIVE
+from rayrec.recipes import Recipe
+from rayrec.training.run.history import PLACING, TRAINING, main_metrics
+
+Record = dict[str, Any]
+
+
+class HistoryDisplay:
+    """Takes in the records of a run, in their order, and passes on to `progress` what they tell."""
+
+    def __init__(self, recipe: Recipe, rows_of_train: int, progress: Progress) -> None:
+        train = recipe.train
+        self._recipe, self._rows, self._progress = recipe, rows_of_train, progress
+        self._steps_per_epoch = train.steps_per_epoch(rows_of_train)
+        steps = self._steps_per_epoch * train.epochs
+        self._steps = steps if train.max_steps is None else min(steps, train.max_steps)
+        self._shown_rows: int | None = None
+        """Samples up to the last step that was shown; None before the first epoch."""
+        self._doing = ""
+        self._facts: dict[str, str] = {}
+
+    def show(self, record: Record) -> None:
+        """Show one record."""
+        step, event = record["step"], record["event"]
+        if event == "phase":
+            self._show_phase(step, record["phase"])
+        elif event == "epoch":
+            self._show_epoch(record)
+        elif event == "train":
+            self._doing = TRAINING
+            self._facts["loss"] = f"{record['loss']:.4f}"
+            self._facts["speed"] = f"{record['samples_per_second']:,.0f} samples/s"
+            self._facts["waiting"] = f"{record['data_wait_share']:.0%} of the time for data"
+        elif event in ("evaluate", PROGRESSIVE):
+            self._show_metrics(record)
+        elif event == "preemption":
+            self._progress.message(f"step {step}: a node is about to be taken away; a checkpoint is saved now")
+        if self._shown_rows is None:
+            return
+        rows = self._samples_after(step)
+        if rows > self._shown_rows:
+            self._progress.advance(rows - self._shown_rows)
+            self._shown_rows = rows
+        epoch = max(1, -(-step // self._steps_per_epoch))
+        where = {"step": f"{step:,} of {self._steps:,}", "epoch": f"{epoch} of {self._recipe.train.epochs}"}
+        self._progress.note(self._doing, {**where, **self._facts})
+
+    def _show_phase(self, step: int, phase: str) -> None:
+        if self._shown_rows is not None:
+            is_over = phase == TRAINING and step >= self._steps
+            self._doing = "ending" if is_over else phase
+            if phase == PLACING:
+                self._progress.message(f"step {step}: the workers were started again and go on from here")
+        elif phase != TRAINING:
+            self._progress.stage(phase)
+
+    def _show_epoch(self, record: Record) -> None:
+        if self._shown_rows is None:
+            self._shown_rows = self._samples_after(record["step"])
+            self._progress.stage("training", self._samples_after(self._steps) - self._shown_rows)
+        self._doing = "reading the first rows"
+        unit = "rows" if self._recipe.train.negatives is None else "samples"
+        dropped = f"; the last {record['rows_dropped']} {unit} fill no batch" if record["rows_dropped"] else ""
+        self._progress.message(
+            f"epoch {record['epoch'] + 1}: {record['batches']} batches on {record['workers']} workers "
+            f"({record['device']}, {record['precision']}: {record['precision_reason']}){dropped}"
+        )
+
+    def _show_metrics(self, record: Record) -> None:
+        shown = {name: f"{value:.4f}" for name, value in main_metrics(record).items()}
+        where = record.get("split", "new rows")
+        self._facts.update({name: f"{value} on {where}" for name, value in shown.items()})
+        if "split" in record:
+            values = ", ".join(f"{name} {value}" for name, value in shown.items())
+            self._progress.message(f"step {record['step']}: {where} {values}")
+
+    def _samples_after(self, step: int) -> int:
+        return self._recipe.train.samples_after(step, self._rows)
