@@ -9,7 +9,7 @@ import pyarrow as pa
 from rayrec.config.transforms import Buckets, Cross, HashIds, HashUnlisted, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, RawColumn, Schema
-from rayrec.features.vocabulary import fingerprint, write_vocabulary
+from rayrec.features.vocabularies.vocabulary import fingerprint, write_vocabulary
 from rayrec.ingest.dataset import Dataset
 from tests.builders import write_dataset
 

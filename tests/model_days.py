@@ -13,9 +13,9 @@ import torch
 
 from rayrec.config import ModelConfig
 from rayrec.config.transforms import Fill, HashIds, HashUnlisted, Log, Vocabulary
-from rayrec.features.grown_vocabulary import write_whole_vocabulary
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, Schema
-from rayrec.features.vocabulary import VOCABULARY_SCHEMA, fingerprint
+from rayrec.features.vocabularies.grown_vocabulary import write_whole_vocabulary
+from rayrec.features.vocabularies.vocabulary import VOCABULARY_SCHEMA, fingerprint
 from rayrec.inference.folder.examples import write_examples
 from rayrec.inference.folder.model_folder import ModelFolder, new_model_folder
 from rayrec.inference.folder.origin import Origin

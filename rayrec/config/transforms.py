@@ -94,7 +94,7 @@ class Vocabulary(Config):
     size: int = Field(ge=0)
     """Number of listed values; ids run to `size`."""
     fingerprint: str | None = None
-    """Identifies which values have which ids: `rayrec.features.vocabulary.fingerprint` in hexadecimal."""
+    """Identifies which values have which ids: `rayrec.features.vocabularies.vocabulary.fingerprint` in hexadecimal."""
 
 
 class HashUnlisted(Config):

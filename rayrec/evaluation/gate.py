@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.config.publish import PublishConfig
-from rayrec.evaluation.scored_rows import log_losses
+from rayrec.evaluation.statistics.scored_rows import log_losses
 
 _ERRORS = 2.0
 """Standard errors within which a difference is put down to chance."""

@@ -14,7 +14,7 @@ from rayrec.features.lists import lengths_of, weights_of, with_weights, wrong_we
 from rayrec.features.numeric import as_float64, as_times
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature
 from rayrec.features.string_hash import by_distinct_text, hash_strings
-from rayrec.features.vocabulary import VocabularyLookup
+from rayrec.features.vocabularies.vocabulary import VocabularyLookup
 from rayrec.random.splitmix64 import hash_integers
 
 

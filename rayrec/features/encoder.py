@@ -25,7 +25,7 @@ from rayrec.features.schema import (
     VectorFeature,
 )
 from rayrec.features.vector import encode_vector
-from rayrec.features.vocabulary import VocabularyLookup
+from rayrec.features.vocabularies.vocabulary import VocabularyLookup
 
 _FEW_ROWS = 1024
 """Most rows of a request; for larger batches the overhead of a call does not matter."""

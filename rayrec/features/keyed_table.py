@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.features.mapped_columns import Lists, MappedBatch, Numbers, Ranges, search_ranges
 from rayrec.features.string_hash import by_distinct_text, find_hashes, hash_string, hash_strings
-from rayrec.features.vocabulary import REQUEST_VALUES, SCALAR_LOOKUPS
+from rayrec.features.vocabularies.vocabulary import REQUEST_VALUES, SCALAR_LOOKUPS
 from rayrec.random.splitmix64 import hash_integers, mix
 from rayrec.storage.files import files_in, mappable, new_file
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import HASH, UNKNOWN, KeyedTable
 from rayrec.features.schema import STATISTICS_FOLDER, Rate, Schema, SideTable
-from rayrec.features.vocabulary import REQUEST_VALUES
+from rayrec.features.vocabularies.vocabulary import REQUEST_VALUES
 
 KEY, ROWS, POSITIVES = "key", "rows", "positives"
 COUNTS = (ROWS, POSITIVES)

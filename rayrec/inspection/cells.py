@@ -14,8 +14,8 @@ from rayrec.features.categorical import fold_ids
 from rayrec.features.lists import ids_of
 from rayrec.features.numeric import untransformed
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
-from rayrec.features.value_names import ValueNames
-from rayrec.features.vocabulary import vocabulary_files
+from rayrec.features.vocabularies.value_names import ValueNames
+from rayrec.features.vocabularies.vocabulary import vocabulary_files
 from rayrec.storage.files import open_parquet
 
 MOST_VALUES = 20

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
-from rayrec.evaluation.paired import METRICS, Difference, difference, repeats_of, seed_variance
-from rayrec.evaluation.scored_rows import ScoredRows
+from rayrec.evaluation.statistics.paired import METRICS, Difference, difference, repeats_of, seed_variance
+from rayrec.evaluation.statistics.scored_rows import ScoredRows
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import first_rows

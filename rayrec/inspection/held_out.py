@@ -8,11 +8,11 @@ import pyarrow as pa
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
-from rayrec.evaluation.curves import Curve, score_histogram, threshold_curves
-from rayrec.evaluation.estimates import Estimate, label_rate, measure
-from rayrec.evaluation.reliability import expected_calibration_error, reliability
-from rayrec.evaluation.scored_rows import ScoredRows
-from rayrec.evaluation.slices import Slice, badness, by_score, slices
+from rayrec.evaluation.statistics.curves import Curve, score_histogram, threshold_curves
+from rayrec.evaluation.statistics.estimates import Estimate, label_rate, measure
+from rayrec.evaluation.statistics.reliability import expected_calibration_error, reliability
+from rayrec.evaluation.statistics.scored_rows import ScoredRows
+from rayrec.evaluation.statistics.slices import Slice, badness, by_score, slices
 from rayrec.features.schema import CategoricalFeature
 from rayrec.inference.predictor import Predictor
 from rayrec.ingest.dataset import Dataset

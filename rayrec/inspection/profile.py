@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from rayrec.common.progress import Progress
 from rayrec.config.preprocess import RowsPreprocessConfig
-from rayrec.evaluation.estimates import wilson
-from rayrec.evaluation.scored_rows import sums
+from rayrec.evaluation.statistics.estimates import wilson
+from rayrec.evaluation.statistics.scored_rows import sums
 from rayrec.features.numeric import untransformed
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset

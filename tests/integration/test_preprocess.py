@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.common.errors import UserError
-from rayrec.features.vocabulary import fingerprint
+from rayrec.features.vocabularies.vocabulary import fingerprint
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing import extract, segments
 from rayrec.preprocessing.tasks import user_errors

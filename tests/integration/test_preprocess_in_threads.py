@@ -11,10 +11,10 @@ from jobs.command import parse_command
 from jobs.preprocess import PreprocessRequest
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import Vocabulary
-from rayrec.features import grown_vocabulary
-from rayrec.features.grown_vocabulary import write_whole_vocabulary
 from rayrec.features.schema import Schema
-from rayrec.features.vocabulary import index_file, read_vocabulary, vocabulary_files
+from rayrec.features.vocabularies import grown_vocabulary
+from rayrec.features.vocabularies.grown_vocabulary import write_whole_vocabulary
+from rayrec.features.vocabularies.vocabulary import index_file, read_vocabulary, vocabulary_files
 from rayrec.preprocessing.pipeline import Preprocessing
 from rayrec.preprocessing.vocabularies import fit, hash_ranges
 from rayrec.preprocessing.workers.spark import SparkWorkers

@@ -45,7 +45,7 @@ from rayrec.features.schema import (
 )
 from rayrec.features.string_hash import hash_string
 from rayrec.features.vector import encode_vector
-from rayrec.features.vocabulary import write_vocabulary
+from rayrec.features.vocabularies.vocabulary import write_vocabulary
 from rayrec.random.splitmix64 import hash_integers
 
 WORDS = ["red", "green", "blue", "cyan", "a rather long value"]

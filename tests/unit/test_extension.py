@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.features.earlier_ids import EarlierIds
 from rayrec.features.encoder import FeatureEncoder
-from rayrec.features.vocabulary import VocabularyLookup
+from rayrec.features.vocabularies.earlier_ids import EarlierIds
+from rayrec.features.vocabularies.vocabulary import VocabularyLookup
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import first_rows
 from rayrec.preprocessing.workers.threads import Threads

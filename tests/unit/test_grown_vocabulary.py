@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.common.errors import UserError
-from rayrec.features import grown_vocabulary, vocabulary
-from rayrec.features.grown_vocabulary import (
+from rayrec.features.vocabularies import grown_vocabulary, vocabulary
+from rayrec.features.vocabularies.grown_vocabulary import (
     GrownVocabulary,
     Growth,
     VocabularyChanges,
     new_changes,
     write_whole_vocabulary,
 )
-from rayrec.features.vocabulary import (
+from rayrec.features.vocabularies.vocabulary import (
     REQUEST_VALUES,
     SCALAR_LOOKUPS,
     VocabularyLookup,

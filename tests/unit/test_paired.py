@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rayrec.evaluation.paired import Difference, _t_quantile, difference, repeats_of, seed_variance
-from rayrec.evaluation.scored_rows import ScoredRows
+from rayrec.evaluation.statistics.paired import Difference, _t_quantile, difference, repeats_of, seed_variance
+from rayrec.evaluation.statistics.scored_rows import ScoredRows
 from tests.unit.test_scored_rows import draw
 
 ROWS, VALUES = 6_000, 12

@@ -10,10 +10,10 @@ import pytest
 
 from rayrec.config.transforms import Buckets, Cross, Fill, Hash, HashIds, HashUnlisted, Log, MinMax, TimePart
 from rayrec.features.categorical import encode_categorical
-from rayrec.features.row_origins import NEW, RowOrigins, difference, keeps_ids, row_origins
 from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
 from rayrec.features.string_hash import hash_string
-from rayrec.features.vocabulary import VocabularyLookup
+from rayrec.features.vocabularies.row_origins import NEW, RowOrigins, difference, keeps_ids, row_origins
+from rayrec.features.vocabularies.vocabulary import VocabularyLookup
 from tests.daily_datasets import vocabulary_of
 
 

@@ -9,12 +9,12 @@ from scipy import stats
 from sklearn import metrics as sklearn
 from sklearn.calibration import calibration_curve
 
-from rayrec.evaluation.curves import ThresholdCurves, score_histogram, threshold_curves
-from rayrec.evaluation.estimates import label_rate, measure, rate_interval, wilson
-from rayrec.evaluation.reliability import expected_calibration_error, reliability
-from rayrec.evaluation.resampling import resamples
-from rayrec.evaluation.scored_rows import ScoredRows
-from rayrec.evaluation.slices import badness, by_score, slices
+from rayrec.evaluation.statistics.curves import ThresholdCurves, score_histogram, threshold_curves
+from rayrec.evaluation.statistics.estimates import label_rate, measure, rate_interval, wilson
+from rayrec.evaluation.statistics.reliability import expected_calibration_error, reliability
+from rayrec.evaluation.statistics.resampling import resamples
+from rayrec.evaluation.statistics.scored_rows import ScoredRows
+from rayrec.evaluation.statistics.slices import badness, by_score, slices
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 

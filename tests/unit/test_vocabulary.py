@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.common.errors import UserError
-from rayrec.features import vocabulary
 from rayrec.features.string_hash import hash_string, hash_strings
-from rayrec.features.vocabulary import (
+from rayrec.features.vocabularies import vocabulary
+from rayrec.features.vocabularies.vocabulary import (
     REQUEST_VALUES,
     SCALAR_LOOKUPS,
     VOCABULARY_SCHEMA,

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder, sha256_of
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.grown_vocabulary import GrownVocabulary, new_changes, write_whole_vocabulary
 from rayrec.features.schema import SCHEMA_FILE, STATISTICS_FOLDER, CategoricalFeature, Schema
-from rayrec.features.vocabulary import index_file
+from rayrec.features.vocabularies.grown_vocabulary import GrownVocabulary, new_changes, write_whole_vocabulary
+from rayrec.features.vocabularies.vocabulary import index_file
 from rayrec.inference.folder.chain import ROWS_FILE, VALUES_FILE, DeltaManifest, TableGrowth, VocabularyGrowth
 from rayrec.inference.folder.changed_rows import StoredTable, new_changed_rows, stored_blocks
 from rayrec.inference.folder.model_folder import CARD_FILE, DENSE_FILE, EXAMPLES_FILE, METRICS_FILE, ModelFolder, copy

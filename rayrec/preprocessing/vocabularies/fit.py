@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.config.transforms import Vocabulary
-from rayrec.features.vocabulary import (
+from rayrec.features.vocabularies.vocabulary import (
     VALUES_PER_FILE,
     VALUES_PER_ROW_GROUP,
     VOCABULARY_SCHEMA,

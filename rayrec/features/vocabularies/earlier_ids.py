@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from rayrec.config.transforms import HashUnlisted
 from rayrec.features.categorical import encode_cross, hash_unlisted, id_dtype
 from rayrec.features.lists import ids_of, with_weights
-from rayrec.features.row_origins import row_origins
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, Schema
+from rayrec.features.vocabularies.row_origins import row_origins
 
 
 class EarlierIds:

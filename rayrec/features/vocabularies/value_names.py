@@ -7,7 +7,7 @@ import numpy as np
 
 from rayrec.config.transforms import Buckets, Cross, Hash, HashIds, TimePart
 from rayrec.features.schema import CategoricalFeature
-from rayrec.features.vocabulary import VocabularyLookup
+from rayrec.features.vocabularies.vocabulary import VocabularyLookup
 
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _MONTHS = (

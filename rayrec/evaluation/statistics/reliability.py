@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from rayrec.evaluation.estimates import label_rate, rate_interval
-from rayrec.evaluation.scored_rows import ScoredRows
+from rayrec.evaluation.statistics.estimates import label_rate, rate_interval
+from rayrec.evaluation.statistics.scored_rows import ScoredRows
 
 _BINS = 20
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.common.mapped_file import MappedFile
 from rayrec.features.string_hash import find_hashes, hash_strings
-from rayrec.features.vocabulary import (
+from rayrec.features.vocabularies.vocabulary import (
     VALUES_PER_FILE,
     VALUES_PER_ROW_GROUP,
     VOCABULARY_SCHEMA,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.evaluation.scored_rows import ScoredRows, weighted_auc
+from rayrec.evaluation.statistics.scored_rows import ScoredRows, weighted_auc
 
 NORMAL_95 = 1.959964
 """Standard errors on each side of a 95 % interval."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.evaluation.resampling import resamples
-from rayrec.evaluation.scored_rows import ScoredRows, sums
+from rayrec.evaluation.statistics.resampling import resamples
+from rayrec.evaluation.statistics.scored_rows import ScoredRows, sums
 
 _POINTS = 101
 _LEAST_ROWS = 10

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.config.evaluate import higher_is_better
-from rayrec.evaluation.resampling import resamples
-from rayrec.evaluation.scored_rows import ScoredRows, sums, weighted_auc
+from rayrec.evaluation.statistics.resampling import resamples
+from rayrec.evaluation.statistics.scored_rows import ScoredRows, sums, weighted_auc
 
 METRICS = ("auc", "log_loss")
 _RESAMPLES = 200

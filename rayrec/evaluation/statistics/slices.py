@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.evaluation.estimates import Estimate, measure
-from rayrec.evaluation.scored_rows import ScoredRows
+from rayrec.evaluation.statistics.estimates import Estimate, measure
+from rayrec.evaluation.statistics.scored_rows import ScoredRows
 
 _LEAST = 10
 """Rows of each label, or clicks foretold, below which a metric of a slice is left out: its error would be wrong."""

@@ -18,7 +18,7 @@ from rayrec.config.transforms import HashIds, Vocabulary
 from rayrec.features.categorical import fold_ids
 from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, VectorFeature
 from rayrec.features.string_hash import hash_strings
-from rayrec.features.vocabulary import VocabularyLookup, fingerprint
+from rayrec.features.vocabularies.vocabulary import VocabularyLookup, fingerprint
 
 NEW = -1
 """The origin of a row that stands for what had no row before."""

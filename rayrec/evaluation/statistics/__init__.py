@@ -1,0 +1,1 @@
+"""Statistics of scored rows, with their errors: what reports and comparisons show."""
