@@ -66,8 +66,9 @@ def test_rows_are_sorted_as_spark_sorts_them() -> None:
 
 def test_sums_and_partitions() -> None:
     rows = held((1, "a", 1), (0, "b", 2), (1, "a", 3), (3, "a", 4))
-    summed = rows.summed(("text", "key"), ("count",)).sorted_within("key")
-    assert summed.results(as_they_are, "text string, key long, count long") == [("b", 0, 2), ("a", 1, 4), ("a", 3, 4)]
+    summed = rows.summed_by_fold(("text", "key"), ("count",), "key", 2).sorted_within("key")
+    columns = "text string, key long, count long, count_0 long, count_1 long"
+    assert summed.results(as_they_are, columns) == [("b", 0, 2, 2, 0), ("a", 1, 4, 0, 4), ("a", 3, 4, 0, 0)]
 
     def with_number(partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -30,13 +30,11 @@ class Rows(Protocol):
     Sorted rows have null first, and texts in the order of their UTF-8 bytes.
     """
 
-    def summed(self, keys: Sequence[str], names: Sequence[str]) -> "Rows":
-        """The sums of the columns `names` over the rows with equal `keys`; columns are the keys, then the sums."""
-
     def summed_by_fold(self, keys: Sequence[str], names: Sequence[str], fold: str, folds: int) -> "Rows":
-        """`summed`, followed by the sums over the rows of each fold, whose number is in the column `fold`.
+        """The sums of the columns `names` over the rows with equal `keys`, and over those of each fold among them.
 
-        The further columns are called NAME_0, NAME_1, ..., first those of the first name.
+        The number of a row's fold is in the column `fold`. The columns are the keys, the sums by their names, then
+        NAME_0, NAME_1, ... of the folds, first those of the first name.
         """
 
     def in_order(self, *columns: str, descending: Collection[str] = ()) -> "Rows":

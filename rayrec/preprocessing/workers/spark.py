@@ -30,11 +30,6 @@ class SparkRows:
 
     frame: "DataFrame"
 
-    def summed(self, keys: Sequence[str], names: Sequence[str]) -> "SparkRows":
-        from pyspark.sql import functions as f
-
-        return SparkRows(self.frame.groupBy(*keys).agg(*(f.sum(name).alias(name) for name in names)))
-
     def summed_by_fold(self, keys: Sequence[str], names: Sequence[str], fold: str, folds: int) -> "SparkRows":
         from pyspark.sql import functions as f
 

@@ -41,17 +41,14 @@ class HeldRows:
     order: tuple[tuple[str, str], ...] = ()
     """The columns that each partition is sorted by, before work begins on it, each `ascending` or `descending`."""
 
-    def summed(self, keys: Sequence[str], names: Sequence[str]) -> Self:
-        sums = self._whole().group_by(list(keys)).aggregate([(name, "sum") for name in names])
-        return self._of(sums.rename_columns({f"{name}_sum": name for name in names}).select([*keys, *names]))
-
     def summed_by_fold(self, keys: Sequence[str], names: Sequence[str], fold: str, folds: int) -> Self:
         table, every = self._whole(), [*names]
         for name in names:
             for number in range(folds):
                 every.append(f"{name}_{number}")
                 table = table.append_column(every[-1], pc.if_else(pc.equal(table[fold], number), table[name], 0))
-        return self._of(table).summed(keys, every)
+        sums = table.group_by(list(keys)).aggregate([(name, "sum") for name in every])
+        return self._of(sums.rename_columns({f"{name}_sum": name for name in every}).select([*keys, *every]))
 
     def in_order(self, *columns: str, descending: Collection[str] = ()) -> Self:
         order = tuple((name, "descending" if name in descending else "ascending") for name in columns)
