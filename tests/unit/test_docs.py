@@ -14,20 +14,14 @@ from rayrec.config import ServeConfig
 from rayrec.config.validation import is_yaml_file
 from rayrec.storage import location
 from tests import recipe_reference
+from tests.pages import PAGES, REPOSITORY, blocks
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-PAGES = [
-    *(REPOSITORY / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")),
-    *sorted((REPOSITORY / "docs").glob("*.md")),
-    *sorted(REPOSITORY.glob("rayrec/*/*/README.md")),
-]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 PATH = re.compile(r"`((?:rayrec|jobs|serve|tune|cluster|cuda_ops|benchmarks|tests|docs|requirements)/[\w./-]*)`")
 COMMAND_PATH = re.compile(r"\b((?:tests|benchmarks)/[\w/]+\.\w+)")
 MODULE = re.compile(
     r"(?:python -m |`)((?:rayrec|jobs|serve|tune|cluster|cuda_ops|benchmarks|tests)\.[a-z_]+(?:\.[a-z_]+)*)\b"
 )
-BLOCK = re.compile(r"^```(\w*)\n((?s:.*?))^```$|((?:^ {4}.*\n)+)", re.MULTILINE)
 COMMAND = re.compile(r"(?:^|[\s/])rayrec ([a-z].*)", re.MULTILINE)
 UNKNOWN_RECIPES = {"fm-shop": "of the package that adding.md builds; tests/end_to_end/test_adding.py runs its commands"}
 """Recipes that commands in pages name and that are not shipped, and why."""
@@ -89,9 +83,8 @@ def is_there(name: str) -> bool:
 def found_in_blocks(pattern: re.Pattern[str]) -> Iterator[tuple[Path, str]]:
     """What a pattern finds in the blocks of code of all pages, diagrams aside."""
     for page in PAGES:
-        for block in BLOCK.finditer(page.read_text()):
-            if block[1] != "mermaid":
-                yield from ((page, text) for text in pattern.findall(block[2] or block[3]))
+        for _, block in blocks(page):
+            yield from ((page, text) for text in pattern.findall(block))
 
 
 def test_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
