@@ -17,7 +17,7 @@ from rayrec.common.ports import free_port
 from tests.end_to_end.conftest import Pipeline
 from tests.pages import PAGES, REPOSITORY, commands
 
-pytestmark = pytest.mark.minutes
+pytestmark = [pytest.mark.minutes, pytest.mark.pages]
 PAGES_ELSEWHERE = {
     "CONTRIBUTING.md": ".ci/run calls the targets, and unit tests hold what the programs write equal to the files",
     "docs/adding.md": "tests/end_to_end/test_adding.py makes the page's package first",
