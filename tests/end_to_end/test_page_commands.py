@@ -3,6 +3,7 @@
 import gzip
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -170,7 +171,7 @@ class Reader:
         command = re.sub(r"(localhost|127\.0\.0\.1):\d+", rf"127.0.0.1:{self._port}", command)
         command = command.replace("curl ", "curl --fail-with-body ")
         for output in re.findall(r"--output ([A-Z]+)\b", command):  # a name for any new folder
-            subprocess.run(["rm", "-rf", output], cwd=self._folder, check=True)
+            shutil.rmtree(self._folder / output, ignore_errors=True)
         program, kind, *_ = f"{command} -".split()
         if program == "rayrec" and kind in READY:
             self._start(command, kind)
