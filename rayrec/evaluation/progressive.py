@@ -1,23 +1,19 @@
 """Progressive evaluation: a model is measured on each row before it is trained on it."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayrec.evaluation.binary import metrics_of_sums
 
-PROGRESSIVE = "progressive"
-"""The event of its records in a history, and its name beside the splits in a run's metrics."""
 
-
-def progressive_metrics(history: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
-    """The metrics of all rows of a history's progressive records.
+def progressive_metrics(records: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """The metrics of all rows of progressive records: each has `BinaryMetrics.compute`, and `sums_by_name` as `sums`.
 
     `log_loss`, `normalized_entropy` and `calibration` are those of all rows together. `auc` is the mean of the records'
     AUCs, weighted by their rows: scores of a model that has moved on meanwhile are not ranked against each other. It
     leaves out records whose AUC is undefined.
     """
-    records = [record for record in history if record["event"] == PROGRESSIVE]
     sums: dict[str, float] = defaultdict(float)
     for record in records:
         for name, value in record["sums"].items():

@@ -184,7 +184,10 @@ def test_heavy_imports_wait() -> None:
             "import jobs.train, jobs.preprocess, jobs.predict, jobs.serve, jobs.demo, jobs.doctor, jobs.run, jobs.tune",
             {"torch", "torchrec", "ray", "pyspark", "raydp"},
         ),
-        ("import rayrec.sources.registry, cluster.spark_python_daemon", {"torch", "torchrec", "ray"}),
+        (
+            "import rayrec.sources.registry, cluster.ray_session, cluster.spark_python_daemon",
+            {"torch", "torchrec", "ray"},
+        ),
         ("import rayrec.inference.predictor, rayrec.models.dlrm.model", {"torchrec", "ray"}),
         ("import serve.app", {"torchrec"}),
     ]

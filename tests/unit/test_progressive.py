@@ -13,7 +13,7 @@ from rayrec.evaluation.progressive import progressive_metrics
 def _record(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> dict[str, object]:
     binary = BinaryMetrics(exact_auc_rows=1_000, auc_bins=100)
     binary.update(logits, labels, weights)
-    record = {"event": "progressive", "step": 1, **binary.compute(), "sums": binary.sums_by_name}
+    record = {**binary.compute(), "sums": binary.sums_by_name}
     return json.loads(json.dumps(record))
 
 
@@ -25,12 +25,12 @@ def test_sums_are_those_of_all_rows(weighted: bool) -> None:
     parts = [slice(0, 100), slice(100, 130), slice(130, 300)]
     records = [_record(logits[part], labels[part], weights[part]) for part in parts]
     whole = _record(logits, labels, weights)
-    found = progressive_metrics([{"event": "train", "step": 1}, *records, {"event": "epoch", "step": 1}])
+    found = progressive_metrics(records)
     for name in ("log_loss", "normalized_entropy", "calibration", "rows", "positives"):
         assert found[name] == pytest.approx(whole[name], rel=1e-12), name
     expected = np.average([r["auc"] for r in records], weights=[r["rows"] for r in records])
     assert found["auc"] == pytest.approx(expected)
-    assert found.keys() == whole.keys() - {"event", "step", "sums"}
+    assert found.keys() == whole.keys() - {"sums"}
 
 
 def test_records_without_an_auc_count_in_all_else() -> None:

@@ -16,7 +16,6 @@ from rayrec.common.files import write_json
 from rayrec.config.train import MAIN_PART
 from rayrec.evaluation.binary import BinaryMetrics
 from rayrec.evaluation.distributed import compute_over_ranks
-from rayrec.evaluation.progressive import PROGRESSIVE
 from rayrec.ingest.loader import EpochLoader
 from rayrec.models.common.batch import Batch
 from rayrec.recipes import Recipe
@@ -26,7 +25,15 @@ from rayrec.training.loop.step import StepOutcome, TrainStep
 from rayrec.training.placement.parallel_model import RankContext
 from rayrec.training.placement.sharding import ShardingPlan
 from rayrec.training.run.folder import PLAN_FILE, RunFolder, RunProgress
-from rayrec.training.run.history import PLACING, TRAINING, Tracker, append_history, cut_history, open_trackers
+from rayrec.training.run.history import (
+    PLACING,
+    PROGRESSIVE,
+    TRAINING,
+    Tracker,
+    append_history,
+    cut_history,
+    open_trackers,
+)
 
 
 @dataclass

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.common.files import write_json
-from rayrec.evaluation.progressive import PROGRESSIVE, progressive_metrics
+from rayrec.evaluation.progressive import progressive_metrics
 from rayrec.ingest.dataset import Dataset
 from rayrec.models.common.batch import Batch
 from rayrec.recipes import Recipe
@@ -19,7 +19,7 @@ from rayrec.training.loop.splits import SplitReader, evaluate_split
 from rayrec.training.loop.step import StepOutcome, TrainStep
 from rayrec.training.placement.parallel_model import ParallelModel, RankContext
 from rayrec.training.run.folder import METRICS_FILE, RunFolder, RunProgress
-from rayrec.training.run.history import read_history
+from rayrec.training.run.history import PROGRESSIVE, read_history
 from rayrec.training.run.preflight import evaluation_split
 
 Begin = Callable[[TrainStep], RunProgress]
@@ -177,7 +177,8 @@ class _Training:
             metrics[split] = self._metrics(split)
         if self._context.rank == 0:
             if self._config.progressive:
-                metrics[PROGRESSIVE] = progressive_metrics(read_history(self._run.history))
+                records = [record for record in read_history(self._run.history) if record["event"] == PROGRESSIVE]
+                metrics[PROGRESSIVE] = progressive_metrics(records)
             write_json(self._run.path / METRICS_FILE, metrics)
 
 

@@ -3,9 +3,8 @@
 from typing import Any
 
 from rayrec.common.progress import Progress
-from rayrec.evaluation.progressive import PROGRESSIVE
 from rayrec.recipes import Recipe
-from rayrec.training.run.history import PLACING, TRAINING, main_metrics
+from rayrec.training.run.history import PLACING, PROGRESSIVE, TRAINING, main_metrics
 
 Record = dict[str, Any]
 

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 MLFLOW_FILE = "mlflow.json"
 """The file of a run folder that names the run of an MLflow server."""
 
+PROGRESSIVE = "progressive"
+"""The event of records of progressive evaluation, and its name beside the splits in a run's metrics."""
+
 PLACING, TRAINING = "place the tables", "training"
 """The first phase of each attempt at a run, and the one that the others interrupt."""
 
