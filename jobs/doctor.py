@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from cluster.java import provide_java
 from jobs.command import Command, Request, Result, main
+from rayrec.common.memory import available_memory
 from rayrec.common.progress import Progress
 from rayrec.config import Config
 
@@ -193,16 +192,6 @@ def check_memory() -> Check:
     status: Status = "ok" if free >= 8 * GIB else "warn" if free >= 4 * GIB else "fail"
     fix = "free memory up to 8 GiB: Ray, Spark and two workers run side by side"
     return _check("Memory", f"{free / GIB:.1f} GiB free", status, fix)
-
-
-def available_memory() -> int:
-    """Bytes that new processes can use: the machine's, or what the container's limit leaves."""
-    free: int = psutil.virtual_memory().available
-    try:
-        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text().strip() for name in ("max", "current"))
-    except OSError:
-        return free
-    return free if limit == "max" else min(free, int(limit) - int(used))
 
 
 def check_disks() -> Iterable[Check]:

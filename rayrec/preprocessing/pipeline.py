@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from rayrec.common.files import is_uri, new_folder, remove_unfinished_files, sha256_in
+from rayrec.common.memory import available_memory
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset, Manifest, SourceFile, StoredFile
 from rayrec.preprocessing.extension import facts_of, source_file
@@ -25,8 +26,13 @@ from rayrec.storage.location import location
 from rayrec.storage.unfinished import new_folder_at_uri, require_new
 
 _SCRATCH = ".scratch"
-_SMALL_BYTES = 2**28
-"""Bytes of raw text up to which threads are used, because these hold what they bring together in memory."""
+_MEMORY_OF_TEXT = 16
+"""The most bytes that threads hold for a byte of raw text: 12.5 where every value occurs once, 2 in Criteo's layout."""
+_LEAST_TEXT, _MOST_TEXT = 2**28, 2**31
+"""Bytes of raw text that threads take with little memory, where Spark would need more, and with any amount of it.
+
+Half of the threads' work holds Python's lock, so that with many cores the processes of Spark are faster beyond that.
+"""
 _TEXT_OF_PACKED = 4
 """Bytes of text that a byte of a packed or Parquet file is taken for."""
 _STAGES_VERSION = 3
@@ -70,9 +76,10 @@ class Preprocessing:
 
     @property
     def suits_threads(self) -> bool:
-        """Whether threads of one process are done with the work before Spark has started."""
+        """Whether threads of one process can hold the rows, and are done with the work before Spark would be."""
         text = sum(file.bytes * (_TEXT_OF_PACKED if _is_dense(file) else 1) for file in self._job.files)
-        return not self._job.needs_spark and text <= _SMALL_BYTES
+        most = min(max(available_memory() // _MEMORY_OF_TEXT, _LEAST_TEXT), _MOST_TEXT)
+        return not self._job.needs_spark and text <= most
 
     def run(self, workers: Workers, progress: Progress | None = None, *, at_uri: bool = False) -> Manifest:
         """Write the dataset folder. Whatever fails, the output stays as it was. Raises UserError.

@@ -19,6 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from rayrec.common.allocator import keep_freed_memory
 from rayrec.common.errors import ConfigError
+from rayrec.common.memory import available_memory
 from rayrec.common.units import parse_bytes
 from rayrec.config.train import ShardingConfig
 from rayrec.features.schema import Schema
@@ -55,9 +56,7 @@ class RankContext:
         if self.device.type == "cuda":
             own = torch.cuda.get_device_properties(self.device).total_memory
         else:
-            import psutil
-
-            own = psutil.virtual_memory().available // self.local_world_size
+            own = available_memory() // self.local_world_size
         return min(_of_all_ranks(own))
 
     def host_memory_per_worker(self) -> int:
@@ -67,9 +66,7 @@ class RankContext:
         """
         if self.device.type != "cuda":
             return 0
-        import psutil
-
-        return min(_of_all_ranks(psutil.virtual_memory().available // (2 * self.local_world_size)))
+        return min(_of_all_ranks(available_memory() // (2 * self.local_world_size)))
 
     def workers_per_node(self) -> int:
         """The same on every rank, as TorchRec needs it: 1 where machines have different numbers. A collective."""
