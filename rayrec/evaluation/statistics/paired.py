@@ -9,6 +9,7 @@ rows shows that, so it is measured between runs that differ in nothing but their
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -138,6 +139,7 @@ def _mean_loss(rows: ScoredRows, weight: NDArray[np.float64]) -> float:
     return float((rows.losses * weight).sum() / weight.sum())
 
 
+@cache
 def _t_quantile(freedom: float) -> float:
     """How many standard errors a 95 % interval of Student's distribution reaches to each side."""
     freedom = min(freedom, _NEARLY_NORMAL)
