@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from rayrec.storage.files import open_parquet
 
 SEGMENT_ROWS = 262_144
 """Most rows of a segment: limits what a task holds in memory."""
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 65_536, 2**23
+"""Most rows of small row groups that are read together, and most bytes of their columns, encoded as they are."""
 
 
 @dataclass(frozen=True)
@@ -87,17 +90,36 @@ def segments_by_part(segments: Iterable[Segment], size: int) -> list[list[Segmen
 
 
 def read_piece(piece: Piece, columns: Sequence[str], dictionaries: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a piece, a row group at a time; columns of text named in `dictionaries` come dictionary encoded."""
+    """The rows of a piece, a few batches; columns of text named in `dictionaries` come dictionary encoded."""
     with open_parquet(piece.path, dictionaries) as file:
         offset = 0
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
+        for groups, rows in _read_together(file.metadata):
             low, high = max(piece.start, offset), min(piece.start + piece.rows, offset + rows)
             if low < high:
-                table = file.read_row_group(group, columns=list(columns), use_threads=False)
+                table = file.read_row_groups(groups, columns=list(columns), use_threads=False)
                 (batch,) = table.combine_chunks().to_batches()
                 yield batch.slice(low - offset, high - low)
             offset += rows
+
+
+def _read_together(metadata: pq.FileMetaData) -> Iterator[tuple[list[int], int]]:
+    """Row groups that are read at once, and their rows: a large one alone, small ones together.
+
+    A block of text leaves a row group to each split, of few rows to a small one; to encode few rows takes much longer
+    than their share of many.
+    """
+    groups: list[int] = []
+    rows = size = 0
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        if groups and (rows + group.num_rows > _ROWS_AT_ONCE or size + group.total_byte_size > _BYTES_AT_ONCE):
+            yield groups, rows
+            groups, rows, size = [], 0, 0
+        groups.append(index)
+        rows += group.num_rows
+        size += group.total_byte_size
+    if groups:
+        yield groups, rows
 
 
 class ReadRows(Protocol):
@@ -111,5 +133,5 @@ class ReadRows(Protocol):
 def read_segment(
     segment: Segment, columns: Sequence[str], dictionaries: Sequence[str] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a segment as its file holds them, a row group at a time."""
+    """The rows of a segment as its file holds them, as `read_piece` reads them."""
     return read_piece(segment.piece, columns, dictionaries)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rayrec.common.ports import free_port
-from tests.end_to_end.conftest import Pipeline
+from tests.end_to_end.conftest import Pipeline, environment_of_a_user
 from tests.pages import PAGES, REPOSITORY, commands
 
 pytestmark = [pytest.mark.minutes, pytest.mark.pages]
@@ -161,10 +161,8 @@ class Reader:
         self._folder = folder
         self._port = free_port()
         self._running: subprocess.Popen[bytes] | None = None
-        # Without what the Ray session of the tests has set in this process, such as the ports of its HAProxy.
-        variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "RAY_"))}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self._variables = {**variables, "PATH": path, "MADE": str(made), "ENVIRONMENT": sys.prefix}
+        self._variables = {**environment_of_a_user(), "PATH": path, "MADE": str(made), "ENVIRONMENT": sys.prefix}
 
     def type(self, command: str) -> None:
         """Run a command, which must succeed, or start one that runs until Ctrl-C and wait until it works."""

@@ -1,7 +1,6 @@
 """From generated logs to scores and answers, by the command line alone."""
 
 import json
-import os
 import shutil
 import subprocess
 import urllib.error
@@ -18,7 +17,7 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.training.run.history import read_history
 from tests.end_to_end import bad_tables
 from tests.end_to_end.bad_inputs import REQUESTS
-from tests.end_to_end.conftest import PROGRAM, Finished, Pipeline, post, raw_features, served
+from tests.end_to_end.conftest import PROGRAM, Finished, Pipeline, environment_of_a_user, post, raw_features, served
 from tests.end_to_end.mistake import BadRequest
 from tests.model_folders import write_table_model
 
@@ -59,8 +58,7 @@ def test_the_model_folder_evaluates_like_the_run(pipeline: Pipeline, rayrec: Ray
 
 
 def test_one_machine_evaluates_and_scores_without_a_ray_session(pipeline: Pipeline, tmp_path: Path) -> None:
-    alone = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    alone |= {"PYTHONPATH": "", "RAY_TMPDIR": str(tmp_path / "ray")}
+    alone = {**environment_of_a_user(), "RAY_TMPDIR": str(tmp_path / "ray")}
 
     def result(*arguments: str | Path) -> dict[str, Any]:
         command = [PROGRAM, *map(str, arguments), "--json"]

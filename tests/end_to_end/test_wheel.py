@@ -1,7 +1,6 @@
 """The wheel in an environment of its own has all that the packages of the checkout have, and takes the demo's way."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import REPOSITORY
+from tests.end_to_end.conftest import REPOSITORY, environment_of_a_user
 
 pytestmark = pytest.mark.minutes
 UNREACHABLE = re.compile(r"Failed to fetch|error sending request|Could not connect|dns error|timed out", re.IGNORECASE)
@@ -49,7 +48,7 @@ def test_the_demo_runs_anywhere(installed: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [installed / "bin" / "rayrec", "demo", "--json"],
         cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "RAY_ADDRESS"}},
+        env=environment_of_a_user(),
         capture_output=True,
         text=True,
         timeout=600,

@@ -145,9 +145,20 @@ def test_segments_cover_a_split_and_are_cut_to_parts(monkeypatch: pytest.MonkeyP
         assert [part[0].first for part in parts] == list(range(0, len(everything), size))
 
 
-def test_pieces_are_read_across_row_groups(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rows_at_once", "bytes_at_once", "read_together"),
+    [(5, 2**23, [6, 6, 6, 2]), (13, 2**23, [12, 8]), (2**16, 1, [6, 6, 6, 2]), (2**16, 2**23, [20])],
+    ids=["larger row groups", "some of them together", "row groups of many bytes", "small row groups"],
+)
+def test_pieces_are_read_across_row_groups(
+    rows_at_once: int, bytes_at_once: int, read_together: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayrec.preprocessing.segments._ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr("rayrec.preprocessing.segments._BYTES_AT_ONCE", bytes_at_once)
     values = pa.array([f"v{i % 3}" if i % 4 else None for i in range(20)])
     pq.write_table(pa.table({"n": range(20), "v": values}), tmp_path / "rows.parquet", row_group_size=6)
+    whole = read_piece(Piece(tmp_path / "rows.parquet", 0, 20), ["n"], [])
+    assert [batch.num_rows for batch in whole] == read_together
     for start in range(20):
         for count in range(1, 21 - start):
             batches = list(read_piece(Piece(tmp_path / "rows.parquet", start, count), ["v", "n"], ["v"]))
