@@ -28,10 +28,10 @@ from rayrec.storage.unfinished import new_folder_at_uri, require_new
 _SCRATCH = ".scratch"
 _MEMORY_OF_TEXT = 16
 """The most bytes that threads hold for a byte of raw text: 12.5 where every value occurs once, 2 in Criteo's layout."""
-_LEAST_TEXT, _MOST_TEXT = 2**28, 2**31
+_LEAST_TEXT, _MOST_TEXT = 2**28, 2**32
 """Bytes of raw text that threads take with little memory, where Spark would need more, and with any amount of it.
 
-Half of the threads' work holds Python's lock, so that with many cores the processes of Spark are faster beyond that.
+A sixth of the threads' work holds Python's lock, so that with many cores the processes of Spark are faster beyond that.
 """
 _TEXT_OF_PACKED = 4
 """Bytes of text that a byte of a packed or Parquet file is taken for."""

@@ -98,10 +98,11 @@ class HeldRows:
         """The rows in `count` partitions; `partition_of` gives the partitions (n,) of a batch of n rows, from 0."""
 
         def deal(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-            partition = partition_of(batch)
-            order = np.argsort(partition, kind="stable")
-            starts = np.searchsorted(partition[order], np.arange(count + 1))
-            rows = batch.take(pa.array(order))
+            partition, rows = partition_of(batch), batch
+            if (np.diff(partition) < 0).any():
+                order = np.argsort(partition, kind="stable")
+                partition, rows = partition[order], batch.take(pa.array(order))
+            starts = np.searchsorted(partition, np.arange(count + 1))
             return [rows.slice(low, high - low) for low, high in pairwise(starts.tolist())]
 
         schema = self.partitions[0].schema

@@ -134,10 +134,10 @@ class _Blocks:
 
     def cut(self, packed: Sequence[NDArray[np.void]]) -> pa.RecordBatch:
         """The blocks of packed rows."""
-        rows = np.concatenate(packed)
+        rows = self._joined(packed)
         block = self.sorting.block(rows["sorted_by"])
         order = np.argsort(block, kind="stable")
-        rows, block = rows[order], block[order]
+        rows, block = rows.take(order), block[order]
         starts = group_starts(block)
         offsets = np.append(starts, len(rows)) * rows.itemsize
         assert offsets[-1] < 2**31, "as many rows as Arrow's binary values can hold"
@@ -145,6 +145,11 @@ class _Blocks:
         values = pa.BinaryArray.from_buffers(pa.binary(), len(starts), buffers)
         keys = self.partition_keys[block[starts] // self.sorting.blocks]
         return pa.RecordBatch.from_arrays([pa.array(keys), pa.array(block[starts]), values], schema=self.schema)
+
+    def _joined(self, packed: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
+        """The rows of several arrays. NumPy copies bytes many times faster than items with fields."""
+        as_bytes = [rows.view(f"V{self._dtype.itemsize}") for rows in packed]
+        return np.concatenate(as_bytes).view(self._dtype)
 
     def rows_of_part(self, part: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows of a part in order, from its blocks in order."""
@@ -154,8 +159,8 @@ class _Blocks:
 
     def _sorted(self, block: tuple[int, Iterator[pa.RecordBatch]]) -> tuple[NDArray[np.int64], pa.RecordBatch]:
         values = [value.as_buffer() for batch in block[1] for value in batch["rows"]]
-        rows = np.concatenate([np.frombuffer(value, self._dtype) for value in values])
-        rows = rows[np.lexsort(rows["sorted_by"].T[::-1])]
+        rows = self._joined([np.frombuffer(value, self._dtype) for value in values])
+        rows = rows.take(np.lexsort(rows["sorted_by"].T[::-1]))
         return rows["sorted_by"], self.packing.unpack(rows["row"])
 
 
