@@ -61,7 +61,7 @@ test: setup
 # The commands of the documentation take ten minutes of it: `MINUTES=pages` runs them alone.
 MINUTES ?= minutes
 test-minutes: setup
-	$(BIN)/python -m pytest --durations=10 -m "$(MINUTES)" tests/integration tests/end_to_end
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=10 -m "$(MINUTES)" tests/integration tests/end_to_end
 
 lint: setup
 	$(BIN)/ruff check .

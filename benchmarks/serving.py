@@ -2,8 +2,8 @@
 
     python -m benchmarks.serving --output benchmarks/results/serving.json
 
-One model of Criteo's shape (13 numbers, 26 categories) with random weights; each server gets one replica and one
-thread. Clients that each wait for an answer before the next request ask for the scores of the same rows: of `rayrec
+One model of Criteo's shape (13 numbers, 26 categories) with random weights; each server gets `--replicas` processes of
+one thread. Clients that each wait for an answer before the next request ask for the scores of the same rows: of `rayrec
 serve` as JSON, as binary tensors of the Open Inference Protocol and as Arrow streams, of the server written by hand as
 JSON. The servers take turns, round after round; the file has every round, and the medians.
 """
@@ -48,15 +48,16 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "dlrm"
-        make_model_folder(folder, config=CONFIG, numeric=13, categorical=26)
+        make_model_folder(folder, config=CONFIG, numeric=13, categorical=26, replicas=arguments.replicas)
         predictor = load_model(folder)
         with (
             serving(ServeRequest(model=(folder,), port=free_port()), SilentProgress()) as url,
-            server_by_hand(folder) as plain,
+            server_by_hand(folder, arguments.replicas) as plain,
         ):
             posts = {rows: posts_of(predictor, rows, url, plain) for rows in arguments.rows}
             require_equal_scores(posts[arguments.rows[0]])
@@ -76,6 +77,7 @@ def main() -> None:
         result = {
             "machine": {**machine(), "load_average_at_the_end": os.getloadavg()[0]},
             "seconds": arguments.seconds,
+            "replicas": arguments.replicas,
             "medians": _medians(rounds),
             "parts_ms": [{"rows": rows, **_parts(predictor, of[BY_HAND].body)} for rows, of in posts.items()],
             "rounds": rounds,
@@ -157,9 +159,10 @@ def require_equal_scores(posts: dict[str, Post]) -> None:
 
 
 @contextmanager
-def server_by_hand(folder: Path) -> Iterator[str]:
+def server_by_hand(folder: Path, processes: int = 1) -> Iterator[str]:
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", "benchmarks.plain_server:app", "--port", str(port)]
+    command += ["--workers", str(processes)]
     environment = {**os.environ, "MODEL_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([*command, "--log-level", "warning"], env=environment)
     try:

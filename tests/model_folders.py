@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayrec.config import ModelConfig, SourceConfig
+from rayrec.config import ModelConfig, ServeConfig, SourceConfig
 from rayrec.config.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.features.schema import (
     STATISTICS_FOLDER,
@@ -82,14 +82,15 @@ def make_model_folder(
     categorical: int = 4,
     multi_hot: int = 0,
     seed: int = 0,
+    replicas: int = 1,
 ) -> RankingModel:
     """Write a model folder with random weights; returns the model that holds the same weights in memory.
 
-    `config` instead of the small one of `model`.
+    `config` instead of the small one of `model`; `replicas` is what its recipe says of serving.
     """
     data = folder.parent / f"{folder.name}-data"
     schema = make_raw_schema(data, numeric=numeric, categorical=categorical, multi_hot=multi_hot)
-    return _write(folder, data, schema, config or MODELS[model], f"{model}-test", seed)
+    return _write(folder, data, schema, config or MODELS[model], f"{model}-test", seed, replicas=replicas)
 
 
 def make_recommender_folder(folder: Path, *, users: int = 30, items: int = 50, seed: int = 0) -> RankingModel:
@@ -144,6 +145,7 @@ def _write(
     known_items: KnownItems | None = None,
     statistics: Path | None = None,
     source: SourceConfig | None = None,
+    replicas: int = 1,
 ) -> RankingModel:
     network = build_model(config, schema, seed=seed)
     # The published initial tables are so small that a wrong row would hardly change a score.
@@ -158,7 +160,9 @@ def _write(
         folder,
         schema=network.schema,
         tables=network.tables,
-        recipe=make_recipe(name=name, model=config, **({"source": source} if source else {})),
+        recipe=make_recipe(
+            name=name, model=config, serve=ServeConfig(replicas=replicas), **({"source": source} if source else {})
+        ),
         metrics={"test": {"auc": 0.75}},
         card="# A model of the tests\n",
         vocabularies_in=data,
