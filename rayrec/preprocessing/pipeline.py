@@ -27,7 +27,7 @@ from rayrec.storage.unfinished import new_folder_at_uri, require_new
 
 _SCRATCH = ".scratch"
 _MEMORY_OF_TEXT = 16
-"""The most bytes that threads hold for a byte of raw text: 12.5 where every value occurs once, 2 where values repeat."""
+"""The most bytes that threads hold for a byte of raw text: 12.5 where each value occurs once, 2 where values repeat."""
 _LEAST_TEXT, _MOST_TEXT = 2**28, 2**32
 """Bytes of raw text that threads take with little memory, where Spark would need more, and with any amount of it.
 
