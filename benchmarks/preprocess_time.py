@@ -6,8 +6,8 @@
 Generated rows of Criteo are preprocessed by `dlrm-criteo-small` with a split by hash, as a user does without a cluster:
 what fits the memory by threads of the command, larger inputs by Spark on Ray. With `--before` another checkout, which
 needs an environment in `.venv`, does the same in turn, and the files of both must be the same. Runs are added to those
-in the file, which has the seconds of each by stage, and of each checkout the rows that a core adds in a second from the second
-largest input to the largest, in which no start is counted.
+in the file, which has the seconds of each by stage, and of each checkout the rows that a core adds in a second from the
+second largest input to the largest, in which no start is counted.
 """
 
 import argparse
