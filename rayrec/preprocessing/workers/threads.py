@@ -99,6 +99,7 @@ class HeldRows:
 
         def deal(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
             partition, rows = partition_of(batch), batch
+            # Shuffled blocks come in order, and need no copy.
             if (np.diff(partition) < 0).any():
                 order = np.argsort(partition, kind="stable")
                 partition, rows = partition[order], batch.take(pa.array(order))
