@@ -162,9 +162,8 @@ def require_equal_scores(posts: dict[str, Post]) -> None:
 def server_by_hand(folder: Path, processes: int = 1) -> Iterator[str]:
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", "benchmarks.plain_server:app", "--port", str(port)]
-    command += ["--workers", str(processes)]
     environment = {**os.environ, "MODEL_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([*command, "--log-level", "warning"], env=environment)
+    process = subprocess.Popen([*command, "--workers", str(processes), "--log-level", "warning"], env=environment)
     try:
         _wait_for(port, process)
         yield f"http://127.0.0.1:{port}"
