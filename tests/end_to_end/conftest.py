@@ -53,14 +53,6 @@ def environment(ray: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": "", "RAY_ADDRESS": ray}
 
 
-def environment_of_a_user() -> dict[str, str]:
-    """The environment of a shell that knows neither the Ray session of the tests nor their checkout.
-
-    Ray leaves variables in the process that started it. A server that took them over would want the same ports.
-    """
-    return {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHONPATH"))}
-
-
 def run_rayrec(ray: str, *arguments: str | Path, folder: Path | None = None, timeout: float = 600) -> Finished:
     """Run `rayrec ARGUMENTS` in `folder`, on the Ray cluster at an address, and wait."""
     done = subprocess.run(

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from rayrec.common.ports import free_port
-from tests.end_to_end.conftest import Pipeline, environment_of_a_user
+from tests.end_to_end.conftest import Pipeline
 from tests.pages import PAGES, REPOSITORY, commands
+from tests.user_environment import environment_of_a_user
 
 pytestmark = [pytest.mark.minutes, pytest.mark.pages]
 PAGES_ELSEWHERE = {

@@ -17,9 +17,10 @@ from rayrec.ingest.dataset import Dataset
 from rayrec.training.run.history import read_history
 from tests.end_to_end import bad_tables
 from tests.end_to_end.bad_inputs import REQUESTS
-from tests.end_to_end.conftest import PROGRAM, Finished, Pipeline, environment_of_a_user, post, raw_features, served
+from tests.end_to_end.conftest import PROGRAM, Finished, Pipeline, post, raw_features, served
 from tests.end_to_end.mistake import BadRequest
 from tests.model_folders import write_table_model
+from tests.user_environment import environment_of_a_user
 
 Rayrec = Callable[..., Finished]
 

@@ -1,6 +1,5 @@
 """The application on a Ray cluster by Ray's own tool: `serve deploy` of a file, and `serve run` of the builder."""
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from rayrec.inference.predictor import load_model
 from tests.conftest import REPOSITORY
 from tests.model_folders import make_model_folder, make_raw_rows
 from tests.ray_head import ray_head
+from tests.user_environment import environment_of_a_user
 
 TOKEN = "0123456789abcdef" * 4
 PROGRAM = Path(sys.executable).with_name("serve")
@@ -71,7 +71,7 @@ def test_serve_deploy_and_serve_run(tmp_path: Path) -> None:
     (application,) = config["applications"]
     application["args"]["model"] = str(tmp_path / "models")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment = environment_of_a_user()
     environment |= {"PYTHONPATH": str(REPOSITORY), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
 
     def ray_serve(*arguments: str, **variables: str) -> None:
@@ -124,7 +124,7 @@ def test_what_kuberay_serves(tmp_path: Path) -> None:
     application["args"] |= {"model": f"ctr={tmp_path}/ctr", "replicas": 2, "threads_per_replica": 1}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
 
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment = environment_of_a_user()
     environment |= {"PYTHONPATH": str(REPOSITORY), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
     environment |= {variable["name"]: variable.get("value", TOKEN) for variable in worker_pod["env"]}
     with tempfile.TemporaryDirectory(prefix="hap-") as folder, ExitStack() as stack:

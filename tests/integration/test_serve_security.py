@@ -1,7 +1,6 @@
 """A server with tokens, one with HTTPS; time limits; and an end that answers what was begun."""
 
 import datetime
-import os
 import socket
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.recipes import dump_recipe, load_recipe
 from tests.model_folders import make_model_folder
+from tests.user_environment import environment_of_a_user
 
 TOKEN = "0123456789abcdef"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -91,8 +91,7 @@ def test_https(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "jobs.serve", str(tmp_path / "dlrm"), "--port", str(port)]
     command += ["--tls-certificate", str(certificate), "--tls-key", str(key)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment_of_a_user(), text=True)
     try:
         assert process.stderr is not None
         told = ""
