@@ -93,7 +93,7 @@ def _inference(request: BenchmarkRequest, dataset: "Dataset") -> list[dict[str, 
     import numpy as np
     import torch
 
-    from rayrec.common.allocator import keep_freed_memory
+    from rayrec.common.memory import keep_freed_memory
     from rayrec.models.registry import build_model
     from rayrec.training.loop.precision import resolve_precision
     from rayrec.training.run.preflight import resolve_device

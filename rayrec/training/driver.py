@@ -17,10 +17,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayrec.common.allocator import ENVIRONMENT_OF_WORKERS
 from rayrec.common.background import in_background
 from rayrec.common.errors import SmallClusterError, UserError
 from rayrec.common.imports import quick_imports
+from rayrec.common.memory import ENVIRONMENT_OF_WORKERS
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_core import own_session_environment

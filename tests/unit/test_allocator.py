@@ -4,14 +4,14 @@ import os
 import subprocess
 import sys
 
-from rayrec.common.allocator import ENVIRONMENT_OF_WORKERS
+from rayrec.common.memory import ENVIRONMENT_OF_WORKERS
 
 PROGRAM = """
 import ctypes
 
 import numpy as np
 
-from rayrec.common.allocator import keep_freed_memory
+from rayrec.common.memory import keep_freed_memory
 
 
 class Info(ctypes.Structure):
@@ -47,7 +47,7 @@ import threading
 
 import numpy as np
 
-from rayrec.common.allocator import keep_freed_memory
+from rayrec.common.memory import keep_freed_memory
 
 
 def faults() -> int:
@@ -86,7 +86,7 @@ def test_large_blocks_of_a_workers_thread_do_not_come_from_the_kernel_each_time(
 GIVES_BACK = """
 import psutil
 
-from rayrec.common.allocator import give_back_freed_memory
+from rayrec.common.memory import give_back_freed_memory
 
 
 def resident_mib() -> float:

@@ -15,8 +15,8 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from rayrec.common.allocator import keep_freed_memory
 from rayrec.common.errors import UserError
+from rayrec.common.memory import keep_freed_memory
 from rayrec.common.progress import Progress
 from rayrec.inference.batch.pool import (
     ROWS_PER_PART,

@@ -17,9 +17,8 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from rayrec.common.allocator import keep_freed_memory
 from rayrec.common.errors import ConfigError
-from rayrec.common.memory import available_memory
+from rayrec.common.memory import available_memory, keep_freed_memory
 from rayrec.common.units import parse_bytes
 from rayrec.config.train import ShardingConfig
 from rayrec.features.schema import Schema
