@@ -50,9 +50,15 @@ def run(request: RunRequest, progress: Progress) -> Result:
     """
     with owned_pipeline(request):
         if request.continue_ is not None:
-            from jobs.pipeline.days import MODELS_FOLDER, run_day
+            from jobs.pipeline.days import MODELS_FOLDER, repeated_day, run_day
 
-            return run_day(request, request.output, request.output / MODELS_FOLDER, progress)
+            models = request.output / MODELS_FOLDER
+            if (before := repeated_day(request, request.output, models)) is not None:
+                progress.message(
+                    f"these files were taken in before: version {before.details['version']} is their model"
+                )
+                return before
+            return run_day(request, request.output, models, progress)
         results, seconds = run_phases(request, Places(request.output), progress)
     rows, metrics = results[0].rows, results[1].metrics
     return Result(command="run", output=request.output, rows=rows, metrics=metrics, details={"phases": seconds})

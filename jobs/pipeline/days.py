@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.command import Result
-from jobs.pipeline.phases import PipelineRequest, Places, run_phases
+from jobs.pipeline.phases import PHASES, PipelineRequest, Places, run_phases
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import new_folder, write_json
 from rayrec.common.progress import Progress
@@ -86,27 +86,62 @@ def run_day(request: PipelineRequest, output: Path, models: Path, progress: Prog
         f"{location(day.folder)}: goes on from {location(day.before)}, whose model is version {day.serving}"
     )
     try:
-        result = _run(request, day, models, progress)
+        seconds = _run(request, day, models, progress)
     except UserError:
         # Files that cannot be taken in must not stand in the way of others.
         if not day.places.dataset.exists():
             shutil.rmtree(day.folder)
         raise
-    return result.model_copy(update={"output": output})
+    return _result(output, day.places, day.version, seconds)
+
+
+def repeated_day(request: PipelineRequest, output: Path, models: Path) -> Result | None:
+    """The result of the day that was taken in last, if `request` names its files again and its version still stands.
+
+    Whatever starts the command every night may start it again after it has ended, if it was cut off from hearing so.
+    """
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.preprocessing.pipeline import source_files
+    from rayrec.sources.registry import preprocessing_job
+
+    days = days_of(output)
+    version = (days[-1].outcome or {}).get("version") if days else "1"
+    if version is None or int(version) not in versions_in(models):
+        return None
+    places = days[-1].places if days else Places(output)
+    recipe = request.load_recipe()
+    given = source_files(preprocessing_job(recipe, request.inputs(recipe)))
+    taken = Dataset.open(places.dataset).manifest.sources
+    if sorted(file.digest for file in given) != sorted(file.digest for file in taken):
+        return None
+    return _result(output, places, version, dict.fromkeys(phase.name for phase in PHASES))
 
 
 def _run_first_day(request: PipelineRequest, output: Path, models: Path, progress: Progress) -> Result:
     places = Places(output)
     write_json(output / DAY_FILE, {"input": request.input})
     try:
-        results, seconds = run_phases(request, places, progress)
+        _, seconds = run_phases(request, places, progress)
     except UserError:
         if not places.dataset.exists():
             (output / DAY_FILE).unlink()
         raise
     _copy_model(places.model, models / "1")
-    details: dict[str, Any] = {"day": 0, "version": "1", "phases": seconds}
-    return Result(command="run", output=output, rows=results[0].rows, metrics=results[1].metrics, details=details)
+    return _result(output, places, "1", seconds)
+
+
+def _result(output: Path, places: Places, version: str, seconds: dict[str, float | None]) -> Result:
+    """What a day whose model serves has recorded; `seconds` are those of the phases that ran now."""
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.training.run.folder import METRICS_FILE
+
+    rows = sum(split.rows for split in Dataset.open(places.dataset).manifest.splits.values())
+    metrics = json.loads((places.run / METRICS_FILE).read_text())
+    number = 0 if places.before is None else int(places.folder.name)
+    details: dict[str, Any] = {"day": number, "version": version, "phases": seconds}
+    if (gate := places.folder / GATE_FILE).exists():
+        details["gate"] = json.loads(gate.read_text())
+    return Result(command="run", output=output, rows=rows, metrics=metrics, details=details)
 
 
 def unfinished_input(output: Path, models: Path) -> tuple[str, ...] | None:
@@ -158,12 +193,12 @@ def _begin(request: PipelineRequest, output: Path, models: Path) -> Day:
     return Day.load(folder)
 
 
-def _run(request: PipelineRequest, day: Day, models: Path, progress: Progress) -> Result:
+def _run(request: PipelineRequest, day: Day, models: Path, progress: Progress) -> dict[str, float | None]:
+    """Bring a day to its end; the seconds of each phase, None if it was finished before."""
     places, published = day.places, models / day.version
-    seconds: dict[str, float | None] = {}
-    results: list[Result] = []
+    seconds: dict[str, float | None] = dict.fromkeys(phase.name for phase in PHASES)
     if not published.exists():
-        results, seconds = run_phases(request, places, progress)
+        _, seconds = run_phases(request, places, progress)
         judgement = _judge(request, day, models, progress)
         if judgement.faults:
             write_json(day.folder / OUTCOME_FILE, {"version": None, "faults": judgement.faults})
@@ -178,11 +213,7 @@ def _run(request: PipelineRequest, day: Day, models: Path, progress: Progress) -
     shutil.rmtree(places.model, ignore_errors=True)
     write_json(day.folder / OUTCOME_FILE, {"version": day.version})
     _prune(day, models, request.load_recipe().publish.keep_days)
-    rows = results[0].rows if results else None
-    metrics = results[1].metrics if results else {}
-    gate = json.loads((day.folder / GATE_FILE).read_text())
-    details = {"day": int(day.folder.name), "version": day.version, "gate": gate, "phases": seconds}
-    return Result(command="run", output=day.folder, rows=rows, metrics=metrics, details=details)
+    return seconds
 
 
 def _judge(request: PipelineRequest, day: Day, models: Path, progress: Progress) -> "Judgement":

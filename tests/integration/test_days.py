@@ -49,11 +49,14 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(folder.glob("day_*"))
 
 
-def take_in(output: Path, *files: Path, settings: tuple[str, ...] = ()) -> dict[str, Any]:
-    request = RunRequest(
+def _request(output: Path, *files: Path, settings: tuple[str, ...] = ()) -> RunRequest:
+    return RunRequest(
         recipe="dlrm-criteo-debug", set=(*SETTINGS, *settings), input=tuple(map(str, files)), continue_=output
     )
-    return run(request, SilentProgress()).details
+
+
+def take_in(output: Path, *files: Path, settings: tuple[str, ...] = ()) -> dict[str, Any]:
+    return run(_request(output, *files, settings=settings), SilentProgress()).details
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +129,32 @@ def test_a_bad_model_is_kept_aside_and_its_day_can_come_again(output: Path, raw:
     dataset = Dataset.open(output / "days" / "0004" / "dataset")
     assert dataset.manifest.sequence == 3, "it extends the dataset of the last day that serves"
     with pytest.raises(UserError, match=r"its rows are in .* already"):
-        take_in(output, raw[3])
+        take_in(output, raw[2])
     assert not (output / "days" / "0005").exists()
+
+
+def test_a_command_that_is_given_again_says_what_it_did(
+    output: Path, raw: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler that did not hear of its end starts it again, perhaps where the files lie elsewhere."""
+    begun = tmp_path / "begun"
+
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(days, "_prune", die)  # all is done by then
+        run(_request(output, raw[3]), SilentProgress())
+    copied = shutil.copyfile(raw[3], tmp_path / "copy")
+    for file in (raw[3], copied):
+        result = run(_request(output, file), SilentProgress())
+        assert (result.details["day"], result.details["version"]) == (3, "4")
+        assert result.metrics == json.loads((output / "days" / "0003" / "run" / "metrics.json").read_text())
+        assert result.rows == 3_000 and result.details["gate"]["faults"] == []
+    assert sorted(path.name for path in (output / "days").iterdir()) == ["0001", "0002", "0003"]
+    (output / "models" / "4").rename(tmp_path / "withdrawn")
+    assert take_in(output, raw[3])["day"] == 4, "what was withdrawn is not done"
+    assert take_in(begun, raw[0]) | {"phases": None} == take_in(begun, raw[0]) | {"phases": None}
 
 
 def test_a_day_of_other_values_does_not_serve(output: Path, raw: list[Path], tmp_path: Path) -> None:

@@ -115,8 +115,11 @@ def test_stated_truth_is_that_of_the_probabilities(days: tuple[pd.DataFrame, Gen
 
 def test_expected_auc_is_the_mean_over_labels() -> None:
     rng = np.random.default_rng(0)
-    probability = rng.beta(1, 3, 3_000)
-    aucs = [roc_auc_score(rng.random(3_000) < probability, probability) for _ in range(150)]
+    probability = np.sort(rng.beta(1, 3, 3_000))
+    labels = rng.random((150, 3_000)) < probability
+    negatives_below = np.cumsum(~labels, axis=1)
+    aucs = (labels * negatives_below).sum(axis=1) / (labels.sum(axis=1) * negatives_below[:, -1])
+    assert aucs[0] == pytest.approx(roc_auc_score(labels[0], probability))
     accumulator = TruthAccumulator()
     accumulator.add(probability, rng.random(3_000) < probability)
     standard_error = np.std(aucs) / np.sqrt(len(aucs))
@@ -232,18 +235,27 @@ def drifting(generators: list[CriteoGenerator]) -> list[list[Chunk]]:
     return [list(generator.chunks(ROWS_OF_A_DAY)) for generator in generators]
 
 
-def test_a_day_depends_on_the_seed_its_number_and_the_drift_alone(tmp_path: Path, drifting: list[list[Chunk]]) -> None:
-    generate(tmp_path / "days", 3 * ROWS_OF_A_DAY, seed=7, days=3, drift=1.0)
+@pytest.fixture(scope="module")
+def drifting_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, GeneratedTruth]:
+    """The folder of those days, and what is stated of them."""
+    folder = tmp_path_factory.mktemp("drifting") / "data"
+    return folder, generate(folder, DAYS * ROWS_OF_A_DAY, seed=7, days=DAYS, drift=1.0)
+
+
+def test_a_day_depends_on_the_seed_its_number_and_the_drift_alone(
+    tmp_path: Path, drifting: list[list[Chunk]], drifting_files: tuple[Path, GeneratedTruth]
+) -> None:
+    folder, _ = drifting_files
     generate(tmp_path / "shorter", 2 * 1_000, seed=7, days=2, drift=1.0)
     generate(tmp_path / "steadier", 2 * 1_000, seed=7, days=2, drift=0.5)
     generate(tmp_path / "one", ROWS_OF_A_DAY, seed=7)
-    files = [(tmp_path / "days" / f"day_{day}").read_bytes() for day in range(3)]
+    files = [(folder / f"day_{day}").read_bytes() for day in range(3)]
     assert files[0] == (tmp_path / "one" / "criteo.tsv").read_bytes()
     assert len({file.splitlines()[0] for file in files}) == 3
     for day in range(2):
         assert files[day].startswith((tmp_path / "shorter" / f"day_{day}").read_bytes())
     assert not files[1].startswith((tmp_path / "steadier" / "day_1").read_bytes())
-    frame = read(tmp_path / "days" / "day_2", ["C3"])
+    frame = read(folder / "day_2", ["C3"])
     assert frame["C3"].fillna("").tolist() == [
         value or "" for chunk in drifting[2] for value in chunk.rows.column("C3").to_pylist()
     ]
@@ -280,11 +292,13 @@ def test_values_come_take_over_and_fade() -> None:
     assert not any(generations[:, 1:].any() or is_new[:, 1:].any() for generations, is_new in days)
 
 
-def test_each_day_states_its_own_truth(tmp_path: Path, drifting: list[list[Chunk]]) -> None:
-    truth = generate(tmp_path / "data", DAYS * ROWS_OF_A_DAY, seed=7, days=DAYS, drift=1.0)
+def test_each_day_states_its_own_truth(
+    drifting: list[list[Chunk]], drifting_files: tuple[Path, GeneratedTruth]
+) -> None:
+    folder, truth = drifting_files
     assert [file.path for file in truth.files] == [f"day_{day}" for day in range(DAYS)]
     for file, chunks in zip(truth.files, drifting, strict=True):
-        label = read(tmp_path / "data" / file.path, [LABEL])[LABEL].to_numpy()
+        label = read(folder / file.path, [LABEL])[LABEL].to_numpy()
         probability = np.concatenate([chunk.probability for chunk in chunks])
         assert file.best_auc == pytest.approx(roc_auc_score(label, probability), abs=file.best_auc_error)
         assert file.best_log_loss == pytest.approx(log_loss(label, probability), rel=1e-12)
