@@ -1,11 +1,12 @@
 """Latency and throughput of `rayrec serve` beside a server written by hand and the bare forward pass.
 
-    python -m benchmarks.serving --output benchmarks/results/serving.json
+    python -m benchmarks.serving --output benchmarks/results/serving.json [--before CHECKOUT]
 
 One model of Criteo's shape (13 numbers, 26 categories) with random weights; each server gets `--replicas` processes of
 one thread. Clients that each wait for an answer before the next request ask for the scores of the same rows: of `rayrec
 serve` as JSON, as binary tensors of the Open Inference Protocol and as Arrow streams, of the server written by hand as
-JSON. The servers take turns, round after round; the file has every round, and the medians.
+JSON. So is, of the same model, `rayrec serve` of another checkout, which needs an environment in `.venv`, as `make
+setup` makes it. The servers take turns, round after round; the file has every round, and the medians.
 """
 
 import argparse
@@ -38,8 +39,22 @@ from serve.protocols.v1 import parse_instances, predictions
 from tests.model_folders import make_model_folder, make_raw_rows
 
 CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))
-BY_HAND = "FastAPI by hand"
+BY_HAND, BEFORE = "FastAPI by hand", "rayrec before, json"
 _PROTOCOLS = ServeBenchmarkRequest.model_fields["protocol"].default
+_SERVER_BEFORE = """
+import pathlib, sys
+from jobs.serve import ServeRequest, serving
+from rayrec.common.progress import SilentProgress
+from rayrec.models.dlrm.config import DLRMConfig
+from tests.model_folders import make_model_folder
+folder, port = pathlib.Path(sys.argv[1], "dlrm"), int(sys.argv[2])
+config = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))
+make_model_folder(folder, config=config, numeric=13, categorical=26)
+with serving(ServeRequest(model=(folder,), port=port), SilentProgress()) as url:
+    print(url, flush=True)
+    sys.stdin.read()
+"""
+"""Run in the other checkout: it serves a model folder of its own, with the same weights, until its input ends."""
 
 
 def main() -> None:
@@ -49,6 +64,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--before", type=Path, help="another checkout, whose server takes part, with one replica")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -58,8 +74,9 @@ def main() -> None:
         with (
             serving(ServeRequest(model=(folder,), port=free_port()), SilentProgress()) as url,
             server_by_hand(folder, arguments.replicas) as plain,
+            server_before(arguments.before, Path(temporary) / "before") as before,
         ):
-            posts = {rows: posts_of(predictor, rows, url, plain) for rows in arguments.rows}
+            posts = {rows: posts_of(predictor, rows, url, plain, before) for rows in arguments.rows}
             require_equal_scores(posts[arguments.rows[0]])
             rounds = [
                 {
@@ -87,12 +104,14 @@ def main() -> None:
         print(row)
 
 
-def posts_of(predictor: Predictor, rows: int, url: str, plain: str) -> dict[str, Post]:
+def posts_of(predictor: Predictor, rows: int, url: str, plain: str, before: str | None = None) -> dict[str, Post]:
     """The same rows as requests, by server."""
     instances = make_raw_rows(predictor.schema, rows)
-    by_hand = json_post(f"{plain}/predict", json.dumps({"instances": instances}).encode())
+    body = json.dumps({"instances": instances}).encode()
     posts = {f"rayrec, {p}": post_of(url, "dlrm", p, predictor.raw_rows, instances) for p in _PROTOCOLS}
-    return {**posts, BY_HAND: by_hand}
+    if before is not None:
+        posts[BEFORE] = json_post(f"{before}/v1/models/dlrm:predict", body)
+    return {**posts, BY_HAND: json_post(f"{plain}/predict", body)}
 
 
 def _medians(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -151,11 +170,13 @@ def _milliseconds(what: Callable[[], object]) -> float:
 def require_equal_scores(posts: dict[str, Post]) -> None:
     """All must be servers of the same model, or the comparison says nothing."""
     scores = []
-    for name in (f"rayrec, {_PROTOCOLS[0]}", BY_HAND):
+    for name in (BY_HAND, f"rayrec, {_PROTOCOLS[0]}", BEFORE):
+        if name not in posts:
+            continue
         request = urllib.request.Request(posts[name].url, posts[name].body, dict(posts[name].headers))
         with urllib.request.urlopen(request, timeout=60) as response:
             scores.append(json.loads(response.read())["predictions"])
-    np.testing.assert_allclose(scores[0], scores[1], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(scores[0], scores[-1], rtol=0, atol=1e-5)
 
 
 @contextmanager
@@ -170,6 +191,22 @@ def server_by_hand(folder: Path, processes: int = 1) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait()
+
+
+@contextmanager
+def server_before(checkout: Path | None, folder: Path) -> Iterator[str | None]:
+    """The address of the other checkout's server, whose model it writes to `folder`; None without a checkout."""
+    if checkout is None:
+        yield None
+        return
+    folder.mkdir()
+    command = [str(checkout.resolve() / ".venv/bin/python"), "-c", _SERVER_BEFORE, str(folder), str(free_port())]
+    pipe = subprocess.PIPE
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}  # and a Ray of its own
+    with subprocess.Popen(command, cwd=checkout, env=own, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.stdin.close()
 
 
 def _wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
