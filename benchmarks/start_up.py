@@ -3,9 +3,9 @@
     python -m benchmarks.start_up --before CHECKOUT --output benchmarks/results/start_up.json [--rounds 5]
 
 The demo's data (100,000 generated rows, `dlrm-criteo-debug`) is made once; then each checkout runs its own `rayrec
-preprocess`, `train` (two workers), `evaluate`, `export`, `predict` and `serve`, each as a user does without a cluster,
-and the other checkout does the same, round after round. CHECKOUT needs an environment in `.venv`, as `make setup`
-makes it. The file has the seconds of every round, and the medians.
+preprocess`, `train` (with one worker and with two), `evaluate`, `export`, `predict` and `serve`, each as a user does
+without a cluster, and the other checkout does the same, round after round. CHECKOUT needs an environment in `.venv`,
+as `make setup` makes it. The file has the seconds of every round, and the medians.
 """
 
 import argparse
@@ -34,26 +34,30 @@ _OWN = {name: value for name, value in os.environ.items() if not name.startswith
 def measure(checkout: Path, folder: Path) -> dict[str, float]:
     """The seconds of each command of a checkout; `folder` has the raw file and is given its outputs, anew."""
     program, seconds = checkout / ".venv" / "bin" / "rayrec", {}
-    for name in ("dataset", "run", "model", "scores"):
+    for name in ("dataset", "run", "one-worker", "model", "scores"):
         shutil.rmtree(folder / name, ignore_errors=True)
 
-    def run(name: str, *arguments: str, until: Callable[[], bool] | None = None) -> None:
-        began = time.monotonic()
-        with _started(program, name, *arguments, folder=folder) as process:
+    def run(*arguments: str, name: str | None = None, until: Callable[[], bool] | None = None) -> None:
+        name, began = name or arguments[0], time.monotonic()
+        with _started(program, *arguments, folder=folder) as process:
             if until is not None:
                 while not until():
                     assert process.poll() is None, f"{checkout}: rayrec {name} ended too early"
                     time.sleep(0.02)
-                seconds[f"{name}: first record" if name == "train" else name] = time.monotonic() - began
+                seconds[name if name == "serve" else f"{name}: first record"] = time.monotonic() - began
                 if name == "serve":
                     process.send_signal(signal.SIGINT)
             code = process.wait()
         assert code in {0, 130}, f"{checkout}: rayrec {name} ended with {code}"
         seconds.setdefault(name, time.monotonic() - began)
 
-    def has_record() -> bool:
-        history = folder / "run" / "history.jsonl"
-        return history.exists() and '"event": "train"' in history.read_text()
+    def train(run_folder: str, workers: int) -> None:
+        def has_record() -> bool:
+            history = folder / run_folder / "history.jsonl"
+            return history.exists() and '"event": "train"' in history.read_text()
+
+        arguments = ("train", RECIPE, "--data", "dataset", "--output", run_folder, "--workers", str(workers))
+        run(*arguments, name=f"train, workers {workers}", until=has_record)
 
     port = free_port()
 
@@ -64,7 +68,8 @@ def measure(checkout: Path, folder: Path) -> dict[str, float]:
             return False
 
     run("preprocess", RECIPE, "--input", "raw/criteo.tsv", "--output", "dataset")
-    run("train", RECIPE, "--data", "dataset", "--output", "run", "--workers", "2", until=has_record)
+    train("one-worker", 1)
+    train("run", 2)
     run("evaluate", "run", "--data", "dataset")
     run("export", "run", "--output", "model")
     run("predict", "model", "--input", "dataset", "--output", "scores")
