@@ -32,6 +32,8 @@ STATISTICS_FOLDER = "statistics"
 
 
 RawType = Literal["number", "integer", "text", "time", "numbers", "integers", "texts"]
+_SCALARS = {"number": pa.float64(), "integer": pa.int64(), "text": pa.string(), "time": pa.timestamp("us", "UTC")}
+_ARROW_TYPES = _SCALARS | {f"{name}s": pa.list_(_SCALARS[name]) for name in ("number", "integer", "text")}
 
 
 class RawColumn(Config):
@@ -49,8 +51,7 @@ class RawColumn(Config):
     @property
     def arrow(self) -> pa.DataType:
         """The type of the column in a table of raw rows: float64, int64, string, timestamp[us, UTC], or lists."""
-        scalar = {"number": pa.float64(), "integer": pa.int64(), "text": pa.string(), "time": pa.timestamp("us", "UTC")}
-        return scalar[self.type] if self.type in scalar else pa.list_(scalar[self.type.removesuffix("s")])
+        return _ARROW_TYPES[self.type]
 
 
 class _Feature(Config):

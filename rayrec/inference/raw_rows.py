@@ -6,6 +6,7 @@ values of another type are errors that name the row (from 0) and the field.
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import date
 from itertools import chain
@@ -82,15 +83,18 @@ class RawRows:
 
         Columns are read as those of files are (`read_column`), so that texts may hold numbers, for one.
         """
-        for name in batch.schema.names:
-            if name not in self._known:
-                raise UserError(self.unknown(name))
+        by_name = dict(zip(batch.schema.names, batch.columns, strict=True))
+        if not by_name.keys() <= self._known:
+            raise UserError(self.unknown(next(name for name in by_name if name not in self._known)))
+        if len(by_name) < batch.num_columns:
+            name, count = Counter(batch.schema.names).most_common(1)[0]
+            raise UserError(f"column '{name}': given {count} times")
         columns = []
         for name, raw in self._raw.items():
-            if name not in batch.schema.names:
+            given = by_name.get(name)
+            if given is None:
                 columns.append(pa.nulls(batch.num_rows, raw.arrow))
                 continue
-            given = batch.column(name)
             column, unreadable = read_column(given, raw)
             if unreadable.any():
                 row = int(unreadable.argmax())

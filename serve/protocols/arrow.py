@@ -7,6 +7,7 @@ What a stream states is checked before memory is spent on it: its rows, its type
 
 import struct
 from collections import Counter
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -95,11 +96,19 @@ def _schema(messages: pa.ipc.MessageReader, raw_rows: RawRows) -> pa.Schema:
     if message.type != "schema":
         raise RequestError(400, "the body is not a valid Arrow IPC stream: it does not begin with a schema")
     most = _SCHEMA_BYTES + _COLUMN_BYTES * len(raw_rows.columns)
-    if message.metadata.size > most:
-        raise RequestError(413, f"the schema has {message.metadata.size} bytes, at most {most}; leave out metadata")
-    schema = pa.ipc.read_schema(message)
+    content = message.serialize()
+    if content.size > most:
+        raise RequestError(413, f"the schema has {content.size} bytes, at most {most}; leave out metadata")
+    return _checked_schema(content.to_pybytes(), raw_rows)
+
+
+# The requests of a client have the same schema, and to check it takes as long as to read some hundred rows.
+@lru_cache(maxsize=16)
+def _checked_schema(message: bytes, raw_rows: RawRows) -> pa.Schema:
+    schema = pa.ipc.read_schema(pa.py_buffer(message))
+    known = frozenset(raw_rows.columns.names)
     for name, count in Counter(schema.names).items():
-        if name not in raw_rows.columns.names:
+        if name not in known:
             raise RequestError(422, raw_rows.unknown(name))
         if count > 1:
             raise RequestError(422, f"column '{name}': given {count} times")
@@ -133,17 +142,25 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _require_in_range(batch: pa.RecordBatch, first_row: int) -> None:
     """Raises RequestError: 413 for lists of too many values, 422 for a number beyond float32, infinity too."""
+    numbers: dict[str, NDArray[np.floating]] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        is_list = pa.types.is_nested(column.type)
-        values = column.flatten() if is_list else column
-        if is_list and len(values) > MOST_VALUES:
+        values = column.flatten() if pa.types.is_nested(column.type) else column
+        if values is not column and len(values) > MOST_VALUES:
             message = f"column '{name}': {len(values)} values, at most {MOST_VALUES} a request; send several requests"
             raise RequestError(413, message)
         if pa.types.is_floating(values.type):
-            too_large = np.abs(values.to_numpy(zero_copy_only=False).astype(np.float64)) > _FLOAT32_MAX
-            if too_large.any():
-                where = f"column '{name}'" if is_list else f"row {first_row + int(too_large.argmax())}, '{name}'"
-                raise RequestError(422, f"{where}: a number is out of range; numbers go up to {_FLOAT32_MAX:.3g}")
+            numbers[name] = values.to_numpy(zero_copy_only=False)
+    # All columns together: a call for each would take longer than to look at the numbers.
+    if not numbers or not _are_too_large(*numbers.values()).any():
+        return
+    name, too_large = next((name, wrong) for name in numbers if (wrong := _are_too_large(numbers[name])).any())
+    is_list = pa.types.is_nested(batch.column(name).type)
+    where = f"column '{name}'" if is_list else f"row {first_row + int(too_large.argmax())}, '{name}'"
+    raise RequestError(422, f"{where}: a number is out of range; numbers go up to {_FLOAT32_MAX:.3g}")
+
+
+def _are_too_large(*numbers: NDArray[np.floating]) -> NDArray[np.bool_]:
+    return np.abs(np.concatenate(numbers, dtype=np.float64)) > _FLOAT32_MAX
 
 
 def _stated(metadata: pa.Buffer) -> tuple[int, bool]:

@@ -8,7 +8,7 @@ import mmap
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
@@ -89,20 +89,20 @@ class VocabularyLookup(ABC):
 
     def _ids_of_request(self, values: list[str | None]) -> NDArray[np.int64]:
         remembered = self._remembered
-        ids = list(map(remembered.get, values))
-        if None in ids:
-            new = list({value for value, known in zip(values, ids, strict=True) if known is None})
-            if len(new) <= SCALAR_LOOKUPS:
-                found = [self._id_of(value) for value in new]
-            else:
-                found = self._ids_of(pa.array(new, pa.large_string())).tolist()
-            answers = dict(zip(new, found, strict=True))
-            ids = [answers[value] if known is None else known for value, known in zip(values, ids, strict=True)]
-            if len(remembered) + len(answers) > _REMEMBERED:
-                self._remembered = answers
-            else:
-                remembered.update(answers)
-        return np.array(ids, np.int64)
+        with suppress(KeyError):
+            return np.fromiter(map(remembered.__getitem__, values), np.int64, len(values))
+        new = list(set(values).difference(remembered))
+        if len(new) <= SCALAR_LOOKUPS:
+            found = [self._id_of(value) for value in new]
+        else:
+            found = self._ids_of(pa.array(new, pa.large_string())).tolist()
+        answers = dict(zip(new, found, strict=True))
+        ids = np.array([answers[value] if value in answers else remembered[value] for value in values], np.int64)
+        if len(remembered) + len(answers) > _REMEMBERED:
+            self._remembered = answers
+        else:
+            remembered.update(answers)
+        return ids
 
     def _id_of(self, value: str | None) -> int:
         return self.find(value, np.uint64(hash_string(value))) if value else 0

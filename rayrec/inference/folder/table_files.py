@@ -136,18 +136,22 @@ class TableMemory:
 
         It may be exceeded by 64 MiB, or by the pages of one look-up of more than 1,024 rows.
         """
+        self._limit_bytes = limit_bytes
         self._limit = limit_bytes + mapped_bytes()
         self._mapped: WeakSet[MappedFile] = WeakSet()
+        self._total_bytes = 0
         self._rows = 0
 
     def add(self, file: MappedFile) -> None:
         """Count a file of a table or a vocabulary from now on, as long as it is used."""
         self._mapped.add(file)
+        self._total_bytes = sum(len(one.content) for one in self._mapped)
 
     def note(self, rows: int) -> None:
         """Called after `rows` rows were looked up; gives pages back if the limit is exceeded."""
         self._rows += rows
-        if self._rows < _ROWS_BETWEEN_LOOKS:
+        # A look takes as long as a hundred look-ups of rows, and small files cannot exceed the limit.
+        if self._rows < _ROWS_BETWEEN_LOOKS or self._total_bytes <= self._limit_bytes:
             return
         self._rows = 0
         if mapped_bytes() > self._limit:
