@@ -45,6 +45,7 @@ class RunRequest(PipelineRequest):
 def run(request: RunRequest, progress: Progress) -> Result:
     """Run the unfinished phases; `rows` are those of the dataset, `metrics` those of every held-out split.
 
+    With `continue_` a day is taken in; of one that is over the result is given again, and nothing changes.
     `details.phases` has the seconds of each phase, None if it was finished before. Raises ConfigError if a finished
     phase was made from another recipe or other raw files.
     """

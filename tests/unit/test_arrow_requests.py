@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from rayrec.common.errors import UserError
 from rayrec.config.transforms import Hash
 from rayrec.features.schema import CategoricalFeature, MultiHotFeature, NumericFeature, RawColumn, Schema
 from rayrec.inference.raw_rows import RawRows
@@ -162,3 +163,18 @@ def test_scores_are_a_column() -> None:
     assert table.to_pydict() == {"score": [0.25, 0.5]} and table.schema.field("score").type == pa.float32()
     assert table.schema.metadata == {b"model": b"ctr", b"version": b"2"}
     assert stream_of(WHOLE) == stream(WHOLE)
+
+
+def test_a_client_sends_the_same_schema_again_and_again() -> None:
+    """What is known of a schema does not outlive its model, and a wrong one is refused each time."""
+    others = RawRows(Schema(label="label", features=(NumericFeature(name="x"),)))
+    for _ in range(2):
+        assert parse_columns(stream(WHOLE), RAW_ROWS, MOST_ROWS).to_pylist() == WHOLE.to_pylist()
+        with pytest.raises(RequestError, match="unknown feature 'I1'"):
+            parse_columns(stream(WHOLE), others, MOST_ROWS)
+
+
+def test_columns_of_a_table_that_are_given_twice_are_named() -> None:
+    twice = pa.RecordBatch.from_arrays([pa.array([1.0]), pa.array([2.0])], names=["I1", "I1"])
+    with pytest.raises(UserError, match=r"^column 'I1': given 2 times$"):
+        RAW_ROWS.from_batch(twice)
