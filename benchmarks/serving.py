@@ -37,6 +37,7 @@ from rayrec.models.dlrm.config import DLRMConfig
 from serve.operations.load import Post, json_post
 from serve.protocols.v1 import parse_instances, predictions
 from tests.model_folders import make_model_folder, make_raw_rows
+from tests.user_environment import environment_of_a_user
 
 CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))
 BY_HAND, BEFORE = "FastAPI by hand", "rayrec before, json"
@@ -48,7 +49,7 @@ from rayrec.common.progress import SilentProgress
 from rayrec.models.dlrm.config import DLRMConfig
 from tests.model_folders import make_model_folder
 folder, port = pathlib.Path(sys.argv[1], "dlrm"), int(sys.argv[2])
-config = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))
+config = DLRMConfig.model_validate_json(sys.argv[3])
 make_model_folder(folder, config=config, numeric=13, categorical=26)
 with serving(ServeRequest(model=(folder,), port=port), SilentProgress()) as url:
     print(url, flush=True)
@@ -200,9 +201,10 @@ def server_before(checkout: Path | None, folder: Path) -> Iterator[str | None]:
         yield None
         return
     folder.mkdir()
-    command = [str(checkout.resolve() / ".venv/bin/python"), "-c", _SERVER_BEFORE, str(folder), str(free_port())]
+    arguments = (str(folder), str(free_port()), CONFIG.model_dump_json(exclude_unset=True))
+    command = [str(checkout.resolve() / ".venv/bin/python"), "-c", _SERVER_BEFORE, *arguments]
     pipe = subprocess.PIPE
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}  # and a Ray of its own
+    own = environment_of_a_user()
     with subprocess.Popen(command, cwd=checkout, env=own, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         yield process.stdout.readline().strip()

@@ -18,7 +18,7 @@ from torch import Tensor
 _LOG = logging.getLogger(__name__)
 _NUMBERS_IN_CACHE = 2**20
 _FAST_MULTIPLE = 8
-"""Batched products of a multiple of so many vectors take less time, though there are more of them."""
+"""On a CPU, batched products of a multiple of so many vectors take less time, though there are more of them."""
 
 
 def dot_interaction(dense: Tensor | None, embeddings: Tensor, padding: int = 0) -> Tensor:

@@ -83,12 +83,8 @@ class RawRows:
 
         Columns are read as those of files are (`read_column`), so that texts may hold numbers, for one.
         """
+        self.require_features(batch.schema.names)
         by_name = dict(zip(batch.schema.names, batch.columns, strict=True))
-        if not by_name.keys() <= self._known:
-            raise UserError(self.unknown(next(name for name in by_name if name not in self._known)))
-        if len(by_name) < batch.num_columns:
-            name, count = Counter(batch.schema.names).most_common(1)[0]
-            raise UserError(f"column '{name}': given {count} times")
         columns = []
         for name, raw in self._raw.items():
             given = by_name.get(name)
@@ -101,6 +97,14 @@ class RawRows:
                 raise UserError(f"row {row}, '{name}': {_shown(given[row].as_py())}; needs {needs(raw)}{_OR_NULL}")
             columns.append(column)
         return self.checked(columns)
+
+    def require_features(self, names: Sequence[str]) -> None:
+        """Raise UserError if a column's name is not that of a feature, or is given twice."""
+        for name, count in Counter(names).items():
+            if name not in self._known:
+                raise UserError(self.unknown(name))
+            if count > 1:
+                raise UserError(f"column '{name}': given {count} times")
 
     def from_values(self, name: str, values: list[Any]) -> pa.Array:
         """The column of one known feature, from a value a row, as `from_rows` reads them. Raises UserError."""

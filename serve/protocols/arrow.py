@@ -6,7 +6,6 @@ What a stream states is checked before memory is spent on it: its rows, its type
 """
 
 import struct
-from collections import Counter
 from functools import lru_cache
 
 import numpy as np
@@ -106,12 +105,10 @@ def _schema(messages: pa.ipc.MessageReader, raw_rows: RawRows) -> pa.Schema:
 @lru_cache(maxsize=16)
 def _checked_schema(message: bytes, raw_rows: RawRows) -> pa.Schema:
     schema = pa.ipc.read_schema(pa.py_buffer(message))
-    known = frozenset(raw_rows.columns.names)
-    for name, count in Counter(schema.names).items():
-        if name not in known:
-            raise RequestError(422, raw_rows.unknown(name))
-        if count > 1:
-            raise RequestError(422, f"column '{name}': given {count} times")
+    try:
+        raw_rows.require_features(schema.names)
+    except UserError as error:
+        raise RequestError(422, str(error)) from None
     for field in schema:
         if not _is_plain(field.type):
             raise RequestError(422, f"column '{field.name}': type {str(field.type)[:100]}; {_NEEDS}")
