@@ -20,6 +20,10 @@ SOURCE_gpu :=
 OVERRIDES_cpu := --overrides requirements/cpu-overrides.txt
 OVERRIDES_gpu :=
 
+# Processes share what one of them has compiled, also where the environment forbids Python to write it: the tests start
+# hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
+
 # One stamp for each state of the lock: a changed lock, extra or project file installs again, nothing else does.
 STAMP := $(VENV)/.installed-$(EXTRA)-$(shell cat $(LOCK) pyproject.toml 2>/dev/null | cksum | cut -d ' ' -f 1)
 

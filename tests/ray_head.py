@@ -99,6 +99,7 @@ def ray_nodes(
                 "--disable-usage-stats", "--num-cpus=1", "--object-store-memory=80000000",
                 f"--dashboard-agent-listen-port={agent}", f"--min-worker-port={ports}",
                 f"--max-worker-port={ports + 249}",
+                "--include-log-monitor=false",  # that of the head reads the logs of all nodes of a machine
             ]  # fmt: skip
             if hidden is not None:
                 as_root = [] if os.geteuid() == 0 else ["--map-root-user"]

@@ -20,7 +20,9 @@ import rayrec
 from cluster.java import provide_java
 from rayrec.common.ports import free_port
 from rayrec.inference.predictor import load_model
+from rayrec.preprocessing.workers.threads import Threads
 from rayrec.recipes import dump_recipe, load_recipe
+from rayrec.sources.registry import preprocessing
 from rayrec.training.run.folder import checkpoint_name
 from rayrec.training.run.history import read_history
 from serve.operations.load import Sample, at_rate, json_post, summary
@@ -64,19 +66,17 @@ def _kill_one_with(title: str, nodes: Sequence[int]) -> int:
 def test_preprocessing(environment: dict[str, str], tmp_path: Path) -> None:
     """A node with a Spark executor is killed while rows are parsed; in another run, when a shuffle is half read."""
     rayrec.generate("criteo", 60_000, tmp_path / "raw")
+    name, memory, raw = "dlrm-criteo-debug", "preprocess.spark.executor_memory=1g", str(tmp_path / "raw" / "criteo.tsv")
 
     def arguments(output: str) -> list[str]:
-        return [
-            "dlrm-criteo-debug",
-            *("--input", str(tmp_path / "raw" / "criteo.tsv"), "--output", str(tmp_path / output)),
-            *("--set", "preprocess.spark.executor_memory=1g"),
-        ]
+        return [name, "--input", raw, "--output", str(tmp_path / output), "--set", memory]
 
+    # By threads, whose files are those of Spark.
+    preprocessing(load_recipe(name, [memory]), {None: [raw]}, tmp_path / "undisturbed").run(Threads(2))
     with ExitStack() as stack:
         head = stack.enter_context(ray_head(environment, num_cpus=0))
         attached = {**environment, "RAY_ADDRESS": head.address}
         nodes = stack.enter_context(ray_nodes(head, environment, 2))
-        run_module("jobs.preprocess", *arguments("undisturbed"), environment=attached)
         for output, sign in {"parsing": ".scratch/parse/rows/*.parquet", "writing": "train/*.parquet"}.items():
             nodes += stack.enter_context(ray_nodes(head, environment, 2 - len(nodes)))
             # The command cannot end before the kill.

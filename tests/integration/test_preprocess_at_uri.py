@@ -55,11 +55,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, d
 )
 def test_the_same_files_as_on_a_disk(kind: str, cluster: tuple[Store, dict[str, str]], tmp_path: Path) -> None:
     store, environment = cluster
-    arguments = [*write_raw(tmp_path, kind, ROWS[kind] // 20), "--set", "preprocess.spark.executor_memory=1g"]
+    arguments, memory = write_raw(tmp_path, kind, ROWS[kind] // 20), ["--set", "preprocess.spark.executor_memory=1g"]
+    local = tmp_path / "dataset"
     if kind == "displays":
         arguments += ["--set", "preprocess.feature_set=full"]  # whose stages are all there are
-    local = tmp_path / "dataset"
-    run_module("jobs.preprocess", *arguments, "--output", local, environment=environment)
+        run_module("jobs.preprocess", *arguments, *memory, "--output", local, environment=environment)
+    else:
+        # Without a cluster, by threads, whose files are those of Spark.
+        alone = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
+        run_module("jobs.preprocess", *arguments, "--output", local, environment=alone)
 
     uri = f"s3://bucket/{kind}"
     fs.copy_files(str(tmp_path / "raw"), f"{kind}/raw", fs.LocalFileSystem(), store.filesystem)
@@ -67,7 +71,7 @@ def test_the_same_files_as_on_a_disk(kind: str, cluster: tuple[Store, dict[str, 
         recipe = Path(arguments[0])
         recipe.write_text(recipe.read_text().replace(str(tmp_path), uri))
     away = [argument.replace(f"{tmp_path}/raw", f"{uri}/raw") for argument in arguments]
-    away += ["--output", f"{uri}/dataset"]
+    away += [*memory, "--output", f"{uri}/dataset"]
     log, store.faults = tmp_path / "log", FAULTS
     store.held = rf"/{kind}/.*\.scratch/{STAGES[kind]}\.json"
     command = [sys.executable, "-m", "jobs.preprocess", *away]

@@ -116,23 +116,23 @@ def _kill_all(held: Held) -> None:
 
 @pytest.mark.minutes
 @pytest.mark.kills
-@pytest.mark.parametrize("step", [50, 100])
-def test_a_killed_warm_start_goes_on(undisturbed: Path, dataset: Dataset, tmp_path: Path, step: int) -> None:
-    """Before its first checkpoint is written, and after it."""
-    expected = tmp_path / "expected"
+def test_a_killed_warm_start_goes_on(undisturbed: Path, dataset: Dataset, tmp_path: Path) -> None:
+    """It is killed before its first checkpoint is written, and, resumed, before its second one is."""
+    run, expected = tmp_path / "run", tmp_path / "expected"
     # Without Ray, from memory.
     alone = _recipe(max_steps=120, ingest={"in_memory": True})
     alone = alone.model_copy(update={"train": alone.train.warm_started()})
     run_cases(2, dataset.folder, [Case(expected, alone, undisturbed)])
     arguments = [*_arguments(tmp_path, dataset, _recipe(max_steps=120)), "--warm-start", str(undisturbed)]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    hold = Hold(tmp_path / "hold", checkpoint_name(step))
-    with hold.held("jobs.train", *arguments, environment=environment, count=2) as held:
-        _kill_all(held)
-    assert max(losses(tmp_path / "run")) == step
+    for step, options in ((50, []), (100, ["--resume"])):
+        hold = Hold(tmp_path / f"hold-{step}", checkpoint_name(step))
+        with hold.held("jobs.train", *arguments, *options, environment=environment, count=2) as held:
+            _kill_all(held)
+        assert max(losses(run)) == step
     run_module("jobs.train", *arguments, "--resume", environment=environment)
-    _assert_same(tmp_path / "run", expected, 120)
-    metrics = [json.loads((run / "metrics.json").read_text()) for run in (tmp_path / "run", expected)]
+    _assert_same(run, expected, 120)
+    metrics = [json.loads((folder / "metrics.json").read_text()) for folder in (run, expected)]
     assert metrics[0]["progressive"] == pytest.approx(metrics[1]["progressive"], rel=1e-9)
 
 
