@@ -21,8 +21,10 @@ from rayrec.common.ports import free_ports
 
 T = TypeVar("T")
 RAY = Path(sys.executable).with_name("ray")
-_NODES = itertools.cycle(range(18))
-"""Numbers of nodes, so that no two have the same address, by which Spark's driver finds its node, or the same ports."""
+_PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+_NODES = itertools.cycle(range(_PROCESS, 18, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
+"""Numbers of nodes, so that no two have the same address, by which Spark's driver finds its node, or the same ports;
+no two of other processes of tests either."""
 _WORKER_PORTS = 61_000
 """Above the ports that Linux gives to connections, and so above those that `free_ports` finds."""
 

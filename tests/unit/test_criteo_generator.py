@@ -217,7 +217,7 @@ def test_arguments_out_of_range_are_named(tmp_path: Path, arguments: dict, messa
     assert list(tmp_path.iterdir()) == []
 
 
-DAYS, ROWS_OF_A_DAY = 7, 20_000
+DAYS, ROWS_OF_A_DAY = 7, CHUNK_ROWS
 
 
 @pytest.fixture(scope="module")

@@ -37,10 +37,11 @@ COLUMNS = (
 def rows_of(seed: int, rows: int = ROWS) -> dict[str, list[str]]:
     rng = np.random.default_rng(seed)
     shares = 1 / np.arange(1, 31)
+    tags = zip(rng.choice(TAGS, (rows, 2), p=[0.4, 0.3, 0.2, 0.1]), rng.integers(0, 3, rows), strict=True)
     return {
         "price": [f"{v:.3f}" for v in rng.lognormal(size=rows)],
         "shop": rng.choice(SHOPS, rows, p=shares / shares.sum()).tolist(),
-        "tags": ["|".join(rng.choice(TAGS, rng.integers(0, 3), p=[0.4, 0.3, 0.2, 0.1])) for _ in range(rows)],
+        "tags": ["|".join(two[:count]) for two, count in tags],
         "click": [str(int(v)) for v in rng.random(rows) < 0.2],
     }
 

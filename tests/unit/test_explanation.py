@@ -107,7 +107,7 @@ def test_importance_is_what_metrics_lose(predictor: Predictor, rows: LabelledRow
     expected = {}
     for name, features in permuted.items():
         losses = []
-        for seed in range(20):
+        for seed in range(10):
             order = pa.array(np.random.default_rng(seed).permutation(ROWS))
             columns = {feature: rows.features.column(feature).take(order) for feature in features}
             losses.append((before - metrics(with_columns(SCHEMA, rows.features, columns))) * [1, -1])

@@ -145,10 +145,9 @@ def _sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 def _bias_for(logits: NDArray[np.float64], base_rate: float) -> float:
     """The bias that makes the mean probability `base_rate`, by bisection."""
     low, high = -50.0 - float(logits.max()), 50.0 - float(logits.min())
-    for _ in range(100):
-        middle = (low + high) / 2
+    while low < (middle := (low + high) / 2) < high:
         if _sigmoid(logits + middle).mean() < base_rate:
             low = middle
         else:
             high = middle
-    return (low + high) / 2
+    return middle
