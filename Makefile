@@ -61,8 +61,8 @@ test: setup
 		tests/integration tests/end_to_end
 
 # Tests that take half a minute and more each: searches, whatever loses processes and nodes, jobs of Ray clusters, the
-# whole way on S3 and on all data sets. `make test-minutes MINUTES="minutes and not kills"` leaves out those that kill.
-# The commands of the documentation take ten minutes of it: `MINUTES=pages` runs them alone.
+# whole way on S3 and on all data sets. `MINUTES="minutes and not kills"` leaves out those that kill and have not passed
+# twenty times yet. The commands of the documentation take ten minutes; `MINUTES=pages` runs them alone.
 MINUTES ?= minutes
 test-minutes: setup
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=10 -m "$(MINUTES)" tests/integration tests/end_to_end

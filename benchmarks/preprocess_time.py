@@ -26,12 +26,11 @@ from benchmarks.preprocess_kills import files_of
 from benchmarks.process_tree import machine
 from rayrec.common.files import write_json
 from rayrec.ingest.dataset import MANIFEST_FILE
+from tests.user_environment import environment_of_a_user
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SETTINGS = ("--set", "preprocess.split={kind: hash, validation: 0.1, test: 0.1}")
 _STAGE = re.compile(r"^(.+): ([\d.]+) s(?:,|$)", re.MULTILINE)
-_OWN = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHON"))}
-"""The environment of a shell in which nothing was set for Ray or Python."""
 
 
 def main() -> None:
@@ -74,7 +73,9 @@ def _measure(checkout: Path, folder: str, output: str) -> dict[str, Any]:
 def _rayrec(checkout: Path, folder: str, *arguments: str) -> str:
     """Run a command; returns what it said."""
     command = [str(checkout / ".venv" / "bin" / "rayrec"), *arguments]
-    return subprocess.run(command, cwd=folder, env=_OWN, capture_output=True, text=True, check=True).stderr
+    return subprocess.run(
+        command, cwd=folder, env=environment_of_a_user(), capture_output=True, text=True, check=True
+    ).stderr
 
 
 def _report(runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ as `make setup` makes it. The file has the seconds of every round, and the media
 """
 
 import argparse
-import os
 import shutil
 import signal
 import statistics
@@ -24,11 +23,10 @@ from typing import Any
 from benchmarks.process_tree import machine
 from rayrec.common.files import write_json
 from rayrec.common.ports import free_port
+from tests.user_environment import environment_of_a_user
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPE, ROWS = "dlrm-criteo-debug", 100_000
-_OWN = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHON"))}
-"""The environment of a shell in which nothing was set for Ray or Python."""
 
 
 def measure(checkout: Path, folder: Path) -> dict[str, float]:
@@ -79,7 +77,9 @@ def measure(checkout: Path, folder: Path) -> dict[str, float]:
 
 def _started(program: Path, *arguments: str, folder: Path) -> "subprocess.Popen[bytes]":
     silent = subprocess.DEVNULL
-    return subprocess.Popen([program, *arguments], cwd=folder, env=_OWN, stdout=silent, stderr=silent)
+    return subprocess.Popen(
+        [program, *arguments], cwd=folder, env=environment_of_a_user(), stdout=silent, stderr=silent
+    )
 
 
 def main() -> None:
@@ -88,6 +88,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    # A shell that starts this in the background has all of its processes ignore Ctrl-C, which ends the server.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     checkouts = {"before": options.before.resolve(), "after": REPOSITORY}
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
     with tempfile.TemporaryDirectory(prefix="rayrec-start-up-") as folder:

@@ -77,7 +77,6 @@ def hold(tmp_path: Path) -> Hold:
 
 
 @pytest.mark.minutes
-@pytest.mark.kills
 def test_a_killed_worker_restarts_the_run(
     ray_cluster: str, undisturbed: Path, dataset: Dataset, hold: Hold, tmp_path: Path
 ) -> None:
@@ -92,7 +91,6 @@ def test_a_killed_worker_restarts_the_run(
 
 
 @pytest.mark.minutes
-@pytest.mark.kills
 def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, hold: Hold, tmp_path: Path) -> None:
     """Everything is killed at once: driver, Ray, workers. A rerun with --resume continues."""
     arguments = _arguments(tmp_path, dataset)
