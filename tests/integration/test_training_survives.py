@@ -135,7 +135,6 @@ def test_a_killed_warm_start_goes_on(undisturbed: Path, dataset: Dataset, tmp_pa
 
 
 @pytest.mark.minutes
-@pytest.mark.kills
 def test_elastic_training_goes_on_without_a_killed_node(
     undisturbed: Path, dataset: Dataset, hold: Hold, tmp_path: Path
 ) -> None:
