@@ -11,7 +11,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Ray gives its workers a low priority by default: beside other programs the tests would wait for them for minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# Java's second compiler takes more time than it saves in programs that end within a minute.
+# Java's second compiler takes more time than it saves in work as small as that of tests.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 # Ray looks for new log files ten times a second, which takes 4 % of a core where tests have left many.
 os.environ.setdefault("RAY_LOG_MONITOR_MANY_FILES_THRESHOLD", "0")
