@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 
 from rayrec.common.ports import free_port
 from tests.end_to_end.forks import Forks
+from tests.user_environment import environment_of_a_user
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sys.executable).with_name("rayrec")
@@ -48,13 +49,15 @@ class Finished:
         return json.loads(self.out)
 
 
-def environment(ray: str) -> dict[str, str]:
-    """The environment of a command that finds its Ray cluster at an address."""
+def environment(ray: str | None) -> dict[str, str]:
+    """The environment of a command that finds its Ray cluster at an address, or that knows of none."""
+    if ray is None:
+        return environment_of_a_user()
     return {**os.environ, "PYTHONPATH": "", "RAY_ADDRESS": ray}
 
 
-def run_rayrec(ray: str, *arguments: str | Path, folder: Path | None = None, timeout: float = 600) -> Finished:
-    """Run `rayrec ARGUMENTS` in `folder`, on the Ray cluster at an address, and wait."""
+def run_rayrec(ray: str | None, *arguments: str | Path, folder: Path | None = None, timeout: float = 600) -> Finished:
+    """Run `rayrec ARGUMENTS` in `folder`, on the Ray cluster at an address or on this machine, and wait."""
     done = subprocess.run(
         [PROGRAM, *map(str, arguments)],
         cwd=folder,
@@ -68,10 +71,10 @@ def run_rayrec(ray: str, *arguments: str | Path, folder: Path | None = None, tim
 
 
 @contextmanager
-def forked_rayrec(ray: str, folder: Path) -> Iterator[Callable[..., Finished]]:
-    """`rayrec(*arguments, folder=None)` on the Ray cluster at an address: a process each, which is spared its imports.
+def forked_rayrec(ray: str | None, folder: Path) -> Iterator[Callable[..., Finished]]:
+    """`rayrec(*arguments, folder=None)` on the Ray cluster at an address or on this machine: a process each.
 
-    `folder` is for what the commands print.
+    They are spared their imports. `folder` is for what the commands print.
     """
     forks, output = Forks(environment(ray)), (folder / "out", folder / "err")
 
@@ -90,6 +93,13 @@ def forked_rayrec(ray: str, folder: Path) -> Iterator[Callable[..., Finished]]:
 def rayrec(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Finished]]:
     """The command line on the Ray session of the tests."""
     with forked_rayrec(ray_cluster, tmp_path_factory.mktemp("output")) as run:
+        yield run
+
+
+@pytest.fixture(scope="session")
+def rayrec_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Finished]]:
+    """The command line on one machine, without a cluster; commands that need Ray start it for themselves."""
+    with forked_rayrec(None, tmp_path_factory.mktemp("output")) as run:
         yield run
 
 

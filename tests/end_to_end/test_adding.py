@@ -56,14 +56,14 @@ def environment(plugins: Path, ray_cluster: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def results(plugins: Path, environment: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """What each command of the page printed."""
-    printed = {}
+    """What each command of the page printed: those of the cluster's and, from `evaluate` on, of this machine alone."""
+    printed, own = {}, environment
     for line in BLOCKS[None].splitlines():
         program, *arguments = line.split()
+        if arguments[0] == "evaluate":
+            own = {**environment, "RAY_ADDRESS": "local"}
         command = [sys.executable, *arguments] if program == "python" else [*RAYREC, *arguments, "--json"]
-        done = subprocess.run(
-            command, cwd=plugins, env=environment, capture_output=True, text=True, timeout=600, check=False
-        )
+        done = subprocess.run(command, cwd=plugins, env=own, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, f"{line}:\n{done.stderr}"
         if program == "rayrec":
             printed[arguments[0]] = json.loads(done.stdout)

@@ -100,8 +100,9 @@ SAMPLES = {
 
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_a_recipe_that_nobody_edited(
-    rayrec: Callable[..., Finished], no_spark: None, shared_data: Path, tmp_path: Path, sample: str
+    rayrec_alone: Callable[..., Finished], ray_cluster: str, shared_data: Path, tmp_path: Path, sample: str
 ) -> None:
+    """As users do first: on one machine without a cluster, but for the server."""
     file, separator, label, has_header, ignored, least_auc = SAMPLES[sample]
     content = (shared_data / file).read_bytes()
     lines = (gzip.decompress(content) if file.endswith(".gz") else content).decode().splitlines()
@@ -112,7 +113,7 @@ def test_a_recipe_that_nobody_edited(
     list_of = None if group is None else lambda line: line.split(separator)[group]
     tested = cut(lines, tmp_path, f"log{Path(file.removesuffix('.gz')).suffix}", header, list_of)
     train = next(path.name for path in tmp_path.glob("train-*"))
-    run(rayrec, "inspect", train, "--label", label, "--output", "mine.yaml", folder=tmp_path)
+    run(rayrec_alone, "inspect", train, "--label", label, "--output", "mine.yaml", folder=tmp_path)
     source = yaml.safe_load((tmp_path / "mine.yaml").read_text())["source"]
     assert ignored is None or set(source.get("ignore", [])) == ignored
     assert source.get("group") == ("display_id" if sample == "lists" else None)
@@ -123,7 +124,7 @@ def test_a_recipe_that_nobody_edited(
         rows.append(
             {n: (float(v) if v else None) if kinds[n] in ("numeric", "buckets") else v for n, v in values.items()}
         )
-    assert check_every_way(rayrec, tmp_path, "mine.yaml", rows, are_lists=group is not None) > least_auc
+    assert check_every_way(rayrec_alone, tmp_path, "mine.yaml", rows, are_lists=group is not None) > least_auc
 
 
 def test_side_tables_and_rates(

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.minutes
 
 
 @pytest.fixture(scope="module")
-def ratings(rayrec: Callable[..., Finished], tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+def ratings(rayrec_alone: Callable[..., Finished], tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     """Generated ratings brought to recommendations: raw/, dataset/, run/, model/, best/."""
     folder = tmp_path_factory.mktemp("ratings")
     commands = [
@@ -27,7 +27,7 @@ def ratings(rayrec: Callable[..., Finished], tmp_path_factory: pytest.TempPathFa
         ["export", "run", "--output", "model"],
         ["predict", "model", "--top-k", "10", "--output", "best"],
     ]
-    return run_pipeline(rayrec, folder, commands)
+    return run_pipeline(rayrec_alone, folder, commands)
 
 
 def test_it_learns_to_rank(ratings: Pipeline) -> None:

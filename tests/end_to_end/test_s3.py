@@ -218,16 +218,16 @@ def test_wrong_credentials_are_told(new_machine: Callable[[str], None], monkeypa
 def test_days_go_on_on_other_machines(
     bucket: fs.SubTreeFileSystem, new_machine: Callable[[str], None], tmp_path: Path, ray_cluster: str
 ) -> None:
-    """A day on a machine that has nothing of the day before gives the vocabularies and the model of the local way."""
-    made = run_rayrec(ray_cluster, "generate", "criteo", "--rows", "12000", "--days", "2", "--output", tmp_path / "raw")
+    """A day on a cluster that has nothing of the day before gives the vocabularies and the model of the local way."""
+    made = run_rayrec(None, "generate", "criteo", "--rows", "12000", "--days", "2", "--output", tmp_path / "raw")
     assert made.code == 0, made.err
     settings = ("preprocess.split={kind: hash, test: 0.2}", "train.global_batch_size=512", "publish.max_drift=null",
                 "publish.max_loss_increase=100", "publish.max_miscalibration=100")  # fmt: skip
     options = [word for setting in settings for word in ("--set", setting)]
-    for output in ("s3://bucket/days", str(tmp_path / "local")):
-        for day in (0, 1):
+    for output, second in (("s3://bucket/days", ray_cluster), (str(tmp_path / "local"), None)):
+        for day, ray in enumerate((None, second)):
             new_machine(f"{day}")
-            done = run_rayrec(ray_cluster, "run", RECIPE, *options, "--workers", "1",
+            done = run_rayrec(ray, "run", RECIPE, *options, "--workers", "1",
                               "--input", tmp_path / f"raw/day_{day}", "--continue", output)  # fmt: skip
             assert done.code == 0, done.err
     new_machine("reader")

@@ -23,14 +23,14 @@ from rayrec.inference.predictor import load_model
 from rayrec.preprocessing.workers.threads import Threads
 from rayrec.recipes import dump_recipe, load_recipe
 from rayrec.sources.registry import preprocessing
-from rayrec.training.run.folder import checkpoint_name
+from rayrec.training.run.folder import RunFolder, checkpoint_name
 from rayrec.training.run.history import read_history
 from serve.operations.load import Sample, at_rate, json_post, summary
 from tests.builders import make_dataset
-from tests.holding import Hold, run_module
+from tests.holding import Hold
 from tests.model_folders import make_model_folder, make_raw_rows
 from tests.ray_head import kill_node, node_of, ray_head, ray_nodes, runs_on
-from tests.training_runs import recipe
+from tests.training_runs import Case, recipe, run_cases
 
 pytestmark = [pytest.mark.minutes, pytest.mark.kills]
 RATE, SECONDS = 20, 40
@@ -101,7 +101,7 @@ def test_sweep(environment: dict[str, str], tmp_path: Path) -> None:
     """A grid of three trials, two at once; while one writes a checkpoint, its node is killed."""
     rows, batch, epochs, values = 12_800, 64, 2, [0.1, 0.01, 0.001]
     data = make_dataset(tmp_path / "data", {"train": rows, "validation": 800, "test": 100}, numeric=3, categorical=4)
-    space, config = tmp_path / "space.yaml", tmp_path / "own.yaml"
+    space, config, sweep = tmp_path / "space.yaml", tmp_path / "own.yaml", tmp_path / "sweep"
     space.write_text(f"train.dense_optimizer.lr: {{choice: {values}}}\n")
     made = recipe(
         global_batch_size=batch,
@@ -112,40 +112,37 @@ def test_sweep(environment: dict[str, str], tmp_path: Path) -> None:
         log_every_steps=5,
     )
     config.write_text(dump_recipe(made))
-
-    def arguments(output: str) -> list[str]:
-        return [
-            *(str(config), "--data", str(data.folder)),
-            *("--search", "grid", "--trials", str(len(values)), "--space", str(space)),
-            *("--output", str(tmp_path / output)),
-        ]
-
-    hold = Hold(tmp_path / "hold", rf"disturbed/trials/.*{checkpoint_name(100)}")
+    arguments = [
+        *(str(config), "--data", str(data.folder), "--output", str(sweep)),
+        *("--search", "grid", "--trials", str(len(values)), "--space", str(space)),
+    ]
+    hold = Hold(tmp_path / "hold", rf"sweep/trials/.*{checkpoint_name(100)}")
     with ray_head(environment, num_cpus=0) as head, ray_nodes(head, environment, 2) as nodes:
         attached = {**environment, "RAY_ADDRESS": head.address}
-        with hold.held("jobs.tune", *arguments("disturbed"), environment=attached) as held:
+        with hold.held("jobs.tune", *arguments, environment=attached) as held:
             kill_node(node_of(next(iter(hold.waiting())), nodes))
             hold.end()
             held.wait()
-        with ray_nodes(head, environment, 1):
-            run_module("jobs.tune", *arguments("undisturbed"), environment=attached)
-    disturbed, undisturbed = (_histories(tmp_path / name) for name in ("disturbed", "undisturbed"))
-    assert disturbed.keys() == undisturbed.keys() == set(values)
-    begun = {value: sum(r["event"] == "epoch" for r in records) for value, records in disturbed.items()}
-    assert max(begun.values()) > epochs, "nothing was lost"
-    for value, records in disturbed.items():
-        assert _learned(records) == _learned(undisturbed[value])
+    trials = _runs(sweep)
+    assert trials.keys() == set(values)
+    # Each trial's recipe, trained without Ray and with nothing in its way.
+    undisturbed = {value: tmp_path / f"{value}" for value in values}
+    run_cases(1, data.folder, [Case(undisturbed[value], run.recipe) for value, run in trials.items()])
+    histories = {value: list(read_history(run.history)) for value, run in trials.items()}
+    begun = [sum(r["event"] == "epoch" for r in records) for records in histories.values()]
+    assert max(begun) > epochs, "nothing was lost"
+    for value, records in histories.items():
+        assert _learned(records) == _learned(list(read_history(RunFolder.open(undisturbed[value]).history)))
         assert _learned(records)[-1][0] == epochs * rows // batch
 
 
-def _histories(sweep: Path) -> dict[float, list[dict[str, Any]]]:
-    """What each trial, all of which are finished, wrote as it trained; by the value that it tried."""
+def _runs(sweep: Path) -> dict[float, RunFolder]:
+    """The run of each trial, all of which are finished, by the value that it tried."""
     found = {}
     for path in sweep.glob("trials/*/trial.json"):
         record = json.loads(path.read_text())
         assert record["state"] == "finished", record
-        history = list(read_history(path.parent / record["run"] / "history.jsonl"))
-        found[record["assignment"]["train.dense_optimizer.lr"]] = history
+        found[record["assignment"]["train.dense_optimizer.lr"]] = RunFolder.open(path.parent / record["run"])
     return found
 
 

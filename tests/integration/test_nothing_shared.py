@@ -19,8 +19,10 @@ from safetensors.torch import load_file
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.predictor import load_model
 from rayrec.ingest.dataset import Dataset
-from rayrec.recipes import Recipe, dump_recipe
+from rayrec.preprocessing.workers.threads import Threads
+from rayrec.recipes import Recipe, dump_recipe, load_recipe
 from rayrec.sources.criteo.generator import generate
+from rayrec.sources.registry import preprocessing
 from rayrec.storage.location import local_path
 from rayrec.storage.staged import fetch, mirrored
 from rayrec.training.run.folder import checkpoint_steps
@@ -195,17 +197,21 @@ def test_raw_files_to_a_model(cluster: Cluster, local: Path) -> None:
     for file in (local / "raw").glob("*.tsv"):
         with cluster.store.filesystem.open_output_stream(f"raw/{file.name}") as out:
             out.write(file.read_bytes())
-    settings = ["--workers", str(NODES), "--set", "train.epochs=1", "--set", "train.global_batch_size=510"]
-    settings += ["--set", "preprocess.spark.executor_memory=1g"]
     cluster.store.faults = FAULTS
-    command = ("jobs.run", "dlrm-criteo-debug", *settings)
+    settings = [f"train.workers={NODES}", "train.epochs=1", "train.global_batch_size=510"]
+    settings += ["preprocess.spark.executor_memory=1g"]
+    options = [word for setting in settings for word in ("--set", setting)]
     away = ("--input", "s3://bucket/raw", "--output", "s3://bucket/out")
-    run_module(*command, *away, environment=cluster.environment)
+    run_module("jobs.run", "dlrm-criteo-debug", *options, *away, environment=cluster.environment)
     assert all(node.bytes_of("/out/.dataset.at-uri-") for node in cluster.nodes), "a node had no part in it"
     assert not [path for path in cluster.staged(".parquet") if path.name.startswith("part-")]
     assert not [name for name in cluster.store.names("out") if name.startswith(".")]
-    here = ("--input", local / "raw", "--output", local / "out")
-    run_module(*command, *here, environment=cluster.environment)
+    # The same by threads and without Ray.
+    made = load_recipe("dlrm-criteo-debug", [*settings, "train.ingest.in_memory=true"])
+    dataset, run, model = (local / "here" / name for name in ("dataset", "run", "model"))
+    preprocessing(made, {None: [str(local / "raw")]}, dataset).run(Threads(2))
+    run_cases(NODES, dataset, [Case(run, made)], workers_per_node=1, threads=os.cpu_count() or 1)
+    run_module("jobs.export", run, "--output", model, environment={**cluster.environment, "RAY_ADDRESS": "local"})
     out = cluster.fetch("s3://bucket/out")
-    _require_same_weights(out / "model", local / "out" / "model")
-    assert (out / "run" / "metrics.json").read_text() == (local / "out" / "run" / "metrics.json").read_text()
+    _require_same_weights(out / "model", model)
+    assert (out / "run" / "metrics.json").read_text() == (run / "metrics.json").read_text()
