@@ -48,6 +48,8 @@ def ray_head(environment: Mapping[str, str], num_cpus: int = 1, program: Path = 
     """A head node that runs for the time of the block; `program` is the `ray` of the environment that it runs in."""
     # Short: names of sockets in it may have a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
+    # A node is dead when it has not answered five times. Ray asks every three seconds.
+    environment = {"RAY_health_check_period_ms": "500", **environment}
     head, address, url, agent = _start_head(environment, num_cpus, program, folder)
     try:
         yield RayHead(address, url, agent, head.pid)
@@ -112,8 +114,6 @@ def ray_nodes(
         yield [node.pid for node in nodes]
     finally:
         for node in nodes:
-            node.terminate()
-        for node in nodes:
             _stop(node)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -169,13 +169,10 @@ def kill_node(node: int) -> None:
 
 
 def _stop(node: "subprocess.Popen[bytes]") -> None:
-    """End a node as Ctrl-C in its shell does, or by force: while actors of Ray's own live, Ray waits half a minute."""
-    node.terminate()
-    try:
-        node.wait(timeout=10)
-    except subprocess.TimeoutExpired:
+    """End a node by force: while actors of its own live, Ray takes half a minute to end one as Ctrl-C does."""
+    if node.poll() is None:
         kill_node(node.pid)
-        node.wait()
+    node.wait()
 
 
 def _processes_of(node: int) -> list[psutil.Process]:

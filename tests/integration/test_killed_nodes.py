@@ -32,7 +32,7 @@ from tests.model_folders import make_model_folder, make_raw_rows
 from tests.ray_head import kill_node, node_of, ray_head, ray_nodes, runs_on
 from tests.training_runs import Case, recipe, run_cases
 
-pytestmark = [pytest.mark.minutes, pytest.mark.kills]
+pytestmark = pytest.mark.minutes
 RATE, SECONDS = 20, 40
 """Of the requests: how many a second, and for how long."""
 # The heads have no CPUs: the commands belong to them, what they start runs on the nodes.
@@ -63,6 +63,7 @@ def _kill_one_with(title: str, nodes: Sequence[int]) -> int:
     return place
 
 
+@pytest.mark.kills
 def test_preprocessing(environment: dict[str, str], tmp_path: Path) -> None:
     """A node with a Spark executor is killed while rows are parsed; in another run, when a shuffle is half read."""
     rayrec.generate("criteo", 60_000, tmp_path / "raw")
@@ -151,6 +152,7 @@ def _learned(history: list[dict[str, Any]]) -> list[tuple[int, float | None, flo
     return [(r["step"], r.get("loss"), r.get("auc")) for r in history if r["event"] not in ("epoch", "phase")]
 
 
+@pytest.mark.kills
 def test_serving(environment: dict[str, str], tmp_path: Path) -> None:
     """Two replicas on three nodes, one of which is killed with its replica while requests come."""
     folder, log, port = tmp_path / "dlrm", tmp_path / "log", free_port()

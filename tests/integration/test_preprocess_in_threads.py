@@ -44,7 +44,6 @@ def test_the_files_of_spark(kind: str, spark: Any, tmp_path: Path, monkeypatch: 
     assert files_of(tmp_path / "threads") == expected
 
 
-@pytest.mark.kills
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_threads_end_in_the_same_files(kind: str, tmp_path: Path) -> None:
     assert len(measure(tmp_path, kind, ROWS[kind], kills=3, seed=None, on_spark=False)["kills"]) == 3

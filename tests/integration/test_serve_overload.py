@@ -25,7 +25,6 @@ BODY = b'{"instances": [' + b",".join([b"{}"] * 8_000) + b"]}"
 
 
 @pytest.mark.minutes
-@pytest.mark.kills
 def test_overload_and_the_death_of_a_replica(ray_cluster: str, tmp_path: Path) -> None:
     folder = tmp_path / "dlrm"
     make_model_folder(folder)

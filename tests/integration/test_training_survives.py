@@ -155,7 +155,6 @@ def test_elastic_training_goes_on_without_a_killed_node(
 
 
 @pytest.mark.minutes
-@pytest.mark.kills
 def test_no_step_is_lost_with_a_node_whose_end_was_announced(
     undisturbed: Path, dataset: Dataset, tmp_path: Path
 ) -> None:
