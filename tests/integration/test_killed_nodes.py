@@ -152,7 +152,6 @@ def _learned(history: list[dict[str, Any]]) -> list[tuple[int, float | None, flo
     return [(r["step"], r.get("loss"), r.get("auc")) for r in history if r["event"] not in ("epoch", "phase")]
 
 
-@pytest.mark.kills
 def test_serving(environment: dict[str, str], tmp_path: Path) -> None:
     """Two replicas on three nodes, one of which is killed with its replica while requests come."""
     folder, log, port = tmp_path / "dlrm", tmp_path / "log", free_port()

@@ -270,7 +270,6 @@ def dataset_batch(dataset: Dataset, split: str) -> pa.RecordBatch:
 
 
 @pytest.mark.minutes
-@pytest.mark.kills
 def test_a_killed_job_goes_on_from_its_last_finished_stage(
     spark: Any, ray_cluster: str, raw: Path, datasets: Callable[[str], Dataset], tmp_path: Path
 ) -> None:
