@@ -48,7 +48,7 @@ def ray_head(environment: Mapping[str, str], num_cpus: int = 1, program: Path = 
     """A head node that runs for the time of the block; `program` is the `ray` of the environment that it runs in."""
     # Short: names of sockets in it may have a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
-    # A node is dead when it has not answered five times. Ray asks every three seconds.
+    # A node is dead when it has not answered five times. Ray asks every three seconds, unless it is told otherwise.
     environment = {"RAY_health_check_period_ms": "500", **environment}
     head, address, url, agent = _start_head(environment, num_cpus, program, folder)
     try:
@@ -127,7 +127,7 @@ def _start_node(
     try:
         _wait_for(lambda: "Ray runtime started" in log.read_text() or None, node, log)
     except AssertionError:
-        node.kill()
+        _stop(node)
         if tries == 1 or "timed out during startup" not in log.read_text():
             raise
         return _start_node(command, environment, log, tries - 1)

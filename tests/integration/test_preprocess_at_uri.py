@@ -85,7 +85,7 @@ def test_the_same_files_as_on_a_disk(kind: str, cluster: tuple[Store, dict[str, 
     store.held = ""
     assert not any(name.startswith("dataset/train") for name in store.names(kind))
 
-    done = subprocess.run([*command], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "unfinished work of an earlier run; going on from there" in done.stderr
     assert "parse: done before" in done.stderr or "tables: done before" in done.stderr
