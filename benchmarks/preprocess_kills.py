@@ -62,16 +62,15 @@ def main() -> None:
                     results.add(measure(Path(folder), kind, ROWS[kind], options.kills, options.seed))
 
 
-def measure(
-    folder: Path, kind: str, rows: int, kills: int, seed: int | None, *, on_spark: bool = True
-) -> dict[str, Any]:
-    """What `kills` kills of one kind cost. With Spark it needs a Ray session; else threads of the command work.
+def measure(folder: Path, kind: str, rows: int, kills: int, seed: int) -> dict[str, Any]:
+    """What `kills` kills of one kind cost, with Spark on the Ray session of this process.
 
     Raises AssertionError if the files differ in the end, or if a finished stage was done again.
     """
-    arguments, environment = write_raw(folder, kind, rows), _environment(on_spark)
-    if on_spark:
-        arguments += ["--set", "preprocess.spark.executor_memory=1g"]
+    import ray
+
+    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    arguments = [*write_raw(folder, kind, rows), "--set", "preprocess.spark.executor_memory=1g"]
     undisturbed = _Dataset(folder / "undisturbed", arguments, environment)
     undisturbed.attempt(None)
     expected, work = files_of(undisturbed.output), undisturbed.seconds
@@ -195,15 +194,6 @@ def write_raw(folder: Path, kind: str, rows: int) -> list[str]:
     sections = {"source": source_section, "preprocess": preprocess, "model": model}
     recipe_file.write_text(yaml.safe_dump(sections, sort_keys=False))
     return [str(recipe_file), "--input", str(raw / "csv")]
-
-
-def _environment(on_ray: bool) -> dict[str, str]:
-    """That of a command on the Ray session of this process, or without one."""
-    if not on_ray:
-        return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    import ray
-
-    return {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
 
 
 def files_of(dataset: Path) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.preprocess_kills import ROWS, files_of, measure, write_raw
+from benchmarks.preprocess_kills import ROWS, files_of, write_raw
 from jobs.command import parse_command
 from jobs.preprocess import PreprocessRequest
 from rayrec.common.errors import UserError
@@ -42,11 +42,6 @@ def test_the_files_of_spark(kind: str, spark: Any, tmp_path: Path, monkeypatch: 
     expected = files_of(tmp_path / "spark")
     assert len(expected) > 10
     assert files_of(tmp_path / "threads") == expected
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_killed_threads_end_in_the_same_files(kind: str, tmp_path: Path) -> None:
-    assert len(measure(tmp_path, kind, ROWS[kind], kills=3, seed=None, on_spark=False)["kills"]) == 3
 
 
 def test_a_vocabulary_that_a_delta_makes_whole_has_the_bytes_of_a_datasets(
