@@ -64,8 +64,8 @@ test: setup
 		tests/integration tests/end_to_end
 
 # Tests that take half a minute and more each: searches, whatever loses processes and nodes, jobs of Ray clusters, the
-# whole way on S3 and on all data sets. `MINUTES="minutes and not kills"` leaves out those that kill and have not passed
-# twenty times yet. `MINUTES=pages` types the commands of the longest pages alone.
+# whole way on S3 and on all data sets. `MINUTES=kills` and `MINUTES=pages` run those that .ci/run leaves out: more kills of
+# processes and nodes, and the commands of the longest pages.
 MINUTES ?= minutes
 test-minutes: setup
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=10 -m "$(MINUTES)" tests/integration tests/end_to_end

@@ -22,7 +22,6 @@ MOMENTS = {
 
 
 @pytest.mark.minutes
-@pytest.mark.kills
 def test_a_run_killed_in_each_phase_ends_in_the_same_model(
     ray_cluster: str, pipeline: Pipeline, rayrec: Rayrec, tmp_path: Path
 ) -> None:

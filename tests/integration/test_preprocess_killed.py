@@ -50,8 +50,11 @@ def test_threads_killed_at_the_end_of_every_stage(kind: str, tmp_path: Path) -> 
 
 
 @pytest.mark.minutes
-@pytest.mark.kills
-@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize(
+    "kind",
+    # Other tests of .ci/run kill Spark at the other kinds.
+    [kind if kind == "interactions" else pytest.param(kind, marks=pytest.mark.kills) for kind in ROWS],
+)
 def test_spark_killed_in_two_stages(kind: str, ray_cluster: str, no_spark: None, tmp_path: Path) -> None:
     on_cluster = {**os.environ, "RAY_ADDRESS": ray_cluster}
     arguments, memory = write_raw(tmp_path, kind, ROWS[kind] // 20), ["--set", "preprocess.spark.executor_memory=1g"]
