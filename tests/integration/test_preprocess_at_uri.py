@@ -59,10 +59,11 @@ def test_the_same_files_as_on_a_disk(kind: str, cluster: tuple[Store, dict[str, 
     local = tmp_path / "dataset"
     if kind == "displays":
         arguments += ["--set", "preprocess.feature_set=full"]  # whose stages are all there are
-    # But for displays by threads, whose files are those of Spark.
-    alone = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
-    undisturbed = [*arguments, *memory, "--output", str(local)]
-    run_module("jobs.preprocess", *undisturbed, environment=environment if kind == "displays" else alone)
+        run_module("jobs.preprocess", *arguments, *memory, "--output", local, environment=environment)
+    else:
+        # Without a cluster, by threads, whose files are those of Spark.
+        alone = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
+        run_module("jobs.preprocess", *arguments, "--output", local, environment=alone)
 
     uri = f"s3://bucket/{kind}"
     fs.copy_files(str(tmp_path / "raw"), f"{kind}/raw", fs.LocalFileSystem(), store.filesystem)

@@ -57,14 +57,11 @@ def test_threads_killed_at_the_end_of_every_stage(kind: str, tmp_path: Path) -> 
 )
 def test_spark_killed_in_two_stages(kind: str, ray_cluster: str, no_spark: None, tmp_path: Path) -> None:
     on_cluster = {**os.environ, "RAY_ADDRESS": ray_cluster}
-    arguments, memory = write_raw(tmp_path, kind, ROWS[kind] // 20), ["--set", "preprocess.spark.executor_memory=1g"]
-    # But for displays by threads, whose files are those of Spark.
-    alone = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    undisturbed = [*arguments, *memory, "--output", str(tmp_path / "undisturbed")]
-    run_module("jobs.preprocess", *undisturbed, environment=on_cluster if kind == "displays" else alone)
+    arguments = [*write_raw(tmp_path, kind, ROWS[kind] // 20), "--set", "preprocess.spark.executor_memory=1g"]
+    run_module("jobs.preprocess", *arguments, "--output", tmp_path / "undisturbed", environment=on_cluster)
 
     output = tmp_path / "dataset"
-    arguments += [*memory, "--output", str(output)]
+    arguments += ["--output", str(output)]
     first, second = STAGES[kind]
     hold = Hold(tmp_path / "first", MARK.format(first))
     with hold.held("jobs.preprocess", *arguments, environment=on_cluster, count=0) as held:
