@@ -1,7 +1,6 @@
 """On every row of a real file: one score, whether over HTTP, from raw rows in batch, or from the encoded dataset."""
 
 import json
-import socket
 import urllib.request
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import rayrec
 from jobs.serve import ServeRequest, serving
+from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 
 NAMES = [f"I{i}" for i in range(1, 14)] + [f"C{i}" for i in range(1, 27)]
@@ -53,10 +53,7 @@ def test_every_way_gives_the_same_score(folder: Path, shared_data: Path) -> None
         }
         for line in lines
     ]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with serving(ServeRequest(model=(folder / "model",), port=port), SilentProgress()) as url:
+    with serving(ServeRequest(model=(folder / "model",), port=free_port()), SilentProgress()) as url:
         request = urllib.request.Request(
             f"{url}/v1/models/model:predict", json.dumps({"instances": instances}).encode()
         )

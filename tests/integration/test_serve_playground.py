@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from playwright.sync_api import Locator, Page, sync_playwright
 
 from jobs.serve import ServeRequest, serving
 from rayrec.common.background import in_background
+from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema
 from rayrec.inference.folder.origin import Origin
@@ -57,11 +57,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def url(ray_cluster: str, folders: dict[str, Path]) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     tokens = folders["dlrm"].parent / "tokens"
-    with serving(ServeRequest(model=tuple(folders.values()), port=port, token_file=tokens), SilentProgress()) as url:
+    request = ServeRequest(model=tuple(folders.values()), port=free_port(), token_file=tokens)
+    with serving(request, SilentProgress()) as url:
         yield url
 
 
