@@ -10,7 +10,6 @@ else; both log the mean loss of every ten steps.
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 import rayrec
 from rayrec.common.files import write_json
 from rayrec.training.run.history import read_history
+from tests.environments import environment_of_open_cluster
 from tests.ray_head import kill_node, ray_head, ray_nodes
 
 RECIPE = "dlrm-criteo-debug"
@@ -50,8 +50,7 @@ def main() -> None:
 def measure(folder: Path, rows: int, epochs: int) -> dict[str, Any]:
     rayrec.generate("criteo", rows, folder / "raw")
     rayrec.preprocess(RECIPE, str(folder / "raw" / "criteo.tsv"), folder / "dataset")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
-    environment["RAY_AUTH_MODE"] = "disabled"
+    environment = environment_of_open_cluster()
     elastic, undisturbed = folder / "elastic", folder / "undisturbed"
     clock = Clock()
     with ExitStack() as stack:

@@ -11,7 +11,6 @@ import argparse
 import csv
 import gzip
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ import yaml
 from rayrec.common.files import write_json
 from rayrec.common.ports import free_port
 from rayrec.config.validation import parse_yaml
+from tests.environments import environment_without_cluster
 
 PROGRAM = Path(sys.executable).with_name("rayrec")
 
@@ -82,7 +82,7 @@ def first_row(path: Path, source: dict[str, Any]) -> dict[str, Any]:
 
 def first_answer(log: Log, data: Path, folder: Path) -> dict[str, Any]:
     """Seconds of each part, the AUC of the test split and the answer."""
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment = environment_without_cluster()
     path, recipe, port = data / log.file, folder / "mine.yaml", free_port()
 
     def run(*arguments: object) -> float:

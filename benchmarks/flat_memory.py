@@ -9,7 +9,6 @@ process the largest one counts. Spark's executor has a heap of 1 GiB. A number o
 run again.
 """
 
-import os
 import re
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from benchmarks.repeated import repeated
 from benchmarks.result_rows import add_by_rows, parser_by_rows
 from rayrec.raw.files import list_inputs
 from rayrec.sources.criteo.generator import generate
+from tests.environments import environment_without_cluster
 
 _RECIPE = "dlrm-criteo-debug"
 _SETTINGS = (
@@ -64,8 +64,7 @@ def _measure(folder: Path, rows: int, interval: float) -> dict[str, Any]:
 
 
 def _watched(folder: Path, arguments: list[str], interval: float) -> dict[str, Any]:
-    environment = {**os.environ, "SPARK_LOCAL_DIRS": str(folder / "spark")}
-    environment.pop("RAY_ADDRESS", None)
+    environment = {**environment_without_cluster(), "SPARK_LOCAL_DIRS": str(folder / "spark")}
     largest: dict[str, int] = {}
     began = time.perf_counter()
     with (folder / "log").open("w+") as log:

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.environments import environment_without_cluster
+
 _LOOK_SECONDS = 0.01
 
 
@@ -18,7 +20,7 @@ def started(words: list[object], log: Path) -> Iterator[subprocess.Popen[bytes]]
 
     The command starts a Ray of its own where it needs one.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment = environment_without_cluster()
     command = [sys.executable, "-m", *map(str, words)]
     with log.open("wb") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said, env=environment, start_new_session=True)

@@ -26,7 +26,7 @@ from benchmarks.preprocess_kills import files_of
 from benchmarks.process_tree import machine
 from rayrec.common.files import write_json
 from rayrec.ingest.dataset import MANIFEST_FILE
-from tests.user_environment import environment_of_a_user
+from tests.environments import environment_of_a_user
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SETTINGS = ("--set", "preprocess.split={kind: hash, validation: 0.1, test: 0.1}")

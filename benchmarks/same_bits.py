@@ -17,7 +17,6 @@ import csv
 import hashlib
 import json
 import math
-import os
 import shutil
 import signal
 import subprocess
@@ -41,6 +40,7 @@ from rich.table import Table
 from safetensors.numpy import load_file
 
 from rayrec.common.ports import free_port
+from tests.environments import environment_of_open_cluster
 from tests.ray_head import ray_head
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -109,8 +109,7 @@ class Side:
 
     @cached_property
     def _environment(self) -> dict[str, str]:
-        others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
-        return {**others, "PYTHONPATH": str(self.checkout), "RAY_AUTH_MODE": "disabled"}
+        return {**environment_of_open_cluster(), "PYTHONPATH": str(self.checkout)}
 
     @property
     def _program(self) -> list[str]:

@@ -36,8 +36,8 @@ from rayrec.inference.predictor import Predictor, load_model
 from rayrec.models.dlrm.config import DLRMConfig
 from serve.operations.load import Post, json_post
 from serve.protocols.v1 import parse_instances, predictions
+from tests.environments import environment_of_a_user
 from tests.model_folders import make_model_folder, make_raw_rows
-from tests.user_environment import environment_of_a_user
 
 CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))
 BY_HAND, BEFORE = "FastAPI by hand", "rayrec before, json"

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.process_tree import machine
 from rayrec.common.files import write_json
 from rayrec.common.ports import free_port
-from tests.user_environment import environment_of_a_user
+from tests.environments import environment_of_a_user
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPE, ROWS = "dlrm-criteo-debug", 100_000

@@ -25,6 +25,7 @@ import rayrec
 from benchmarks.in_process import metrics, train
 from rayrec.common.files import write_json
 from rayrec.ingest.dataset import Dataset
+from tests.environments import environment_without_cluster
 from tune.trial_folder import TRIAL_FILE, TrialRecord
 
 RECIPE = "dlrm-criteo-debug"
@@ -70,7 +71,9 @@ def measure(folder: Path, rows: int, data_seed: int, trials: int, seeds: int) ->
     killed_after = time.perf_counter() - started
     print(f"killed after {killed_after:.0f} s with {len(before)} trials over", file=sys.stderr, flush=True)
     started = time.perf_counter()
-    resumed = subprocess.run([*command, "--resume"], env=environment(), stdout=subprocess.PIPE, check=True)
+    resumed = subprocess.run(
+        [*command, "--resume"], env=environment_without_cluster(), stdout=subprocess.PIPE, check=True
+    )
     result = json.loads(resumed.stdout)
     drawn = range(FIRST_SEED, FIRST_SEED + seeds)
     aucs = {
@@ -110,7 +113,9 @@ def test_auc(recipe: str, seed: int, data: Path, run: Path) -> float:
 def run_until_half_is_over(command: list[str], sweep: Path, trials: int, log: Path) -> dict[str, int]:
     """Start the sweep and kill it; when the records of the trials that were over were written, by trial."""
     with log.open("wb") as out:
-        driver = subprocess.Popen(command, env=environment(), stdout=out, stderr=out, start_new_session=True)
+        driver = subprocess.Popen(
+            command, env=environment_without_cluster(), stdout=out, stderr=out, start_new_session=True
+        )
         while len(over := times(sweep)) < trials // 2:
             if driver.poll() is not None:
                 raise RuntimeError(f"ended before half of its trials were over:\n{log.read_text()}")
@@ -127,10 +132,6 @@ def times(sweep: Path) -> dict[str, int]:
     folders = [path for path in sweep.glob("trials/*") if (path / TRIAL_FILE).exists()]
     over = [path for path in folders if (record := TrialRecord.load(path)) is not None and record.state != "running"]
     return {path.name: (path / TRIAL_FILE).stat().st_mtime_ns for path in over}
-
-
-def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
 
 
 if __name__ == "__main__":

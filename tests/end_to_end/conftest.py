@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from rayrec.common.ports import free_port
 from tests.end_to_end.forks import Forks
-from tests.user_environment import environment_of_a_user
+from tests.environments import environment_of_a_user
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sys.executable).with_name("rayrec")

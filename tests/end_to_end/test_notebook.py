@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests.end_to_end.notebook import executed, outline, read
-from tests.user_environment import environment_of_a_user
+from tests.environments import environment_of_a_user
 
 
 @pytest.mark.minutes

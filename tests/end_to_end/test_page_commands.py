@@ -16,8 +16,8 @@ import pytest
 
 from rayrec.common.ports import free_port
 from tests.end_to_end.conftest import Pipeline
+from tests.environments import environment_of_a_user
 from tests.pages import PAGES, REPOSITORY, commands
-from tests.user_environment import environment_of_a_user
 
 pytestmark = pytest.mark.minutes
 SLOW = {"README.md", "docs/serving.md", "docs/tuning.md"}

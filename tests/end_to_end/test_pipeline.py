@@ -19,8 +19,8 @@ from tests.end_to_end import bad_tables
 from tests.end_to_end.bad_inputs import REQUESTS
 from tests.end_to_end.conftest import PROGRAM, Finished, Pipeline, post, raw_features, served
 from tests.end_to_end.mistake import BadRequest
+from tests.environments import environment_of_a_user
 from tests.model_folders import write_table_model
-from tests.user_environment import environment_of_a_user
 
 Rayrec = Callable[..., Finished]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import REPOSITORY
-from tests.user_environment import environment_of_a_user
+from tests.environments import environment_of_a_user
 
 pytestmark = pytest.mark.minutes
 UNREACHABLE = re.compile(r"Failed to fetch|error sending request|Could not connect|dns error|timed out", re.IGNORECASE)

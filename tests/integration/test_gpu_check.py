@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+import pytest
+
 from benchmarks.gpu_training import (
     SPEEDS,
     check_training,
@@ -18,6 +20,7 @@ from tests.builders import make_dataset
 from tests.training_runs import Case, recipe
 
 
+@pytest.mark.minutes
 def test_every_way_to_train_is_checked(tmp_path: Path) -> None:
     rows = {row["kind"]: row for row in check_training(tmp_path, "cpu", workers=2)}
     assert [name for name, row in rows.items() if not row["ok"]] == [], rows

@@ -2,7 +2,6 @@
 serving end as if nothing had happened. Training: test_training_survives.py."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -27,6 +26,7 @@ from rayrec.training.run.folder import RunFolder, checkpoint_name
 from rayrec.training.run.history import read_history
 from serve.operations.load import Sample, at_rate, json_post, summary
 from tests.builders import make_dataset
+from tests.environments import environment_of_open_cluster
 from tests.holding import Hold
 from tests.model_folders import make_model_folder, make_raw_rows
 from tests.ray_head import kill_node, node_of, ray_head, ray_nodes, runs_on
@@ -42,8 +42,7 @@ RATE, SECONDS = 20, 40
 def environment() -> dict[str, str]:
     """Of a Ray that is not that of other tests."""
     provide_java()
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
-    return {**own, "RAY_AUTH_MODE": "disabled"}
+    return environment_of_open_cluster()
 
 
 def _until(condition: Callable[[], Any], process: "subprocess.Popen[bytes]", log: Path, seconds: float = 600) -> Any:

@@ -27,6 +27,7 @@ from rayrec.storage.location import local_path
 from rayrec.storage.staged import fetch, mirrored
 from rayrec.training.run.folder import checkpoint_steps
 from tests.builders import make_dataset
+from tests.environments import environment_of_open_cluster
 from tests.faulty_store import Endpoint, Faults, Store, faulty_store
 from tests.holding import run_module
 from tests.ray_head import ray_head, ray_nodes
@@ -88,8 +89,7 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster(local: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("nothing-shared")
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
-    own |= {"RAY_AUTH_MODE": "disabled", "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
+    own = {**environment_of_open_cluster(), "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
 
     def of_node(number: int) -> dict[str, str]:
         # Nobody makes one of these folders for another node.

@@ -1,6 +1,5 @@
 """The Ray session that a command starts for itself: what training in it does without, and how it ends."""
 
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import requests
 from rayrec.training.driver import train
 from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
+from tests.environments import environment_without_cluster
 from tests.training_runs import recipe
 
 SESSION = """
@@ -59,7 +59,7 @@ def test_training_publishes_its_newest_figures(ray_cluster: str, tmp_path: Path)
 
 
 def test_nothing_of_a_session_is_left() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment = environment_without_cluster()
     command = [sys.executable, "-c", SESSION]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     session, worker = done.stdout.split()[-2:]

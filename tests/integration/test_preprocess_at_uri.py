@@ -21,6 +21,7 @@ from cluster.java import provide_java
 from jobs.command import RESULT_FILE
 from rayrec.common.files import sha256_of
 from rayrec.ingest.dataset import MANIFEST_FILE, REJECTED_FOLDER
+from tests.environments import environment_of_open_cluster
 from tests.faulty_store import Faults, Store, faulty_store
 from tests.holding import run_module
 from tests.ray_head import ray_head, ray_nodes
@@ -38,8 +39,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, d
     staging = folder / "staging"
     staging.mkdir()
     provide_java()
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
-    own |= {"RAY_AUTH_MODE": "disabled", "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
+    own = {**environment_of_open_cluster(), "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
     with ExitStack() as stack:
         store = stack.enter_context(faulty_store())
         endpoint = stack.enter_context(store.endpoint())

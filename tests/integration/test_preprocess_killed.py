@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.preprocess_kills import ROWS, files_of, write_raw
+from tests.environments import environment_without_cluster
 from tests.holding import Hold, run_module
 
 MARK = r"\.scratch/\.{}\.json\."
@@ -26,7 +27,7 @@ STAGES = {
 
 @pytest.mark.parametrize("kind", [kind for kind in ROWS if kind != "displays"])  # which threads do not preprocess
 def test_threads_killed_at_the_end_of_every_stage(kind: str, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment = environment_without_cluster()
     output, arguments = tmp_path / "dataset", write_raw(tmp_path, kind, ROWS[kind] // 4)
     run_module("jobs.preprocess", *arguments, "--output", tmp_path / "undisturbed", environment=environment)
     before: dict[str, int] = {}

@@ -21,9 +21,9 @@ import serve
 from rayrec.common.ports import free_ports
 from rayrec.inference.predictor import load_model
 from tests.conftest import REPOSITORY
+from tests.environments import environment_of_a_user
 from tests.model_folders import make_model_folder, make_raw_rows
 from tests.ray_head import ray_head
-from tests.user_environment import environment_of_a_user
 
 TOKEN = "0123456789abcdef" * 4
 PROGRAM = Path(sys.executable).with_name("serve")

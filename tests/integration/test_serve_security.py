@@ -20,8 +20,8 @@ from jobs.serve import ServeRequest, serving
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.recipes import dump_recipe, load_recipe
+from tests.environments import environment_of_a_user
 from tests.model_folders import make_model_folder
-from tests.user_environment import environment_of_a_user
 
 TOKEN = "0123456789abcdef"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}

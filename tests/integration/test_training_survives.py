@@ -18,6 +18,7 @@ from rayrec.training.driver import train
 from rayrec.training.run.folder import RunFolder, checkpoint_name, checkpoint_steps
 from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
+from tests.environments import environment_of_open_cluster, environment_without_cluster
 from tests.holding import Held, Hold, run_module
 from tests.ray_head import drain, kill_node, node_of, ray_head, ray_nodes
 from tests.training_runs import Case, losses, recipe, run_cases, weights_of
@@ -95,7 +96,7 @@ def test_a_killed_run_resumes(undisturbed: Path, dataset: Dataset, hold: Hold, t
     """Everything is killed at once: driver, Ray, workers. A rerun with --resume continues."""
     arguments = _arguments(tmp_path, dataset)
     # A Ray of its own: it must not attach to that of the tests, which lives on.
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment = environment_without_cluster()
     with hold.held("jobs.train", *arguments, environment=environment, count=2) as held:
         _kill_all(held)
     assert max(losses(tmp_path / "run")) == 150
@@ -122,7 +123,7 @@ def test_a_killed_warm_start_goes_on(undisturbed: Path, dataset: Dataset, tmp_pa
     alone = alone.model_copy(update={"train": alone.train.warm_started()})
     run_cases(2, dataset.folder, [Case(expected, alone, undisturbed)])
     arguments = [*_arguments(tmp_path, dataset, _recipe(max_steps=120)), "--warm-start", str(undisturbed)]
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment = environment_without_cluster()
     for step, options in ((50, []), (100, ["--resume"])):
         hold = Hold(tmp_path / f"hold-{step}", checkpoint_name(step))
         with hold.held("jobs.train", *arguments, *options, environment=environment, count=2) as held:
@@ -139,8 +140,7 @@ def test_elastic_training_goes_on_without_a_killed_node(
     undisturbed: Path, dataset: Dataset, hold: Hold, tmp_path: Path
 ) -> None:
     """Training begins on two nodes of one CPU; one of them goes away with all that runs on it."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
-    own["RAY_AUTH_MODE"] = "disabled"
+    own = environment_of_open_cluster()
     arguments = [*_arguments(tmp_path, dataset), "--workers", "1:2"]
     with ray_head(own, num_cpus=0) as head, ray_nodes(head, own, 2) as nodes:
         attached = {**own, "RAY_ADDRESS": head.address}
@@ -161,8 +161,7 @@ def test_no_step_is_lost_with_a_node_whose_end_was_announced(
     """A node is drained, as a cloud does with one that it takes back, and killed when a checkpoint has been saved."""
     # The workers wait at all checkpoints that the recipe asks for, so that none of them follows the one to be tested.
     hold = Hold(tmp_path / "hold", r"step-\d{6}[05]0")
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
-    own |= {"RAY_AUTH_MODE": "disabled", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.5"}
+    own = {**environment_of_open_cluster(), "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.5"}
     arguments = [*_arguments(tmp_path, dataset), "--workers", "1:2"]
     run = tmp_path / "run"
     with ray_head(own, num_cpus=0) as head, ray_nodes(head, own, 2) as nodes:

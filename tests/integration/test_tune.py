@@ -1,7 +1,6 @@
 """Sweeps on real Ray: on two CPUs, killed and resumed, with trials that cannot be trained; exchange of checkpoints."""
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from rayrec.recipes import dump_recipe, load_recipe
 from rayrec.training.run.folder import RunFolder, checkpoint_name
 from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
+from tests.environments import environment_of_open_cluster
 from tests.holding import Hold
 from tests.ray_head import ray_head
 from tests.training_runs import recipe
@@ -87,12 +87,6 @@ def _processes_of_trials(head: int) -> list[psutil.Process]:
     return found
 
 
-def _without_tokens() -> dict[str, str]:
-    """The environment of a cluster, and of its commands, that asks for no token."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    return {**own, "RAY_AUTH_MODE": "disabled"}
-
-
 def _noted(sweep: Path) -> bool:
     """Whether Tune has noted the end of a trial."""
     return any("TERMINATED" in path.read_text() for path in sweep.glob(f"{STATE_FOLDER}/experiment_state-*.json"))
@@ -122,7 +116,7 @@ def test_a_sweep_on_two_cpus_survives_kills(
     space.write_text(SPACE)
     arguments = [str(recipe_file), "--data", str(dataset.folder), "--output", str(sweep)]
     arguments += ["--trials", str(TRIALS), "--scheduler", "asha", "--space", str(space), "--json"]
-    own = _without_tokens()
+    own = environment_of_open_cluster()
     # Trials wait as they write a checkpoint: Tune knows of no evaluation before it, so that it stops none of them.
     first, second = (checkpoint_name(STEPS * number // EVALUATIONS) for number in (1, 2))
     hold = Hold(tmp_path / "hold", rf"trials/\w+/run/checkpoints/\.unfinished-({first}|{second})")
@@ -207,7 +201,7 @@ def test_population_based_training_goes_on_from_the_better_checkpoint(
     arguments += ["--set", "train.embedding_optimizer.lr=1.0e-9", "--set", "train.seed=2"]
     first, second, last = (checkpoint_name(STEPS * number // EVALUATIONS) for number in (1, 2, 3))
     hold = Hold(tmp_path / "hold", rf"trials/\w+/run/checkpoints/\.unfinished-({first}|{second}|{last})")
-    own = _without_tokens()
+    own = environment_of_open_cluster()
     with ray_head(own, num_cpus=2) as head:
         environment = {**own, "RAY_ADDRESS": head.address}
         with hold.held("jobs.tune", *arguments, environment=environment, count=2) as driver:
