@@ -32,17 +32,23 @@ from tests.holding import Hold
 
 
 @pytest.fixture(scope="module")
-def bucket() -> Iterator[fs.SubTreeFileSystem]:
-    """`s3://bucket`, which this process, those that it starts and the Ray cluster find by AWS_ENDPOINT_URL."""
+def server() -> Iterator[fs.S3FileSystem]:
+    """An S3 that this process, those that it starts and the Ray cluster find by AWS_ENDPOINT_URL."""
     from moto.server import ThreadedMotoServer
 
     endpoint = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
     server = ThreadedMotoServer("127.0.0.1", int(endpoint.partition(":")[2]), verbose=False)
     server.start()
-    filesystem = fs.S3FileSystem(endpoint_override=endpoint, scheme="http", allow_bucket_creation=True)
-    filesystem.create_dir("bucket")
-    yield fs.SubTreeFileSystem("bucket", filesystem)
+    yield fs.S3FileSystem(endpoint_override=endpoint, scheme="http", allow_bucket_creation=True)
     server.stop()
+
+
+@pytest.fixture
+def bucket(server: fs.S3FileSystem) -> fs.SubTreeFileSystem:
+    """`s3://bucket`, which is empty."""
+    server.create_dir("bucket")
+    server.delete_dir_contents("bucket")
+    return fs.SubTreeFileSystem("bucket", server)
 
 
 @pytest.fixture
