@@ -25,14 +25,23 @@ from tests.environments import environment_of_a_user
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sys.executable).with_name("rayrec")
 RECIPE = "dlrm-criteo-debug"
-# Known to the shared Ray cluster too, as it starts after this: the test of S3 has a server there that takes any.
-os.environ.setdefault("AWS_ACCESS_KEY_ID", "testing")
-os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "testing")
-os.environ.setdefault("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
-_STAGING = tempfile.TemporaryDirectory(prefix="staging-")
-os.environ.setdefault("RAYREC_STAGING", _STAGING.name)
 # A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each process of pytest, and so the Ray cluster that it starts, a folder for staging and an S3 of its own.
+
+    The tests of S3 have a server there, which takes any credentials.
+    """
+    staging = tempfile.TemporaryDirectory(prefix="staging-")
+    config.add_cleanup(staging.cleanup)
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}",
+        "RAYREC_STAGING": staging.name,
+    }
 
 
 @dataclass(frozen=True)
