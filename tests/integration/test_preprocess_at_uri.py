@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow.parquet as pq
 import pytest
@@ -65,15 +66,16 @@ def test_the_same_files_as_on_a_disk(kind: str, cluster: tuple[Store, dict[str, 
         alone = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
         run_module("jobs.preprocess", *arguments, "--output", local, environment=alone)
 
-    uri = f"s3://bucket/{kind}"
-    fs.copy_files(str(tmp_path / "raw"), f"{kind}/raw", fs.LocalFileSystem(), store.filesystem)
+    prefix = uuid4().hex
+    uri = f"s3://bucket/{prefix}"
+    fs.copy_files(str(tmp_path / "raw"), f"{prefix}/raw", fs.LocalFileSystem(), store.filesystem)
     if kind == "table":
         recipe = Path(arguments[0])
         recipe.write_text(recipe.read_text().replace(str(tmp_path), uri))
     away = [argument.replace(f"{tmp_path}/raw", f"{uri}/raw") for argument in arguments]
     away += [*memory, "--output", f"{uri}/dataset"]
     log, store.faults = tmp_path / "log", FAULTS
-    store.held = rf"/{kind}/.*\.scratch/{STAGES[kind]}\.json"
+    store.held = rf"/{prefix}/.*\.scratch/{STAGES[kind]}\.json"
     command = [sys.executable, "-m", "jobs.preprocess", *away]
     with log.open("w") as out:
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
@@ -83,7 +85,7 @@ def test_the_same_files_as_on_a_disk(kind: str, cluster: tuple[Store, dict[str, 
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     store.held = ""
-    assert not any(name.startswith("dataset/train") for name in store.names(kind))
+    assert not any(name.startswith("dataset/train") for name in store.names(prefix))
 
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -91,7 +93,7 @@ def test_the_same_files_as_on_a_disk(kind: str, cluster: tuple[Store, dict[str, 
     assert "parse: done before" in done.stderr or "tables: done before" in done.stderr
     store.faults = Faults()
     copied = tmp_path / "copied"
-    fs.copy_files(f"{kind}/dataset", str(copied), store.filesystem, fs.LocalFileSystem())
+    fs.copy_files(f"{prefix}/dataset", str(copied), store.filesystem, fs.LocalFileSystem())
     assert _files(copied) == _files(local)
     assert _described(copied) == _described(local)
     assert _rejected(copied) == _rejected(local)
