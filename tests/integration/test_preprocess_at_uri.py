@@ -79,7 +79,7 @@ def test_the_same_files_as_on_a_disk(kind: str, cluster: tuple[Store, dict[str, 
     command = [sys.executable, "-m", "jobs.preprocess", *away]
     with log.open("w") as out:
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
-    while not any(STAGES[kind] in path for path in store.waiting):
+    while not any(prefix in path for path in store.waiting):
         assert process.poll() is None, log.read_text()
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGKILL)
