@@ -18,6 +18,6 @@ def environment_without_cluster() -> dict[str, str]:
 
 def environment_of_open_cluster() -> dict[str, str]:
     """The environment of this process for a cluster that asks for no token, and for the commands that attach to it."""
-    # The address and the token of another cluster.
+    # Such variables are the address and the token of another cluster.
     others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
     return {**others, "RAY_AUTH_MODE": "disabled"}

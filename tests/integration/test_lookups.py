@@ -126,7 +126,7 @@ def by_pandas(log: pd.DataFrame, tables: dict[str, pd.DataFrame], mean: float) -
     times = [None if time is None else pd.Timestamp(time, tz="UTC").to_pydatetime() for time in joined]
     done["users_joined"] = pd.Series(times, dtype=object)
     done["users_tags"] = [None if tags is None else tags.split("|") for tags in done["users_tags"]]
-    # Lists, as pandas takes six seconds to give the values one by one.
+    # These are lists because pandas takes six seconds to give the values one by one.
     clicks = log["click"].to_list()
     fold = [*Folds(FOLDS, SEED, Path()).of(numbered_rows(TRAIN), 0).tolist(), *[-1] * (ROWS - TRAIN)]
     for rate in RATES:

@@ -66,7 +66,7 @@ def test_the_same_files_as_on_a_disk(kind: str, cluster: tuple[Store, dict[str, 
         alone = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
         run_module("jobs.preprocess", *arguments, "--output", local, environment=alone)
 
-    prefix = uuid4().hex
+    prefix = uuid4().hex  # The tests of a process share the bucket.
     uri = f"s3://bucket/{prefix}"
     fs.copy_files(str(tmp_path / "raw"), f"{prefix}/raw", fs.LocalFileSystem(), store.filesystem)
     if kind == "table":
