@@ -20,7 +20,7 @@ from tests.builders import make_dataset, make_schema, write_dataset
 from tests.expected_batches import expected_rows, padded, rows_of
 
 DATASETS = {
-    "plain": {"rows": 700},
+    "plain": {"rows": 400},
     "multi-hot": {"rows": 300, "multi_hot": 2},
     "weighted": {"rows": 300, "multi_hot": 3, "weighted": ("M1", "M3")},
     "multi-hot only": {"rows": 300, "categorical": 0, "multi_hot": 2},

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from rayrec.common.errors import UserError
 from rayrec.sources.criteo import generator as generator_module
 from rayrec.sources.criteo.click_model import BASE_RATE, INTERACTIONS
-from rayrec.sources.criteo.generator import CHUNK_ROWS, Chunk, CriteoGenerator, generate
+from rayrec.sources.criteo.generator import CALIBRATION_ROWS, CHUNK_ROWS, Chunk, CriteoGenerator, generate
 from rayrec.sources.criteo.layout import CATEGORICAL, LABEL, NUMERIC
 from rayrec.sources.criteo.truth import TRUTH_FILE, GeneratedTruth, TruthAccumulator
 from rayrec.sources.criteo.turnover import Turnover
@@ -26,6 +27,20 @@ def read(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
     return pd.read_csv(
         path, sep="\t", names=COLUMNS, usecols=columns, dtype=types, keep_default_na=False, na_values=[""]
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _scaled_on_fewer_rows() -> Iterator[None]:
+    """To scale a click model takes as long as to draw as many rows as it is scaled on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generator_module, "CALIBRATION_ROWS", CHUNK_ROWS // 2)
+        yield
+
+
+@pytest.fixture
+def scaled_as_users_rows_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The click model is scaled on as many rows as outside of tests."""
+    monkeypatch.setattr(generator_module, "CALIBRATION_ROWS", CALIBRATION_ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +147,7 @@ def test_one_label_only_has_no_auc() -> None:
     assert accumulator.result().best_auc is None
 
 
+@pytest.mark.usefixtures("scaled_as_users_rows_are")
 @pytest.mark.parametrize("seed", range(5))
 def test_every_seed_gives_a_learnable_task(seed: int) -> None:
     chunks = list(CriteoGenerator(seed).chunks(CHUNK_ROWS))
@@ -172,6 +188,7 @@ def test_rows_depend_on_seed_and_position_alone(tmp_path: Path) -> None:
     assert (tmp_path / "other" / "criteo.tsv").read_bytes() != b"".join(lines[:fewer])
 
 
+@pytest.mark.usefixtures("scaled_as_users_rows_are")
 def test_rows_are_those_of_earlier_releases(tmp_path: Path) -> None:
     generate(tmp_path / "data", 1_000)
     content = (tmp_path / "data" / "criteo.tsv").read_bytes()

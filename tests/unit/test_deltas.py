@@ -417,9 +417,9 @@ def test_a_kill_leaves_nothing_and_a_rerun_the_whole(made: Path, tmp_path: Path)
 
 
 def test_to_open_a_chain_reads_no_table(tmp_path: Path) -> None:
-    """Of a base of 64 MB and deltas of a few rows, a process that looks up some rows holds these."""
+    """Of a base of 26 MB and deltas of a few rows, a process that looks up some rows holds these."""
     days = ModelDays(tmp_path / "whole", values=10)
-    days.values["C1"] = [f"C1-{i}" for i in range(500_000)]
+    days.values["C1"] = [f"C1-{i}" for i in range(200_000)]
     days._follow_schema()
     copy(days.write("1"), tmp_path / "m/1")
     days.pass_day()

@@ -16,10 +16,10 @@ Recipe = tuple[int, float]
 """The number of runs, one a seed, and how much of what tells the labels the recipe sees, from 0 to 1."""
 
 
-@pytest.fixture(autouse=True)
-def _fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of them give the same verdicts in half of the time."""
-    monkeypatch.setattr("rayrec.evaluation.statistics.paired._RESAMPLES", 100)
+@pytest.fixture
+def fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of them gives the same verdicts in a quarter of the time."""
+    monkeypatch.setattr("rayrec.evaluation.statistics.paired._RESAMPLES", 50)
 
 
 def pair(rng: np.random.Generator, first: Recipe, second: Recipe) -> dict[str, Difference]:
@@ -44,6 +44,7 @@ def pair(rng: np.random.Generator, first: Recipe, second: Recipe) -> dict[str, D
     }
 
 
+@pytest.mark.usefixtures("fewer_resamples")
 @pytest.mark.parametrize("seeds", [(2, 1), (2, 2)], ids=["a third run", "two seeds each"])
 def test_two_seeds_of_one_recipe_do_not_differ(seeds: tuple[int, int]) -> None:
     """Though the rows alone would tell them apart far too often."""
@@ -57,6 +58,7 @@ def test_two_seeds_of_one_recipe_do_not_differ(seeds: tuple[int, int]) -> None:
         assert sum(found[metric].is_beyond_rows for found in pairs) > 20
 
 
+@pytest.mark.usefixtures("fewer_resamples")
 def test_a_better_recipe_is_better() -> None:
     rng = np.random.default_rng(1)
     pairs = [pair(rng, (3, 0.0), (3, 1.0)) for _ in range(40)]

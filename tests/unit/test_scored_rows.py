@@ -132,7 +132,7 @@ def test_curves_are_scikit_learns_at_some_thresholds(decimals: int | None, weigh
 
 def test_bands_hold_the_curve_of_the_truth() -> None:
     """About 95 of 100 heights of the ROC curve of all rows lie in the band of a sample's."""
-    score, label, _ = draw(400_000, seed=5)
+    score, label, _ = draw(200_000, seed=5)
     whole = threshold_curves(ScoredRows.of(score, label))
     held = []
     for start in range(0, 40_000, 2_000):

@@ -201,7 +201,7 @@ def test_a_whole_gradient_needs_the_gpu() -> None:
 
 @pytest.mark.parametrize("sharding", ["auto", "table_row_wise", "grid_shard"])
 def test_tables_on_several_nodes(sharding: str) -> None:
-    rows = [4_000, 300, 7]
+    rows = [400, 300, 7]
     plan = _plan(rows, 256, 4, "1GB", per_node=2, default=sharding)
     for table, count in enumerate(rows):
         assert len(_cells(plan, f"C{table}")) == count * 256
