@@ -33,16 +33,14 @@ def ray_session(
     meanwhile: Callable[[], object] = lambda: None,
     *,
     trains: bool = True,
-    dashboard: bool = False,
     progress: Progress = SilentProgress(),  # noqa: B008 -- it has no state
 ) -> Iterator[None]:
     """Hold a Ray session during the block; one that this process already has is used and left running.
 
     RAY_ADDRESS, which Ray sets inside a job, attaches to a cluster. Without it a session is started on this machine,
-    with what training in it needs (`trains`), and with Ray's dashboard if asked for, which answers questions of Ray's
-    own processes about each other. `meanwhile` is called while the session starts, in another thread, with Ray's
-    environment variables set; the block begins when it has returned. `progress` shows that a session starts. Raises
-    what `meanwhile` raises, and UserError if no cluster answers at the address.
+    with what training in it needs (`trains`). `meanwhile` is called while the session starts, in another thread, with
+    Ray's environment variables set; the block begins when it has returned. `progress` shows that a session starts.
+    Raises what `meanwhile` raises, and UserError if no cluster answers at the address.
 
     What Ray says of its processes goes to a file among its logs, whose place is said when the block fails by no mistake
     of the user's.
@@ -65,7 +63,7 @@ def ray_session(
             if address:
                 attach(address, missing)
             else:
-                _start(ENVIRONMENT_OF_OWN_SESSION if trains else {}, dashboard)
+                _start(ENVIRONMENT_OF_OWN_SESSION if trains else {})
             stack.callback(shut_down)
             logs = write_messages(held)
             done.result()
@@ -121,7 +119,7 @@ def _no_answer(address: str, error: Exception) -> UserError:
     )
 
 
-def _start(environment: Mapping[str, str], dashboard: bool) -> None:
+def _start(environment: Mapping[str, str]) -> None:
     """Start Ray on this machine; try again if the machine is so busy that Ray's fixed half minute is too short.
 
     Ray's processes have the variables of `environment` that are not set otherwise; this process does not keep them.
@@ -137,9 +135,7 @@ def _start(environment: Mapping[str, str], dashboard: bool) -> None:
     try:
         for is_last in (False, True):
             try:
-                ray.init(
-                    num_cpus=num_cpus, include_dashboard=dashboard, logging_level=logging.WARNING, log_to_driver=False
-                )
+                ray.init(num_cpus=num_cpus, include_dashboard=False, logging_level=logging.WARNING, log_to_driver=False)
                 return
             except Exception as error:
                 if is_last or "timed out during startup" not in str(error):

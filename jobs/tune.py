@@ -107,7 +107,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     )
     # Before Ray starts: a mistake is answered at once.
     Dataset.open(settings.dataset)
-    with owned_folder(settings, request.resume), ray_session(dashboard=True, progress=progress):
+    with owned_folder(settings, request.resume), ray_session(progress=progress):
         from tune.sweep import run_sweep
 
         outcomes = run_sweep(settings, concurrent=request.concurrent, resume=request.resume, progress=progress)

@@ -194,10 +194,9 @@ def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, de
     environment = {n: v for n, v in settings.items() if n not in os.environ and (own or {}).get(n) != v}
     make: Callable[..., TorchTrainer] = partial(trainer_of_own_session, environment)
     if own is None:
-        make = TorchTrainer
-        # If this process is killed, another one of Ray Train's gives the workers' resources back. It asks the
-        # dashboard, which it finds by this variable alone on a machine with several Ray instances.
-        environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+        from rayrec.internals.train_reservations import ReservingTrainer
+
+        make = ReservingTrainer
     trainer = make(
         _on_worker,
         train_loop_config={
