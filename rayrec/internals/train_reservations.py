@@ -6,21 +6,18 @@ which outlives its driver for a moment, saw its workers die and asked for the re
 makes the groups, with which Ray removes them in any case, and it ends when the run does.
 """
 
-import threading
-import time
-from contextlib import suppress
 from typing import Any
 
 import ray
 from ray._common.constants import HEAD_NODE_RESOURCE_NAME
-from ray._private.state import actors
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.callback import ControllerCallback
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
-from ray.util.placement_group import PlacementGroup, placement_group
+
+from rayrec.internals.reservations import Reservations
 
 
 class ReservingTrainer(TorchTrainer):
@@ -32,7 +29,7 @@ class ReservingTrainer(TorchTrainer):
 
 
 class _Reserve(ControllerCallback):
-    """Let the controller, in whose process this is called, have its placement groups from `_Reservations`."""
+    """Let the controller, in whose process this is called, have its placement groups from `Reservations`."""
 
     def after_controller_start(self, train_run_context: Any) -> None:
         options = {
@@ -44,7 +41,7 @@ class _Reserve(ControllerCallback):
             "scheduling_strategy": "DEFAULT",
         }
         controller = ray.get_runtime_context().get_actor_id()
-        reservations = ray.remote(num_cpus=0, **options)(_Reservations).remote(controller)
+        reservations = ray.remote(num_cpus=0, **options)(Reservations).remote(controller)
 
         class Workers(WorkerGroup):
             def _create_placement_group(self, scaling_config: Any, context: Any) -> DefaultPlacementGroupHandle:
@@ -53,22 +50,3 @@ class _Reserve(ControllerCallback):
                 return DefaultPlacementGroupHandle(group)
 
         TrainController.worker_group_cls = Workers  # this process has no other controller
-
-
-class _Reservations:
-    """The placement groups of a run, as a detached actor."""
-
-    def __init__(self, controller: str) -> None:
-        """`controller`: the id of the run's controller, in hexadecimal."""
-        threading.Thread(target=self._end_with, args=(controller,), daemon=True).start()
-
-    def reserve(self, bundles: list[dict[str, float]], strategy: str) -> PlacementGroup:
-        return placement_group(bundles, strategy)
-
-    def _end_with(self, controller: str) -> None:
-        is_dead = False
-        while not is_dead:
-            time.sleep(1)
-            with suppress(Exception):  # the cluster's head does not answer for a while
-                is_dead = actors(controller).get("State") == "DEAD"
-        ray.kill(ray.get_runtime_context().current_actor)
