@@ -1,8 +1,11 @@
-"""Private parts of Ray: a head that answers at an address, the session of this process, and what is said in it."""
+"""Private parts of Ray: the head at an address, the session of this process, what is said in it, reserved resources."""
 
 import logging
 import os
 import sys
+import threading
+import time
+from contextlib import suppress
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
@@ -99,3 +102,31 @@ def _own_head() -> Any:
 
     node = ray._private.worker._global_node
     return node if node is not None and node.is_head() else None
+
+
+class Reservations:
+    """The placement groups of a run, as a detached actor, with which Ray removes them; it ends when the run does.
+
+    It is here because the workers wait for its process, which need not import Ray Train.
+    """
+
+    def __init__(self, controller: str) -> None:
+        """`controller`: the id of the run's controller, in hexadecimal."""
+        threading.Thread(target=self._end_with, args=(controller,), daemon=True).start()
+
+    def reserve(self, bundles: list[dict[str, float]], strategy: str) -> Any:
+        """A new placement group of these resources."""
+        from ray.util.placement_group import placement_group
+
+        return placement_group(bundles, strategy)
+
+    def _end_with(self, controller: str) -> None:
+        import ray
+        from ray._private.state import actors
+
+        is_dead = False
+        while not is_dead:
+            time.sleep(1)
+            with suppress(Exception):  # the cluster's head does not answer for a while
+                is_dead = actors(controller).get("State") == "DEAD"
+        ray.kill(ray.get_runtime_context().current_actor)

@@ -1,4 +1,4 @@
-"""Private parts of Ray Train and Ray: how a run reserves the resources of its workers, and who takes them back.
+"""Private parts of Ray Train: how a run reserves the resources of its workers, and who takes them back.
 
 Ray Train has a process that gives a placement group back whose run was killed. But it names the group to it only once
 all workers have started. So a Ray session would lose the resources if the run's driver died before that, or if the run,
@@ -17,7 +17,7 @@ from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
 
-from rayrec.internals.reservations import Reservations
+from rayrec.internals.ray_core import Reservations
 
 
 class ReservingTrainer(TorchTrainer):
