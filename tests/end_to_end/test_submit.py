@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -137,8 +138,8 @@ def test_a_job_whose_process_is_killed_is_started_again_and_goes_on(
 ) -> None:
     run = RunFolder(tmp_path / "run")
     settings = [
-        "train.epochs=1000", "train.max_steps=2000", "train.ingest.in_memory=true", "train.evaluations_per_epoch=0",
-        "train.checkpoint.every_steps=50",
+        "train.epochs=1000", "train.max_steps=1000", "train.ingest.in_memory=true", "train.evaluations_per_epoch=0",
+        "train.checkpoint.every_steps=100",
     ]  # fmt: skip
     options = [word for setting in settings for word in ("--set", setting)]
     process = _start(
@@ -156,7 +157,7 @@ def test_a_job_whose_process_is_killed_is_started_again_and_goes_on(
     assert process.returncode == 0, err
     starts = [r["step"] for r in read_history(run.history) if r["event"] == "epoch"]
     assert starts.count(0) == 1, "it went on from a checkpoint"
-    assert max(checkpoint_steps(run.checkpoints)) == 2000
+    assert max(checkpoint_steps(run.checkpoints)) == 1000
 
 
 def _is_job(command_line: list[str] | None, output: Path) -> bool:
@@ -187,18 +188,11 @@ def test_every_part_is_a_job_of_a_cluster_in_another_shell(tmp_path: Path) -> No
     provide_java()
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
     own |= {**TOKEN, "PYTHONPATH": ""}
-    commands = {
-        "generate": ["criteo", "--rows", "10000", "--output", "raw"],
-        "preprocess": [RECIPE, "--input", "raw/criteo.tsv", "--output", "dataset"],
-        "train": [RECIPE, "--data", "dataset", "--output", "run"],
-        "tune": [RECIPE, "--data", "dataset", "--output", "sweep", "--trials", "2", "--workers", "1"],
-        "evaluate": ["run", "--data", "dataset"],
-    }
     with ray_head(own, num_cpus=4) as head:
-        for command, arguments in commands.items():
-            options = ["--address", head.dashboard, "--json"]
+
+        def result_of(command: str, *arguments: str | Path) -> dict[str, Any]:
             done = subprocess.run(
-                [PROGRAM, "submit", *options, command, *arguments],
+                [PROGRAM, "submit", "--address", head.dashboard, "--json", command, *arguments],
                 cwd=tmp_path,
                 capture_output=True,
                 text=True,
@@ -208,8 +202,15 @@ def test_every_part_is_a_job_of_a_cluster_in_another_shell(tmp_path: Path) -> No
             assert done.returncode == 0, done.stderr
             result = json.loads(done.stdout)["details"]["result"]
             assert (result["command"], result["status"]) == (command, "done"), result
+            return result
+
+        result_of("generate", "criteo", "--rows", "10000", "--output", "raw")
+        result_of("preprocess", RECIPE, "--input", "raw/criteo.tsv", "--output", "dataset")
+        result_of("tune", RECIPE, "--data", "dataset", "--output", "sweep", "--trials", "2", "--workers", "1")
+        assert (tmp_path / "sweep" / "best.yaml").exists()
+        (checkpoints,) = tmp_path.glob("sweep/trials/*/run/checkpoints")
+        result = result_of("evaluate", checkpoints.parent, "--data", "dataset")
     assert result["metrics"]["test"]["auc"] > 0.5, result
-    assert (tmp_path / "sweep" / "best.yaml").exists()
 
 
 def test_a_cluster_with_tokens_refuses_who_has_none(tmp_path: Path) -> None:
