@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from cluster.java import require_java_on_nodes
+from cluster.nodes import ask_nodes
 from rayrec.common import errors
 from rayrec.common.errors import UserError
 from rayrec.config.preprocess import SparkConfig
+from rayrec.internals.ray_core import remove_java_libraries
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +53,7 @@ def spark_session(config: SparkConfig, name: str = "rayrec", *, on_all_nodes: bo
     import raydp
 
     require_java_on_nodes()
+    ask_nodes(remove_java_libraries)
     executors = _size(config, on_all_nodes)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     parallelism = executors.count * executors.cores

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import sys
 import threading
 import time
@@ -10,6 +11,10 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
+JAVA_LIBRARY = "libcore_worker_library_java.so"
+"""Java processes that use Ray unpack this file of 41 MB and leave it; those that Ray starts share a session's copy."""
+JAVA_DRIVERS = Path("/tmp/ray")
+"""Java processes that Ray did not start, as Spark's first one, put their copies into folders of this one."""
 _MOST_HELD = 1_000
 
 
@@ -51,13 +56,28 @@ def own_session_environment() -> dict[str, str] | None:
 
 
 def shut_down() -> None:
-    """Leave the Ray session, and end it if this process has started it."""
+    """Leave the Ray session, and end it if this process has started it; of its files only the logs are left."""
     import ray
 
-    if (node := _own_head()) is not None:
+    node = _own_head()
+    if node is not None:
         # Of all processes the one that looks after a cluster's size does not heed a signal, and Ray waits for a second.
         node._kill_process_type("monitor", check_alive=False)
     ray.shutdown()
+    if node is not None:
+        (Path(node.get_session_dir_path()) / JAVA_LIBRARY).unlink(missing_ok=True)
+
+
+def remove_java_libraries() -> None:
+    """Remove the copies of Ray's library that Java processes have left on this machine.
+
+    A process loads its copy as soon as it is there, and no longer needs the file then. Copies of the last minute stay,
+    as they may not have been loaded yet.
+    """
+    for copy in JAVA_DRIVERS.glob(f"[0-9]*/{JAVA_LIBRARY}"):
+        with suppress(OSError):  # it is another user's, or another process has removed it
+            if time.time() - copy.stat().st_mtime > 60:
+                shutil.rmtree(copy.parent)
 
 
 def hold_messages() -> MemoryHandler:

@@ -18,9 +18,12 @@ from tests.training_runs import recipe
 
 SESSION = """
 from cluster.ray_session import ray_session
+from rayrec.internals.ray_core import JAVA_LIBRARY
 with ray_session():
     import os, ray
-    print(ray._private.worker._global_node.get_session_dir_path(), ray.get(ray.remote(lambda: os.getpid()).remote()))
+    session = ray._private.worker._global_node.get_session_dir_path()
+    open(f"{session}/{JAVA_LIBRARY}", "w").close()
+    print(session, ray.get(ray.remote(lambda: os.getpid()).remote()))
 """
 
 
@@ -67,3 +70,4 @@ def test_nothing_of_a_session_is_left() -> None:
     assert not psutil.pid_exists(int(worker))
     commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert [command for command in commands if session in command] == []
+    assert [path.name for path in Path(session).glob("**/*.so")] == []

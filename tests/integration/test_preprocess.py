@@ -15,10 +15,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
 
 from rayrec.common.errors import UserError
 from rayrec.features.vocabularies.vocabulary import fingerprint
 from rayrec.ingest.dataset import Dataset
+from rayrec.internals.ray_core import JAVA_DRIVERS, JAVA_LIBRARY, remove_java_libraries
 from rayrec.preprocessing import extract, segments
 from rayrec.preprocessing.tasks import user_errors
 from rayrec.preprocessing.workers.spark import SparkWorkers, packed_items
@@ -373,6 +375,23 @@ def test_tasks_do_not_look_through_archives_and_imported_modules(spark: Any) -> 
         return archives, gc.get_freeze_count() > 100_000, pyspark.daemon.worker.__qualname__
 
     assert SparkWorkers(spark).run([0], look) == [([], True, "shorten_tasks.<locals>.without_delay")]
+
+
+def test_what_java_has_unpacked_is_removed(spark: Any) -> None:
+    """A session's first process leaves a copy of Ray's library, and its executors leave another one.
+
+    An upgrade may have changed where they are if this fails: adapt rayrec/internals/ray_core.py.
+    """
+    copies = [copy for copy in JAVA_DRIVERS.glob(f"*/{JAVA_LIBRARY}") if not copy.parent.name.startswith("session_")]
+    session = Path(ray._private.worker._global_node.get_session_dir_path())
+    assert copies and (session / JAVA_LIBRARY).exists()
+    newest = max(copies, key=lambda copy: copy.stat().st_mtime)
+    os.utime(newest)
+    remove_java_libraries()
+    assert newest.exists()
+    os.utime(newest, (0, 0))
+    remove_java_libraries()
+    assert not newest.parent.exists()
 
 
 def test_damaged_gzip_is_named(run: Run, tmp_path: Path) -> None:
