@@ -1,12 +1,13 @@
 """What only a GPU can show: the kernels' tests and speed, training in every way that rayrec has, and how fast it is.
 
-    python -m benchmarks.gpu_check          (from the repository's root; `make gpu-check` does the same)
+    python -m benchmarks.gpu_check [SECTION ...]      (from the repository's root; `make gpu-check` runs all)
 
 Training is that of `rayrec train`: its worker loop with NCCL in a process a GPU, evaluation, checkpoints, resuming and
 negatives drawn on the device, with every optimizer and number format; then Ray Train; then the published recipes beside
 NVIDIA's figures. The kernels need torch and Triton only; what else is missing is skipped, with a line that says so.
-Meant to take eight minutes. Prints tables and writes benchmarks/results/gpu_check.json as it goes. Exit code: 0 if all
-that ran passed, or if there is no GPU.
+Meant to take eight minutes. Prints tables and writes benchmarks/results/gpu_check.json as it goes; the sections that
+are named (tests, errors, speed, training, ray, recipes, networks) replace those of an earlier run there. Exit code: 0
+if all that ran passed, or if there is no GPU.
 """
 
 import importlib.util
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,52 +37,53 @@ def main() -> int:
         return 0
     from benchmarks import gpu_kernels
 
-    sections: list[tuple[str, Callable[[], list[Row]]]] = [
-        ("Dot interaction against the float64 reference", gpu_kernels.measure_errors),
-        ("Dot interaction: speed", gpu_kernels.measure_speed),
-    ]
     needed = ("torchrec", "fbgemm_gpu", "pydantic", "pyarrow")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    sections: dict[str, tuple[str, Callable[[], list[Row]]]] = {
+        "tests": ("Tests", partial(run_tests, TESTS[:1] if missing else TESTS)),
+        "errors": ("Dot interaction against the float64 reference", gpu_kernels.measure_errors),
+        "speed": ("Dot interaction: speed", gpu_kernels.measure_speed),
+    }
     with tempfile.TemporaryDirectory(prefix="rayrec-gpu-check-") as folder:
-        if not missing:
+        if missing:
+            print(f"training is skipped: {', '.join(missing)} not installed")
+        else:
             from benchmarks import gpu_models, gpu_training
 
             gpus = torch.cuda.device_count()
             train = partial(gpu_training.check_training, Path(folder) / "ways", "cuda", gpus)
             with_ray = partial(gpu_training.train_with_ray, Path(folder) / "ray", "cuda", gpus)
-            speed = partial(gpu_training.measure_training, Path(folder) / "speed", "cuda", gpus)
-            sections += [
-                ("Training in every way", train),
-                ("Ray Train", with_ray),
-                ("Published recipes: training and scoring beside NVIDIA's A100", speed),
-                ("Dense networks of the published models: speed", gpu_models.measure_dense_networks),
-            ]
-        return _run(sections, missing)
+            recipes = partial(gpu_training.measure_training, Path(folder) / "speed", "cuda", gpus)
+            sections |= {
+                "training": ("Training in every way", train),
+                "ray": ("Ray Train", with_ray),
+                "recipes": ("Published recipes: training and scoring beside NVIDIA's A100", recipes),
+                "networks": ("Dense networks of the published models: speed", gpu_models.measure_dense_networks),
+            }
+        chosen = sys.argv[1:] or list(sections)
+        earlier = json.loads(RESULTS.read_text())["sections"] if sys.argv[1:] and RESULTS.exists() else {}
+        return _run({name: sections[name] for name in chosen}, earlier)
 
 
-def _run(sections: Sequence[tuple[str, Callable[[], list[Row]]]], missing: Sequence[str]) -> int:
-    report: Row = {"machine": describe_machine(), "tests": run_tests(TESTS[:1] if missing else TESTS), "sections": {}}
-    print_table("Machine", [report["machine"]])
-    print(f"\nGPU tests: {report['tests']}")
-    if missing:
-        report["skipped"] = f"training: {', '.join(missing)} not installed"
-        print(f"\nskipped: {report['skipped']}")
-    failed = ["GPU tests"] if report["tests"].startswith("failed") else []
-    for title, measure in sections:
+def _run(sections: Mapping[str, tuple[str, Callable[[], list[Row]]]], results: dict[str, Row]) -> int:
+    machine = describe_machine()
+    print_table("Machine", [machine])
+    failed = []
+    for name, (title, measure) in sections.items():
         began = time.perf_counter()
         try:
             rows = measure()
         except Exception as error:  # the sections after it are still worth their time
             rows = [{"ok": False, "error": f"{type(error).__name__}: {error}"}]
         torch.cuda.empty_cache()  # what this process keeps, others lack
-        report["sections"][title] = {"seconds": round(time.perf_counter() - began, 1), "rows": rows}
-        print_table(f"{title} ({report['sections'][title]['seconds']} s)", rows)
+        seconds = round(time.perf_counter() - began, 1)
+        results[name] = {"title": title, "seconds": seconds, "machine": machine, "rows": rows}
+        print_table(f"{title} ({seconds} s)", rows)
         if any(row.get("ok") is False for row in rows):
-            failed.append(title)
-        report["failed"] = failed
+            failed.append(name)
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"\n{'FAILED: ' + '; '.join(failed) if failed else 'all passed'}; written to {RESULTS}")
+        RESULTS.write_text(json.dumps({"sections": results}, indent=1) + "\n")
+    print(f"\n{'FAILED: ' + ', '.join(failed) if failed else 'all passed'}; written to {RESULTS}")
     return 1 if failed else 0
 
 
@@ -99,25 +101,14 @@ def describe_machine() -> Row:
     }
 
 
-def run_tests(tests: Sequence[str]) -> str:
-    """`passed`, `failed: <pytest's last line>`, or why the tests did not run."""
+def run_tests(tests: Sequence[str]) -> list[Row]:
+    """One row, with pytest's last line, or with why the tests did not run."""
     if importlib.util.find_spec("pytest") is None:
-        return "not run: pytest not installed; the errors below cover the same kernels"
+        return [{"skipped": "pytest is not installed; the errors below cover the same kernels"}]
+    # The project's pytest settings ask for plug-ins and versions that a bare machine need not have.
+    command = ["-m", "pytest", "-q", "-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider", *tests]
     run = subprocess.run(
-        # The project's pytest settings ask for plug-ins and versions that a bare machine need not have.
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-c",
-            os.devnull,
-            "--rootdir",
-            ".",
-            "-p",
-            "no:cacheprovider",
-            *tests,
-        ],
+        [sys.executable, *command],
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
@@ -126,8 +117,7 @@ def run_tests(tests: Sequence[str]) -> str:
     )
     if run.returncode != 0:
         print(run.stdout + run.stderr)
-    last_line = run.stdout.strip().rsplit("\n", 1)[-1]
-    return f"{'passed' if run.returncode == 0 else 'failed'}: {last_line}"
+    return [{"tests": " ".join(tests), "result": run.stdout.strip().rsplit("\n", 1)[-1], "ok": run.returncode == 0}]
 
 
 def print_table(title: str, rows: list[Row]) -> None:

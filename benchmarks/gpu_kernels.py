@@ -55,6 +55,7 @@ def measure_speed() -> list[Row]:
         mixed = [("bf16 of fp32", "bf16", torch.float32)] if name == "criteo" else []
         for label, precision, embeddings_dtype in [*((p, p, DTYPES[p]) for p in DTYPES), *mixed]:
             dtype = DTYPES[precision]
+            torch.compiler.reset()  # after eight compilations of a function torch would call it as it is
             dense, embeddings = _inputs(shape, dtype, embeddings_dtype)
             grad = torch.randn_like(torch.ops.rayrec.dot_interaction(dense, embeddings, dtype))
             vectors_bytes = _bytes(dense, embeddings)

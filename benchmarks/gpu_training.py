@@ -87,10 +87,7 @@ def kinds() -> list[Kind]:
         Kind(f"tables by {name}", {"embedding_optimizer": settings, "dense_optimizer": dense})
         for name, settings in fused.items()
     ]
-    optimizers += [
-        Kind(f"tables by {name}", {"embedding_optimizer": {**ADAM, "kind": name}}, devices=on_gpu, reference=None)
-        for name in ("adam", "lamb")
-    ]
+    optimizers.append(Kind("tables by adam", {"embedding_optimizer": ADAM}, devices=on_gpu, reference=None))
     optimizers.append(Kind("copies by dense adam", {"embedding_optimizer": ADAM, "sharding": COPIES}))
     networks = [
         Kind(f"network by {name}", {"dense_optimizer": {"kind": name, "lr": 0.01, **more}})

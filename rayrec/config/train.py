@@ -31,9 +31,9 @@ class OptimizerConfig(Config):
     0.1."""
     weight_decay: NonNegativeFloat = 0.0
     """The weight of |w|^2 / 2 in the objective, whose gradient joins that of each step. Decoupled from the gradient
-    (AdamW) in `adamw`, and in `adam` and `lamb` of tables, as in FBGEMM and in Apex's FusedAdam."""
+    (AdamW) in `adamw`, and in `adam` of tables, as in FBGEMM and in Apex's FusedAdam."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Shares that `adam`, `adamw` and `lamb` keep, in a step, of the mean of gradients and of that of their squares."""
+    """Shares that `adam` and `adamw` keep, in a step, of the mean of gradients and of that of their squares."""
     lr_power: Annotated[float, Field(le=0)] = -0.5
     """The exponent that `ftrl` gives the sum of squared gradients in the learning rate of a coordinate."""
     l1: NonNegativeFloat = 0.0
@@ -54,9 +54,9 @@ class EmbeddingOptimizerConfig(OptimizerConfig):
     """The optimizer of embedding tables.
 
     It runs inside their backward pass (fused) where FBGEMM has a kernel; data-parallel tables, and all under `rmsprop`
-    and `ftrl`, get a dense gradient and torch's optimizer, which is the same rule. `lamb` needs a GPU. `adam` on a CPU
-    needs `sharding.default: data_parallel`: then it is dense Adam, which also moves rows that the batch does not touch,
-    as the published NCF does; fused, it updates the batch's rows alone. `weight_decay` of `sgd` and `adagrad` needs it
+    and `ftrl`, get a dense gradient and torch's optimizer, which is the same rule. `adam` on a CPU needs
+    `sharding.default: data_parallel`: then it is dense Adam, which also moves rows that the batch does not touch, as
+    the published NCF does; fused, it updates the batch's rows alone. `weight_decay` of `sgd` and `adagrad` needs it
     too, as it holds back every row at every step: a rare value more than a frequent one, as in ridge regression. `ftrl`
     is FTRL-proximal (McMahan et al. 2013, "Ad click prediction: a view from the trenches"): see
     `rayrec.training.optimizers.ftrl`.
@@ -64,7 +64,7 @@ class EmbeddingOptimizerConfig(OptimizerConfig):
 
     _without_weight_decay: ClassVar[frozenset[str]] = frozenset({"rowwise_adagrad", "ftrl"})
 
-    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "lamb", "ftrl"] = "sgd"
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "ftrl"] = "sgd"
     """The rule; `rowwise_adagrad` keeps one sum for each row of a table."""
 
 

@@ -104,14 +104,15 @@ def test_kernels_compile_for_hopper(
             attrs={(place,): [["tt.divisibility", 16]] for place in multiples},
         )
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
-        registers, stack, shared = resource_usage(compiled.asm["cubin"], tmp_path)
-        assert shared <= 64 * 1024 and registers * 32 * warps <= 65_536, "fewer than two programs fit"
+        registers, stack = resource_usage(compiled.asm["cubin"], tmp_path)
+        shared = compiled.metadata.shared + 1024  # what CUDA keeps for itself
+        assert 2 * shared <= 228 * 1024 and 2 * registers * 32 * warps <= 65_536, "fewer than two programs fit"
         if aligned:
             assert stack == 0, f"{kernel.__name__} spills registers"
 
 
-def resource_usage(cubin: bytes, folder: Path) -> tuple[int, int, int]:
-    """Registers of a thread, bytes of its stack and bytes of shared memory, as the machine code declares them."""
+def resource_usage(cubin: bytes, folder: Path) -> tuple[int, int]:
+    """Registers of a thread and bytes of its stack, as the machine code declares them."""
     import triton
 
     (folder / "kernel.cubin").write_bytes(cubin)
@@ -119,6 +120,6 @@ def resource_usage(cubin: bytes, folder: Path) -> tuple[int, int, int]:
     usage = subprocess.run(
         [tool, "-res-usage", folder / "kernel.cubin"], capture_output=True, text=True, check=True
     ).stdout
-    numbers = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage)
+    numbers = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert numbers is not None, usage
-    return int(numbers[1]), int(numbers[2]), int(numbers[3])
+    return int(numbers[1]), int(numbers[2])

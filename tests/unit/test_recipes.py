@@ -245,7 +245,7 @@ def test_published_sizes(name: str, first_top_layer: tuple[int, int], dense_para
 
 @pytest.mark.parametrize("name", sorted(n for n in NAMES if n.endswith(("-debug", "-small", "-ml-1m"))))
 def test_small_recipes_run_on_a_cpu(name: str) -> None:
-    """fbgemm has no Adam or LAMB for tables on a CPU; data-parallel tables have torch's Adam."""
+    """fbgemm has no Adam for tables on a CPU; data-parallel tables have torch's Adam."""
     train = load_recipe(name).train
     assert train.device == "cpu"
     assert train.embedding_optimizer.kind in {"sgd", "adagrad", "rowwise_adagrad"} or train.has_dense_adam_tables

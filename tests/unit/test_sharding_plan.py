@@ -106,7 +106,7 @@ def test_a_table_beyond_one_worker_is_split() -> None:
         ("rowwise_adagrad", {"default": "column_wise"}, "'C0' cannot be column_wise under its optimizer 'rowwise_"),
         ("rmsprop", {"tables": {"C1": "column_wise"}}, "'C1' cannot be column_wise .* use one of table_wise, row_wise"),
         ("sgd", {"wide": True, "tables": {"C1_wide": "column_wise"}}, "'C1_wide' cannot be column_wise .* 'ftrl'"),
-        ("lamb", {"tables": {"C1": "data_parallel"}}, "'C1' cannot be data_parallel"),
+        ("adam", {"tables": {"C1": "column_wise"}}, "'C1' cannot be column_wise"),
         ("sgd", {"tables": {"C1": "table_row_wise"}}, "'C1' cannot be table_row_wise on one node"),
         ("sgd", {"default": "grid_shard", "per_node": 1}, "'C0' cannot be grid_shard on one node, or on nodes of one"),
         ("rowwise_adagrad", {"default": "grid_shard", "per_node": 1}, "'C0' cannot be grid_shard under its optimizer"),

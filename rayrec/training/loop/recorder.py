@@ -145,6 +145,8 @@ class RunRecorder:
 
         Raises UserError where the loss is not finite.
         """
+        if self._context.device.type == "cuda":
+            torch.cuda.synchronize(self._context.device)  # the steps have been given to it, and are not done
         window, now = self._window, time.perf_counter()
         every = self._recipe.train.checkpoint.every_minutes
         due = every is not None and now - self._saved_at >= 60 * every

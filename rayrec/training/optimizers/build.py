@@ -51,8 +51,6 @@ def build_optimizer(
                 l2=config.l2,
                 beta=config.beta,
             )
-        case "lamb":
-            raise AssertionError("the planner gives no table a dense kernel under lamb")
 
 
 def table_moments(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:

@@ -20,7 +20,6 @@ _FUSED = {
     "adagrad": EmbOptimType.EXACT_ADAGRAD,
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     "adam": EmbOptimType.ADAM,
-    "lamb": EmbOptimType.LAMB,
 }
 
 
@@ -34,7 +33,7 @@ def set_fused_optimizers(
         parameters: dict[str, Any] = {"optimizer": _FUSED[config.kind], "learning_rate": config.lr}
         if config.kind != "sgd":
             parameters["eps"] = config.eps
-        if config.kind in {"adam", "lamb"}:
+        if config.kind == "adam":
             parameters |= {"beta1": config.betas[0], "beta2": config.betas[1], "weight_decay": config.weight_decay}
         set_fused_parameters(embeddings.embedding_bags[table.name].weight, part, parameters)
 
@@ -116,7 +115,7 @@ class TableOptimizer:
         return state | self._stepped_state
 
     def restore_step(self, step: int) -> None:
-        """Set the count of steps for the bias correction of fused Adam and LAMB; dense Adam's is in its state."""
+        """Set the count of steps for the bias correction of fused Adam; dense Adam's is in its state."""
         self._fused.set_optimizer_step(step)
 
 

@@ -44,15 +44,12 @@ Kernel = Literal["fused", "fused_uvm_caching", "dense"]
 the shard is in the host's memory, and its GPU caches the rows that it needed last; `dense` leaves a gradient of the
 whole shard, which a torch optimizer takes (`rayrec.training.optimizers.tables`)."""
 
-_FUSED = {"sgd", "adagrad", "rowwise_adagrad", "adam", "lamb"}
+_FUSED = {"sgd", "adagrad", "rowwise_adagrad", "adam"}
 # Row-wise Adagrad keeps a moment for a row of each column shard, which other plans could not load; in a dense kernel
 # (RMSprop, FTRL) TorchRec puts column shards of one table that lie on one worker behind each other.
 _BY_COLUMNS = {"sgd", "adagrad"}
 _OF_COLUMNS: tuple[Sharding, ...] = ("column_wise", "grid_shard")
 _OF_NODES: tuple[Sharding, ...] = ("table_row_wise", "grid_shard")
-# A data-parallel table is updated by torch's optimizer, which is the fused one's rule, or the only one; but Adam and
-# LAMB also move rows that are not in the batch.
-_REPLICATED = {"sgd", "adagrad", "rowwise_adagrad", "rmsprop", "ftrl"}
 _DOES_NOT_FIT = {
     PlannerErrorType.INSUFFICIENT_STORAGE,
     PlannerErrorType.PARTITION,
@@ -91,9 +88,10 @@ def table_rule(table: EmbeddingTable, train: TrainConfig) -> TableRule:
     automatic: list[Sharding] = ["table_wise", "row_wise", "table_row_wise"]
     if kind in _BY_COLUMNS:
         automatic += _OF_COLUMNS
-    if kind in _REPLICATED:
-        automatic.append("data_parallel")
-    return TableRule(kind, tuple(automatic), (*automatic, "data_parallel") if kind == "adam" else tuple(automatic))
+    # torch's optimizer updates a data-parallel table, by the fused one's rule where there is one. But torch's Adam also
+    # moves rows that are not in the batch, so that the planner must not choose between the two.
+    allowed = (*automatic, "data_parallel")
+    return TableRule(kind, tuple(automatic) if kind == "adam" else allowed, allowed)
 
 
 @dataclass(frozen=True)

@@ -31,17 +31,13 @@ def require_trainable(recipe: Recipe, dataset: Dataset, device: DeviceName) -> N
         _require_interactions(dataset)
     if train.loss.listwise:
         _require_whole_groups(dataset)
-    # FBGEMM fuses Adam and LAMB into the tables' backward pass on a GPU alone.
+    # FBGEMM fuses Adam into the tables' backward pass on a GPU alone.
     for name, part in train.by_part.items() if device == "cpu" else ():
         kind, field = part.embedding_optimizer.kind, "train" if part is train else f"train.parts.{name}"
         if kind == "adam" and not train.has_dense_adam_tables:
             raise ConfigError(
                 f"{field}.embedding_optimizer.kind: 'adam' on a CPU needs train.sharding.default: data_parallel; "
                 "or use sgd, adagrad or rowwise_adagrad"
-            )
-        if kind == "lamb":
-            raise ConfigError(
-                f"{field}.embedding_optimizer.kind: 'lamb' needs a GPU; on a CPU use sgd, adagrad or rowwise_adagrad"
             )
 
 
