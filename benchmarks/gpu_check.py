@@ -61,6 +61,9 @@ def main() -> int:
                 "networks": ("Dense networks of the published models: speed", gpu_models.measure_dense_networks),
             }
         chosen = sys.argv[1:] or list(sections)
+        if unknown := set(chosen) - sections.keys():
+            print(f"gpu-check: no such section: {', '.join(sorted(unknown))}; use {', '.join(sections)}")
+            return 2
         earlier = json.loads(RESULTS.read_text())["sections"] if sys.argv[1:] and RESULTS.exists() else {}
         return _run({name: sections[name] for name in chosen}, earlier)
 

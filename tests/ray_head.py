@@ -36,7 +36,7 @@ class RayHead:
     address: str
     """What RAY_ADDRESS is set to."""
     dashboard: str
-    """URL."""
+    """URL, at which nothing answers unless the head was started with a dashboard."""
     agent: str
     """URL of the agent of the head's node."""
     pid: int
@@ -44,13 +44,18 @@ class RayHead:
 
 
 @contextmanager
-def ray_head(environment: Mapping[str, str], num_cpus: int = 1, program: Path = RAY) -> Iterator[RayHead]:
-    """A head node that runs for the time of the block; `program` is the `ray` of the environment that it runs in."""
+def ray_head(
+    environment: Mapping[str, str], num_cpus: int = 1, program: Path = RAY, *, dashboard: bool = False
+) -> Iterator[RayHead]:
+    """A head node that runs for the time of the block; `program` is the `ray` of the environment that it runs in.
+
+    `dashboard`: start what takes jobs and configurations of Serve.
+    """
     # Short: names of sockets in it may have a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
     # A node is dead when it has not answered five times. Ray asks every three seconds, unless it is told otherwise.
     environment = {"RAY_health_check_period_ms": "500", **environment}
-    head, address, url, agent = _start_head(environment, num_cpus, program, folder)
+    head, address, url, agent = _start_head(environment, num_cpus, program, folder, has_dashboard=dashboard)
     try:
         yield RayHead(address, url, agent, head.pid)
     finally:
@@ -59,7 +64,7 @@ def ray_head(environment: Mapping[str, str], num_cpus: int = 1, program: Path = 
 
 
 def _start_head(
-    environment: Mapping[str, str], num_cpus: int, program: Path, folder: Path, tries: int = 2
+    environment: Mapping[str, str], num_cpus: int, program: Path, folder: Path, *, has_dashboard: bool, tries: int = 2
 ) -> tuple["subprocess.Popen[bytes]", str, str, str]:
     """The process, its address, dashboard and agent; tried twice if a busy machine is slower than Ray waits for."""
     gcs, dashboard, agent = free_ports(3)
@@ -67,6 +72,7 @@ def _start_head(
         str(program), "start", "--head", "--block", "--disable-usage-stats",
         f"--num-cpus={num_cpus}", f"--temp-dir={folder}", "--object-store-memory=80000000", f"--port={gcs}",
         f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}",
+        f"--include-dashboard={str(has_dashboard).lower()}",
     ]  # fmt: skip
     log = folder / f"head-{tries}.log"
     with log.open("w") as out:
@@ -75,12 +81,13 @@ def _start_head(
     try:
         # Not 127.0.0.1: nodes go by the address that the head has found for itself.
         address = _wait_for(lambda: re.search(rf"--address='([\d.]+:{gcs})'", log.read_text()), head, log)
-        _wait_for(lambda: _answers(f"{url}/api/gcs_healthz"), head, log)
+        if has_dashboard:
+            _wait_for(lambda: _answers(f"{url}/api/gcs_healthz"), head, log)
     except AssertionError:
         _stop(head)
         if tries == 1 or not re.search("timed out during startup|Failed to start the dashboard", log.read_text()):
             raise
-        return _start_head(environment, num_cpus, program, folder, tries - 1)
+        return _start_head(environment, num_cpus, program, folder, has_dashboard=has_dashboard, tries=tries - 1)
     return head, address[1], url, f"http://127.0.0.1:{agent}"
 
 

@@ -55,6 +55,28 @@ def own_session_environment() -> dict[str, str] | None:
     return None if node is None else psutil.Process(node.all_processes["raylet"][0].process.pid).environ()
 
 
+def note(key: str, value: bytes) -> None:
+    """Write a value where all processes of the Ray session find it, unless the key has one."""
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    _internal_kv_put(key, value, overwrite=False)
+
+
+def read_note(key: str) -> bytes | None:
+    """The value of a key of the Ray session."""
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    value: bytes | None = _internal_kv_get(key)
+    return value
+
+
+def remove_note(key: str) -> None:
+    """Remove a key of the Ray session."""
+    from ray.experimental.internal_kv import _internal_kv_del
+
+    _internal_kv_del(key)
+
+
 def shut_down() -> None:
     """Leave the Ray session, and end it if this process has started it; of its files only the logs are left."""
     import ray

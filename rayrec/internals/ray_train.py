@@ -44,27 +44,34 @@ def preempted_nodes() -> int:
     return 0 if info is None else len(info.preempted_node_to_ranks)
 
 
+def needed_callbacks(callbacks: list[Any]) -> list[Any]:
+    """Those of Ray Train's callbacks that a run needs, each left out being one process less.
+
+    Nothing shares Ray's data sets out to the workers, which get none. What gives back the resources of a run that was
+    killed is not needed where the session ends with it, nor where `train_reservations` does it.
+    """
+    from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+
+    left_out = (DatasetsCallback, PlacementGroupCleanerCallback)
+    return [callback for callback in callbacks if not isinstance(callback, left_out)]
+
+
 def trainer_of_own_session(environment: dict[str, str], *arguments: Any, **options: Any) -> "TorchTrainer":
     """A `TorchTrainer` for a Ray session that this process has started for itself alone; it begins and ends sooner.
 
-    It leaves out what gives the workers' resources back if this process is killed, since the session then ends, too,
-    and what shares Ray's data sets out to the workers, which get none. Its processes have the variables `environment`;
-    if there are none, those that Ray started in advance will do.
+    Its processes have the variables `environment`; if there are none, those that Ray started in advance will do.
     """
     import ray
     from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
         get_or_create_autoscaling_coordinator,
     )
     from ray.train.torch import TorchTrainer
-    from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
-    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
     from ray.train.v2._internal.execution.controller import TrainController
 
     class Trainer(TorchTrainer):
         def _create_default_callbacks(self) -> list[Any]:
-            left_out = (DatasetsCallback, PlacementGroupCleanerCallback)
-            callbacks = super()._create_default_callbacks()
-            return [callback for callback in callbacks if not isinstance(callback, left_out)]
+            return needed_callbacks(super()._create_default_callbacks())
 
         def _initialize_and_run_controller(self, **arguments: Any) -> Any:
             own: dict[str, Any] = {"runtime_env": {"env_vars": environment}} if environment else {}

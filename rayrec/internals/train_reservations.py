@@ -11,21 +11,20 @@ from typing import Any
 import ray
 from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 from ray.train.torch import TorchTrainer
-from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.callback import ControllerCallback
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
 
 from rayrec.internals.ray_core import Reservations
+from rayrec.internals.ray_train import needed_callbacks
 
 
 class ReservingTrainer(TorchTrainer):
     """For a Ray session with other work: its workers' resources return to the session whenever the run ends."""
 
     def _create_default_callbacks(self) -> list[Any]:
-        callbacks = super()._create_default_callbacks()
-        return [_Reserve(), *(one for one in callbacks if not isinstance(one, PlacementGroupCleanerCallback))]
+        return [_Reserve(), *needed_callbacks(super()._create_default_callbacks())]
 
 
 class _Reserve(ControllerCallback):

@@ -35,7 +35,7 @@ from rayrec.internals.ray_train import (
 from rayrec.recipes import Recipe
 from rayrec.storage.location import here
 from rayrec.storage.staged import borrowed, fetch, lent
-from rayrec.training.mistake import MistakeNote, mistake_note
+from rayrec.training.mistake import MistakeNote
 from rayrec.training.run.display import HistoryDisplay
 from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, Origin, RunFolder
 from rayrec.training.run.gauges import RunGauges
@@ -183,7 +183,7 @@ def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, de
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    least, mistake = recipe.train.min_workers, mistake_note()
+    least, mistake = recipe.train.min_workers, MistakeNote.new()
     settings = dict(ENVIRONMENT_OF_OWN_SESSION)
     if len(ray.nodes()) > 1 or least is not None:
         del settings[PREEMPTION_WATCHER]
@@ -223,11 +223,13 @@ def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, de
     try:
         with environment_of_processes(environment):
             result = trainer.fit()
+        mistake.raise_if_any()
     except Exception:
         # If no restart is left, Ray's error hides the worker's message.
         mistake.raise_if_any()
         raise
-    mistake.raise_if_any()
+    finally:
+        mistake.remove()
     return result.return_value
 
 

@@ -34,7 +34,7 @@ def cluster(ray_cluster: str) -> Iterator[str]:
     Not the tests' own session: of all such sessions on a machine, only one has the port at which Ray takes jobs.
     """
     # A job that is stopped has three seconds to tidy up before Ray kills it, which a busy machine exceeds.
-    with ray_head({**os.environ, "RAY_JOB_STOP_WAIT_TIME_S": "60"}, num_cpus=8) as head:
+    with ray_head({**os.environ, "RAY_JOB_STOP_WAIT_TIME_S": "60"}, num_cpus=8, dashboard=True) as head:
         yield head.address
 
 
@@ -194,7 +194,7 @@ def test_every_part_is_a_job_of_a_cluster_in_another_shell(tmp_path: Path) -> No
         "tune": [RECIPE, "--data", "dataset", "--output", "sweep", "--trials", "2", "--workers", "1"],
         "evaluate": ["run", "--data", "dataset"],
     }
-    with ray_head(own, num_cpus=4) as head:
+    with ray_head(own, num_cpus=4, dashboard=True) as head:
         for command, arguments in commands.items():
             options = ["--address", head.dashboard, "--json"]
             done = subprocess.run(
@@ -225,7 +225,7 @@ def test_a_cluster_with_tokens_refuses_who_has_none(tmp_path: Path) -> None:
     refused = "the cluster asks for a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
     wrong = [{"RAY_AUTH_MODE": "disabled"}, {**TOKEN, "RAY_AUTH_TOKEN": "f" * 64}, {"RAY_AUTH_MODE": "token"}]
     raw = tmp_path / "raw"
-    with ray_head({**plain, **TOKEN}) as head:
+    with ray_head({**plain, **TOKEN}, dashboard=True) as head:
         submit = ["submit", "generate", "criteo", "--rows", "100", "--output", raw, "--address", head.dashboard]
         for variables in wrong:
             code, line = run(*submit, **variables)

@@ -99,7 +99,7 @@ def _contents(dataset: Path) -> dict[str, bytes]:
 
 def test_sweep(environment: dict[str, str], tmp_path: Path) -> None:
     """A grid of three trials, two at once; while one writes a checkpoint, its node is killed."""
-    rows, batch, epochs, values = 12_800, 64, 2, [0.1, 0.01, 0.001]
+    rows, batch, epochs, values = 6_400, 64, 2, [0.1, 0.01, 0.001]
     data = make_dataset(tmp_path / "data", {"train": rows, "validation": 800, "test": 100}, numeric=3, categorical=4)
     space, config, sweep = tmp_path / "space.yaml", tmp_path / "own.yaml", tmp_path / "sweep"
     space.write_text(f"train.dense_optimizer.lr: {{choice: {values}}}\n")
@@ -116,7 +116,7 @@ def test_sweep(environment: dict[str, str], tmp_path: Path) -> None:
         *(str(config), "--data", str(data.folder), "--output", str(sweep)),
         *("--search", "grid", "--trials", str(len(values)), "--space", str(space)),
     ]
-    hold = Hold(tmp_path / "hold", rf"sweep/trials/.*{checkpoint_name(100)}")
+    hold = Hold(tmp_path / "hold", rf"sweep/trials/.*{checkpoint_name(60)}")
     with ray_head(environment, num_cpus=0) as head, ray_nodes(head, environment, 2) as nodes:
         attached = {**environment, "RAY_ADDRESS": head.address}
         with hold.held("jobs.tune", *arguments, environment=attached) as held:

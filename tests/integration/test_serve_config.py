@@ -87,7 +87,7 @@ def test_serve_deploy_and_serve_run(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
     url = f"http://127.0.0.1:{port}"
-    with ray_head(environment, num_cpus=4) as head:
+    with ray_head(environment, num_cpus=4, dashboard=True) as head:
         ray_serve("deploy", str(tmp_path / "config.yaml"), "--address", head.dashboard)
         wait_for(lambda: answers(url, "other", {}))
         for name in ("ctr", "other"):
@@ -137,7 +137,7 @@ def test_what_kuberay_serves(tmp_path: Path) -> None:
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(statistics),
         }
-        head = stack.enter_context(ray_head(environment, num_cpus=3))
+        head = stack.enter_context(ray_head(environment, num_cpus=3, dashboard=True))
 
         def is_well(probe: dict[str, Any]) -> bool:
             urls = {8000: f"http://127.0.0.1:{port}", 52365: head.agent}

@@ -50,6 +50,16 @@ def test_ray_prints_what_it_says_by_one_function() -> None:
     assert "print_to_stdstream(" in inspect.getsource(worker.listen_error_messages), message
 
 
+def test_ray_keeps_notes_without_a_process_for_them() -> None:
+    from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+
+    message = GONE.format("Ray", "ray_core")
+    assert list(inspect.signature(_internal_kv_put).parameters)[:3] == ["key", "value", "overwrite"], message
+    assert all(next(iter(inspect.signature(f).parameters)) == "key" for f in (_internal_kv_get, _internal_kv_del)), (
+        message
+    )
+
+
 def test_ray_trains_processes_inherit_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.train.v2._internal import constants
 
