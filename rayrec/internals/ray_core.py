@@ -78,7 +78,7 @@ def remove_note(key: str) -> None:
 
 
 def shut_down() -> None:
-    """Leave the Ray session, and end it if this process has started it; of its files only the logs are left."""
+    """Leave the Ray session, and end it if this process has started it; the library for Java goes with it."""
     import ray
 
     node = _own_head()

@@ -45,7 +45,7 @@ def preempted_nodes() -> int:
 
 
 def needed_callbacks(callbacks: list[Any]) -> list[Any]:
-    """Those of Ray Train's callbacks that a run needs, each left out being one process less.
+    """Leave out the callbacks of Ray Train that start processes which a run does not need.
 
     Nothing shares Ray's data sets out to the workers, which get none. What gives back the resources of a run that was
     killed is not needed where the session ends with it, nor where `train_reservations` does it.

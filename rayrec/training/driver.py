@@ -223,11 +223,12 @@ def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, de
     try:
         with environment_of_processes(environment):
             result = trainer.fit()
-        mistake.raise_if_any()
     except Exception:
         # If no restart is left, Ray's error hides the worker's message.
         mistake.raise_if_any()
         raise
+    else:
+        mistake.raise_if_any()
     finally:
         mistake.remove()
     return result.return_value
