@@ -21,6 +21,7 @@ import pyarrow.fs as fs
 
 from rayrec.common.files import write_json
 from rayrec.config.preprocess import ShardLayoutConfig
+from rayrec.features.text_forms import TextFacts
 from rayrec.inference.batch.pool import rows_of_parts
 from rayrec.inference.batch.prediction import row_group_tasks
 from rayrec.ingest.batch_order import BatchOrder, Units
@@ -114,6 +115,7 @@ def _parse(rows: int, nodes: int) -> dict[str, Any]:
                 {"": (Piece(Path(f"/out/.scratch/parse/rows/{n:06d}-00000.parquet"), 0, per_chunk),)},
                 {},
                 Path(f"/out/.scratch/parse/rejected/{n:06d}.parquet"),
+                {f"C{number}": TextFacts() for number in range(1, 27)},
             )
         )
         for n, chunk in enumerate(chunks)

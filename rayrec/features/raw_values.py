@@ -1,8 +1,11 @@
 """Columns of files and requests, as the types that raw columns have: the one implementation for both.
 
 A value that cannot be read (`1,5` as a number, a time of another format) is marked, so that the caller can set its row
-aside or name it. Missing values stay missing: null, NaN, and the empty text where something else than text is needed.
+aside or name it. Missing values stay missing: null, NaN, the empty text and blanks.
 """
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -11,13 +14,20 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.features.schema import RawColumn
+from rayrec.features.text_forms import in_form, without_blanks
 
+Values: TypeAlias = pa.Array | list[Any]
+"""The values of a column; a list of Python's if their types differ."""
 Unreadable = NDArray[np.bool_]
 """(n,) whether a row's value is present, but not what the column needs."""
+Read: TypeAlias = Callable[[Any], tuple[pa.Array, Unreadable]]
 
 _FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 to 9999 in microseconds since 1970
 _NUMBER = r"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:inf|infinity|nan))"
 _INTEGER = r"-?\d+"
+_WHOLE = r"^([+-]?\d+)\.0*$"
+_PLAIN_TYPES = ("number", "integer", "numbers", "integers")
+"""Types of columns whose values, if Arrow has them in this type, are read as they are."""
 _LOCAL = r"\d{4}-\d\d-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d+)?)?)?)?"
 _ZONED = r"\d{4}-\d\d-\d\d[T ]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d(:?\d\d)?)"
 _EPOCHS = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -27,23 +37,94 @@ _EPOCHS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 def read_column(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
     """(n,) values of the type `raw.arrow`, and which of them could not be read; these are null in the values.
 
-    `column`: what a file or a request holds: texts, numbers, booleans, times, lists, or a dictionary of them. Numbers
-    are read from text as Arrow reads float64, with blanks around; integers as decimal digits. Texts are made of
-    integers (also of whole floats) as decimal digits, of booleans as `true` and `false`; numbers of booleans as 1 and
-    0. A local time that the clocks skip is the moment of their change; of one that they repeat, the first counts.
-    Raises UserError naming the column if no value of this type of column can be read.
+    `column`: what a file or a request holds: texts, bytes of texts, numbers, booleans, times, lists, or a dictionary of
+    them. Blanks around texts say nothing; empty texts and those of `raw.null_values` are missing. Numbers are read from
+    text as Arrow reads float64, integers as decimal digits, also of whole floats; booleans are 1 and 0. Texts are
+    spelled in the column's form (`rayrec.features.text_forms`). A local time that the clocks skip is the moment of
+    their change; of one that they repeat, the first counts. Raises UserError naming the column if no value of this type
+    of column can be read.
     """
-    if column.type == raw.arrow:
-        return _time_in_range(column) if raw.type == "time" else (column, _none_of(column))
-    if pa.types.is_null(column.type):
+    kind = column.type
+    if pa.types.is_null(kind):
         return pa.nulls(len(column), raw.arrow), _none_of(column)
-    if pa.types.is_dictionary(column.type):
+    if isinstance(kind, pa.BaseExtensionType):
+        return read_column(column.storage, raw)
+    if pa.types.is_run_end_encoded(kind):
+        return read_column(pc.run_end_decode(column), raw)
+    if pa.types.is_dictionary(kind):
         values, unreadable = read_column(column.dictionary, raw)
         indices = column.indices
         is_wrong = pc.fill_null(pa.array(unreadable).take(indices), False)
         return values.take(indices), is_wrong.to_numpy(zero_copy_only=False)
+    if kind == raw.arrow and raw.type in _PLAIN_TYPES:
+        return column, _none_of(column)
+    undecodable = None
+    if _is_binary(kind):
+        column, undecodable = _cast(column.cast(pa.binary()), pa.string())
+    if _is_text(column.type):
+        column = _present(column.cast(pa.string()), raw.null_values)
     read = {"number": _numbers, "integer": _integers, "text": _texts, "time": _times}.get(raw.type, _lists)
-    return read(column, raw)
+    values, unreadable = read(column, raw)
+    return values, unreadable if undecodable is None else unreadable | undecodable
+
+
+def read_values(values: Values, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
+    """Read values as `read_column` does; those of a list may be of several types, each of which may be unreadable."""
+
+    def read(column: pa.Array) -> tuple[pa.Array, Unreadable]:
+        return read_column(column, raw)
+
+    def read_lists(lists: list[Any]) -> tuple[pa.Array, Unreadable]:
+        elements, wrong = read_values([item for items in lists for item in items], _element(raw))
+        return _lists_of(elements, wrong, np.array([len(items) for items in lists]), np.zeros(len(lists), bool))
+
+    return read_by_type(values, raw.arrow, read, read_lists if pa.types.is_list(raw.arrow) else None)
+
+
+def read_by_type(
+    values: Values, kind: pa.DataType, read: Read, read_lists: Read | None = None
+) -> tuple[pa.Array, Unreadable]:
+    """Read an array, or a list of Python's values, those of each type apart, into arrays of type `kind`.
+
+    `read` is given arrays, `read_lists` lists of lists. A value that no array can hold is unreadable.
+    """
+    if isinstance(values, pa.Array):
+        return read(values)
+
+    def read_part(part: list[Any]) -> tuple[pa.Array, Unreadable]:
+        try:
+            if read_lists is not None and isinstance(part[0], list | tuple):
+                return read_lists(part)
+            return read(_array_of(part))
+        except (UserError, pa.ArrowException, OverflowError, TypeError, ValueError):
+            if len(part) == 1:
+                return pa.nulls(1, kind), np.array([part[0] is not None])
+        middle = len(part) // 2  # a few wrong values cost a few calls
+        return _joined([read_part(part[:middle]), read_part(part[middle:])])
+
+    rows_of_type: dict[object, list[int]] = {}
+    for row, value in enumerate(values):
+        rows_of_type.setdefault(_type_of(value), []).append(row)
+    parts = [read_part([values[row] for row in rows]) for rows in rows_of_type.values()]
+    found, wrong = _joined(parts) if parts else (pa.nulls(0, kind), np.zeros(0, bool))
+    order = np.argsort([row for rows in rows_of_type.values() for row in rows])
+    return found.take(pa.array(order)), wrong[order]
+
+
+def _type_of(value: Any) -> object:
+    """Return what is equal for values that can stand in one array."""
+    return "long" if type(value) is int and not -(2**63) <= value < 2**63 else type(value)
+
+
+def _array_of(values: list[Any]) -> pa.Array:
+    """Hold values of one type in Arrow; integers beyond 64 bits as their digits, so that none is lost."""
+    if _type_of(values[0]) == "long":
+        return pa.array([str(value) for value in values])
+    return pa.array(values, from_pandas=True)
+
+
+def _joined(parts: Sequence[tuple[pa.Array, Unreadable]]) -> tuple[pa.Array, Unreadable]:
+    return pa.concat_arrays([values for values, _ in parts]), np.concatenate([wrong for _, wrong in parts])
 
 
 def needs(raw: RawColumn) -> str:
@@ -60,7 +141,10 @@ def needs(raw: RawColumn) -> str:
 
 def _numbers(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
     if _is_text(column.type):
-        return _parsed(column, pa.float64(), _NUMBER)
+        try:
+            return column.cast(pa.float64()), _none_of(column)
+        except pa.ArrowInvalid:
+            return _parsed(column, pa.float64(), _NUMBER)
     if _is_number(column.type) or pa.types.is_boolean(column.type):
         # A decimal has no cast that rounds; an integer beyond 2^53 has no exact float64.
         return column.cast(pa.float64(), safe=False), _none_of(column)
@@ -78,12 +162,20 @@ def _integers(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
 
 
 def _texts(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
-    if pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
-        column, unreadable = _integers(column, raw)
-        return column.cast(pa.string()), unreadable
-    if pa.types.is_nested(column.type):
+    kind = column.type
+    if pa.types.is_nested(kind):
         raise _no_type(column, raw)
-    return _cast(column, pa.string())
+    unreadable = _none_of(column)
+    if pa.types.is_floating(kind):
+        column = pc.if_else(pc.is_nan(column), None, column)
+        column = column.cast(pa.float32()) if pa.types.is_float16(kind) else column
+    if not _is_text(kind):
+        column, unreadable = _cast(column, pa.string())
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        column = in_form(column, "number")
+    elif pa.types.is_temporal(kind):
+        column = pc.replace_substring_regex(column, r"\.0+([+-]\d+|Z)?$", r"\1")
+    return in_form(column, raw.form), unreadable
 
 
 def _times(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
@@ -100,10 +192,10 @@ def _times(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
     if raw.time_format in _EPOCHS:
         return _epochs(column, _EPOCHS[raw.time_format])
     texts, unreadable = _texts(column, raw)
-    texts = _without_blanks(texts)
     if raw.time_format == "iso":
         times, wrong = _iso_times(texts, raw.zone)
     else:
+        texts = pc.replace_substring_regex(texts, _WHOLE, r"\1")  # digits, which pandas wrote as floats
         times = pc.strptime(texts, format=raw.time_format, unit="us", error_is_null=True)
         wrong = _lost(texts, times)
         times = _in_utc(times, raw.zone)
@@ -139,33 +231,40 @@ def _epochs(column: pa.Array, unit: int) -> tuple[pa.Array, Unreadable]:
 def _lists(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
     kind = column.type
     if _is_text(kind) and raw.separator is not None:
-        texts = column.cast(pa.string())
-        column = pc.split_pattern(pc.if_else(pc.equal(texts, ""), None, texts), raw.separator)
+        column = pc.split_pattern(column, raw.separator)
     elif pa.types.is_fixed_size_list(kind) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         column = column.cast(pa.list_(kind.value_type))
     elif not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         raise _no_type(column, raw)
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-    of = raw.model_copy(update={"type": raw.type.removesuffix("s"), "separator": None})
-    elements, wrong = read_column(column.flatten(), of)
-    unreadable = _none_of(column)
-    unreadable[np.repeat(np.arange(len(column)), lengths)[wrong]] = True
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    missing = pc.or_(pc.is_null(column), pa.array(unreadable))
-    return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=missing), unreadable
+    elements, wrong = read_column(column.flatten(), _element(raw))
+    return _lists_of(elements, wrong, lengths, column.is_null().to_numpy(zero_copy_only=False))
 
 
-def _parsed(column: pa.Array, kind: pa.DataType, pattern: str) -> tuple[pa.Array, Unreadable]:
+def _element(raw: RawColumn) -> RawColumn:
+    """Return how an element of a column of lists is read."""
+    return raw.model_copy(update={"type": raw.type.removesuffix("s"), "separator": None})
+
+
+def _lists_of(
+    elements: pa.Array, wrong: Unreadable, lengths: NDArray[np.integer], is_null: NDArray[np.bool_]
+) -> tuple[pa.Array, Unreadable]:
+    """Join elements to (n,) lists of some lengths; a list with a wrong element is unreadable."""
+    unreadable = np.zeros(len(lengths), bool)
+    unreadable[np.repeat(np.arange(len(lengths)), lengths)[wrong]] = True
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, elements, mask=pa.array(is_null | unreadable)), unreadable
+
+
+def _parsed(texts: pa.Array, kind: pa.DataType, pattern: str) -> tuple[pa.Array, Unreadable]:
     """Numbers of texts that match `pattern`; Arrow's own reading of integers takes hexadecimal ones, too."""
-    texts = column.cast(pa.string())
-    if pa.types.is_floating(kind):
-        try:
-            return texts.cast(kind), _none_of(texts)
-        except pa.ArrowInvalid:
-            pass
-    texts = _without_blanks(texts)
     values, _ = _cast(_where(texts, pattern), kind)
-    return values, _lost(texts, values)
+    unreadable = _lost(texts, values)
+    if unreadable.any():  # perhaps whole floats or booleans
+        again, _ = _cast(_where(in_form(texts.filter(pa.array(unreadable)), "number"), pattern), kind)
+        values = pc.replace_with_mask(values, pa.array(unreadable), again)
+        unreadable = _lost(texts, values)
+    return values, unreadable
 
 
 def _where(texts: pa.Array, pattern: str) -> pa.Array:
@@ -181,8 +280,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Unreadable]:
         if len(column) == 1:
             return pa.nulls(1, kind), np.ones(1, bool)
     middle = len(column) // 2
-    parts = [_cast(part, kind) for part in (column[:middle], column[middle:])]
-    return pa.concat_arrays([values for values, _ in parts]), np.concatenate([wrong for _, wrong in parts])
+    return _joined([_cast(part, kind) for part in (column[:middle], column[middle:])])
 
 
 def _in_utc(times: pa.Array, zone: str) -> pa.Array:
@@ -201,10 +299,13 @@ def _time_in_range(times: pa.Array, unreadable: Unreadable | None = None) -> tup
     return times, wrong if unreadable is None else wrong | unreadable
 
 
-def _without_blanks(texts: pa.Array) -> pa.Array:
-    """Texts without blanks around them; null for what is empty then."""
-    trimmed = pc.ascii_trim_whitespace(texts)
-    return pc.if_else(pc.equal(trimmed, ""), None, trimmed)
+def _present(texts: pa.Array, null_values: Sequence[str]) -> pa.Array:
+    """Texts without blanks around them; null for what is empty then, or stands for a missing value."""
+    texts = without_blanks(texts)
+    if not null_values:
+        return texts
+    is_null = pc.is_in(texts, pa.array(null_values, texts.type))
+    return pc.if_else(is_null, None, texts) if pc.any(is_null).as_py() else texts
 
 
 def _lost(before: pa.Array, after: pa.Array) -> Unreadable:
@@ -217,6 +318,11 @@ def _none_of(column: pa.Array) -> Unreadable:
 
 def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    of_any_length = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+    return of_any_length or pa.types.is_fixed_size_binary(kind)
 
 
 def _is_number(kind: pa.DataType) -> bool:

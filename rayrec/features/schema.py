@@ -24,6 +24,7 @@ from rayrec.config.transforms import (
     Vocabulary,
 )
 from rayrec.config.validation import describe_validation_error
+from rayrec.features.text_forms import TextForm
 from rayrec.storage.files import write_json
 
 SCHEMA_FILE = "schema.json"
@@ -47,6 +48,10 @@ class RawColumn(Config):
     time_format: TimeFormat = "iso"
     zone: Zone = "UTC"
     """The IANA time zone of times that do not name one."""
+    form: TextForm = "text"
+    """How texts are spelled (`rayrec.features.text_forms`)."""
+    null_values: tuple[str, ...] = ()
+    """Texts that stand for a missing value, as the empty text does."""
 
     @property
     def arrow(self) -> pa.DataType:
@@ -298,7 +303,7 @@ def _require_columns(feature: _Feature, raw: Mapping[str, RawType]) -> None:
 class Schema(Config):
     """Every feature, in the order in which a model concatenates them; the label; optional columns beside them."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     label: str
     """Column of 0/1 labels (float32 in a dataset)."""
     group: str | None = None
@@ -485,4 +490,7 @@ class Schema(Config):
         except FileNotFoundError:
             raise UserError(f"{path}: missing; give a dataset or model folder") from None
         except ValidationError as error:
+            if any(found["loc"] == ("version",) for found in error.errors()):
+                reason = "written by a rayrec that spells values otherwise; preprocess and train again with this one"
+                raise UserError(f"{path}: {reason}") from None
             raise UserError(f"{path}: {describe_validation_error(error, cls)}") from None

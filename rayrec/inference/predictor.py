@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.lists import ids_of
+from rayrec.features.raw_values import Values
 from rayrec.features.schema import STATISTICS_FOLDER, MultiHotFeature, Schema, VectorFeature
 from rayrec.inference.folder.changed_rows import StoredTable
 from rayrec.inference.folder.model_folder import Metrics, ModelFolder
@@ -78,7 +79,9 @@ class Predictor:
         self._dense, self._dense_width = self.schema.dense, self.schema.dense_width
         self._pooled_width = sum(lookup.dim for lookup in self._lookups)
 
-    def predict(self, rows: "Sequence[Mapping[str, Any]] | pa.RecordBatch | pd.DataFrame") -> NDArray[np.float32]:
+    def predict(
+        self, rows: "Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table | pd.DataFrame"
+    ) -> NDArray[np.float32]:
         """Probabilities (n,) float32 of n rows of raw features, as the raw data has them.
 
         Rows are mappings of feature names to values, or columns named as the features. A feature that is left out, null
@@ -152,12 +155,14 @@ class Predictor:
             raise UserError("rows: give a list of rows (objects of feature names and values), not one alone")
         if isinstance(rows, Sequence):
             return self.raw_rows.from_rows(rows)
-        try:
-            batch = pa.RecordBatch.from_pandas(rows, preserve_index=False)
-        except pa.ArrowException as error:
-            # A column of mixed types; Arrow's message names it.
-            raise UserError(f"rows: {' '.join(str(error).split())}; give columns of one type") from None
-        return self.raw_rows.from_batch(batch)
+        if hasattr(rows, "iloc"):  # pandas' columns may have values of several types
+            columns = {str(name): _values_of(rows.iloc[:, place]) for place, name in enumerate(rows.columns)}
+            self.raw_rows.require_features([str(name) for name in rows.columns])
+        else:
+            table = pa.table(rows)
+            columns = {name: table[name].combine_chunks() for name in table.column_names}
+            self.raw_rows.require_features(table.column_names)
+        return self.raw_rows.from_columns(columns, len(rows))
 
     def _logits(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
         columns = dict(zip(self.encoded_columns.names, rows.columns, strict=True))
@@ -180,6 +185,15 @@ class Predictor:
         with torch.inference_mode():
             logits: Tensor = self._dense_network(torch.from_numpy(dense), torch.from_numpy(pooled))
             return logits.numpy()
+
+
+def _values_of(column: "pd.Series[Any]") -> Values:
+    """Return the values of a pandas column: Arrow's array, or a list if their types differ."""
+    try:
+        found = pa.Array.from_pandas(column)
+    except (pa.ArrowException, TypeError, ValueError):
+        return column.tolist()
+    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
 
 @dataclass(frozen=True)

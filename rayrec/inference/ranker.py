@@ -10,8 +10,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
+from rayrec.features.raw_values import needs, read_values
+from rayrec.features.schema import RawColumn
 from rayrec.inference.predictor import Predictor
-from rayrec.inference.raw_rows import checked_category
+from rayrec.inference.raw_rows import shown
 
 
 class FeatureLookup(Protocol):
@@ -80,16 +82,11 @@ class Ranker:
         unknown = next((name for name in context if name not in fields.names), None)
         if unknown is not None:
             raise UserError(f"context: unknown field '{str(unknown)[:100]}'; fields: {', '.join(fields.names)}")
-        is_text = pa.types.is_string(candidate.type)
-        checked = [
-            checked_category(f"candidates[{n}]", value, is_text, or_null="") for n, value in enumerate(candidates)
-        ]
-        columns = [pa.array(checked, candidate.type)]
+        places = [f"candidates[{place}]" for place in range(len(candidates))]
+        columns = [_read(places, list(candidates), candidate.type, needs_values=True)]
         for field in fields:
-            value = context.get(field.name)
-            if value is not None:
-                value = checked_category(f"context.{field.name}", value, pa.types.is_string(field.type))
-            columns.append(pa.repeat(pa.scalar(None if value == "" else value, field.type), len(candidates)))
+            (value,) = _read([f"context.{field.name}"], [context.get(field.name)], field.type)
+            columns.append(pa.repeat(value, len(candidates)))
         rows = pa.RecordBatch.from_arrays(columns, schema=pa.schema([candidate, *fields]))
         return self.predictor.raw_rows.from_batch(self.lookup.features(rows))
 
@@ -119,3 +116,14 @@ class Ranker:
             self.predictor.raw_rows.from_rows([context])
         except UserError as error:
             raise UserError(str(error).replace("row 0", "context", 1)) from None
+
+
+def _read(places: Sequence[str], values: list[Any], kind: pa.DataType, *, needs_values: bool = False) -> pa.Array:
+    """Read ids of one column as files of the source have them. Raises UserError that begins with the value's place."""
+    raw = RawColumn(name="", type="text" if pa.types.is_string(kind) else "integer", form="number")
+    found, wrong = read_values(values, raw)
+    wrong = wrong | found.is_null().to_numpy(zero_copy_only=False) if needs_values else wrong
+    if wrong.any():
+        place = int(wrong.argmax())
+        raise UserError(f"{places[place]}: {shown(values[place])}; needs {needs(raw)}")
+    return found

@@ -106,6 +106,7 @@ class Recommender:
         self.predictor = predictor
         by_name = {feature.name: feature for feature in schema.categorical}
         user, item = by_name[schema.interactions.user], by_name[schema.interactions.item]
+        self._user = user.columns[0]
         self._user_is_first = schema.features[0].name == user.name
         self._users, self._items = (_vocabulary(feature, predictor) for feature in (user, item))
         self._removed_items = self._items.removed()
@@ -116,7 +117,7 @@ class Recommender:
 
         `exclude_known` leaves out the user's items in the training data. Raises UnknownUserError.
         """
-        user_id = int(self._users.ids(pa.array([user], pa.string()))[0])
+        user_id = int(self._users.ids(self.predictor.raw_rows.from_values(self._user, [user]))[0])
         if user_id == 0:
             raise UnknownUserError(f"no user '{user[:100]}' in the model's training data")
         ((ids, scores),) = self.recommend_ids(np.array([user_id]), k, exclude_known=exclude_known)

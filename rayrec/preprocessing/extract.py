@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
+from rayrec.features.text_forms import TextFacts, TextForm, form_of
 from rayrec.ingest.dataset import REJECTED_FOLDER
 from rayrec.preprocessing.segments import SEGMENT_ROWS, Piece
 from rayrec.preprocessing.tasks import counted_rows
@@ -59,6 +60,8 @@ class ExtractedChunk:
     """Number of bad rows by reason."""
     rejected_path: Path
     """Rows of `REJECTED_SCHEMA`, lines counted from the chunk's first (1); exists only if there are bad rows."""
+    texts: dict[str, TextFacts]
+    """What the good rows say about the form of each column of texts, or of lists of them."""
 
     def rows_before_line(self, line: int) -> int:
         """The number of good rows among the first `line` lines of the chunk."""
@@ -74,6 +77,12 @@ class Extracted(NamedTuple):
 
     chunks: list[ExtractedChunk]
     rejected: dict[str, int]
+
+
+def text_forms(chunks: Sequence[ExtractedChunk]) -> dict[str, TextForm]:
+    """The form of each column of texts, from what all chunks say of it."""
+    names = {name for chunk in chunks for name in chunk.texts}
+    return {name: form_of(chunk.texts[name] for chunk in chunks if name in chunk.texts) for name in names}
 
 
 def pieces_of(chunks: Iterable[ExtractedChunk], split: str = "") -> list[Piece]:
@@ -138,6 +147,7 @@ def _extract_chunk(
     rejected_path = scratch / "rejected" / f"{name}.parquet"
     reasons: Tally[str] = Tally()
     lines = 0
+    texts: dict[str, TextFacts] = {}
     options: dict[str, Any] = {
         "compression": "lz4",
         "use_dictionary": [name for name in reader.dictionaries if name in schema.names],
@@ -152,6 +162,10 @@ def _extract_chunk(
         }
         rejected_writer: pq.ParquetWriter | None = None
         for block in reader.read(chunk):
+            for field, column in zip(block.rows.schema, block.rows.columns, strict=True):
+                values = column.flatten() if pa.types.is_list(field.type) else column
+                if pa.types.is_string(values.type):
+                    texts[field.name] = texts.get(field.name, TextFacts()) | TextFacts.of(values)
             parts = division.divide(block, chunk, first_line=lines + 1) if division else {"": block.rows}
             for label, part in parts.items():
                 write, _ = files[label]
@@ -164,7 +178,7 @@ def _extract_chunk(
             lines += block.num_lines
             count.add(block.num_lines)
     pieces = {label: tuple(Piece(f.path, 0, f.rows) for f in written) for label, (_, written) in files.items()}
-    return ExtractedChunk(chunk.file.name, chunk.file_index, lines, pieces, dict(reasons), rejected_path)
+    return ExtractedChunk(chunk.file.name, chunk.file_index, lines, pieces, dict(reasons), rejected_path, texts)
 
 
 def _check_rejected(

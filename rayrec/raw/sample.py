@@ -8,9 +8,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.config.table import FileFormat
+from rayrec.features.raw_values import Values
 from rayrec.raw.files import Chunk, InputFile, read_lines
 from rayrec.raw.table import TableFiles, open_table
-from rayrec.raw.tables.cells import Cells, Values, as_text
+from rayrec.raw.tables.cells import Cells, as_text
 from rayrec.raw.tables.parquet import ParquetLayout, RowGroup, open_parquet, row_groups
 
 _PLACES = 64

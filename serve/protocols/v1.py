@@ -209,10 +209,10 @@ def parse_recommend(body: bytes, max_items: int) -> RecommendRequest:
     if "user" not in content:
         raise RequestError(422, "user: missing; name the user as the training data does")
     user, k, exclude_known = content["user"], content.get("k", 10), content.get("exclude_known", True)
-    if isinstance(user, int) and not isinstance(user, bool):
-        user = str(user)  # ids that are numbers keep their digits in the vocabulary
+    if isinstance(user, int | float) and not isinstance(user, bool):
+        user = str(user)
     if not isinstance(user, str):
-        raise RequestError(422, "user: must be a string or a whole number")
+        raise RequestError(422, "user: must be a string or a number")
     if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= max_items:
         raise RequestError(422, f"k: must be a whole number from 1 to {max_items}")
     if not isinstance(exclude_known, bool):

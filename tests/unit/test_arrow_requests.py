@@ -48,7 +48,7 @@ def stream(*batches: pa.RecordBatch, compression: str | None = None) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-WHOLE = rows_of(I1=[1.5, None], C1=["a", ""], tags=[["x", None], None])
+WHOLE = rows_of(I1=[1.5, None], C1=["a", None], tags=[["x", None], None])
 GOOD = {
     "whole": (stream(WHOLE), WHOLE.to_pylist()),
     "two batches": (stream(WHOLE, WHOLE), WHOLE.to_pylist() * 2),

@@ -52,7 +52,7 @@ GOOD = {
     "space": row(integers={3: " 1"}),
     "all missing": b"1" + b"\t" * 39,
     "quotes": row(categories={0: '"a', 1: 'b"', 2: '"'}),
-    "text": row(categories={0: "h\u00e9llo w\u00f6rld", 1: " x ", 2: "NULL", 3: "a\\tb", 4: "\x00"}),
+    "text": row(categories={0: "h\u00e9llo w\u00f6rld", 1: "x y", 2: "NULL", 3: "a\\tb", 4: "\x00"}),
 }
 
 BAD: dict[str, tuple[bytes, Reason, str | None]] = {
@@ -66,10 +66,10 @@ BAD: dict[str, tuple[bytes, Reason, str | None]] = {
     "label missing": (row(""), Reason.LABEL, "label"),
     "label with byte order mark": (b"\xef\xbb\xbf" + row(), Reason.LABEL, "label"),
     "word": (row(integers={3: "x"}), Reason.INTEGER, "I4"),
-    "decimal": (row(integers={3: "1.0"}), Reason.INTEGER, "I4"),
+    "decimal": (row(integers={3: "1.5"}), Reason.INTEGER, "I4"),
     "exponent": (row(integers={3: "1e3"}), Reason.INTEGER, "I4"),
     "hexadecimal": (row(integers={3: "0x1F"}), Reason.INTEGER, "I4"),
-    "plus": (row(integers={3: "+1"}), Reason.INTEGER, "I4"),
+    "two signs": (row(integers={3: "+-1"}), Reason.INTEGER, "I4"),
     "minus alone": (row(integers={3: "-"}), Reason.INTEGER, "I4"),
     "other digits": (row(integers={3: "\u0661"}), Reason.INTEGER, "I4"),
     "overflow": (row(integers={12: str(2**63)}), Reason.INTEGER, "I13"),

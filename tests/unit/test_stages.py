@@ -14,6 +14,7 @@ from rayrec.common.files import new_file, new_folder
 from rayrec.common.progress import SilentProgress
 from rayrec.config import Config
 from rayrec.config.transforms import Fill, NumericTransform, Standardize
+from rayrec.features.text_forms import TextFacts
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.extract import Extracted, ExtractedChunk
 from rayrec.preprocessing.pipeline import Preprocessing
@@ -55,7 +56,9 @@ def test_a_stage_runs_once(tmp_path: Path) -> None:
 
 def test_results_are_what_they_were(tmp_path: Path) -> None:
     """Of types that JSON has no word for."""
-    chunk = ExtractedChunk("day_0", 0, 3, {"": (Piece(tmp_path / "rows", 0, 3),)}, {}, tmp_path / "bad")
+    chunk = ExtractedChunk(
+        "day_0", 0, 3, {"": (Piece(tmp_path / "rows", 0, 3),)}, {}, tmp_path / "bad", {"a": TextFacts(True, (1, 2))}
+    )
     numbers = {"a": (Standardize(mean=0.1, deviation=1 / 3), Fill(value=-1e-300))}
     results: list[tuple[Any, Any]] = [
         (Extracted, Extracted([chunk], {"bad": 1})),

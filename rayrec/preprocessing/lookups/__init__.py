@@ -2,11 +2,11 @@
 
 A job of rows calls, after its rows are parsed and split (`side_tables`, `rates` and `rows` are modules of this folder):
 
-    # tables: a SideTable for each side table
+    # tables: a SideTable for each side table; forms: those of the texts of the log (`text_forms`)
     schema = Schema(label=label, features=(), columns=columns, lookups=tables)
     for table in tables:
         # reader: its key (text), which no row may lack, and its columns by their names in the files
-        bad = write_side_table(workspace, table, source.tables[table.name], reader, files, max_rejected)
+        written = write_side_table(workspace, table, source.tables[table.name], reader, files, max_rejected, forms)
 
     # rates: a Rate for each rate, whose mean is not known yet
     folds = Folds(source.rate_folds, config.seed, workspace.scratch / "rates", source.group)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rayrec.features.lookups import Lookups
 from rayrec.features.schema import Schema
+from rayrec.features.text_forms import in_form
 from rayrec.preprocessing.rows.kept_columns import integers_of
 from rayrec.preprocessing.segments import Segment, read_piece
 from rayrec.random.splitmix64 import StatelessRandom
@@ -63,11 +64,14 @@ class CompletedRows:
         lookups = Lookups.cached(self.schema, self.dataset, by_fold, frozenset(columns))
         first = segment.first
         reads = lookups.reads(columns)
+        forms = {column.name: column.form for column in self.schema.columns}
         group = [self.folds.group] if self.folds and self.folds.group and self.folds.group not in reads else []
         for batch in read_piece(segment.piece, [*reads, *group], [name for name in reads if name in dictionaries]):
             folds = self.folds.of(batch, first) if self.folds else None
             first += batch.num_rows
-            completed = lookups.complete(batch, folds)
+            # The files hold texts as the raw files have them: all of these are looked at before the forms are known.
+            spelled = [in_form(batch[name], forms.get(name, "text")) for name in batch.schema.names]
+            completed = lookups.complete(pa.RecordBatch.from_arrays(spelled, names=batch.schema.names), folds)
             arrays = [completed.column(name) for name in columns]
             for place, name in enumerate(columns):
                 if name in dictionaries and name not in reads and pa.types.is_string(arrays[place].type):

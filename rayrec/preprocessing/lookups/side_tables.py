@@ -1,6 +1,7 @@
 """Side tables: files of rows with a unique key -> tables that are looked up by it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,8 @@ from rayrec.config.table import SideTableConfig
 from rayrec.features.keyed_table import hash_texts
 from rayrec.features.lookups import KEY, KEY_FIELDS, folder_name, lookup_folder
 from rayrec.features.schema import STATISTICS_FOLDER, ListLength, RawColumn, SideTable
-from rayrec.preprocessing.extract import extract_tables, pieces_of
+from rayrec.features.text_forms import TextForm, in_form
+from rayrec.preprocessing.extract import extract_tables, pieces_of, text_forms
 from rayrec.preprocessing.row_files import gathered_rows
 from rayrec.preprocessing.segments import Segment, count_rows, make_segments, read_piece
 from rayrec.preprocessing.vocabularies.hash_ranges import write_table
@@ -19,6 +21,15 @@ from rayrec.raw.blocks import RowReader
 from rayrec.raw.files import InputFile
 from rayrec.raw.table import TableFiles, TableReader
 from rayrec.storage.files import make_folder
+
+
+class WrittenTable(NamedTuple):
+    """What was found in the files of a side table."""
+
+    rejected: dict[str, int]
+    """The number of bad rows by reason."""
+    forms: dict[str, TextForm]
+    """The forms of texts by raw column."""
 
 
 def table_reader(
@@ -50,12 +61,13 @@ def write_side_table(
     reader: RowReader,
     files: Sequence[InputFile],
     max_rejected: float,
-) -> dict[str, int]:
+    forms: Mapping[str, TextForm],
+) -> WrittenTable:
     """Write a side table into the dataset's statistics, and its bad rows into `rejected/`.
 
-    `reader` reads the key (text), which no row may lack, and the table's columns by their names in the files. Returns
-    the number of bad rows by reason. Raises UserError if a key is there twice, or if more than the share `max_rejected`
-    of the rows is bad.
+    `reader` reads the key (text), which no row may lack, and the table's columns by their names in the files. `forms`:
+    those of raw columns that are known, the key's in the log among them. Raises UserError if a key is there twice, or
+    if more than the share `max_rejected` of the rows is bad.
     """
     name = folder_name(table.name)
     scratch = workspace.scratch / "tables" / name
@@ -63,6 +75,9 @@ def write_side_table(
     chunks, rejected = extract_tables(workspace, {name: (reader, files)}, scratch, max_rejected)
     segments = make_segments(pieces_of(chunks[name]))
     raw_names = [config.key, *(_raw_name(table, column) for column in table.columns)]
+    found = text_forms(chunks[name])
+    found = {column: found[raw] for column, raw in zip(table.columns, raw_names[1:], strict=True) if raw in found}
+    spelled = [forms.get(column, found.get(column, "text")) for column in (table.key, *table.columns)]
     types = dict(zip(reader.schema.names, reader.schema.types, strict=True))
     schema = pa.schema([*KEY_FIELDS, *((c, types[raw]) for c, raw in zip(table.columns, raw_names[1:], strict=True))])
     # Spark would take a dot or a space in a name for syntax.
@@ -70,7 +85,7 @@ def write_side_table(
 
     def read(segment: Segment) -> Iterator[pa.RecordBatch]:
         for batch in read_piece(segment.piece, raw_names, ()):
-            columns = [batch[raw] for raw in raw_names]
+            columns = [in_form(batch[raw], form) for raw, form in zip(raw_names, spelled, strict=True)]
             yield pa.RecordBatch.from_arrays([pa.array(hash_texts(columns[0])), *columns], schema=numbered)
 
     def finish(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -81,7 +96,7 @@ def write_side_table(
     make_folder(folder.parent)
     with gathered_rows(workspace, f"side table {table.name}", [(segments, read)], numbered) as rows:
         write_table(workspace.workers, rows, count_rows(segments), (KEY,), folder, schema, finish)
-    return rejected
+    return WrittenTable(rejected, found)
 
 
 def _check_keys(keys: pa.StringArray, table: str, config: SideTableConfig) -> None:

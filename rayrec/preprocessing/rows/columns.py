@@ -403,6 +403,9 @@ class _Planner:
 
         A column that is wanted as integers and as numbers or texts is read as integers.
         """
+        table = self.available.get(column.name)
+        words = (self.config.tables[table] if table else self.config).null_values
+        column = column.model_copy(update={"null_values": tuple(word for word in words if word)})
         before, place = self.wanted.setdefault(column.name, (column, where))
         for one, other, key in ((before, column, place), (column, before, where)):
             if other.type in _FROM_INTEGERS.get(one.type, ()) and one.separator == other.separator:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
+import pyarrow as pa
+
 from rayrec.common.errors import UserError
 from rayrec.config.preprocess import RowsPreprocessConfig
 from rayrec.config.table import BucketsRule, CategoricalRule, CrossRule, ListRule, TimestampRule, VectorRule
@@ -19,7 +21,15 @@ from rayrec.config.transforms import (
     TimePart,
     Vocabulary,
 )
-from rayrec.features.schema import CategoricalFeature, Feature, MultiHotFeature, NumericFeature, VectorFeature
+from rayrec.features.schema import (
+    CategoricalFeature,
+    Feature,
+    MultiHotFeature,
+    NumericFeature,
+    RawColumn,
+    VectorFeature,
+)
+from rayrec.features.text_forms import in_form
 from rayrec.preprocessing.numbers.fit import Number, Summaries, UnfittedNumber, fit_numbers, summarize
 from rayrec.preprocessing.numbers.summary import Summary
 from rayrec.preprocessing.rows.columns import ColumnPlan, PlannedFeature
@@ -77,7 +87,9 @@ def fit_features(
             dict[str, tuple[NumericTransform, ...]],
             lambda files: fit_numbers(workspace.within(files), read, train, numbers),
         )
-    vocabularies = fit_vocabularies(workspace, stages, read, train, listings(plan.features, config), growth)
+    vocabularies = fit_vocabularies(
+        workspace, stages, read, train, listings(plan.features, plan.columns, config), growth
+    )
     features = build_features(plan.features, config, Fits(fitted, vocabularies, values, earlier))
     categorical = [feature for feature in features if isinstance(feature, CategoricalFeature)]
     if categorical and all(feature.cardinality == 1 for feature in categorical):
@@ -88,18 +100,31 @@ def fit_features(
     return features
 
 
-def listings(features: Sequence[PlannedFeature], config: RowsPreprocessConfig) -> dict[str, Listing]:
-    """The vocabularies to fit, by the feature that they belong to; the columns of features that share one are added."""
+def listings(
+    features: Sequence[PlannedFeature], raw: Sequence[RawColumn], config: RowsPreprocessConfig
+) -> dict[str, Listing]:
+    """The vocabularies to fit, by the feature that they belong to; the columns of features that share one are added.
+
+    Values that a rule lists are spelled in the form of their column, one of `raw`.
+    """
     columns: dict[str, tuple[str, ...]] = {}
     for feature in features:
         owner = feature.shares or feature.name
         columns[owner] = (*columns.get(owner, ()), feature.inputs[0])
+    forms = {column.name: column.form for column in raw}
+
+    def given(feature: PlannedFeature, values: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if values is None:
+            return None
+        texts = in_form(pa.array(values, pa.string()), forms[feature.inputs[0]])
+        return tuple(dict.fromkeys(texts.to_pylist()))
+
     return {
         feature.name: Listing(
             tuple(dict.fromkeys(columns[feature.name])),
             config.frequency_limit if feature.rule.min_count is None else feature.rule.min_count,
             feature.rule.max_size,
-            feature.rule.values,
+            given(feature, feature.rule.values),
         )
         for feature in features
         if isinstance(feature.rule, (CategoricalRule, ListRule)) and feature.rule.has_vocabulary

@@ -1,6 +1,7 @@
 """The job of tables: parse, split, look up, fit, encode, write. Each is a stage, or several (`Stages`)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,12 +12,13 @@ from rayrec.config.preprocess import HashSplitConfig, PreprocessConfig, RowsPrep
 from rayrec.config.table import SideTableConfig, TableSourceConfig
 from rayrec.features.lookups import RATES_FOLDER, folder_name, lookup_folder
 from rayrec.features.schema import STATISTICS_FOLDER, Feature, Lookup, Rate, Schema, SideTable
+from rayrec.features.text_forms import TextForm
 from rayrec.ingest.dataset import Dataset, SplitInfo, Times
 from rayrec.preprocessing.extension import copy_folder, growth_of, require_new
-from rayrec.preprocessing.extract import Extracted, ExtractedChunk, extract
+from rayrec.preprocessing.extract import Extracted, ExtractedChunk, extract, text_forms
 from rayrec.preprocessing.lookups.rates import write_rates, write_served_rates
 from rayrec.preprocessing.lookups.rows import CompletedRows, Folds
-from rayrec.preprocessing.lookups.side_tables import table_reader, write_side_table
+from rayrec.preprocessing.lookups.side_tables import WrittenTable, table_reader, write_side_table
 from rayrec.preprocessing.numbers.fit import Number, summarize
 from rayrec.preprocessing.rows.columns import plan_columns
 from rayrec.preprocessing.rows.fitting import fit_features
@@ -115,7 +117,9 @@ class RowsJob:
 
         roles = {column.role: column.name for column in plan.kept}
         schema = Schema(label=plan.label, features=(), columns=plan.columns, **roles)
-        train, others = self._write_lookups(workspace, stages, schema, segments["train"], rejected)
+        forms = self._forms_of_texts(extracted)
+        train, others = self._write_lookups(workspace, stages, schema, forms, segments["train"], rejected)
+        plan = replace(plan, columns=others.schema.columns)
         features = stages.run(
             "fit",
             tuple[Feature, ...],
@@ -135,6 +139,16 @@ class RowsJob:
             write = partial(self._write_split, workspace, encoder, split, of_split, order)
             splits[split] = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
         return WrittenDataset(schema, splits, rejected, times, growth.moment)
+
+    def _forms_of_texts(self, extracted: Sequence[ExtractedChunk]) -> dict[str, TextForm]:
+        """Choose the forms of texts: those of the dataset that is extended, or what all rows of the log say."""
+        if self._parent is not None:
+            return {column.name: column.form for column in self._parent.schema.columns}
+        shared = {feature.shares for feature in self._plan.features}
+        # Columns that share a vocabulary have the same texts for the same values.
+        sharing = [f.inputs[0] for f in self._plan.features if f.shares or f.name in shared]
+        forms: dict[str, TextForm] = dict.fromkeys(sharing, "number")
+        return {**text_forms(extracted), **forms}
 
     def _write_split(
         self,
@@ -157,17 +171,28 @@ class RowsJob:
         return KeptColumns(plan.label, plan.kept, tuple(pa.field(column.name, column.arrow) for column in raw))
 
     def _write_lookups(
-        self, workspace: Workspace, stages: Stages, schema: Schema, train: Sequence[Segment], rejected: dict[str, int]
+        self,
+        workspace: Workspace,
+        stages: Stages,
+        schema: Schema,
+        forms: Mapping[str, TextForm],
+        train: Sequence[Segment],
+        rejected: dict[str, int],
     ) -> tuple[CompletedRows, CompletedRows]:
-        """Write side tables and rates; returns the readers of rows of `train` and of others. Counts bad rows."""
+        """Write side tables and rates; returns the readers of rows of `train` and of others. Counts bad rows.
+
+        `forms`: those of the texts of the log; those of side tables are found here.
+        """
         source, plan, statistics = self._source, self._plan, workspace.folder / STATISTICS_FOLDER
         for table in plan.tables:
             folder = lookup_folder(statistics, table)
-            write = partial(self._write_table, workspace, table)
-            bad = stages.run(f"table-{folder_name(table.name)}", dict[str, int], write, folder)
-            for reason, number in bad.items():
+            write = partial(self._write_table, workspace, table, forms)
+            written = stages.run(f"table-{folder_name(table.name)}", WrittenTable, write, folder)
+            for reason, number in written.rejected.items():
                 rejected[reason] = rejected.get(reason, 0) + number
-        with_tables = schema.model_copy(update={"lookups": plan.tables})
+            forms = {**written.forms, **forms}
+        columns = tuple(c.model_copy(update={"form": forms.get(c.name, c.form)}) for c in schema.columns)
+        with_tables = schema.model_copy(update={"columns": columns, "lookups": plan.tables})
         folds = Folds(source.rate_folds, self._config.seed, workspace.scratch / "rates", source.group)
         rates: tuple[Rate, ...] = ()
         if self._parent is not None:
@@ -184,7 +209,7 @@ class RowsJob:
             served = partial(write_served_rates, workspace, rates, folds)
             stages.leave("served-rates", served, statistics / RATES_FOLDER)
         lookups: tuple[Lookup, ...] = (*plan.tables, *rates)
-        complete = schema.model_copy(update={"lookups": lookups})
+        complete = with_tables.model_copy(update={"lookups": lookups})
         others = CompletedRows(complete, workspace.folder)
         by_fold = rates and self._parent is None
         return CompletedRows(complete, workspace.folder, folds) if by_fold else others, others
@@ -197,10 +222,12 @@ class RowsJob:
         found = summarize(workspace, "look at times", read_segment, segments, [moment]).values()
         return tuple(Times(first=one.least / MICROSECONDS, last=one.most / MICROSECONDS) for one in found)
 
-    def _write_table(self, workspace: Workspace, table: SideTable, _: Path) -> dict[str, int]:
+    def _write_table(
+        self, workspace: Workspace, table: SideTable, forms: Mapping[str, TextForm], _: Path
+    ) -> WrittenTable:
         reader, files = self._readers[table.name], self._tables[table.name].files
         config, most = self._source.tables[table.name], self._config.max_rejected_fraction
-        return write_side_table(workspace, table, config, reader, files, most)
+        return write_side_table(workspace, table, config, reader, files, most, forms)
 
     def _order(
         self, split: str, pieces: Sequence[Piece], extracted: Sequence[ExtractedChunk]

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from rayrec.features.keyed_table import hash_texts
 from rayrec.features.string_hash import by_distinct_text
+from rayrec.features.text_forms import in_form
 from rayrec.preprocessing.rows.columns import KeptColumn
 from rayrec.raw.text_lines import to_integers
 
@@ -49,11 +50,11 @@ class KeptColumns:
 def integers_of(texts: pa.Array) -> NDArray[np.int64]:
     """(n,) numbers for n texts or integers, none of them null: an integer of 64 bits itself, of other texts the hash.
 
-    `007` is no integer, as it is another text than `7`.
+    `007` is no integer, as it is another text than `7`; `7.0` is 7.
     """
 
     def numbers(values: pa.Array) -> NDArray[np.int64]:
-        values = values.cast(pa.string())
+        values = in_form(values.cast(pa.string()), "number")
         integers, fits = to_integers(pc.if_else(pc.match_substring_regex(values, _INTEGER), values, ""))
         fits &= integers.is_valid().to_numpy(zero_copy_only=False)
         return np.where(fits, integers.fill_null(0).to_numpy(), hash_texts(values))

@@ -3,25 +3,20 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.common.errors import UserError
 from rayrec.config.table import LabelCondition
 from rayrec.features.lists import wrong_lists
-from rayrec.features.raw_values import Unreadable, read_column
+from rayrec.features.raw_values import Unreadable, Values, read_by_type, read_column, read_values
 from rayrec.features.schema import ListLength, RawColumn
+from rayrec.features.text_forms import in_form
 from rayrec.raw.blocks import Cell, ParsedLines, Reason
 
-Values: TypeAlias = pa.Array | list[Any]
-"""The values of a column; a list of Python's if their types differ."""
-
-_LABELS = ("0", "1", "0.0", "1.0", "false", "true", "False", "True", "FALSE", "TRUE")
-"""Texts of labels, 0 and 1 in turn."""
 _REASONS = {"number": Reason.NUMBER, "integer": Reason.INTEGER, "text": Reason.TEXT, "time": Reason.TIME}
 
 
@@ -124,62 +119,20 @@ class RowTypes:
         assert self.label is not None and self.label_column is not None
         values = cells.columns.get(self.label_column, pa.nulls(len(cells.positions)))
         if isinstance(self.label, str):
-            return *_by_type(values, pa.float32(), _labels), Reason.LABEL
+            return *read_by_type(values, pa.float32(), _labels), Reason.LABEL
         kind = "text" if self.label.at_least is None else "number"
-        found, wrong = read_values(values, RawColumn(name=self.label_column, type=kind))
+        found, wrong = read_values(values, RawColumn(name=self.label_column, type=kind, form="number"))
         if self.label.equals is not None:
-            # A value that is no text, such as a number with a fraction, does not equal one.
-            holds = pc.is_in(found, value_set=pa.array(self.label.equals, pa.string()))
+            # A value that is no text, such as a list, does not equal one.
+            holds = pc.is_in(found, value_set=in_form(pa.array(self.label.equals, pa.string()), "number"))
             holds, wrong = pc.if_else(pc.or_(found.is_valid(), pa.array(wrong)), holds, None), np.zeros_like(wrong)
         else:
             holds = pc.if_else(pc.is_nan(found), None, pc.greater_equal(found, self.label.at_least))
         return holds.cast(pa.float32()), wrong, _REASONS[kind]
 
 
-def read_values(values: Values, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
-    """As `rayrec.features.raw_values.read_column`; of a list, values of types that cannot be read are unreadable."""
-    if isinstance(values, pa.Array):
-        return read_column(values, raw)
-    return _by_type(values, raw.arrow, lambda column: read_column(column, raw))
-
-
-def _by_type(
-    values: Values, kind: pa.DataType, read: Callable[[pa.Array], tuple[pa.Array, Unreadable]]
-) -> tuple[pa.Array, Unreadable]:
-    """What `read` makes of an array, or of a list of values, those of each type apart."""
-    if isinstance(values, pa.Array):
-        return read(values)
-    rows_of_type: dict[object, list[int]] = {}
-    for row, value in enumerate(values):
-        rows_of_type.setdefault(_type_of(value), []).append(row)
-    unreadable = np.zeros(len(values), bool)
-    parts = []
-    for rows in rows_of_type.values():
-        try:
-            part, wrong = read(pa.array([values[row] for row in rows]))
-        except (UserError, pa.ArrowException):
-            part = pa.nulls(len(rows), kind)
-            wrong = np.array([values[row] is not None for row in rows])
-        parts.append(part)
-        unreadable[rows] = wrong
-    order = np.argsort([row for rows in rows_of_type.values() for row in rows])
-    return pa.concat_arrays(parts or [pa.nulls(0, kind)]).take(pa.array(order)), unreadable
-
-
-def _type_of(value: Any) -> object:
-    """Something that is equal for values that can stand in one array."""
-    if isinstance(value, list):
-        return frozenset({_type_of(item) for item in value} - {type(None)})
-    return type(value)
-
-
 def _labels(column: pa.Array) -> tuple[pa.FloatArray, Unreadable]:
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type):
-        number = pc.index_in(column.cast(pa.string()), value_set=pa.array(_LABELS))
-        number = number.fill_null(-1).to_numpy(zero_copy_only=False)
-        return pa.array((number % 2).astype(np.float32)), number < 0
+    """Read labels: the numbers 0 and 1, or booleans."""
     values, _ = read_column(column, RawColumn(name="label", type="number"))
     numbers = values.fill_null(np.nan).to_numpy(zero_copy_only=False)
     is_good = (numbers == 0) | (numbers == 1)

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.json as pa_json
 
 from rayrec.common.errors import UserError
-from rayrec.features.raw_values import read_column
+from rayrec.features.raw_values import Values, read_column
 from rayrec.features.schema import RawColumn
 from rayrec.raw.blocks import Reason
 from rayrec.raw.files import Chunk, InputFile, read_data_lines, read_lines
-from rayrec.raw.tables.cells import Cells, Values
+from rayrec.raw.tables.cells import Cells
 from rayrec.raw.text_lines import TextLines
 
 _HEAD_BYTES, _HEAD_LINES = 2**20, 1_000

@@ -43,7 +43,7 @@ from rayrec.sources.interactions.histories import (
     write_histories,
 )
 from rayrec.sources.interactions.inputs import resolve_interactions
-from rayrec.sources.interactions.layout import ITEM, LABEL, TIMESTAMP, USER
+from rayrec.sources.interactions.layout import IDS, ITEM, LABEL, TIMESTAMP, USER
 from rayrec.sources.interactions.ranking_lists import HeldOut, Rows, encode_lists, read_rows, write_rows
 
 GROUP = "group"
@@ -168,7 +168,7 @@ def interactions_schema(vocabularies: Mapping[str, Vocabulary]) -> Schema:
         for name in (USER, ITEM)
     )
     interactions = InteractionColumns(user=USER, item=ITEM)
-    return Schema(label=LABEL, group=GROUP, features=features, interactions=interactions)
+    return Schema(label=LABEL, group=GROUP, features=features, columns=IDS, interactions=interactions)
 
 
 def _report(progress: Progress, counts: HistoryCounts, config: InteractionPreprocessConfig) -> None:

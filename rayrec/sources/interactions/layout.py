@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
+from rayrec.features.schema import RawColumn
 from rayrec.raw.files import READ_ERRORS, InputFile
 from rayrec.raw.text_lines import unquoted_fields
 from rayrec.sources.interactions.config import InteractionSourceConfig
@@ -23,6 +24,8 @@ ROW_SCHEMA = pa.schema(
     ]
 )
 
+IDS = tuple(RawColumn(name=name, type="text", form="number") for name in (USER, ITEM))
+"""How files and requests are read: users and items that are numbers have one spelling."""
 _USUAL_NAMES = {
     USER: ("userId", "user_id", "userid", "user"),
     ITEM: ("movieId", "movie_id", "itemId", "item_id", "itemid", "item", "movie"),

@@ -5,9 +5,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rayrec.features.raw_values import read_column
+from rayrec.features.schema import RawColumn
 from rayrec.raw.blocks import ParsedLines, Reason
-from rayrec.raw.text_lines import TextLines, split_fields, to_integers, unquoted_fields
-from rayrec.sources.interactions.layout import ITEM, ROW_SCHEMA, TIMESTAMP, USER, FileLayout
+from rayrec.raw.text_lines import TextLines, split_fields, unquoted_fields
+from rayrec.sources.interactions.layout import IDS, ITEM, ROW_SCHEMA, TIMESTAMP, USER, FileLayout
 
 _QUOTE = ord('"')
 _LIST = r"^\((?P<user>[^,]+),(?P<item>[^)]+)\)\t(?P<negatives>.+)$"
@@ -60,20 +62,26 @@ def _checked(
     lines: TextLines, columns: dict[str, pa.Array], positions: NDArray[np.int64], original: TextLines
 ) -> ParsedLines:
     """Rows of the columns user, item and perhaps timestamp (strings) at `positions`, the bad ones left out."""
-    is_filled = pc.and_(columns[USER].is_valid(), columns[ITEM].is_valid()).to_numpy(zero_copy_only=False)
+    user, item = read_ids(columns[USER], columns[ITEM])
+    is_filled = pc.and_(user.is_valid(), item.is_valid()).to_numpy(zero_copy_only=False)
     is_good = is_filled
     timestamp: pa.Array = pa.nulls(len(positions), pa.int64())
     if TIMESTAMP in columns:
-        timestamp, _ = to_integers(columns[TIMESTAMP])
+        timestamp, _ = read_column(columns[TIMESTAMP], RawColumn(name=TIMESTAMP, type="integer"))
         is_timed = timestamp.is_valid().to_numpy(zero_copy_only=False)
         lines.reject(positions[~is_timed], Reason.INTEGER)
         is_good = is_filled & is_timed
     lines.reject(positions[~is_filled], Reason.EMPTY)
     label = pa.array(np.ones(len(positions), np.float32))
-    rows = pa.RecordBatch.from_arrays([label, columns[USER], columns[ITEM], timestamp], schema=ROW_SCHEMA)
+    rows = pa.RecordBatch.from_arrays([label, user, item, timestamp], schema=ROW_SCHEMA)
     if not is_good.all():
         rows, positions = rows.filter(pa.array(is_good)), positions[is_good]
     return lines.parsed(rows, positions, texts=original)
+
+
+def read_ids(users: pa.Array, items: pa.Array) -> list[pa.Array]:
+    """Read (n,) users and items as texts; null for what is missing or no id."""
+    return [read_column(values, raw)[0] for values, raw in zip((users, items), IDS, strict=True)]
 
 
 def parse_lists(data: bytes) -> ParsedLines:
@@ -96,12 +104,14 @@ def parse_lists(data: bytes) -> ParsedLines:
     negatives = pc.split_pattern(parts.field("negatives"), "\t")
     lengths = pc.list_value_length(negatives).to_numpy(zero_copy_only=False).astype(np.int64)
     owner = np.repeat(np.arange(len(numbers)), lengths)
-    values = negatives.flatten()
+    user, item = read_ids(user, item)
+    values = read_column(negatives.flatten(), IDS[1])[0]
     is_empty = np.zeros(len(numbers), bool)
-    is_empty[owner[pc.equal(values, "").to_numpy(zero_copy_only=False)]] = True
+    is_empty[owner[values.is_null().to_numpy(zero_copy_only=False)]] = True
+    is_empty |= pc.or_(user.is_null(), item.is_null()).to_numpy(zero_copy_only=False)
     lines.reject(numbers[is_empty], Reason.EMPTY)
 
-    is_positive = pc.equal(values, item.take(pa.array(owner))).to_numpy(zero_copy_only=False)
+    is_positive = pc.fill_null(pc.equal(values, item.take(pa.array(owner))), False).to_numpy(zero_copy_only=False)
     kept = ~is_positive & ~is_empty[owner]
     lists = np.flatnonzero(~is_empty)
     # Each positive before its negatives: a stable sort by list.

@@ -7,12 +7,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayrec.features.raw_values import read_column
+from rayrec.features.schema import RawColumn
 from rayrec.raw.blocks import ParsedLines, RawBlock, Reason, blocks_of, text_blocks
 from rayrec.raw.files import Chunk, InputFile
 from rayrec.raw.tables.parquet import read_layout, read_row_groups
 from rayrec.sources.interactions.config import InteractionSourceConfig
-from rayrec.sources.interactions.layout import ITEM, LABEL, ROW_SCHEMA, USER, FileLayout, detect_layout
-from rayrec.sources.interactions.parse import parse_lines, parse_lists
+from rayrec.sources.interactions.layout import ITEM, LABEL, ROW_SCHEMA, TIMESTAMP, USER, FileLayout, detect_layout
+from rayrec.sources.interactions.parse import parse_lines, parse_lists, read_ids
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,9 @@ def _read_parquet(chunk: Chunk, layout: FileLayout) -> Iterator[tuple[bytes, Par
 
 
 def _parse_batch(batch: pa.RecordBatch, names: Sequence[str | None]) -> ParsedLines:
-    user, item = (_as_strings(batch[name]) for name in names[:2])
+    user, item = read_ids(*(batch[name] for name in names[:2]))
     timestamp = pa.nulls(len(batch), pa.int64()) if names[2] is None else _as_integers(batch[names[2]])
-    is_filled = pc.and_(pc.not_equal(user, ""), pc.not_equal(item, ""))
-    is_filled = pc.fill_null(is_filled, False).to_numpy(zero_copy_only=False)
+    is_filled = pc.and_(user.is_valid(), item.is_valid()).to_numpy(zero_copy_only=False)
     is_timed = np.ones(len(batch), bool)
     if names[2] is not None:
         is_timed = timestamp.is_valid().to_numpy(zero_copy_only=False)
@@ -70,14 +71,11 @@ def _parse_batch(batch: pa.RecordBatch, names: Sequence[str | None]) -> ParsedLi
     )
 
 
-def _as_strings(column: pa.Array) -> pa.StringArray:
-    decoded = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-    return decoded.cast(pa.string())
-
-
 def _as_integers(column: pa.Array) -> pa.Int64Array:
     decoded = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
     if pa.types.is_timestamp(decoded.type):
         # One unit for all files; times within a microsecond count as equal.
         decoded = decoded.cast(pa.timestamp("us", decoded.type.tz), safe=False)
-    return decoded.cast(pa.int64())
+    if pa.types.is_temporal(decoded.type):
+        return decoded.cast(pa.int64())
+    return read_column(decoded, RawColumn(name=TIMESTAMP, type="integer"))[0]

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.features.lists import with_weights
+from rayrec.features.raw_values import Values
 from rayrec.features.schema import CategoricalFeature, Feature, VectorFeature
 from rayrec.inference.predictor import Predictor
 from serve.errors import RequestError
@@ -55,25 +56,28 @@ def _by_name(tensors: list[Tensor], max_rows: int) -> dict[str, Tensor]:
 
 
 def _raw_columns(tensors: dict[str, Tensor], predictor: Predictor) -> pa.RecordBatch:
-    raw = predictor.raw_rows
-    rows = next(iter(tensors.values())).rows
-    columns = []
-    for field in raw.columns:
-        tensor = tensors.get(field.name)
-        if tensor is None:
-            columns.append(pa.nulls(rows, field.type))
+    """Read the tensors of raw columns, of any data type, as columns of files are read."""
+    columns: dict[str, Values] = {}
+    for field in predictor.raw_rows.columns:
+        if (tensor := tensors.get(field.name)) is None:
             continue
         is_list = pa.types.is_list(field.type)
-        dtype = field.type.value_type if is_list else field.type
-        _require_fitting(tensor, dtype, is_list)
-        if isinstance(tensor.values, list) or pa.types.is_timestamp(dtype):
-            values = tensor.values if isinstance(tensor.values, list) else tensor.values.tolist()
-            columns.append(raw.from_values(field.name, _lists(tensor, dtype) if is_list else values))
-            continue
-        flat = _as_arrow(tensor, dtype)
-        offsets = pa.array(np.arange(tensor.rows + 1) * tensor.width, pa.int32())
-        columns.append(pa.ListArray.from_arrays(offsets, flat) if is_list else flat)
-    return raw.checked(columns)
+        _require_width(tensor, is_list)
+        is_id = pa.types.is_integer(field.type.value_type if is_list else field.type)
+        if isinstance(tensor.values, list):
+            values = [None if is_id and _is_padding(value) else value for value in tensor.values]
+            rows = [values[row * tensor.width : (row + 1) * tensor.width] for row in range(tensor.rows)]
+            columns[field.name] = rows if is_list else values
+        else:
+            flat = _as_arrow(tensor, is_id=is_id)
+            offsets = pa.array(np.arange(tensor.rows + 1) * tensor.width, pa.int32())
+            columns[field.name] = pa.ListArray.from_arrays(offsets, flat) if is_list else flat
+    return predictor.raw_rows.from_columns(columns, next(iter(tensors.values())).rows)
+
+
+def _is_padding(value: Any) -> bool:
+    """Tell whether a value fills up a row of ids."""
+    return isinstance(value, int) and value == -1
 
 
 def _encoded_columns(tensors: dict[str, Tensor], predictor: Predictor) -> pa.RecordBatch:
@@ -94,7 +98,7 @@ def _encoded_columns(tensors: dict[str, Tensor], predictor: Predictor) -> pa.Rec
 def _encoded_column(tensor: Tensor, feature: Feature, dtype: pa.DataType, weights: Tensor | None) -> pa.Array:
     is_list, is_category = pa.types.is_list(dtype), isinstance(feature, CategoricalFeature)
     size = feature.size if isinstance(feature, VectorFeature) else None
-    _require_fitting(tensor, pa.int64() if is_category else pa.float64(), is_list or size is not None)
+    _require_fitting(tensor, is_list or size is not None, is_id=is_category)
     if size is not None and tensor.width != size:
         raise UserError(f"{tensor.where}: {tensor.width} values a row; the feature has {size}")
     values = _values(tensor, is_integer=is_category)
@@ -121,7 +125,7 @@ def _weights(tensor: Tensor | None, ids: Tensor) -> NDArray[np.float32]:
     """The weight of each value of the tensor `ids`."""
     if tensor is None:
         return np.ones(ids.rows * ids.width, np.float32)
-    _require_fitting(tensor, pa.float64(), is_list=True)
+    _require_fitting(tensor, is_list=True, is_id=False)
     values = _values(tensor, is_integer=False)
     if tensor.width != ids.width or not ((values >= 0) & (values <= _FLOAT32_MAX)).all():
         raise UserError(f"{tensor.where}: needs a number from 0 on for each value of {ids.where}, padding too")
@@ -141,44 +145,30 @@ def _values(tensor: Tensor, *, is_integer: bool) -> NDArray[Any]:
         raise UserError(f"{tensor.where}: a value is out of range") from None
 
 
-def _require_fitting(tensor: Tensor, dtype: pa.DataType, is_list: bool) -> None:
-    """Raises UserError unless the width and data type of a tensor are those of its feature."""
+def _require_width(tensor: Tensor, is_list: bool) -> None:
+    """Raise UserError if a tensor has several values a row for a feature of one."""
     if tensor.width != 1 and not is_list:
         raise UserError(f"{tensor.where}: {tensor.width} values a row; the feature has one, shape [rows]")
-    if pa.types.is_string(dtype):
-        fits, needs = tensor.datatype == "BYTES", "BYTES"
-    elif pa.types.is_timestamp(dtype):
-        fits, needs = True, "any"
-    elif pa.types.is_integer(dtype):
-        fits, needs = tensor.datatype in INTEGERS, "INT64 (or another integer)"
-    else:
-        fits, needs = tensor.datatype != "BYTES", "FP64 (or another number)"
-    if not fits:
-        raise UserError(f"{tensor.where}: datatype {tensor.datatype}, needs {needs}")
 
 
-def _lists(tensor: Tensor, dtype: pa.DataType) -> list[list[Any]]:
-    """The rows of JSON values without their padding: -1 among ids; the encoder itself leaves out empty strings."""
-    assert isinstance(tensor.values, list)
-    values = tensor.values
-    if pa.types.is_integer(dtype):
-        values = [None if isinstance(value, int) and value == -1 else value for value in values]
-    return [values[row * tensor.width : (row + 1) * tensor.width] for row in range(tensor.rows)]
+def _require_fitting(tensor: Tensor, is_list: bool, *, is_id: bool) -> None:
+    """Raise UserError unless the width and data type of a tensor are those of an encoded feature."""
+    _require_width(tensor, is_list)
+    if is_id and tensor.datatype not in INTEGERS:
+        raise UserError(f"{tensor.where}: datatype {tensor.datatype}, needs INT64 (or another integer)")
+    if tensor.datatype in {"BYTES", "BOOL"}:
+        raise UserError(f"{tensor.where}: datatype {tensor.datatype}, needs FP64 (or another number)")
 
 
-def _as_arrow(tensor: Tensor, dtype: pa.DataType) -> pa.Array:
-    """Binary data as the values of a raw column; NaN numbers, the empty string and -1 among ids are missing."""
+def _as_arrow(tensor: Tensor, *, is_id: bool) -> pa.Array:
+    """Hold binary data in Arrow; -1 among ids is missing. Raises UserError if a number is out of range."""
     if isinstance(tensor.values, pa.Array):
         return tensor.values
     values = np.asarray(tensor.values)
-    if pa.types.is_floating(dtype):
+    values = values.astype(values.dtype.newbyteorder("="))
+    if values.dtype.kind == "f":
         with np.errstate(invalid="ignore"):
-            numbers = values.astype(np.float64)
-            too_large = np.flatnonzero(np.abs(numbers) > _FLOAT32_MAX)
+            too_large = np.flatnonzero(np.abs(values.astype(np.float64)) > _FLOAT32_MAX)
         if len(too_large):
             raise UserError(f"row {too_large[0]}, {tensor.where}: out of range; numbers go up to {_FLOAT32_MAX:.3g}")
-        return pa.array(numbers)
-    if values.dtype == np.uint64 and (values >= 2**63).any():
-        raise UserError(f"{tensor.where}: an id is out of range")
-    ids = values.astype(np.int64)
-    return pa.array(ids, mask=ids == -1)
+    return pa.array(values, mask=(values == -1) if is_id and values.dtype.kind == "i" else None)

@@ -1,0 +1,187 @@
+"""The canonical spelling of a text: one value is one text, whatever tool wrote the file or the request.
+
+pandas writes a column of ids with gaps as `517.0`, Python writes `True` where JSON has `true`, and a blank follows many
+a comma. So the values of a raw column of text have a form, which preprocessing chooses from the files, the schema
+states, and files and requests are read with:
+
+- `number`: numbers are spelled as JSON and SQL spell them, so `517`, `517.0` and `+517` are `517`, `3.50` is `3.5` and
+  `1e+16` is `10000000000000000`. Booleans (`true`, `True`, `TRUE`, ...) are `1` and `0`.
+- `boolean`: as `number`, but `1` and `0` are `true` and `false`.
+- `text`: every text is its own value, for texts such as versions, of which `1.10` is not `1.1`.
+
+In every form blanks around a value say nothing, and digits with leading zeros (`007`), `1e5` and words stay.
+"""
+
+import re
+from collections.abc import Iterable
+from decimal import Context, Decimal
+from functools import reduce
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+TextForm = Literal["number", "boolean", "text"]
+
+_BOOLEANS = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
+_WORDS = {"1": "true", "0": "false"}
+_INITIALS = np.frombuffer(b"tTfF", np.uint8)
+_MARKS = b".+-"
+"""A number that the form `number` changes has one of these."""
+_CHANGED = (
+    r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-][0-9]{2,3})?|[+-]?[0-9]+[eE][+-][0-9]{2,3}|\+[0-9]+|-0+|"
+    rf"{'|'.join(_BOOLEANS)}"
+)
+"""The texts that the form `number` may change."""
+_CHANGED_HERE = {"number": re.compile(_CHANGED), "boolean": re.compile(f"{_CHANGED}|[01]")}
+_NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)\.?[0-9]*|\.[0-9]+)([eE][+-][0-9]{2,3})?")
+_FRACTION = r"^[+-]?[0-9]*\.(?P<digits>[0-9]+)$"
+_EXACT = Context(prec=100)
+_MOST_DIGITS = 40
+"""Longer numbers stay as they are written: they are no ids, and digits take memory."""
+_FEW = 64
+"""Up to this number of texts, Python's loop beats Arrow's calls."""
+_BLANK, _ASCII = ord(" "), 127
+_UNICODE_BLANKS = (b"\xc2\x85", b"\xc2\xa0", b"\xe1\x9a\x80", b"\xe2\x80", b"\xe2\x81\x9f", b"\xe3\x80\x80")
+
+
+def without_blanks(texts: pa.Array) -> pa.Array:
+    """Remove blanks around (n,) texts (string or large_string); what is empty then is null."""
+    if len(texts) <= _FEW:
+        given = texts.to_pylist()
+        stripped = [text.strip() or None if text is not None else None for text in given]
+        return texts if stripped == given else pa.array(stripped, texts.type)
+    offsets, data = _content(texts)
+    starts, ends = offsets[:-1], offsets[1:]
+    filled = ends > starts
+    edges = (data[starts[filled]], data[ends[filled] - 1]) if (data <= _BLANK).any() else ()
+    has_blanks = any((edge <= _BLANK).any() for edge in edges)
+    if not has_blanks and (data > _ASCII).any():
+        content = data.tobytes()
+        has_blanks = any(blank in content for blank in _UNICODE_BLANKS)
+    if has_blanks:
+        texts = pc.utf8_trim_whitespace(texts)
+        offsets, _ = _content(texts)
+        filled = offsets[1:] > offsets[:-1]
+    if len(texts) - np.count_nonzero(filled) > texts.null_count:
+        texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
+    return texts
+
+
+def in_form(texts: pa.Array, form: TextForm) -> pa.Array:
+    """Spell (n,) texts, without blanks around them, in a form; null stays null, and so does what is no text.
+
+    `texts`: string, large_string, lists of these or a dictionary of them, which may have a text twice then.
+    """
+    kind = texts.type
+    if form == "text" or len(texts) == texts.null_count:
+        return texts
+    if pa.types.is_dictionary(kind):
+        return pa.DictionaryArray.from_arrays(texts.indices, in_form(texts.dictionary, form))
+    if pa.types.is_list(kind):
+        lengths = pc.fill_null(pc.list_value_length(texts), 0).to_numpy(zero_copy_only=False)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+        return pa.ListArray.from_arrays(offsets, in_form(texts.flatten(), form), mask=texts.is_null())
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return texts
+    if len(texts) <= _FEW:
+        changed = _CHANGED_HERE[form].fullmatch
+        given = texts.to_pylist()
+        spelled = [text if text is None or not changed(text) else _spelled(text, form) for text in given]
+        return texts if spelled == given else pa.array(spelled, texts.type)
+    if form == "number" and not (_has_byte(texts, _MARKS) or _has_booleans(texts)):
+        return texts
+    mask = pc.fill_null(pc.match_substring_regex(texts, f"^({_CHANGED_HERE[form].pattern})$"), False)
+    chosen = texts.filter(mask).dictionary_encode()
+    if not len(chosen):
+        return texts
+    distinct = pa.array([_spelled(text, form) for text in chosen.dictionary.to_pylist()], texts.type)
+    return pc.replace_with_mask(texts, mask, distinct.take(chosen.indices))
+
+
+def _spelled(text: str, form: TextForm) -> str:
+    """Spell a text that `_CHANGED` matches."""
+    spelled = _BOOLEANS.get(text)
+    if spelled is None:
+        if not _NUMBER.fullmatch(text) or len(text) > _MOST_DIGITS:
+            return text
+        number = Decimal(text)
+        if abs(number.adjusted()) > _MOST_DIGITS:
+            return text
+        spelled = format(number.normalize(_EXACT), "f")
+        spelled = "0" if spelled == "-0" else spelled
+    return _WORDS.get(spelled, spelled) if form == "boolean" else spelled
+
+
+class TextFacts(NamedTuple):
+    """What some texts of a column say about its form; the facts of parts of a column add up."""
+
+    has_booleans: bool = False
+    fraction_lengths: tuple[int, int] | None = None
+    """The fewest and the most digits after a point; None without any."""
+    has_closing_zeros: bool = False
+    """Whether a fraction other than 0 ends in a zero, which no program writes that knows numbers."""
+
+    @classmethod
+    def of(cls, texts: pa.Array) -> "TextFacts":
+        """Look at (n,) texts (string or large_string)."""
+        has_booleans = _has_booleans(texts)
+        if not _has_byte(texts, b"."):
+            return cls(has_booleans)
+        fractions = pc.extract_regex(texts.unique(), _FRACTION).drop_null().field("digits")
+        if not len(fractions):
+            return cls(has_booleans)
+        shortest, longest = pc.min_max(pc.binary_length(fractions)).as_py().values()
+        closing = pc.any(pc.match_substring_regex(fractions, "[1-9]0+$")).as_py()
+        return cls(has_booleans, (shortest, longest), closing)
+
+    def __or__(self, other: "TextFacts") -> "TextFacts":
+        """The facts of the texts of both."""
+        lengths = [lengths for lengths in (self.fraction_lengths, other.fraction_lengths) if lengths is not None]
+        bounds = (min(low for low, _ in lengths), max(high for _, high in lengths)) if lengths else None
+        return TextFacts(
+            self.has_booleans or other.has_booleans, bounds, self.has_closing_zeros or other.has_closing_zeros
+        )
+
+    @property
+    def form(self) -> TextForm:
+        """The form of the column.
+
+        Fractions that end in zeros, of different lengths, are versions or the like (`1.1`, `1.10`); those of one length
+        are numbers of fixed decimals.
+        """
+        lengths = self.fraction_lengths
+        if self.has_closing_zeros and lengths is not None and lengths[0] != lengths[1]:
+            return "text"
+        return "boolean" if self.has_booleans else "number"
+
+
+def form_of(facts: Iterable[TextFacts]) -> TextForm:
+    """The form of a column, from the facts of its parts."""
+    return reduce(TextFacts.__or__, facts, TextFacts()).form
+
+
+def _content(texts: pa.Array) -> tuple[NDArray[np.integer], NDArray[np.uint8]]:
+    """The offsets (n + 1,) of texts, from 0, and the bytes (uint8) that they lie in."""
+    width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
+    _, offset_buffer, data_buffer = texts.buffers()
+    offsets = np.frombuffer(offset_buffer, width)[texts.offset : texts.offset + len(texts) + 1]
+    data = np.frombuffer(b"" if data_buffer is None else data_buffer, np.uint8)[offsets[0] : offsets[-1]]
+    return offsets - offsets[0], data
+
+
+def _has_byte(texts: pa.Array, wanted: bytes) -> bool:
+    """Whether one of some bytes stands anywhere in the texts: one look at their memory, instead of one at each."""
+    _, data = _content(texts)
+    return any((data == byte).any() for byte in wanted)
+
+
+def _has_booleans(texts: pa.Array) -> bool:
+    """Whether one of the texts is a boolean. Few texts of other columns have the length and the initial of one."""
+    offsets, data = _content(texts)
+    lengths = np.diff(offsets)
+    rows = np.flatnonzero((lengths == len("true")) | (lengths == len("false")))
+    rows = rows[np.isin(data[offsets[rows]], _INITIALS)]
+    return any(text in _BOOLEANS for text in texts.take(pa.array(rows)).unique().to_pylist())

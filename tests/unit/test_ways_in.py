@@ -1,0 +1,202 @@
+"""A table makes the same dataset whatever wrote its file, and its rows are encoded alike whatever way they come in."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.schema import Schema
+from rayrec.inference.raw_rows import RawRows
+from rayrec.ingest.dataset import Dataset
+from rayrec.preprocessing.workers.threads import Threads
+from rayrec.raw.files import Chunk, list_inputs
+from rayrec.raw.table import open_table
+from rayrec.recipes import Recipe
+from rayrec.sources.registry import preprocessing
+from tests.builders import make_recipe
+
+SOURCE = {
+    "kind": "table",
+    "label": "click",
+    "group": "visit",
+    "null_values": ["", "n/a"],
+    "features": [
+        {"kind": "categorical", "columns": ["item", "mobile", "stars", "site"]},
+        {"kind": "categorical", "columns": "item", "name": "hashed", "hash_buckets": 1_000},
+        {"kind": "categorical", "columns": "level", "values": ["1.0", "2", "3"]},
+        {"kind": "categorical", "columns": "slot", "cardinality": "auto"},
+        {"kind": "numeric", "columns": ["price", "items_price"], "transforms": ["standardize"]},
+        {"kind": "categorical", "columns": "items_brand"},
+        {"kind": "list", "columns": "seen", "separator": "|", "share": "item"},
+        {"kind": "timestamp", "columns": "day", "format": "%Y%m%d", "derive": ["weekday", "day"]},
+    ],
+    "tables": {"items": {"path": "", "key": "id", "on": "item"}},
+    "rates": [{"keys": ["item"]}, {"keys": ["mobile", "site"]}],
+}
+
+
+def make_table(rows: int = 300) -> pd.DataFrame:
+    """Rows with gaps: ids, booleans, halves, words and times."""
+    rng = np.random.default_rng(3)
+
+    def some(values: Any, share: float = 0.1) -> pd.Series:
+        return pd.Series(values, dtype=object).mask(rng.random(rows) < share)
+
+    items = rng.integers(500, 540, rows)
+    return pd.DataFrame(
+        {
+            "click": pd.Series(rng.integers(0, 2, rows), dtype=object),
+            "visit": pd.Series(np.arange(rows) // 3, dtype=object),
+            "item": some([int(item) for item in items]),
+            "mobile": some([bool(flag) for flag in rng.integers(0, 2, rows)]),
+            "stars": some([float(stars) / 2 for stars in rng.integers(1, 11, rows)]),
+            "site": some([["news", "New York", "007", "1e5", "mail"][i] for i in rng.integers(0, 5, rows)]),
+            "level": some([int(level) for level in rng.integers(1, 5, rows)]),
+            "slot": some([int(slot) for slot in rng.integers(0, 9, rows)]),
+            "price": some([float(price) for price in rng.normal(size=rows).round(3)]),
+            "seen": some([[int(item), int(item) + 1] for item in items]),
+            "day": some([20260100 + int(day) for day in rng.integers(1, 29, rows)]),
+        }
+    )
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if value is not None and value == value}
+            for row in table.to_dict("records")]  # fmt: skip
+
+
+def _typed(table: pd.DataFrame) -> pa.Table:
+    return pa.table({name: pa.array(table[name].tolist(), from_pandas=True) for name in table})
+
+
+def _csv(path: Path, table: pd.DataFrame, spell: Callable[[Any], str]) -> Path:
+    def cell(value: Any) -> str:
+        is_missing = not isinstance(value, list) and (value is None or value != value)
+        return "" if is_missing else "|".join(map(spell, value)) if isinstance(value, list) else spell(value)
+
+    lines = [",".join(table), *(",".join(cell(value) for value in row) for row in table.itertuples(index=False))]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _plainly(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _as_pandas(value: Any) -> str:
+    """Spell a value of a column with gaps, as pandas writes it."""
+    return str(float(value)) if type(value) is int else str(value)
+
+
+def _parquet(path: Path, table: pa.Table) -> Path:
+    pq.write_table(table, path)
+    return path
+
+
+def _as_floats(table: pa.Table) -> pa.Table:
+    """Make floats of integers, and bytes of texts."""
+    kinds = {pa.int64(): pa.float64(), pa.string(): pa.binary(), pa.list_(pa.int64()): pa.list_(pa.float64())}
+    return pa.table(
+        {name: table[name].cast(kinds.get(table[name].type, table[name].type)) for name in table.schema.names}
+    )
+
+
+FILES: dict[str, Callable[[Path, pd.DataFrame], Path]] = {
+    "plain CSV": lambda folder, table: _csv(folder / "plain.csv", table, _plainly),
+    "pandas' CSV": lambda folder, table: _csv(folder / "pandas.csv", table, _as_pandas),
+    "CSV with blanks": lambda folder, table: _csv(folder / "blanks.csv", table, lambda value: f" {value} "),
+    "JSON lines": lambda folder, table: _lines(folder / "rows.jsonl", _records(table)),
+    "Parquet": lambda folder, table: _parquet(folder / "typed.parquet", _typed(table)),
+    "Parquet of floats": lambda folder, table: _parquet(folder / "floats.parquet", _as_floats(_typed(table))),
+}  # fmt: skip
+
+
+def _lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def _recipe(items: Path) -> Recipe:
+    source = {**SOURCE, "tables": {"items": {**SOURCE["tables"]["items"], "path": str(items)}}}  # type: ignore[index]
+    preprocess = {"split": {"kind": "files"}, "frequency_limit": 2, "layout": {"rows_per_row_group": 128}}
+    return make_recipe(source=source, preprocess=preprocess)
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
+    """A dataset from each kind of file."""
+    folder, table = tmp_path_factory.mktemp("ways"), make_table()
+    items = folder / "items.csv"
+    # The side table has other spellings of the key than the log.
+    items.write_text(
+        "id,brand,price\n" + "".join(f"{i}{'.0' if i % 2 else ''},{i % 7}.0,{i / 4}\n" for i in range(500, 540))
+    )
+    found = {}
+    for number, (name, write) in enumerate(FILES.items()):
+        output = folder / f"dataset-{number}"
+        preprocessing(_recipe(items), {"train": [str(write(folder, table))]}, output).run(Threads(2))
+        found[name] = Dataset.open(output)
+    return found
+
+
+def _rows(dataset: Dataset) -> pa.Table:
+    return pa.concat_tables([pq.read_table(path) for path in sorted((dataset.folder / "train").glob("*.parquet"))])
+
+
+def test_every_kind_of_file_makes_the_same_dataset(datasets: dict[str, Dataset]) -> None:
+    first = datasets["plain CSV"]
+    assert {f.name: f.form for f in first.schema.columns if f.type in ("text", "texts")} == {
+        "item": "number", "mobile": "boolean", "stars": "number", "site": "number", "level": "number",
+        "items_brand": "number", "seen": "number",
+    }  # fmt: skip
+    assert first.schema.features[0].cardinality > 30  # type: ignore[union-attr]
+    for name, dataset in datasets.items():
+        assert dataset.schema.model_dump(exclude={"columns"}) == first.schema.model_dump(exclude={"columns"}), name
+        assert _rows(dataset).equals(_rows(first)), name
+
+
+def test_rows_are_encoded_alike_in_every_way(datasets: dict[str, Dataset], tmp_path: Path) -> None:
+    table = make_table().drop(columns=["click", "visit"])
+    dataset = datasets["pandas' CSV"]
+    schema: Schema = dataset.schema
+    encoder, raw_rows = FeatureEncoder(schema, dataset.folder), RawRows(schema)
+    ways = {
+        "objects": raw_rows.from_rows(_records(table)),
+        "JSON": raw_rows.from_rows(json.loads(json.dumps(_records(table)))),
+        "texts": raw_rows.from_rows([
+            {name: value if isinstance(value, list) else _as_pandas(value) for name, value in row.items()}
+            for row in _records(table)
+        ]),
+        "columns of Python": raw_rows.from_columns({name: table[name].tolist() for name in table}, len(table)),
+        "Arrow": raw_rows.from_batch(_typed(table).combine_chunks().to_batches()[0]),
+        "Arrow of floats": raw_rows.from_batch(_as_floats(_typed(table)).combine_chunks().to_batches()[0]),
+        "one by one": pa.concat_batches([raw_rows.from_rows([row]) for row in _records(table)]),
+    }  # fmt: skip
+    for name, write in FILES.items():
+        files = list_inputs([str(write(tmp_path, table))])
+        reader = open_table(files, _recipe(tmp_path).source).reader(schema.given_columns)  # type: ignore[arg-type]
+        (block,) = reader.read(Chunk(files[0], 0, 0, None))
+        ways[f"file: {name}"] = raw_rows.from_batch(block.rows)
+    encoded = {name: encoder.encode(rows) for name, rows in ways.items()}
+    first = encoded["objects"]
+    known = {f.name: np.count_nonzero(first[f.name]) for f in schema.categorical if f.name != "seen"}
+    assert min(known.values()) > 200, "most values are listed"
+    for name, rows in encoded.items():
+        assert rows.equals(first), name
+
+
+def test_texts_that_stand_for_nothing_do_so_in_every_way(datasets: dict[str, Dataset]) -> None:
+    raw_rows = RawRows(datasets["plain CSV"].schema)
+    own = [name for name in raw_rows.columns.names if name != "seen"]
+    columns = [name for name in own if not name.startswith(("items_", "rate_"))]  # side tables have words of their own
+    nothing = raw_rows.from_rows([{}])
+    for word in (None, "", "  ", "n/a", " n/a ", float("nan")):
+        assert raw_rows.from_rows([dict.fromkeys(columns, word)]).equals(nothing)
+    assert raw_rows.from_batch(pa.record_batch({name: ["n/a"] for name in columns})).equals(nothing)
