@@ -217,10 +217,10 @@ def _value(dtype: pa.DataType) -> JsonSchema:
     if pa.types.is_list(dtype):
         return _list(_value(dtype.value_type))
     if pa.types.is_floating(dtype):
-        return {"type": "number", "minimum": -_MAX, "maximum": _MAX}
+        return {"type": ["number", "string", "boolean"], "minimum": -_MAX, "maximum": _MAX}
     if pa.types.is_timestamp(dtype):
         return {"type": ["string", "number"], "description": "A time, as the raw data writes it."}
-    return {"type": ["string", "integer"]} if pa.types.is_string(dtype) else _ID
+    return {"type": ["string", "number", "boolean"]} if pa.types.is_string(dtype) else _ID
 
 
 def _object(required: list[str] | None = None, /, **properties: JsonSchema) -> JsonSchema:

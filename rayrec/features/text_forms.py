@@ -25,14 +25,15 @@ from numpy.typing import NDArray
 
 TextForm = Literal["number", "boolean", "text"]
 
-_BOOLEANS = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
+BOOLEANS = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
+"""The spellings of booleans, and their numbers."""
 _WORDS = {"1": "true", "0": "false"}
 _INITIALS = np.frombuffer(b"tTfF", np.uint8)
 _MARKS = b".+-"
 """A number that the form `number` changes has one of these."""
 _CHANGED = (
     r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-][0-9]{2,3})?|[+-]?[0-9]+[eE][+-][0-9]{2,3}|\+[0-9]+|-0+|"
-    rf"{'|'.join(_BOOLEANS)}"
+    rf"{'|'.join(BOOLEANS)}"
 )
 """The texts that the form `number` may change."""
 _CHANGED_HERE = {"number": re.compile(_CHANGED), "boolean": re.compile(f"{_CHANGED}|[01]")}
@@ -103,7 +104,7 @@ def in_form(texts: pa.Array, form: TextForm) -> pa.Array:
 
 def _spelled(text: str, form: TextForm) -> str:
     """Spell a text that `_CHANGED` matches."""
-    spelled = _BOOLEANS.get(text)
+    spelled = BOOLEANS.get(text)
     if spelled is None:
         if not _NUMBER.fullmatch(text) or len(text) > _MOST_DIGITS:
             return text
@@ -184,4 +185,4 @@ def _has_booleans(texts: pa.Array) -> bool:
     lengths = np.diff(offsets)
     rows = np.flatnonzero((lengths == len("true")) | (lengths == len("false")))
     rows = rows[np.isin(data[offsets[rows]], _INITIALS)]
-    return any(text in _BOOLEANS for text in texts.take(pa.array(rows)).unique().to_pylist())
+    return any(text in BOOLEANS for text in texts.take(pa.array(rows)).unique().to_pylist())

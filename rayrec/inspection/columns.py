@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rayrec.features.raw_values import read_column
 from rayrec.features.schema import RawColumn
+from rayrec.features.text_forms import BOOLEANS
 
 Form = Literal["integer", "number", "text", "time", "list", "vector", "nested"]
 """How the values of a column are written: `nested` values can be no feature."""
@@ -263,7 +264,7 @@ def _texts(name: str, array: pa.Array, shown: str) -> Column:
     null_words = tuple(t for t, w in zip(texts, is_word, strict=True) if w)
     without_words = np.where(np.append(is_word, False)[codes], -1, codes)
     numbers, is_number = _read(distinct, "number")
-    is_number &= ~is_word
+    is_number &= ~is_word & ~pc.is_in(distinct, pa.array(list(BOOLEANS), distinct.type)).to_numpy(zero_copy_only=False)
     misfits = ~is_number & ~is_word
     if is_number.any() and (not misfits.any() or _are_few(counts, is_number, misfits)):
         facts = {"null_words": null_words, "misfits": tuple(t for t, w in zip(texts, misfits, strict=True) if w)}

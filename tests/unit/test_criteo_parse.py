@@ -31,7 +31,7 @@ GOOD = {
     "negative": row(numbers={0: "-1"}),
     "all missing": b"1" + b"\t" * 39,
     "quotes": row(categories={0: '"a', 1: 'b"', 2: '"'}),
-    "text": row(categories={0: "h\u00e9llo w\u00f6rld", 1: " x ", 2: "NULL", 3: "a\\tb"}),
+    "text": row(categories={0: "h\u00e9llo w\u00f6rld", 1: "x y", 2: "NULL", 3: "a\\tb"}),
 }
 BAD = {
     "a column less": (row()[: row().rindex(b"\t")], Reason.COLUMNS),

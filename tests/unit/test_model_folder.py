@@ -102,7 +102,7 @@ def _save_table(path: Path, tensors: dict[str, torch.Tensor], version: str | Non
 
 def _set_version(folder: Path) -> None:
     content = json.loads((folder / "schema.json").read_text())
-    (folder / "schema.json").write_text(json.dumps({**content, "version": 2}))
+    (folder / "schema.json").write_text(json.dumps({**content, "version": 1}))
 
 
 TABLE = table_file("C2")
@@ -110,7 +110,7 @@ SIZE = 34  # rows of C2: 20 + 13 values and the missing one
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no tables": (lambda f: shutil.rmtree(f / "weights"), "not a model folder"),
     "no schema": (lambda f: (f / "schema.json").unlink(), "schema.json: missing"),
-    "schema of another version": (_set_version, "schema.json: version: Input should be 1"),
+    "schema of another version": (_set_version, "schema.json: written by a rayrec that spells"),
     "schema is no JSON": (lambda f: (f / "schema.json").write_text("{"), "schema.json: "),
     "no config": (lambda f: (f / "config.yaml").unlink(), "config.yaml: "),
     "config runs code": (

@@ -74,7 +74,7 @@ def test_what_it_describes(described: dict[str, Any]) -> None:
         ({"context": {**CONTEXT, "platform": None}, "candidates": [1]}, True),
         ({"candidates": []}, False),
         ({"candidates": ["1"]}, False),
-        ({"context": {"uuid": 5.5}, "candidates": [1]}, False),
+        ({"context": {"uuid": ["a"]}, "candidates": [1]}, False),
         ({"context": {"user": "ann"}, "candidates": [1]}, False),
         ({"context": CONTEXT}, False),
     ],
@@ -101,7 +101,7 @@ def test_rows_have_the_models_features(described: dict[str, Any], models: Served
 
 
 @pytest.mark.parametrize(
-    "row", [{"I1": "3"}, {"I1": True}, {"I1": 1e39}, {"C1": 5.5}, {"M1": "a"}, {"M1": [5.5]}, {"C11": "a"}, 3], ids=str
+    "row", [{"I1": [3]}, {"I1": 1e39}, {"C1": ["a"]}, {"M1": "a"}, {"M1": [["a"]]}, {"C11": "a"}, 3], ids=str
 )
 def test_the_schema_refuses_what_the_server_refuses(described: dict[str, Any], models: ServedModels, row: Any) -> None:
     assert not validator(described, "dlrm.Row").is_valid(row)

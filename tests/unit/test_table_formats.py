@@ -414,7 +414,7 @@ LABELS: dict[str, tuple[list[Any], list[float | None]]] = {
     "integers": ([0, 1, 2, -1, None], [0, 1, None, None, None]),
     "floats": ([0.0, 1.0, 0.5, None], [0, 1, None, None]),
     "booleans": ([False, True, None], [0, 1, None]),
-    "texts": (["0", "1", "0.0", "1.0", "true", "False", "yes", "", "01"], [0, 1, 0, 1, 1, 0, None, None, None]),
+    "texts": (["0", "1", "0.0", "1.0", "true", "False", " 1 ", "yes", ""], [0, 1, 0, 1, 1, 0, 1, None, None]),
 }
 
 

@@ -138,7 +138,8 @@ def test_typed_columns_of_arrow() -> None:
     for values in (
         pa.array([7, None], pa.uint8()), pa.array([7.0, np.nan]), pa.array([7.0, None], pa.float32()),
         pa.array([Decimal("7.00"), None]), pa.array(["7.0", ""]).dictionary_encode(),
-        pa.array(["7", " "], pa.large_string()), pa.array([b"7.0", None]), pa.array([b"7", None], pa.binary(1)), pa.array(["7", None], pa.string_view()),
+        pa.array(["7", " "], pa.large_string()), pa.array([b"7.0", None]), pa.array([b"7", None], pa.binary(1)),
+        pa.array(["7", None], pa.string_view()),
         pa.array([np.float16(7), None], pa.float16()), pa.RunEndEncodedArray.from_arrays([1, 2], pa.array([7, None])),
     ):  # fmt: skip
         found, unreadable = read_values(values, raw)
