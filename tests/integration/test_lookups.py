@@ -177,7 +177,7 @@ def write(workspace: Workspace) -> WriteTable:
         given = [column for column in GIVEN if column.name in table.columns]
         columns = [column.model_copy(update={"name": column.name.split("_")[1]}) for column in given]
         reader = opened.reader([RawColumn(name=config.key, type="text"), *columns], required=[config.key])
-        return write_side_table(workspace, table, config, reader, opened.files, max_rejected)
+        return write_side_table(workspace, table, config, reader, opened.files, max_rejected, {}).rejected
 
     return call
 
