@@ -75,7 +75,7 @@ def read_values(values: Values, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
         return read_column(column, raw)
 
     def read_lists(lists: list[Any]) -> tuple[pa.Array, Unreadable]:
-        elements, wrong = read_values([item for items in lists for item in items], _element(raw))
+        elements, wrong = read_values([item for items in lists for item in items], element_of(raw))
         return _lists_of(elements, wrong, np.array([len(items) for items in lists]), np.zeros(len(lists), bool))
 
     return read_by_type(values, raw.arrow, read, read_lists if pa.types.is_list(raw.arrow) else None)
@@ -237,11 +237,11 @@ def _lists(column: pa.Array, raw: RawColumn) -> tuple[pa.Array, Unreadable]:
     elif not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         raise _no_type(column, raw)
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-    elements, wrong = read_column(column.flatten(), _element(raw))
+    elements, wrong = read_column(column.flatten(), element_of(raw))
     return _lists_of(elements, wrong, lengths, column.is_null().to_numpy(zero_copy_only=False))
 
 
-def _element(raw: RawColumn) -> RawColumn:
+def element_of(raw: RawColumn) -> RawColumn:
     """Return how an element of a column of lists is read."""
     return raw.model_copy(update={"type": raw.type.removesuffix("s"), "separator": None})
 

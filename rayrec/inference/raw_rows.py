@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from rayrec.common.errors import UserError, did_you_mean
 from rayrec.features.lists import wrong_lists
-from rayrec.features.raw_values import Values, needs, read_column, read_values
+from rayrec.features.raw_values import Values, element_of, needs, read_column, read_values
 from rayrec.features.schema import ListLength, RawColumn, Schema
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -148,6 +148,9 @@ def _column(raw: RawColumn, values: Values) -> pa.Array:
     if unreadable.any():
         row = int(unreadable.argmax())
         value = values[row].as_py() if isinstance(values, pa.Array) else values[row]
+        if isinstance(value, list | tuple) and pa.types.is_list(raw.arrow):
+            raw = element_of(raw)
+            value = value[int(read_values(list(value), raw)[1].argmax())]
         raise UserError(f"row {row}, '{raw.name}': {shown(value)}; needs {needs(raw)}{_OR_NULL}")
     return column
 

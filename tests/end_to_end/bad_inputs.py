@@ -379,10 +379,10 @@ REQUESTS = [
         "row 0, 'I1': the string 'three'; needs a number, or null if it is missing",
     ),
     BadRequest(
-        "fraction where a category belongs",
-        instances({"C1": 7.5}),
+        "list where a category belongs",
+        instances({"C1": ["a"]}),
         422,
-        "row 0, 'C1': the number 7.5; needs a string (write \"7.5\"), or null if it is missing",
+        "row 0, 'C1': a list; needs a text, or null if it is missing",
     ),
     BadRequest(
         "the label sent along",
