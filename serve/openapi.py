@@ -26,7 +26,7 @@ _MAX = float(np.finfo(np.float32).max)
 _EXAMPLES = 3
 _TEXT: JsonSchema = {"type": "string"}
 _BOOLEAN: JsonSchema = {"type": "boolean"}
-_ID: JsonSchema = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+_ID: JsonSchema = {"type": ["integer", "string", "boolean"], "minimum": -(2**63), "maximum": 2**63 - 1}
 _SCORE = {"type": "number", "minimum": 0, "maximum": 1, "description": "Probability of a positive label."}
 
 
@@ -97,7 +97,7 @@ def _instances(name: str, max_rows: int) -> JsonSchema:
 def _recommend(name: str, max_rows: int) -> dict[str, Any]:
     count = {"type": "integer", "minimum": 1, "maximum": max_rows, "default": 10}
     known = {**_BOOLEAN, "default": True, "description": "Leave out what the user has in the training data."}
-    body = _object(["user"], user=_TEXT, k=count, exclude_known=known)
+    body = _object(["user"], user={"type": ["string", "number"]}, k=count, exclude_known=known)
     answer = _object(model=_TEXT, version=_TEXT, user=_TEXT, items=_list(_object(item=_TEXT, score=_SCORE)))
     return _post(f"Items for a user by '{name}'.", body, answer, missing="no such user")
 

@@ -326,9 +326,9 @@ BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
     "ad of another type": (
         "POST",
         "/v1/models/ads:rank",
-        b'{"candidates": [1, "2"]}',
+        b'{"candidates": [1, "two"]}',
         422,
-        "candidates[1]: the string '2'",
+        "candidates[1]: the string 'two'",
     ),
     "unknown context": (
         "POST",

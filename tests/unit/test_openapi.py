@@ -73,7 +73,7 @@ def test_what_it_describes(described: dict[str, Any]) -> None:
         ({"candidates": [1], "k": 3}, True),
         ({"context": {**CONTEXT, "platform": None}, "candidates": [1]}, True),
         ({"candidates": []}, False),
-        ({"candidates": ["1"]}, False),
+        ({"candidates": [["1"]]}, False),
         ({"context": {"uuid": ["a"]}, "candidates": [1]}, False),
         ({"context": {"user": "ann"}, "candidates": [1]}, False),
         ({"context": CONTEXT}, False),
