@@ -28,7 +28,8 @@ TextForm = Literal["number", "boolean", "text"]
 BOOLEANS = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
 """The spellings of booleans, and their numbers."""
 _WORDS = {"1": "true", "0": "false"}
-_INITIALS = np.frombuffer(b"tTfF", np.uint8)
+_IS_INITIAL = np.isin(np.arange(256), np.frombuffer(b"tTfF", np.uint8))
+"""(256,) for each byte whether a boolean may begin with it."""
 _MARKS = b".+-"
 """A number that the form `number` changes has one of these."""
 _CHANGED = (
@@ -37,6 +38,7 @@ _CHANGED = (
 )
 """The texts that the form `number` may change."""
 _CHANGED_HERE = {"number": re.compile(_CHANGED), "boolean": re.compile(f"{_CHANGED}|[01]")}
+_MARKED = re.compile("[.+-]|rue|RUE|alse|ALSE")
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)\.?[0-9]*|\.[0-9]+)([eE][+-][0-9]{2,3})?")
 _FRACTION = r"^[+-]?[0-9]*\.(?P<digits>[0-9]+)$"
 _EXACT = Context(prec=100)
@@ -88,8 +90,10 @@ def in_form(texts: pa.Array, form: TextForm) -> pa.Array:
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         return texts
     if len(texts) <= _FEW:
-        changed = _CHANGED_HERE[form].fullmatch
         given = texts.to_pylist()
+        if form == "number" and not _MARKED.search("\0".join(filter(None, given))):
+            return texts
+        changed = _CHANGED_HERE[form].fullmatch
         spelled = [text if text is None or not changed(text) else _spelled(text, form) for text in given]
         return texts if spelled == given else pa.array(spelled, texts.type)
     if form == "number" and not (_has_byte(texts, _MARKS) or _has_booleans(texts)):
@@ -184,5 +188,5 @@ def _has_booleans(texts: pa.Array) -> bool:
     offsets, data = _content(texts)
     lengths = np.diff(offsets)
     rows = np.flatnonzero((lengths == len("true")) | (lengths == len("false")))
-    rows = rows[np.isin(data[offsets[rows]], _INITIALS)]
-    return any(text in BOOLEANS for text in texts.take(pa.array(rows)).unique().to_pylist())
+    rows = rows[_IS_INITIAL[data[offsets[rows]]]]
+    return len(rows) > 0 and any(text in BOOLEANS for text in texts.take(pa.array(rows)).unique().to_pylist())

@@ -19,6 +19,8 @@ from rayrec.features.raw_values import Values, element_of, needs, read_column, r
 from rayrec.features.schema import ListLength, RawColumn, Schema
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
+_MOST_TOGETHER = 65_536
+"""Most texts of several columns that are copied into one."""
 _OR_NULL = ", or null if it is missing"
 _PLAIN = {
     kind: frozenset({*types, type(None)})
@@ -90,10 +92,17 @@ class RawRows:
 
     def from_columns(self, given: Mapping[str, Values], rows: int) -> pa.RecordBatch:
         """Read columns of known features, of `rows` values each, as `from_batch` does; values may be Python's."""
-        columns = [
-            _column(raw, given[name]) if name in given else pa.nulls(rows, raw.arrow) for name, raw in self._raw.items()
-        ]
-        return self.checked(columns)
+        columns: dict[str, pa.Array] = {}
+        for raw, names in self._alike.items():
+            alike = [name for name in names if isinstance(given.get(name), pa.Array) and given[name].type == raw.arrow]
+            # To read a few texts of each of many columns takes longer than to copy all of them into one.
+            if raw.type == "text" and alike and rows * len(alike) <= _MOST_TOGETHER:
+                texts, _ = read_column(pa.concat_arrays([given[name] for name in alike]), raw)
+                columns |= {name: texts.slice(place * rows, rows) for place, name in enumerate(alike)}
+        for name, raw in self._raw.items():
+            if name not in columns:
+                columns[name] = _column(raw, given[name]) if name in given else pa.nulls(rows, raw.arrow)
+        return self.checked([columns[name] for name in self._raw])
 
     def require_features(self, names: Sequence[str]) -> None:
         """Raise UserError if a column's name is not that of a feature, or is given twice."""
