@@ -94,10 +94,11 @@ class RawRows:
         """Read columns of known features, of `rows` values each, as `from_batch` does; values may be Python's."""
         columns: dict[str, pa.Array] = {}
         for raw, names in self._alike.items():
-            alike = [name for name in names if isinstance(given.get(name), pa.Array) and given[name].type == raw.arrow]
+            found = {name: values for name in names if isinstance(values := given.get(name), pa.Array)}
+            alike = [name for name, values in found.items() if values.type == raw.arrow]
             # To read a few texts of each of many columns takes longer than to copy all of them into one.
             if raw.type == "text" and alike and rows * len(alike) <= _MOST_TOGETHER:
-                texts, _ = read_column(pa.concat_arrays([given[name] for name in alike]), raw)
+                texts, _ = read_column(pa.concat_arrays([found[name] for name in alike]), raw)
                 columns |= {name: texts.slice(place * rows, rows) for place, name in enumerate(alike)}
         for name, raw in self._raw.items():
             if name not in columns:
