@@ -28,6 +28,7 @@ from rayrec.config import (
     TrainConfig,
 )
 from rayrec.config.evaluate import is_ranking_metric
+from rayrec.config.preprocess import ColumnSplitConfig, HashSplitConfig
 from rayrec.config.validation import describe_validation_error, is_yaml_file, parse_mapping, parse_yaml, read_text
 
 CONFIG_FILE = "config.yaml"
@@ -65,6 +66,13 @@ class Recipe(Config):
     evaluate: EvaluateConfig = EvaluateConfig()
     serve: ServeConfig = ServeConfig()
     publish: PublishConfig = PublishConfig()
+
+    @property
+    def unneeded_columns(self) -> tuple[str, ...]:
+        """Raw columns, or patterns of them, that scoring does not need: label, roles, the split's, ignored ones."""
+        split = getattr(self.preprocess, "split", None)
+        column = split.column if isinstance(split, ColumnSplitConfig | HashSplitConfig) else None
+        return (*self.source.unneeded_columns, *([] if column is None else [column]))
 
     @model_validator(mode="before")
     @classmethod

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayrec.config import ModelConfig, ServeConfig, SourceConfig
+from rayrec.config import ModelConfig, ServeConfig
 from rayrec.config.transforms import Fill, HashIds, Log, Vocabulary
 from rayrec.features.schema import (
     STATISTICS_FOLDER,
@@ -126,13 +126,13 @@ def write_display_model(folder: Path, schema: Schema, statistics: Path, seed: in
     )
 
 
-def write_table_model(folder: Path, seed: int = 0) -> RankingModel:
-    """A model folder of `tests.table_schema`."""
+def write_table_model(folder: Path, seed: int = 0, **sections: Any) -> RankingModel:
+    """A model folder of `tests.table_schema`; `sections` of its recipe replace those that it would have."""
     data = folder.parent / f"{folder.name}-data"
     write_statistics(data)
     config = WideDeepConfig(embedding_dim=8, embedding_dims={"listed": 3}, mlp=(16, 8))
-    source = TableConfig(label="label", candidate="text", features=())
-    return _write(folder, data, SCHEMA, config, "table-test", seed, statistics=data / STATISTICS_FOLDER, source=source)
+    sections = {"source": TableConfig(label="label", candidate="text", features=()), **sections}
+    return _write(folder, data, SCHEMA, config, "table-test", seed, statistics=data / STATISTICS_FOLDER, **sections)
 
 
 def _write(
@@ -144,8 +144,8 @@ def _write(
     seed: int,
     known_items: KnownItems | None = None,
     statistics: Path | None = None,
-    source: SourceConfig | None = None,
     replicas: int = 1,
+    **sections: Any,
 ) -> RankingModel:
     network = build_model(config, schema, seed=seed)
     # The published initial tables are so small that a wrong row would hardly change a score.
@@ -160,9 +160,7 @@ def _write(
         folder,
         schema=network.schema,
         tables=network.tables,
-        recipe=make_recipe(
-            name=name, model=config, serve=ServeConfig(replicas=replicas), **({"source": source} if source else {})
-        ),
+        recipe=make_recipe(name=name, model=config, serve=ServeConfig(replicas=replicas), **sections),
         metrics={"test": {"auc": 0.75}},
         card="# A model of the tests\n",
         vocabularies_in=data,

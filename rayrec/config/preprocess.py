@@ -207,3 +207,8 @@ class SourceConfig(Config):
     gives_interactions: ClassVar[bool] = False
     """Whether its datasets name the features of a user and an item (`Schema.interactions`)."""
     kind: str
+
+    @property
+    def unneeded_columns(self) -> tuple[str, ...]:
+        """Raw columns, or patterns of them, that scoring does not need; features may be made of one all the same."""
+        return ()

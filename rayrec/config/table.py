@@ -306,6 +306,12 @@ class TableSourceConfig(SourceConfig, FileFormat):
         """The name of the column of the rows' times."""
         return self.time.column if isinstance(self.time, TimeColumn) else self.time
 
+    @property
+    def unneeded_columns(self) -> tuple[str, ...]:
+        """The columns of the label and of roles, and those of `ignore`."""
+        roles = (self.label_column, self.weight, self.group, self.candidate, self.time_column)
+        return (*(name for name in roles if name is not None), *self.ignore)
+
     def is_ignored(self, name: str) -> bool:
         """Whether a column is in `ignore`."""
         return any(matches(name, pattern) for pattern in self.ignore)

@@ -56,7 +56,7 @@ class Predictor:
         self._encoder = FeatureEncoder(self.schema, statistics.parent, open_vocabulary=model_folder.vocabulary)
         self.vocabularies = self._encoder.vocabularies
         """The look-ups of values, by feature."""
-        self.raw_rows = RawRows(self.schema)
+        self.raw_rows = RawRows(self.schema, self.recipe.unneeded_columns)
         self.encoded_columns = self._encoder.encoded_schema
         """The Arrow columns that `encode` gives."""
         self._dense_network = _load_dense_network(model_folder)
@@ -85,7 +85,8 @@ class Predictor:
         """Probabilities (n,) float32 of n rows of raw features, as the raw data has them.
 
         Rows are mappings of feature names to values, or columns named as the features. A feature that is left out, null
-        or (in columns) NaN is missing. Raises UserError naming the row and the field that is unknown or wrong.
+        or (in columns) NaN is missing; columns that scoring does not need, such as the label, are left out. Raises
+        UserError naming the row and the field that is unknown or wrong.
         """
         return self.predict_encoded(self.encode(self.columns_of(rows)))
 
@@ -156,8 +157,10 @@ class Predictor:
         if isinstance(rows, Sequence):
             return self.raw_rows.from_rows(rows)
         if hasattr(rows, "iloc"):  # pandas' columns may have values of several types
-            columns = {str(name): _values_of(rows.iloc[:, place]) for place, name in enumerate(rows.columns)}
-            self.raw_rows.require_features([str(name) for name in rows.columns])
+            names = [str(name) for name in rows.columns]
+            self.raw_rows.require_features(names)
+            needed = [place for place, name in enumerate(names) if not self.raw_rows.is_unneeded(name)]
+            columns = {names[place]: _values_of(rows.iloc[:, place]) for place in needed}
         else:
             table = pa.table(rows)
             columns = {name: table[name].combine_chunks() for name in table.column_names}

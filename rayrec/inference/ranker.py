@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.common.errors import UserError
+from rayrec.common.errors import UserError, did_you_mean
 from rayrec.features.raw_values import needs, read_values
 from rayrec.features.schema import RawColumn
 from rayrec.inference.predictor import Predictor
@@ -79,9 +79,11 @@ class Ranker:
         fields, candidate = self.lookup.context, self.lookup.candidate
         if not isinstance(context, Mapping):
             raise UserError(f"context: give an object with {', '.join(fields.names)}")
-        unknown = next((name for name in context if name not in fields.names), None)
+        others = (name for name in context if name not in fields.names)
+        unknown = next((name for name in others if not self.predictor.raw_rows.is_unneeded(name)), None)
         if unknown is not None:
-            raise UserError(f"context: unknown field '{str(unknown)[:100]}'; fields: {', '.join(fields.names)}")
+            hint = did_you_mean(str(unknown), fields.names, "fields:")
+            raise UserError(f"context: unknown field '{str(unknown)[:100]}'; {hint}")
         places = [f"candidates[{place}]" for place in range(len(candidates))]
         columns = [_read(places, list(candidates), candidate.type, needs_values=True)]
         for field in fields:

@@ -1,7 +1,8 @@
 """Raw rows from outside (JSON objects, data frames, Arrow) checked and brought into the columns that the encoder reads.
 
-A feature that a row does not name, or whose value is null, is missing there. Names that the schema does not know and
-values of another type are errors that name the row (from 0) and the field.
+A feature that a row does not name, or whose value is null, is missing there. Columns that scoring does not need, such
+as the label, are left out; other names that the schema does not know and values of another type are errors that name
+the row (from 0) and the field.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.common.errors import UserError, did_you_mean
+from rayrec.config.table import matches
 from rayrec.features.lists import wrong_lists
 from rayrec.features.raw_values import Values, element_of, needs, read_column, read_values
 from rayrec.features.schema import ListLength, RawColumn, Schema
@@ -32,8 +34,8 @@ _PLAIN = {
 class RawRows:
     """Checks raw rows against one schema."""
 
-    def __init__(self, schema: Schema) -> None:
-        self._not_features = frozenset(schema.other_columns)
+    def __init__(self, schema: Schema, unneeded: Sequence[str] = ()) -> None:
+        """`unneeded`: names or patterns of columns that rows may have beside features (`Recipe.unneeded_columns`)."""
         self._raw = {column.name: column for column in schema.raw_columns}
         self._list_lengths = schema.list_lengths
         self._alike: dict[RawColumn, list[str]] = {}
@@ -43,7 +45,8 @@ class RawRows:
                 self._alike.setdefault(column.model_copy(update={"name": ""}), []).append(column.name)
         self.columns = pa.schema([(column.name, column.arrow) for column in schema.raw_columns])
         """The Arrow columns that it makes: those of `FeatureEncoder.raw_schema`."""
-        self._known = frozenset(self._raw)
+        self._known = frozenset({*self._raw, *schema.other_columns, *unneeded})
+        self._patterns = tuple(name for name in unneeded if "*" in name or "?" in name)
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
         """Rows as mappings of feature names to values. Raises UserError naming row and field.
@@ -52,12 +55,15 @@ class RawRows:
         a text as a number or a boolean, a time as a text, a number or a `datetime`, a list as a text where the column
         has a separator.
         """
+        known = self._known
         for index, row in enumerate(rows):
             if not isinstance(row, Mapping):
                 raise UserError(f"row {index}: {shown(row)}; a row is an object of feature names and values")
-            if not row.keys() <= self._known:
-                unknown = next(name for name in row if name not in self._known)
-                raise UserError(f"row {index}: {self.unknown(unknown)}")
+            if not row.keys() <= known:
+                unknown = next((name for name in row if name not in known and not self.is_unneeded(name)), None)
+                if unknown is not None:
+                    raise UserError(f"row {index}: {self.unknown(unknown)}")
+                known = known.union(row)
         together = self._plain_together(rows)
         return self.checked(
             [
@@ -106,21 +112,25 @@ class RawRows:
         return self.checked([columns[name] for name in self._raw])
 
     def require_features(self, names: Sequence[str]) -> None:
-        """Raise UserError if a column's name is not that of a feature, or is given twice."""
+        """Raise UserError if a column's name is not known, or if that of a feature is given twice."""
         for name, count in Counter(names).items():
-            if name not in self._known:
+            if name not in self._raw and not self.is_unneeded(name):
                 raise UserError(self.unknown(name))
-            if count > 1:
+            if count > 1 and name in self._raw:
                 raise UserError(f"column '{name}': given {count} times")
 
     def from_values(self, name: str, values: Values) -> pa.Array:
         """Read the column of one known feature, from a value a row or Arrow's array. Raises UserError."""
         return _column(self._raw[name], values)
 
+    def is_unneeded(self, name: Any) -> bool:
+        """Whether rows may have a column that is no feature's, as scoring does not need it."""
+        if name in self._raw:
+            return False
+        return name in self._known or any(matches(str(name), pattern) for pattern in self._patterns)
+
     def unknown(self, name: Any) -> str:
-        """The error message for a name that is not a feature."""
-        if name in self._not_features:
-            return f"'{name}' is not a feature (the model does not read it); leave it out"
+        """The error message for a name that is not known."""
         return f"unknown feature '{str(name)[:100]}'; {did_you_mean(str(name), self.columns.names, 'features:')}"
 
     def checked(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
-from rayrec.config.table import TableSourceConfig
+from rayrec.config.table import TableSourceConfig, matches
 from rayrec.config.transforms import Elapsed, HashIds, Vocabulary
 from rayrec.evaluation.stability import stability_index
 from rayrec.features.encoder import FeatureEncoder
@@ -21,10 +22,10 @@ from rayrec.features.schema import CategoricalFeature, Feature, NumericFeature, 
 from rayrec.features.vocabularies.earlier_ids import EarlierIds
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import spread_rows
-from rayrec.raw.blocks import ParsedLines
+from rayrec.raw.blocks import Cell
 from rayrec.raw.files import list_inputs
 from rayrec.raw.sample import sample_rows
-from rayrec.raw.tables.cells import Cells, RowTypes
+from rayrec.raw.tables.cells import Cells, RowTypes, as_text
 
 LIMIT = 0.25
 """The stability index beyond what chance explains from which a feature has drifted."""
@@ -113,11 +114,17 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
         {name: column.combine_chunks() for name, column in zip(sample.column_names, sample.columns, strict=True)},
         np.arange(sample.num_rows), sample.num_rows, {}, lambda _: b"",
     )  # fmt: skip
-    parsed = RowTypes(columns, label, list_lengths=schema.list_lengths).parse(cells)
+    parsed = RowTypes(columns, label, needs_label=False, list_lengths=schema.list_lengths).parse(cells)
     if not parsed.rows.num_rows:
         raise UserError(f"{paths[0]}: no row can be read as the dataset's were; give files of the same columns")
     problems = [f"no column '{name}'" for name in missing]
-    problems += _unreadable(parsed, {column.name: column for column in columns}, sample.num_rows)
+    labels = pa.nulls(0) if label is None else parsed.rows.column(0)
+    wrong = list(parsed.rejected_cells.values())
+    if label is not None:
+        given = sample[config.label_column].take(pa.array(parsed.positions))
+        no_labels = given.filter(pc.and_(labels.is_null(), pc.invert(given.is_null(nan_is_null=True))))
+        wrong += [(config.label_column, as_text(value)) for value in no_labels.to_pylist() if value != ""]
+    problems += _unreadable(wrong, {column.name: column for column in columns}, sample.num_rows)
     raw = parsed.rows.select([column.name for column in columns])
     dataset.fetch_mapped()
     encoded = FeatureEncoder(schema, dataset.folder).encode(raw)
@@ -128,11 +135,10 @@ def compare(paths: Sequence[str], dataset: Dataset, rows: int, seed: int = 0) ->
         for feature in schema.features
         if not set(missing).intersection(feature.columns)
     ]
-    if label is not None:
-        features.insert(0, _label_drift(config.label_column, parsed.rows.column(0), dataset))
-    known = {*raw.schema.names, *_roles(config)}
-    unknown = (name for name in sample.column_names if name not in known)
-    new = tuple(name for name in unknown if not config.is_ignored(name))
+    if labels.null_count < len(labels):
+        features.insert(0, _label_drift(config.label_column, labels, dataset))
+    known = (*raw.schema.names, *dataset.recipe.unneeded_columns)
+    new = tuple(name for name in sample.column_names if not any(matches(name, pattern) for pattern in known))
     return Drift(sample.num_rows, tuple(features), tuple(problems), new)
 
 
@@ -211,15 +217,10 @@ def _with_numbers_of(rows: pa.RecordBatch, now: Schema, before: Schema) -> pa.Re
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def _roles(config: TableSourceConfig) -> set[str | None]:
-    """The columns that say something of a row beside its features."""
-    return {config.weight, config.group, config.candidate, config.time_column, config.label_column}
-
-
-def _unreadable(parsed: ParsedLines, columns: Mapping[str, RawColumn], rows: int) -> list[str]:
-    """The columns with too many values of another form."""
-    counts = Counter(name for name, _ in parsed.rejected_cells.values())
-    examples = dict(parsed.rejected_cells.values())
+def _unreadable(cells: Sequence[Cell], columns: Mapping[str, RawColumn], rows: int) -> list[str]:
+    """The columns with too many values of another form, given these values."""
+    counts = Counter(name for name, _ in cells)
+    examples = dict(cells)
     return [
         f"'{name}' has {count / rows:.1%} values that are not {needs(columns[name])} (such as '{examples[name]}')"
         if name in columns

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,12 @@ REJECTED_SCHEMA = pa.schema(
         pa.field("text", pa.string(), False),  # undecodable bytes as \xNN
     ]
 )
+
+
+def describe_rejected(row: Mapping[str, Any]) -> str:
+    """Where and why a row of `REJECTED_SCHEMA` is bad, with the value."""
+    cell = f" (column '{row['column']}': {row['value'][:100]!a})" if row["column"] is not None else ""
+    return f"{row['file']}, line {row['line']}: {row['reason']}{cell}"
 
 
 class Reason(StrEnum):
@@ -141,3 +147,7 @@ class ExampleReader(RowReader, Protocol):
     @property
     def label(self) -> str:
         """The name of the label's column."""
+
+    @property
+    def file_columns(self) -> Sequence[str]:
+        """The names of all columns of the files; empty if they play no part."""

@@ -48,6 +48,11 @@ class TableReader:
         return self.types.label_column or ""
 
     @property
+    def file_columns(self) -> Sequence[str]:
+        """The names of all columns of the files."""
+        return list(dict.fromkeys(name for layout in dict.fromkeys(self.layouts) for name in layout.columns.names))
+
+    @property
     def schema(self) -> pa.Schema:
         """The label (float32) if there is one, then the columns with the types `RawColumn.arrow`."""
         return self.types.schema
@@ -86,6 +91,7 @@ class TableFiles:
         columns: Sequence[RawColumn],
         label: str | LabelCondition | None = None,
         *,
+        needs_label: bool = True,
         weight: str | None = None,
         required: Collection[str] = (),
         list_lengths: Sequence[ListLength] = (),
@@ -94,11 +100,12 @@ class TableFiles:
 
         A row is bad if a value cannot be read, if the label is missing or neither 0 nor 1 (nor false nor true), if one
         of the columns `required` has no value, if the column `weight` (a number) has none from 0 on, or if a list has
-        not the length that `list_lengths` says, or no weight from 0 on for each value. The label's column is not one of
-        `columns`. Raises UserError if a column is not there, unless it is optional, or if it holds what it cannot be
-        read from.
+        not the length that `list_lengths` says, or no weight from 0 on for each value. Without `needs_label` such a
+        label is null. The label's column is not one of `columns`. Raises UserError if a column is not there, unless it
+        is optional, or if it holds what it cannot be read from.
         """
-        types = RowTypes(tuple(columns), label, weight, frozenset(required), tuple(list_lengths))
+        lengths = tuple(list_lengths)
+        types = RowTypes(tuple(columns), label, weight, frozenset(required), lengths, needs_label=needs_label)
         for name in types.wanted:
             if name not in self.columns.names and name not in self.optional:
                 hint = did_you_mean(name, self.columns.names, "it has")
@@ -115,11 +122,17 @@ class TableFiles:
         return TableReader(self.layouts, types)
 
 
-def open_table(files: Sequence[InputFile], table_format: FileFormat, optional: Collection[str] = ()) -> TableFiles:
+def open_table(
+    files: Sequence[InputFile],
+    table_format: FileFormat,
+    optional: Sequence[str] = (),
+    needed: Collection[str] | None = None,
+) -> TableFiles:
     """Look at the beginning of every file. All have the same columns, in any order; JSON lines may lack some.
 
-    `optional`: columns that a file may lack all the same, as the label in files that are to be scored. Empty files are
-    files without rows. Raises UserError if the columns of a file are unclear or differ, or if all files are empty.
+    `optional`: columns that a file may lack all the same, as the label in files that are to be scored. `needed`: the
+    columns in which files must not differ, by default all others. Empty files are files without rows. Raises UserError
+    if the columns of a file are unclear or differ, or if all files are empty.
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         found = list(pool.map(lambda file: _read_layout(file, table_format, optional), files))
@@ -130,12 +143,12 @@ def open_table(files: Sequence[InputFile], table_format: FileFormat, optional: C
     same = {layout: layout for layout in reversed(filled.values())}
     first = next(iter(filled.values()))
     layouts = tuple(first if layout is None else same[layout] for layout in found)
-    _check_names(filled, frozenset(optional))
+    _check_names(filled, frozenset(optional), needed)
     columns = _merge([layout.columns for layout in dict.fromkeys(filled.values())])
     return TableFiles(tuple(files), layouts, columns, frozenset(optional))
 
 
-def _read_layout(file: InputFile, table_format: FileFormat, optional: Collection[str]) -> Layout | None:
+def _read_layout(file: InputFile, table_format: FileFormat, optional: Sequence[str]) -> Layout | None:
     if file.bytes == 0:
         return None
     match table_format.format if table_format.format != "auto" else format_of(file):
@@ -153,13 +166,13 @@ def format_of(file: InputFile) -> Literal["parquet", "json_lines", "delimited"]:
     return _FORMATS.get(suffix, "delimited")
 
 
-def _check_names(layouts: dict[str, Layout], optional: frozenset[str]) -> None:
+def _check_names(layouts: dict[str, Layout], optional: frozenset[str], needed: Collection[str] | None) -> None:
     first_file, first = next(iter(layouts.items()))
     for file, layout in layouts.items():
         if isinstance(layout, json_lines.JsonLinesLayout) or layout is first:
             continue
         differing = set(layout.columns.names) ^ set(first.columns.names)
-        for name in sorted(differing - optional):
+        for name in sorted(differing - optional if needed is None else differing.intersection(needed)):
             lacks, has = (file, first_file) if name in first.columns.names else (first_file, file)
             raise UserError(f"{lacks}: no column '{name}', which {has} has; give files of the same columns")
 

@@ -58,7 +58,7 @@ class Source(ABC):
         )
 
     def reader(self, config: SourceConfig, schema: Schema, files: Sequence[InputFile]) -> ExampleReader:
-        """The reader of files of examples, with or without labels, to score them with a model of this schema.
+        """The reader of files of examples, to score them with a model of this schema; they need what features need.
 
         Raises UserError if a file does not show its columns, or if the files of this source do not hold examples.
         """
@@ -108,8 +108,12 @@ class TableSource(Source):
     def reader(self, config: SourceConfig, schema: Schema, files: Sequence[InputFile]) -> ExampleReader:
         assert isinstance(config, TableSourceConfig)
         weights = [feature.inputs[1] for feature in schema.weighted] if config.header is None else []
-        table = open_table(files, config, optional=(config.label_column, *weights))
-        return table.reader(schema.given_columns, config.label, list_lengths=schema.list_lengths)
+        needed = {column.name for column in schema.raw_columns}.difference(weights)
+        others = [name for name in config.header or weights if name not in needed and name != config.label_column]
+        table = open_table(files, config, optional=(config.label_column, *others), needed=needed)
+        # What files bring of a side table counts, as in requests.
+        columns = [c for c in schema.raw_columns if c.name not in schema.looked_up or c.name in table.columns.names]
+        return table.reader(columns, config.label, needs_label=False, list_lengths=schema.list_lengths)
 
     def candidate(self, model: "Predictor") -> str | None:
         config = model.recipe.source

@@ -64,7 +64,7 @@ def stream_of(rows: pa.RecordBatch) -> bytes:
 
 def _read(body: bytes, raw_rows: RawRows, max_rows: int) -> pa.RecordBatch:
     messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(body))
-    schema = _schema(messages, raw_rows)
+    schema, features = _schema(messages, raw_rows)
     batches: list[pa.RecordBatch] = []
     rows = 0
     for message in messages:
@@ -78,7 +78,7 @@ def _read(body: bytes, raw_rows: RawRows, max_rows: int) -> pa.RecordBatch:
             raise RequestError(413, f"{rows} rows, at most {max_rows} a request; send several requests")
         if is_compressed:
             raise RequestError(415, "the record batches are compressed: send them as they are")
-        batch = pa.ipc.read_record_batch(message, schema)
+        batch = pa.ipc.read_record_batch(message, schema).select(features)
         batch.validate(full=True)
         _require_in_range(batch, sum(one.num_rows for one in batches))
         batches.append(batch)
@@ -87,7 +87,8 @@ def _read(body: bytes, raw_rows: RawRows, max_rows: int) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _schema(messages: pa.ipc.MessageReader, raw_rows: RawRows) -> pa.Schema:
+def _schema(messages: pa.ipc.MessageReader, raw_rows: RawRows) -> tuple[pa.Schema, list[str]]:
+    """The schema that a stream begins with, and the names of its columns that features are made of."""
     try:
         message = messages.read_next_message()
     except StopIteration:
@@ -103,16 +104,17 @@ def _schema(messages: pa.ipc.MessageReader, raw_rows: RawRows) -> pa.Schema:
 
 # The requests of a client have the same schema, and to check it takes as long as to read some hundred rows.
 @lru_cache(maxsize=16)
-def _checked_schema(message: bytes, raw_rows: RawRows) -> pa.Schema:
+def _checked_schema(message: bytes, raw_rows: RawRows) -> tuple[pa.Schema, list[str]]:
     schema = pa.ipc.read_schema(pa.py_buffer(message))
     try:
         raw_rows.require_features(schema.names)
     except UserError as error:
         raise RequestError(422, str(error)) from None
-    for field in schema:
+    features = [field for field in schema if not raw_rows.is_unneeded(field.name)]
+    for field in features:
         if not _is_plain(field.type):
             raise RequestError(422, f"column '{field.name}': type {str(field.type)[:100]}; {_NEEDS}")
-    return schema
+    return schema, [field.name for field in features]
 
 
 _NEEDS = "send numbers, strings, booleans, times, or lists of numbers or strings, without a dictionary"

@@ -384,12 +384,6 @@ REQUESTS = [
         422,
         "row 0, 'C1': a list; needs a text, or null if it is missing",
     ),
-    BadRequest(
-        "the label sent along",
-        instances({"label": 1, "I1": 3}),
-        422,
-        "row 0: 'label' is not a feature (the model does not read it); leave it out",
-    ),
 ]
 
 

@@ -695,11 +695,6 @@ REQUESTS = [
         "the body is not valid JSON: expected value at line 1 column 27",
         "table",
     ),
-    _predict(
-        "the label sent along",
-        {"label": 1, "text": "red"},
-        "row 0: 'label' is not a feature (the model does not read it); leave it out",
-    ),
     _rank("no candidates", {"context": {"number": 1}}, "candidates: must be a list of at least one id"),
     _rank("candidates that are no list", {"candidates": "red"}, "candidates: must be a list of at least one id"),
     _rank(

@@ -57,6 +57,7 @@ GOOD = {
         stream(rows_of(C1=pa.array(["b", None], pa.large_string()), I1=pa.array([True, False]))),
         [{"I1": 1.0, "C1": "b", "tags": None}, {"I1": 0.0, "C1": None, "tags": None}],
     ),
+    "the label, out of range": (stream(rows_of(label=[np.inf], I1=[2])), [{"I1": 2.0, "C1": None, "tags": None}]),
     "the most rows": (stream(rows_of(I1=[2] * MOST_ROWS)), [{"I1": 2.0, "C1": None, "tags": None}] * MOST_ROWS),
 }
 
@@ -89,11 +90,6 @@ BAD = {
     ),
     "compressed": (stream(WHOLE, compression="zstd"), 415, "the record batches are compressed: send them as they are"),
     "unknown": (stream(rows_of(C2=["a"])), 422, "unknown feature 'C2'; features: I1, C1, tags"),
-    "the label": (
-        stream(rows_of(label=[1])),
-        422,
-        "'label' is not a feature (the model does not read it); leave it out",
-    ),
     "given twice": (
         stream(pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["I1", "I1"])),
         422,

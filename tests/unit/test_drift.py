@@ -168,6 +168,15 @@ def test_files_without_a_label_are_compared(against: Compare) -> None:
     assert drift.features[0].name == "price"
 
 
+def test_files_with_few_labels_are_compared(against: Compare) -> None:
+    rows = rows_of(1)
+    drift = against({**rows, "click": [""] * ROWS})
+    assert drift.verdict is None and drift.rows == ROWS
+    assert drift.features[0].name == "price"
+    drift = against({**rows, "click": [v if i % 10 else "maybe" for i, v in enumerate(rows["click"])]})
+    assert drift.verdict == "'click' has 10.0% values that are no label (such as 'maybe')"
+
+
 def test_only_datasets_of_tables(tmp_path: Path) -> None:
     from rayrec.sources.interactions.config import CONFIG
 

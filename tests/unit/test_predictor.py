@@ -129,7 +129,6 @@ WRONG = {
     "one row alone": ({"I1": 1}, "give a list of rows"),
     "a string": ("I1", "give a list of rows"),
     "unknown column": (pd.DataFrame({"I11": [1]}), "unknown feature 'I11'; did you mean 'I1'"),
-    "the label": (pd.DataFrame({"label": [1]}), "'label' is not a feature"),
     "texts for numbers": (pd.DataFrame({"I1": ["1", "1,5"]}), "row 1, 'I1': the string '1,5'; needs a number, or null"),
     "lists for texts": (pa.record_batch({"C1": [["a"]]}), "column 'C1': holds list<item: string>, needs a text"),
     "mixed column": (

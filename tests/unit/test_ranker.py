@@ -63,6 +63,7 @@ def test_unknown_values_are_as_missing_ones(ranker: Ranker) -> None:
     ("context", "ads", "message"),
     [
         ({"user": "ann"}, [1], "context: unknown field 'user'; fields: uuid, document_id, timestamp"),
+        ({"documentid": 5}, [1], "context: unknown field 'documentid'; did you mean 'document_id'?"),
         ({"uuid": ["a"]}, [1], "context.uuid: a list; needs a text"),
         ({"uuid": "\ud800"}, [1], "context.uuid: the string .*; needs a text"),
         ({"document_id": "x"}, [1], "context.document_id: the string 'x'; needs an integer"),

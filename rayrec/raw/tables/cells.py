@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rayrec.common.errors import UserError
 from rayrec.config.table import LabelCondition
 from rayrec.features.lists import wrong_lists
 from rayrec.features.raw_values import Unreadable, Values, read_by_type, read_column, read_values
@@ -47,6 +48,8 @@ class RowTypes:
     """Those of `columns` whose values must not be missing."""
     list_lengths: tuple[ListLength, ...] = ()
     """How long lists of numbers must be; those of other columns play no part."""
+    needs_label: bool = True
+    """Whether a row without a label that can be read is bad; otherwise its label is null."""
 
     @property
     def label_column(self) -> str | None:
@@ -77,7 +80,9 @@ class RowTypes:
                 reasons[line], bad_cells[line] = reason, (name, _shown(cells.columns[name], row))
             is_good[rows] = False
 
-        if self.label is not None:
+        if self.label is not None and not self.needs_label:
+            columns.append(self._label_or_null(cells))
+        elif self.label is not None:
             label, wrong, reason = self._read_label(cells)
             assert self.label_column is not None
             columns.append(label)
@@ -113,6 +118,14 @@ class RowTypes:
             rejected_texts=[cells.text(line) for line in bad],
             rejected_cells=bad_cells,
         )
+
+    def _label_or_null(self, cells: Cells) -> pa.FloatArray:
+        """The labels, null where there is none that can be read."""
+        try:
+            label, wrong, _ = self._read_label(cells)
+        except UserError:  # a column of a type that no label has
+            return pa.nulls(len(cells.positions), pa.float32())
+        return pc.if_else(pa.array(wrong), None, label)
 
     def _read_label(self, cells: Cells) -> tuple[pa.FloatArray, Unreadable, Reason]:
         """The labels, which of them cannot be read, and why."""

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,10 +126,10 @@ def _quoted(fields: list[str], separator: str) -> bytes:
     return text.getvalue().encode("latin-1")
 
 
-def read_layout(file: InputFile, text_format: FileFormat, optional: Collection[str]) -> DelimitedLayout | None:
+def read_layout(file: InputFile, text_format: FileFormat, optional: Sequence[str]) -> DelimitedLayout | None:
     """Read the header of a file, or check its first line against the names given; None if the file is empty.
 
-    A file without a header may lack the columns `optional`, if it lacks all of them. Raises UserError.
+    A file without a header may lack the first of the columns `optional`, or all of them. Raises UserError.
     """
     line = _first_line(file)
     if line is None:
@@ -140,10 +140,11 @@ def read_layout(file: InputFile, text_format: FileFormat, optional: Collection[s
     if given is None:
         names = _names(file, fields, text_format)
         return DelimitedLayout(names, separator, text_format.quote, text_format.null_values, has_header=True)
-    shorter = tuple(name for name in given if name not in optional)
+    shorter, shortest = (tuple(name for name in given if name not in some) for some in (optional[:1], optional))
     fields = fields or []
-    is_headed = set(shorter) <= set(fields) <= set(given) and len(set(fields)) == len(fields)
-    names = tuple(fields) if is_headed else shorter if len(fields) == len(shorter) else given
+    is_headed = set(shortest) <= set(fields) <= set(given) and len(set(fields)) == len(fields)
+    fitting = (names for names in (given, shorter, shortest) if len(names) == len(fields))
+    names = tuple(fields) if is_headed else next(fitting, given)
     return DelimitedLayout(names, separator, text_format.quote, text_format.null_values, is_headed)
 
 

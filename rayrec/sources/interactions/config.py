@@ -70,5 +70,10 @@ class InteractionSourceConfig(SourceConfig):
     timestamp: str | None = None
     """Column of the time, integers; None takes `timestamp` if a file has it."""
 
+    @property
+    def unneeded_columns(self) -> tuple[str, ...]:
+        """The other columns of MovieLens' files."""
+        return ("rating", self.timestamp or "timestamp")
+
 
 CONFIG = InteractionSourceConfig

@@ -57,8 +57,13 @@ class FileLayout:
         return self.columns[2] is not None
 
 
-def detect_layout(config: InteractionSourceConfig, file: InputFile) -> FileLayout:
-    """Read the beginning of a file. Raises UserError if it does not tell the columns that are needed."""
+def detect_layout(config: InteractionSourceConfig, file: InputFile, *, needs_time: bool = True) -> FileLayout:
+    """Read the beginning of a file. Raises UserError if it does not tell the columns that are needed.
+
+    Without `needs_time` the layout has no timestamp, whatever the file has.
+    """
+    if not needs_time:
+        config = config.model_copy(update={"timestamp": None})
     try:
         with file.open() as stream:
             head: bytes = stream.read(_HEAD_BYTES)
@@ -68,7 +73,7 @@ def detect_layout(config: InteractionSourceConfig, file: InputFile) -> FileLayou
     if not head:
         raise UserError(f"{file.name}: empty; there are no rows to preprocess")
     if config.layout == "parquet" or (config.layout == "auto" and head.startswith(b"PAR1")):
-        return _parquet_layout(config, file)
+        return _parquet_layout(config, file, needs_time)
     line = head.removeprefix(_BYTE_ORDER_MARK).split(b"\n", 1)[0].rstrip(b"\r")
     if _LIST_LINE.match(line):
         return FileLayout("lists")
@@ -77,7 +82,7 @@ def detect_layout(config: InteractionSourceConfig, file: InputFile) -> FileLayou
     separator = _SEPARATORS[kind]
     fields = unquoted_fields(text, separator) if kind == "csv" else text.split(separator)
     names = [field.strip() for field in fields or []]
-    found = _named_columns(config, names)
+    found = _named_columns(config, names, needs_time)
     is_header = found[0] is not None and found[1] is not None
     if is_header or kind == "csv" or any(_given_names(config).values()):
         columns = _check_named(config, file, names, found)
@@ -87,7 +92,7 @@ def detect_layout(config: InteractionSourceConfig, file: InputFile) -> FileLayou
             f"{file.name}: {len(names)} columns without a header; needs user, item, or user, item, rating, timestamp, "
             "or a header that names them"
         )
-    return FileLayout("text", separator, len(names), (0, 1, 3 if len(names) == 4 else None))
+    return FileLayout("text", separator, len(names), (0, 1, 3 if len(names) == 4 and needs_time else None))
 
 
 def _kind_of_line(file: InputFile, line: str) -> str:
@@ -99,13 +104,13 @@ def _kind_of_line(file: InputFile, line: str) -> str:
     )
 
 
-def _parquet_layout(config: InteractionSourceConfig, file: InputFile) -> FileLayout:
+def _parquet_layout(config: InteractionSourceConfig, file: InputFile, needs_time: bool) -> FileLayout:
     try:
         with file.open_packed() as stream:
             schema = pq.read_schema(stream)
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{file.name}: no Parquet file ({str(error).splitlines()[0]}); check source.layout") from None
-    columns = _check_named(config, file, schema.names, _named_columns(config, schema.names))
+    columns = _check_named(config, file, schema.names, _named_columns(config, schema.names, needs_time))
     for position, side in zip(columns, _USUAL_NAMES, strict=True):
         if position is not None and not _is_readable(schema.field(position).type, side):
             needed = "integers or times" if side == TIMESTAMP else "strings or integers"
@@ -123,13 +128,15 @@ def _is_readable(dtype: pa.DataType, side: str) -> bool:
     return pa.types.is_integer(dtype) or any(test(dtype) for test in strings)
 
 
-def _named_columns(config: InteractionSourceConfig, names: Sequence[str]) -> tuple[int | None, int | None, int | None]:
+def _named_columns(
+    config: InteractionSourceConfig, names: Sequence[str], needs_time: bool
+) -> tuple[int | None, int | None, int | None]:
     """Positions of user, item and timestamp among the names of a header."""
     user, item, timestamp = (
         next((names.index(name) for name in ((given,) if given else _USUAL_NAMES[side]) if name in names), None)
         for side, given in _given_names(config).items()
     )
-    return user, item, timestamp
+    return user, item, timestamp if needs_time else None
 
 
 def _given_names(config: InteractionSourceConfig) -> dict[str, str | None]:

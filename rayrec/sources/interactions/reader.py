@@ -26,11 +26,17 @@ class InteractionReader:
     schema: pa.Schema = ROW_SCHEMA
     label: str = LABEL
     dictionaries: tuple[str, ...] = (USER, ITEM)
+    file_columns: tuple[str, ...] = ()
 
     @classmethod
-    def detect(cls, config: InteractionSourceConfig, files: Sequence[InputFile]) -> "InteractionReader":
-        """Look at the beginning of every file. Raises UserError if the columns of one are unclear."""
-        return cls(tuple(detect_layout(config, file) for file in files))
+    def detect(
+        cls, config: InteractionSourceConfig, files: Sequence[InputFile], *, needs_time: bool = True
+    ) -> "InteractionReader":
+        """Look at the beginning of every file. Raises UserError if the columns of one are unclear.
+
+        Without `needs_time` no times are read, so that rows may lack them.
+        """
+        return cls(tuple(detect_layout(config, file, needs_time=needs_time) for file in files))
 
     def read(self, chunk: Chunk) -> Iterator[RawBlock]:
         """The blocks of a chunk, a few megabytes each; lines count from the chunk's first, in Parquet files rows."""

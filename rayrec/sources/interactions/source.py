@@ -35,7 +35,7 @@ class InteractionSource(Source):
 
     def reader(self, config: SourceConfig, schema: Schema, files: Sequence[InputFile]) -> ExampleReader:
         assert isinstance(config, InteractionSourceConfig)
-        return InteractionReader.detect(config, files)
+        return InteractionReader.detect(config, files, needs_time=False)
 
     def generate(
         self, output: Path, rows: int, *, seed: int, days: int | None, drift: float, compress: bool, progress: Progress

@@ -24,7 +24,7 @@ def rows_of(tensors: list[Tensor], predictor: Predictor, max_rows: int, *, encod
     known = list((predictor.encoded_columns if encoded else predictor.raw_rows.columns).names)
     known += [weights_input(feature.name) for feature in predictor.schema.weighted] if encoded else []
     for name in by_name:
-        if name not in known:
+        if name not in known and not predictor.raw_rows.is_unneeded(name):
             raise RequestError(422, predictor.raw_rows.unknown(name))
     try:
         columns = _encoded_columns(by_name, predictor) if encoded else _raw_columns(by_name, predictor)
