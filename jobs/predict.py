@@ -2,18 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
-from jobs.command import Command, PathText, Positional, Request, Result, absolute_path, main
+from jobs.command import Command, PathText, Positional, Request, Result, absolute_path, describe_result, main
 from jobs.export import exported
 from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
-from rayrec.storage.location import Folder, local_path
+from rayrec.storage.location import Folder, local_path, location
 
 # What one machine scores in about the time that the actors of a pool take to start.
 _ROWS_SCORED_HERE = 2**20
@@ -35,6 +36,9 @@ class PredictRequest(Request):
     """The input is raw rows, not a dataset folder."""
     split: str = "test"
     """Split of the dataset folder."""
+    max_rejected_fraction: float | None = Field(None, ge=0.0, le=1.0)
+    """With --raw, a larger share of rows without a score is an error; by default the recipe's
+    preprocess.max_rejected_fraction."""
     top_k: PositiveInt | None = None
     """Instead of scores, the best K new items for every user; takes no input."""
 
@@ -57,7 +61,12 @@ class PredictRequest(Request):
 
 
 def run(request: PredictRequest, progress: Progress) -> Result:
-    """Score every row in the order of the input; `rows` counts those scored, `details` those set aside."""
+    """Score every row in the order of the input; `rows` counts those scored.
+
+    Of raw rows, `details.rejected` counts those without a score by reason, `details.unknown` has by column how many
+    values there are and how many of them the model does not know, and `details.unread` the columns of the files that
+    the recipe does not know.
+    """
     from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
 
     require_absent(request.output)
@@ -83,9 +92,16 @@ def run(request: PredictRequest, progress: Progress) -> Result:
             source = model.recipe.source
             reader = partial(source_of(source.kind).reader, source, model.schema)
             is_small = sum(file.bytes for file in list_inputs([request.input])) <= _BYTES_SCORED_HERE
+            most = request.max_rejected_fraction
+            most = model.recipe.preprocess.max_rejected_fraction if most is None else most
             with _workers(is_small, progress) as in_threads:
-                counts = predict_raw(model, reader, [request.input], request.output, progress, in_threads=in_threads)
-    details = {"rejected": counts.rejected} if request.raw else {"split": request.split}
+                counts = predict_raw(
+                    model, reader, [request.input], request.output, progress, max_rejected=most, in_threads=in_threads
+                )
+    details: dict[str, Any] = {"split": request.split}
+    if request.raw:
+        unknown = {column: asdict(found) for column, found in counts.unknown.items()}
+        details = {"rejected": counts.rejected, "unknown": unknown, "unread": counts.unread}
     return Result(command="predict", output=request.output, rows=counts.rows, details=details)
 
 
@@ -113,7 +129,26 @@ def _workers(is_small: bool, progress: Progress) -> Iterator[bool]:
         yield in_threads
 
 
-COMMAND = Command("predict", PredictRequest, run)
+def describe(result: Result) -> str:
+    """The outcome; of raw rows, what has no score and what the model does not know."""
+    from rayrec.inference.unknown_values import UnknownValues
+    from rayrec.ingest.dataset import REJECTED_FOLDER
+
+    lines, details = [describe_result(result)], result.details
+    if rejected := details.get("rejected"):
+        assert result.rows is not None and result.output is not None
+        lost = sum(rejected.values())
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(rejected.items(), key=lambda r: -r[1]))
+        folder = f"{location(result.output)}/{REJECTED_FOLDER}"
+        lines.append(f"{lost:,} of {result.rows + lost:,} rows have no score ({reasons}); see {folder}")
+    for column, counts in details.get("unknown", {}).items():
+        found = UnknownValues(**counts)
+        lines += [found.described(column)] if found.are_most else []
+    lines += [f"column '{name}': not read, as the recipe does not know it" for name in details.get("unread", ())]
+    return "\n".join(lines)
+
+
+COMMAND = Command("predict", PredictRequest, run, describe)
 
 if __name__ == "__main__":
     raise SystemExit(main(COMMAND))

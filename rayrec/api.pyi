@@ -201,6 +201,7 @@ def predict(
     input: AnyPath | None = None,
     raw: bool = False,
     split: str = "test",
+    max_rejected_fraction: float | None = None,
     top_k: int | None = None,
     progress: bool = True,
 ) -> Result:
@@ -212,6 +213,8 @@ def predict(
         input: Dataset folder or its URI; with --raw, a file, folder, glob or URI of raw rows.
         raw: The input is raw rows, not a dataset folder.
         split: Split of the dataset folder.
+        max_rejected_fraction: With --raw, a larger share of rows without a score is an error; by default the recipe's
+            preprocess.max_rejected_fraction.
         top_k: Instead of scores, the best K new items for every user; takes no input.
         progress: Show progress on stderr.
     """

@@ -1,5 +1,6 @@
 """The predictor: raw rows in, probabilities out, from a model folder."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from rayrec.inference.folder.changed_rows import StoredTable
 from rayrec.inference.folder.model_folder import Metrics, ModelFolder
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.raw_rows import RawRows
+from rayrec.inference.unknown_values import ENOUGH, count_unknown
 from rayrec.models.common.ranking import ScoresPairs
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
@@ -42,7 +44,7 @@ def load_model(folder: str | Path, memory: TableMemory | None = None) -> "Predic
 
 
 class Predictor:
-    """Scores rows. Nothing in it changes after construction, so threads may share one."""
+    """Scores rows. Threads may share one: only the columns that it has warned of change after construction."""
 
     def __init__(self, model_folder: ModelFolder, memory: TableMemory | None = None) -> None:
         self.model_folder = model_folder
@@ -71,6 +73,7 @@ class Predictor:
             )
             for output in model_folder.pooled
         ]
+        self._warned: set[str] = set()
         self._memory = memory
         if memory is not None:
             for mapped in (*tables.values(), *self.vocabularies.values()):
@@ -86,9 +89,17 @@ class Predictor:
 
         Rows are mappings of feature names to values, or columns named as the features. A feature that is left out, null
         or (in columns) NaN is missing; columns that scoring does not need, such as the label, are left out. Raises
-        UserError naming the row and the field that is unknown or wrong.
+        UserError naming the row and the field that is unknown or wrong. Warns once for each column of which 100 values
+        or more are given and most of them are unknown to the model.
         """
-        return self.predict_encoded(self.encode(self.columns_of(rows)))
+        raw = self.columns_of(rows)
+        encoded = self.encode(raw)
+        if raw.num_rows >= ENOUGH:
+            for column, found in count_unknown(self.schema, raw, encoded).items():
+                if found.are_most and found.values >= ENOUGH and column not in self._warned:
+                    self._warned.add(column)
+                    warnings.warn(found.described(column), stacklevel=2)
+        return self.predict_encoded(encoded)
 
     def encode(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Encode n rows of raw features that `raw_rows` has checked, for `predict_encoded`."""

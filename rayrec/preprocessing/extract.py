@@ -20,7 +20,7 @@ from rayrec.preprocessing.segments import SEGMENT_ROWS, Piece
 from rayrec.preprocessing.tasks import counted_rows
 from rayrec.preprocessing.workers.contract import Counter
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.raw.blocks import REJECTED_SCHEMA, RawBlock, RowReader
+from rayrec.raw.blocks import REJECTED_SCHEMA, RawBlock, RowReader, describe_rejected
 from rayrec.raw.files import Chunk, InputFile, plan_chunks
 from rayrec.storage.files import files_in, open_parquet, remove
 from rayrec.storage.parquet_files import new_parquet, new_parquet_files
@@ -196,13 +196,12 @@ def _check_rejected(
         offset, first = next((o, c) for o, c in zip(_first_lines(extracted), extracted, strict=True) if c.rejected)
         with open_parquet(first.rejected_path) as file:
             example = file.read().slice(0, 1).to_pylist()[0]
-        cell = f" (column '{example['column']}': {example['value'][:100]!a})" if example["column"] is not None else ""
+        example["line"] += offset
         fix = f"; {fixes[example['reason']]}" if example["reason"] in fixes else ""
         counts = ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common())
         raise UserError(
             f"{bad:,} of {lines:,} rows are bad ({counts}), more than preprocess.max_rejected_fraction "
-            f"({max_fraction:g}); the first is {example['file']}, line {offset + example['line']}: {example['reason']}"
-            f"{cell}{fix}"
+            f"({max_fraction:g}); the first is {describe_rejected(example)}{fix}"
         )
     return dict(reasons)
 

@@ -22,7 +22,7 @@ from rayrec.inference.recommender import Recommender, can_recommend
 from rayrec.sources.registry import ranker_of
 from serve.engine.batching import Batcher
 from serve.errors import RequestError
-from serve.operations.metrics import ServingMetrics, VersionStatistics
+from serve.operations.metrics import ScoredPass, ServingMetrics, VersionStatistics
 
 _SMALL_ROWS = 32
 """Most rows of a pass that takes about as long as handing it to the scoring thread does."""
@@ -119,29 +119,28 @@ class ServedVersion:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)
 
     def _score_together(self, requests: Sequence[Rows]) -> list[NDArray[np.float32]]:
-        answers, encoded, scores = score_together(self.predictor, requests)
-        self.statistics.note(len(requests), encoded, scores)
+        answers, scored = score_together(self.predictor, requests)
+        self.statistics.note(scored)
         return answers
 
 
-def score_together(
-    predictor: Predictor, requests: Sequence[Rows]
-) -> tuple[list[NDArray[np.float32]], pa.RecordBatch, NDArray[np.float32]]:
-    """The scores of each request's rows, from one pass over all of them; its encoded rows and all their scores."""
+def score_together(predictor: Predictor, requests: Sequence[Rows]) -> tuple[list[NDArray[np.float32]], ScoredPass]:
+    """The scores of each request's rows, from one pass over all of them; and the pass."""
     if len(requests) == 1:
         (request,) = requests
         rows = request.columns if request.encoded else predictor.encode(request.columns)
         scores = predictor.predict_encoded(rows)
-        return [scores], rows, scores
+        return [scores], ScoredPass(1, None if request.encoded else request.columns, rows, scores)
     order = sorted(range(len(requests)), key=lambda index: requests[index].encoded)
     raw = [requests[index].columns for index in order if not requests[index].encoded]
     encoded = [requests[index].columns for index in order if requests[index].encoded]
-    if raw:
-        encoded.insert(0, predictor.encode(pa.concat_batches(raw)))
+    together = pa.concat_batches(raw) if raw else None
+    if together is not None:
+        encoded.insert(0, predictor.encode(together))
     rows = pa.concat_batches(encoded)
     scores = predictor.predict_encoded(rows)
     ends = np.cumsum([requests[index].columns.num_rows for index in order])
     answers: list[NDArray[np.float32]] = [scores] * len(requests)
     for index, part in zip(order, np.split(scores, ends[:-1]), strict=True):
         answers[index] = part
-    return answers, rows, scores
+    return answers, ScoredPass(len(requests), together, rows, scores)

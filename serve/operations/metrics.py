@@ -1,12 +1,13 @@
 """The Prometheus metrics of a replica, which Ray exports on the metrics port of each node."""
 
+import logging
 import time
 import urllib.request
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPException
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,9 @@ from ray.util.metrics import Counter, Gauge, Histogram
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.origin import Origin
 from rayrec.inference.folder.reference_traffic import ReferenceTraffic, score_counts, unknown_counts
+from rayrec.inference.unknown_values import ENOUGH, UnknownValues, count_unknown
+
+logger = logging.getLogger("ray.serve.rayrec")
 
 _MODEL = ("model", "version")
 _SECONDS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0]
@@ -43,6 +47,9 @@ class ServingMetrics:
         self.batch_requests = Histogram("rayrec_batch_requests", "Requests of one forward pass.", _ROWS, _MODEL)
         self.ids = Counter("rayrec_ids", "Ids looked up.", (*_MODEL, "feature"))
         self.unknown_ids = Counter("rayrec_unknown_ids", "Of those, missing or unknown.", (*_MODEL, "feature"))
+        self.unknown_values = Counter(
+            "rayrec_unknown_values", "Values that requests gave and the model does not know.", (*_MODEL, "column")
+        )
         self.unknown_share = Gauge(
             "rayrec_reference_unknown_share", "Share of unknown ids at export.", (*_MODEL, "feature")
         )
@@ -53,6 +60,18 @@ class ServingMetrics:
             "rayrec_model_data_time_seconds", "Unix time of the newest row that the model was trained on.", _MODEL
         )
         self.deltas = Gauge("rayrec_deltas_applied", "Deltas that the model is made of, beside a whole one.", _MODEL)
+
+
+class ScoredPass(NamedTuple):
+    """The rows of one pass."""
+
+    requests: int
+    """How many requests it joined."""
+    raw: pa.RecordBatch | None
+    """The rows that came as raw columns, which are the first ones; None if all came encoded."""
+    encoded: pa.RecordBatch
+    scores: NDArray[np.float32]
+    """(n,) of n encoded rows."""
 
 
 @dataclass
@@ -67,8 +86,13 @@ class VersionStatistics:
     model: str
     version: str
     folder: ModelFolder
-    _noted: deque[tuple[int, pa.RecordBatch, NDArray[np.float32]]] = field(default_factory=deque)
+    _noted: deque[ScoredPass] = field(default_factory=deque)
     _ids: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _unknown: dict[str, int] = field(default_factory=dict)
+    _window: dict[str, UnknownValues] = field(default_factory=dict)
+    """By column, values since the last look at whether most are unknown."""
+    _warned: set[str] = field(default_factory=set)
+    """The columns that the log has."""
     _scores: NDArray[np.float64] | None = None
     _counted: float = 0.0
     _reported: float = 0.0
@@ -93,9 +117,9 @@ class VersionStatistics:
             for name, share in self._reference.unknown_share.items():
                 self.metrics.unknown_share.set(share, {**self._tags, "feature": name})
 
-    def note(self, requests: int, encoded: pa.RecordBatch, scores: NDArray[np.float32]) -> None:
-        """Note one pass: how many requests it joined, its encoded rows and their (n,) scores."""
-        self._noted.append((requests, encoded, scores))
+    def note(self, scored: ScoredPass) -> None:
+        """Note one pass."""
+        self._noted.append(scored)
 
     @property
     def are_due(self) -> bool:
@@ -108,17 +132,31 @@ class VersionStatistics:
         passes = [self._noted.popleft() for _ in range(len(self._noted))]
         if not passes:
             return
-        for requests, _, scores in passes:
-            self.metrics.batch_requests.observe(requests, self._tags)
-            self.metrics.batch_rows.observe(len(scores), self._tags)
-        encoded = pa.concat_batches([rows for _, rows, _ in passes])
+        for one in passes:
+            self.metrics.batch_requests.observe(one.requests, self._tags)
+            self.metrics.batch_rows.observe(len(one.scores), self._tags)
+        encoded = pa.concat_batches([one.encoded for one in passes])
         for name, (unknown, ids) in unknown_counts(self.folder.schema, encoded).items():
             before = self._ids.get(name, (0, 0))
             self._ids[name] = (before[0] + unknown, before[1] + ids)
+        if raw := [one.raw for one in passes if one.raw is not None]:
+            encoded = pa.concat_batches([one.encoded[: one.raw.num_rows] for one in passes if one.raw is not None])
+            self._count_unknown(pa.concat_batches(raw), encoded)
         if self._scores is not None:
-            self._scores += score_counts(np.concatenate([scores for _, _, scores in passes]), self._edges)
+            self._scores += score_counts(np.concatenate([one.scores for one in passes]), self._edges)
         if time.monotonic() - self._reported > _SECONDS_BETWEEN_REPORTS:
             self._report()
+
+    def _count_unknown(self, raw: pa.RecordBatch, encoded: pa.RecordBatch) -> None:
+        """Count the unknown values of rows; log once of a column that most of its values are unknown."""
+        for column, found in count_unknown(self.folder.schema, raw, encoded).items():
+            self._unknown[column] = self._unknown.get(column, 0) + found.unknown
+            window = self._window.pop(column, UnknownValues()) + found
+            if window.values < ENOUGH:
+                self._window[column] = window
+            elif window.are_most and column not in self._warned:
+                self._warned.add(column)
+                logger.warning("model '%s', version %s: %s", self.model, self.version, window.described(column))
 
     def _report(self) -> None:
         self._reported = time.monotonic()
@@ -129,7 +167,11 @@ class VersionStatistics:
                 self.metrics.ids.inc(ids, tags)
             if unknown:
                 self.metrics.unknown_ids.inc(unknown, tags)
+        for column, unknown in self._unknown.items():
+            if unknown:
+                self.metrics.unknown_values.inc(unknown, {**self._tags, "column": column})
         self._ids.clear()
+        self._unknown.clear()
         if self._scores is None or self._reference is None or self._scores.sum() < _ENOUGH:
             return
         self.metrics.drift.set(self._reference.drift(self._scores), self._tags)

@@ -5,10 +5,11 @@ OUTPUT/scores/part-00000.parquet ...    OUTPUT/rejected/part-00000.parquet ... (
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,8 +34,10 @@ from rayrec.inference.batch.pool import (
 )
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.predictor import Predictor, load_model
+from rayrec.inference.raw_rows import RawRows
+from rayrec.inference.unknown_values import UnknownValues, count_unknown
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset, PartInfo
-from rayrec.raw.blocks import REJECTED_SCHEMA, ExampleReader
+from rayrec.raw.blocks import REJECTED_SCHEMA, ExampleReader, describe_rejected
 from rayrec.raw.files import Chunk, InputFile, list_inputs, plan_chunks
 from rayrec.storage.files import open_parquet
 from rayrec.storage.parquet_files import WrittenFile, new_parquet_files
@@ -59,6 +62,10 @@ class PredictionCounts:
     """Rows scored."""
     rejected: dict[str, int]
     """Rows set aside, by reason."""
+    unknown: dict[str, UnknownValues]
+    """By raw column, the values and those among them that the model does not know."""
+    unread: tuple[str, ...] = ()
+    """Columns of the files that the recipe does not know."""
 
 
 def predict_dataset(
@@ -82,7 +89,7 @@ def predict_dataset(
         columns = {"label": schema.label, "kept": tuple(kept)}
         for report in run_in_pool(tasks, _ScoreRowGroups, arguments | columns, in_threads=in_threads):
             progress.advance(sum(report["rows"].to_pylist()))
-    return PredictionCounts(info.rows, {})
+    return PredictionCounts(info.rows, {}, {})
 
 
 def row_group_tasks(folder: Path, parts: Sequence[PartInfo], rows: int) -> list[pa.Table]:
@@ -105,43 +112,64 @@ def predict_raw(
     output: Path,
     progress: Progress,
     *,
+    max_rejected: float,
     in_threads: bool,
 ) -> PredictionCounts:
     """Score raw files, with or without a label column, with a pool of workers (see `run_in_pool`).
 
     `output` is written whole or not at all. `open_reader` opens the files with the reader of the model's source.
 
-    `scores/` has columns file, line (int64, from 1), label (float32, null if the file has none), score (float32), in
-    the order of the input; `rejected/` has the rows that cannot be used, with the columns of `REJECTED_SCHEMA`. Raises
-    UserError if a path gives no file, or no row can be used.
+    `scores/` has columns file, line (int64, from 1), label (float32, null if there is none that can be read), score
+    (float32), in the order of the input; `rejected/` has the rows that cannot be used, with the columns of
+    `REJECTED_SCHEMA`. Raises UserError if a path gives no file, if a larger share of the rows than `max_rejected`
+    cannot be used, or if none can.
     """
     files = list_inputs(paths)
     chunks = plan_chunks(files, _CHUNK_BYTES)
     tasks = [pa.table({"number": [number], "chunk": [pickle.dumps(chunk)]}) for number, chunk in enumerate(chunks)]
     progress.stage("predict")
-    lines: list[int] = []
-    written: list[dict[str, list[WrittenFile]]] = []
+    reader = open_reader(files)
+    reports: list[_ChunkReport] = []
     rejected = Counter[str]()
+    unknown: dict[str, UnknownValues] = {}
     with new_output(output.absolute()) as folder:
-        arguments = {"model": model.folder, "output": folder, "reader": open_reader(files)}
-        for reports in run_in_pool(tasks, _ScoreChunks, arguments, in_threads=in_threads):
-            for report in map(pickle.loads, reports["report"].to_pylist()):
-                lines.append(report.lines)
-                written.append(report.files)
+        arguments = {"model": model.folder, "output": folder, "reader": reader}
+        for done in run_in_pool(tasks, _ScoreChunks, arguments, in_threads=in_threads):
+            for report in map(pickle.loads, done["report"].to_pylist()):
+                reports.append(report)
                 rejected.update(report.rejected)
+                _add(unknown, report.unknown)
                 progress.advance(report.lines)
-        scored = sum(file.rows for files in written for file in files[SCORES_FOLDER])
-        if scored == 0:
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in rejected.items()) or "no rows"
+        before = _lines_before(chunks, [report.lines for report in reports])
+        scored = sum(file.rows for report in reports for file in report.files[SCORES_FOLDER])
+        rows = scored + rejected.total()
+        if not scored or rejected.total() > max_rejected * rows:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in rejected.most_common()) or "no rows"
+            bad = ((report.first_rejected, lines) for report, lines in zip(reports, before, strict=True))
+            first = next(({**row, "line": row["line"] + lines} for row, lines in bad if row is not None), None)
+            example = "" if first is None else f"; the first is {describe_rejected(first)}"
+            if not scored:
+                kind = f"give files of kind '{model.recipe.source.kind}'"
+                raise UserError(f"{', '.join(paths)}: nothing to score ({reasons}); {kind}{example}")
             raise UserError(
-                f"{', '.join(paths)}: nothing to score ({reasons}); give files of kind '{model.recipe.source.kind}'"
+                f"{rejected.total():,} of {rows:,} rows have no score ({reasons}), a larger share than {max_rejected:g}"
+                f"{example}; mend them, or keep the scores of the others with a larger --max-rejected-fraction"
             )
-        progress.stage("number lines", scored + rejected.total())
-        numbering = _numbering(folder, _lines_before(chunks, lines), written)
-        for report in run_in_pool(numbering, NumberLines, {}, in_threads=in_threads):
-            progress.advance(sum(report["rows"].to_pylist()))
+        progress.stage("number lines", rows)
+        numbering = _numbering(folder, before, [report.files for report in reports])
+        for done in run_in_pool(numbering, NumberLines, {}, in_threads=in_threads):
+            progress.advance(sum(done["rows"].to_pylist()))
         remove_output_folder(folder / _CHUNKS_FOLDER)
-    return PredictionCounts(scored, dict(rejected))
+    known = RawRows(model.schema, model.recipe.unneeded_columns)
+    names = (name for name in reader.file_columns if name not in known.columns.names)
+    unread = tuple(name for name in names if not known.is_unneeded(name))
+    return PredictionCounts(scored, dict(rejected), unknown, unread)
+
+
+def _add(counts: dict[str, UnknownValues], more: Mapping[str, UnknownValues]) -> None:
+    """Add up counts by column, in place."""
+    for column, found in more.items():
+        counts[column] = counts.get(column, UnknownValues()) + found
 
 
 def _lines_before(chunks: Sequence[Chunk], lines: Sequence[int]) -> list[int]:
@@ -204,6 +232,9 @@ class _ChunkReport:
     """What it wrote, by folder; lines count from the chunk's first."""
     rejected: dict[str, int]
     """Bad rows by reason."""
+    first_rejected: dict[str, Any] | None
+    """The first bad row as `REJECTED_SCHEMA` has it; its line counts from the chunk's first."""
+    unknown: dict[str, UnknownValues]
 
 
 class _ScoreChunks:
@@ -223,28 +254,38 @@ class _ScoreChunks:
         folder = self._output / _CHUNKS_FOLDER
         new_files = partial(new_parquet_files, most_rows=ROWS_PER_PART, new=new_output_file)
         lines, rejected = 0, Counter[str]()
+        first: dict[str, Any] | None = None
+        unknown: dict[str, UnknownValues] = {}
         with (
             new_files(folder / f"scores-{number:06d}", _RAW_SCORES) as (write, scores),
             new_files(folder / f"rejected-{number:06d}", REJECTED_SCHEMA) as (set_aside, bad),
         ):
             for block in self._reader.read(chunk):
-                for batch in self._scored(block.rows, block.lines, chunk.file.name):
+                if block.rows.num_rows:
+                    batch, found = self._scored(block.rows, block.lines, chunk.file.name)
                     write(batch)
+                    _add(unknown, found)
                 for batch in block.rejected.to_batches():
                     set_aside(batch)
+                if first is None and block.rejected.num_rows:
+                    (first,) = block.rejected.slice(0, 1).to_pylist()
                 rejected.update(block.rejected["reason"].to_pylist())
                 lines += block.num_lines
-        return _ChunkReport(lines, {SCORES_FOLDER: scores, REJECTED_FOLDER: bad}, dict(rejected))
+        return _ChunkReport(lines, {SCORES_FOLDER: scores, REJECTED_FOLDER: bad}, dict(rejected), first, unknown)
 
-    def _scored(self, rows: pa.RecordBatch, lines: NDArray[np.int64], file: str) -> Iterator[pa.RecordBatch]:
-        if rows.num_rows == 0:
-            return
-        features = rows.select([name for name in rows.schema.names if name in self._features])
+    def _scored(
+        self, rows: pa.RecordBatch, lines: NDArray[np.int64], file: str
+    ) -> tuple[pa.RecordBatch, dict[str, UnknownValues]]:
+        """The rows of `scores/`, and the values that the model does not know."""
+        predictor = self._predictor
+        raw = predictor.columns_of(rows.select([name for name in rows.schema.names if name in self._features]))
+        encoded = predictor.encode(raw)
         label = self._reader.label
         labels = rows[label] if label in rows.schema.names else pa.nulls(len(rows), pa.float32())
         files = pa.array([file]).take(pa.array(np.zeros(len(rows), np.int32)))
-        columns = [files, pa.array(lines), labels.cast(pa.float32()), pa.array(self._predictor.predict(features))]
-        yield pa.RecordBatch.from_arrays(columns, schema=_RAW_SCORES)
+        columns = [files, pa.array(lines), labels.cast(pa.float32()), pa.array(predictor.predict_encoded(encoded))]
+        scores = pa.RecordBatch.from_arrays(columns, schema=_RAW_SCORES)
+        return scores, count_unknown(predictor.schema, raw, encoded)
 
 
 def _load(model: Path) -> Predictor:
