@@ -46,7 +46,7 @@ class UnknownValues:
         )
 
 
-def count_unknown(schema: Schema, raw: pa.RecordBatch, encoded: pa.RecordBatch) -> dict[str, UnknownValues]:
+def count_unknown(schema: Schema, raw: pa.RecordBatch | pa.Table, encoded: pa.RecordBatch) -> dict[str, UnknownValues]:
     """Count by raw column the unknown values of n rows, of which `encoded` is what the encoder made of `raw`.
 
     Where several features read a column, the first one says what is known. Columns of hashed values have no unknown
@@ -76,10 +76,10 @@ def _tells_unknown(feature: CategoricalFeature) -> bool:
     return False
 
 
-def _of_values(given: pa.Array, is_unlisted: NDArray[np.bool_], are_ids: bool) -> UnknownValues:
+def _of_values(given: pa.Array | pa.ChunkedArray, is_unlisted: NDArray[np.bool_], are_ids: bool) -> UnknownValues:
     """Those of one value a row, which is unknown or missing where `is_unlisted`."""
     known = len(given) - int(np.count_nonzero(is_unlisted))
-    if known == len(given) or given.null_count == len(given):
+    if known == len(given) - given.null_count:
         return UnknownValues(known)
     values = given.filter(pa.array(is_unlisted)).drop_null()
     # Row 0 of the table is that of missing values.
@@ -90,7 +90,7 @@ def _of_values(given: pa.Array, is_unlisted: NDArray[np.bool_], are_ids: bool) -
     return UnknownValues(known + len(values), len(values), tuple(map(str, examples)))
 
 
-def _of_lists(given: pa.Array, ids: pa.Array, unlisted_buckets: int) -> UnknownValues:
+def _of_lists(given: pa.Array | pa.ChunkedArray, ids: pa.Array, unlisted_buckets: int) -> UnknownValues:
     is_unlisted = ids_of(ids.flatten()).to_numpy() <= unlisted_buckets
     unknown = int(np.count_nonzero(is_unlisted))
     if not unknown:

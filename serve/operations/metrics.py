@@ -140,14 +140,17 @@ class VersionStatistics:
             before = self._ids.get(name, (0, 0))
             self._ids[name] = (before[0] + unknown, before[1] + ids)
         if raw := [one.raw for one in passes if one.raw is not None]:
-            encoded = pa.concat_batches([one.encoded[: one.raw.num_rows] for one in passes if one.raw is not None])
-            self._count_unknown(pa.concat_batches(raw), encoded)
+            # A table of batches copies nothing of the columns whose values are all known.
+            rows = pa.Table.from_batches(raw)
+            if rows.num_rows < encoded.num_rows:
+                encoded = pa.concat_batches([one.encoded[: one.raw.num_rows] for one in passes if one.raw is not None])
+            self._count_unknown(rows, encoded)
         if self._scores is not None:
             self._scores += score_counts(np.concatenate([one.scores for one in passes]), self._edges)
         if time.monotonic() - self._reported > _SECONDS_BETWEEN_REPORTS:
             self._report()
 
-    def _count_unknown(self, raw: pa.RecordBatch, encoded: pa.RecordBatch) -> None:
+    def _count_unknown(self, raw: pa.Table, encoded: pa.RecordBatch) -> None:
         """Count the unknown values of rows; log once of a column that most of its values are unknown."""
         for column, found in count_unknown(self.folder.schema, raw, encoded).items():
             self._unknown[column] = self._unknown.get(column, 0) + found.unknown
