@@ -55,6 +55,7 @@ class Reason(StrEnum):
     EMPTY = "no user or no item"
     KEY = "no value in a column that needs one"
     LIST = "not (user,item) and its negatives"
+    SCORE = "values so large that the score is not a number"
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from serve.protocols.grpc import proto
 from serve.protocols.grpc.messages import infer_request
 from serve.protocols.v1 import parse_instances
 from serve.protocols.v2.messages import parse_infer
-from tests.model_folders import write_table_model
+from tests.model_folders import make_model_folder, make_recommender_folder, write_table_model
 from tests.table_schema import SCHEMA, WORDS, write_statistics
 
 Rows = list[dict[str, Any]]
@@ -282,6 +282,27 @@ def test_a_file_that_brings_what_is_looked_up_counts_as_a_request(predictor: Pre
     np.testing.assert_array_equal(_by_file("rows.csv")(predictor, rows, tmp_path), predictor.predict(rows))
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("times.csv", "userId,movieId,rating,timestamp\nu-3,i-2,x,soon\nu-1,i-7,,\n"),
+        ("no-times.csv", "rated,user_id,item_id\n1,u-3,i-2\n0,u-1,i-7\n"),
+        ("u.data", "u-3\ti-2\t5\t-\nu-1\ti-7\t4\t8.5\n"),
+    ],
+)
+def test_interactions_need_a_user_and_an_item(tmp_path: Path, name: str, text: str) -> None:
+    make_recommender_folder(tmp_path / "model")
+    (tmp_path / name).write_text(text)
+    request = PredictRequest(model=tmp_path / "model", input=str(tmp_path / name), output=tmp_path / "out", raw=True)
+    run(request, SilentProgress())
+    pairs = [{"user": "u-3", "item": "i-2"}, {"user": "u-1", "item": "i-7"}]
+    predictor = load_model(tmp_path / "model")
+    scores = pq.read_table(tmp_path / "out/scores")["score"].to_numpy()
+    np.testing.assert_array_equal(scores, predictor.predict(pairs))
+    frame = pd.DataFrame([{**pair, "rating": "?", "timestamp": None} for pair in pairs])
+    np.testing.assert_array_equal(scores, predictor.predict(frame))
+
+
 @pytest.fixture
 def lossy(predictor: Predictor, tmp_path: Path) -> PredictRequest:
     """Two files of 60 rows, in which the third row of the second and 11 others have no number."""
@@ -307,6 +328,23 @@ def test_rows_without_a_score_are_counted_below_the_share(lossy: PredictRequest)
     assert (result.rows, result.details["rejected"]) == (108, {"not a number": 12})
     assert f"12 of 120 rows have no score (12 not a number); see {lossy.output}/rejected" in describe(result)
     assert pq.read_table(lossy.output / "rejected").num_rows == 12
+
+
+def test_scores_that_are_no_numbers_are_lost_rows(tmp_path: Path) -> None:
+    make_model_folder(tmp_path / "model", model="dcnv2", numeric=1, categorical=1)
+    content = json.loads((tmp_path / "model/schema.json").read_text())
+    content["features"][0]["transforms"] = []
+    (tmp_path / "model/schema.json").write_text(json.dumps(content))
+    (tmp_path / "rows.tsv").write_text("I1\tC1\n1\tC1-1\n3e38\tC1-2\nx\tC1-3\n-1\tC1-4\n")
+    request = PredictRequest(
+        model=tmp_path / "model", input=str(tmp_path / "rows.tsv"), output=tmp_path / "out", raw=True
+    )
+    result = run(request.model_copy(update={"max_rejected_fraction": 0.5}), SilentProgress())
+    assert pq.read_table(tmp_path / "out/scores")["line"].to_pylist() == [2, 5]
+    reason = "values so large that the score is not a number"
+    rejected = pq.read_table(tmp_path / "out/rejected").to_pylist()
+    assert [(row["line"], row["reason"]) for row in rejected] == [(3, reason), (4, "not a number")]
+    assert result.details["rejected"] == {reason: 1, "not a number": 1}
 
 
 UNKNOWN: dict[str, tuple[Rows, dict[str, tuple[int, int]]]] = {

@@ -59,6 +59,11 @@ def test_unknown_values_are_as_missing_ones(ranker: Ranker) -> None:
     assert np.array_equal(with_stranger, ranker.scores({**CONTEXT, "uuid": None}, ADS))
 
 
+def test_what_scoring_does_not_need_is_left_out(ranker: Ranker) -> None:
+    context = {**CONTEXT, "display_id": 7, "clicked": "?"}
+    assert np.array_equal(ranker.scores(context, ADS), ranker.scores(CONTEXT, ADS))
+
+
 @pytest.mark.parametrize(
     ("context", "ads", "message"),
     [

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
@@ -37,7 +38,7 @@ from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.unknown_values import UnknownValues, count_unknown
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset, PartInfo
-from rayrec.raw.blocks import REJECTED_SCHEMA, ExampleReader, describe_rejected
+from rayrec.raw.blocks import REJECTED_SCHEMA, ExampleReader, Reason, describe_rejected
 from rayrec.raw.files import Chunk, InputFile, list_inputs, plan_chunks
 from rayrec.storage.files import open_parquet
 from rayrec.storage.parquet_files import WrittenFile, new_parquet_files
@@ -261,15 +262,20 @@ class _ScoreChunks:
             new_files(folder / f"rejected-{number:06d}", REJECTED_SCHEMA) as (set_aside, bad),
         ):
             for block in self._reader.read(chunk):
+                lost = block.rejected
                 if block.rows.num_rows:
                     batch, found = self._scored(block.rows, block.lines, chunk.file.name)
-                    write(batch)
                     _add(unknown, found)
-                for batch in block.rejected.to_batches():
+                    has_score = pc.is_finite(batch["score"])
+                    write(batch.filter(has_score))
+                    if has_score.true_count < len(batch):
+                        lost = pa.concat_tables([lost, _without_score(batch, block.rows, pc.invert(has_score))])
+                        lost = lost.sort_by("line").combine_chunks()
+                for batch in lost.to_batches():
                     set_aside(batch)
-                if first is None and block.rejected.num_rows:
-                    (first,) = block.rejected.slice(0, 1).to_pylist()
-                rejected.update(block.rejected["reason"].to_pylist())
+                if first is None and lost.num_rows:
+                    (first,) = lost.slice(0, 1).to_pylist()
+                rejected.update(lost["reason"].to_pylist())
                 lines += block.num_lines
         return _ChunkReport(lines, {SCORES_FOLDER: scores, REJECTED_FOLDER: bad}, dict(rejected), first, unknown)
 
@@ -286,6 +292,15 @@ class _ScoreChunks:
         columns = [files, pa.array(lines), labels.cast(pa.float32()), pa.array(predictor.predict_encoded(encoded))]
         scores = pa.RecordBatch.from_arrays(columns, schema=_RAW_SCORES)
         return scores, count_unknown(predictor.schema, raw, encoded)
+
+
+def _without_score(scores: pa.RecordBatch, rows: pa.RecordBatch, lost: pa.BooleanArray) -> pa.Table:
+    """The rows of `rejected/` for those whose values are so large that the score is not a number."""
+    texts = [str(row) for row in rows.filter(lost).to_pylist()]
+    nothing = pa.nulls(len(texts), pa.string())
+    places = scores.filter(lost)
+    columns = [places["file"], places["line"], pa.array([str(Reason.SCORE)] * len(texts)), nothing, nothing, texts]
+    return pa.table(columns, schema=REJECTED_SCHEMA)
 
 
 def _load(model: Path) -> Predictor:
