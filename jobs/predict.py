@@ -45,6 +45,8 @@ class PredictRequest(Request):
     def check(self) -> None:
         if self.input is None and self.top_k is None:
             raise ConfigError("input: missing; give what to score, or --top-k to recommend items to every user")
+        if self.max_rejected_fraction is not None and not self.raw:
+            raise ConfigError("--max-rejected-fraction: only raw rows can lack a score; leave it out without --raw")
 
     @property
     def dataset(self) -> Path | None:

@@ -7,7 +7,7 @@ the row (from 0) and the field.
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from numbers import Real
 from typing import Any
 
@@ -55,7 +55,7 @@ class RawRows:
         a text as a number or a boolean, a time as a text, a number or a `datetime`, a list as a text where the column
         has a separator.
         """
-        known = self._known
+        known: Set[str] = self._known
         for index, row in enumerate(rows):
             if not isinstance(row, Mapping):
                 raise UserError(f"row {index}: {shown(row)}; a row is an object of feature names and values")
@@ -63,7 +63,9 @@ class RawRows:
                 unknown = next((name for name in row if name not in known and not self.is_unneeded(name)), None)
                 if unknown is not None:
                     raise UserError(f"row {index}: {self.unknown(unknown)}")
-                known = known.union(row)
+                # Rows have the same columns, as a rule; a set for each row would take long if they do not.
+                known = known if isinstance(known, set) else set(known)
+                known.update(row)
         together = self._plain_together(rows)
         return self.checked(
             [

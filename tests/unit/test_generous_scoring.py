@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
 from jobs.predict import PredictRequest, describe, run
-from rayrec.common.errors import UserError
+from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import SilentProgress
 from rayrec.config.preprocess import ColumnSplitConfig, RowsPreprocessConfig
 from rayrec.config.table import LabelCondition
@@ -79,8 +79,8 @@ def _by_body(predictor: Predictor, rows: Rows) -> NDArray[np.float32]:
     return predictor.predict(parse_instances(body, predictor.raw_rows, 8))
 
 
-def _by_explanation(predictor: Predictor, rows: Rows) -> NDArray[np.float32]:
-    """One row alone, as `:explain` and `:predict` take it."""
+def _one_by_one(predictor: Predictor, rows: Rows) -> NDArray[np.float32]:
+    """A row alone is the body of a request."""
     parsed = [parse_instances(json.dumps(row).encode(), predictor.raw_rows, 8) for row in rows]
     return np.concatenate([predictor.predict(row) for row in parsed])
 
@@ -150,7 +150,7 @@ WAYS: dict[str, Any] = {
     "a frame": lambda predictor, rows: predictor.predict(pd.DataFrame(rows)),
     "Arrow columns": lambda predictor, rows: predictor.predict(pa.RecordBatch.from_pylist(rows)),
     "a body of JSON": _by_body,
-    "one row a body": _by_explanation,
+    "one row a body": _one_by_one,
     "an Arrow stream": _by_stream,
     "tensors": _by_tensors,
     "tensors by gRPC": _by_grpc,
@@ -321,6 +321,11 @@ def test_rows_without_a_score_are_an_error_above_the_share(lossy: PredictRequest
     for part in ("12 of 120 rows have no score (12 not a number)", "b.csv, line 4", "column 'number': 'n/a'", "0.01"):
         assert part in str(raised.value)
     assert not lossy.output.exists()
+
+
+def test_datasets_have_no_rows_without_a_score(lossy: PredictRequest) -> None:
+    with pytest.raises(ConfigError, match="leave it out without --raw"):
+        lossy.model_copy(update={"raw": False, "max_rejected_fraction": 0.1}).check()
 
 
 def test_rows_without_a_score_are_counted_below_the_share(lossy: PredictRequest) -> None:
