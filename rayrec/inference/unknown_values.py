@@ -49,7 +49,7 @@ class UnknownValues:
 def count_unknown(schema: Schema, raw: pa.RecordBatch | pa.Table, encoded: pa.RecordBatch) -> dict[str, UnknownValues]:
     """Count by raw column the unknown values of n rows, of which `encoded` is what the encoder made of `raw`.
 
-    Where several features read a column, the first one says what is known. Columns of hashed values have no unknown
+    Where several features read a column, the one that knows most counts. Columns of hashed values have no unknown
     ones; of a table that is capped below its vocabulary and the rows of unlisted values nobody can tell from the ids.
     Columns that are looked up play no part.
     """
@@ -57,13 +57,15 @@ def count_unknown(schema: Schema, raw: pa.RecordBatch | pa.Table, encoded: pa.Re
     looked_up = schema.looked_up
     for feature in schema.categorical:
         column = feature.columns[0]
-        if column in found or column in looked_up or not _tells_unknown(feature):
+        if column in looked_up or not _tells_unknown(feature):
             continue
         given, ids = raw.column(column), encoded.column(feature.name)
         if isinstance(feature, MultiHotFeature):
-            found[column] = _of_lists(given, ids, feature.unlisted_buckets)
+            one = _of_lists(given, ids, feature.unlisted_buckets)
         else:
-            found[column] = _of_values(given, ids.to_numpy() <= feature.unlisted_buckets, not feature.transforms)
+            one = _of_values(given, ids.to_numpy() <= feature.unlisted_buckets, not feature.transforms)
+        if column not in found or one.unknown < found[column].unknown:
+            found[column] = one
     return found
 
 

@@ -361,7 +361,8 @@ UNKNOWN: dict[str, tuple[Rows, dict[str, tuple[int, int]]]] = {
         [{"texts": ["red", "", "new"]}] * 50 + [{"texts": ["other", None]}] * 70 + [{"texts": []}] * 9,
         {"texts": (170, 120)},
     ),
-    "integers among listed texts": ([{"integer": 7}] * 40 + [{"integer": 0}] * 30 + [{}], {"integer": (70, 30)}),
+    "integers that no feature lists": ([{"integer": 7}] * 40 + [{"integer": 60}] * 30 + [{}], {"integer": (70, 30)}),
+    "integers that one feature lists": ([{"integer": 7}] * 40 + [{"integer": 30}] * 50 + [{}], {"integer": (90, 0)}),
     "nothing": ([{}] * 150, {}),
 }
 
