@@ -73,12 +73,15 @@ class FractionSplitConfig(_Fractions):
 
 
 class HashSplitConfig(_Fractions):
-    """Cut by a hash and `preprocess.seed`: the same row always falls into the same split."""
+    """Cut at random by `preprocess.seed` and the number of each row in its file, or by the hash of a column.
+
+    A row of a file of the same name falls into the same split again, whatever else is read, and in every format.
+    """
 
     kind: Literal["hash"] = "hash"
     column: str | None = None
     """The column whose value is hashed, so that its rows stay together. None takes the column of groups, or without
-    one the whole row: its text, or in Parquet files its number and the file's name."""
+    one the row's number and the name of its file."""
 
 
 class TimeSplitConfig(Config):

@@ -17,7 +17,7 @@ from rayrec.common.errors import UserError, did_you_mean
 from rayrec.config.table import FileFormat, LabelCondition
 from rayrec.features.schema import ListLength, RawColumn
 from rayrec.raw.blocks import RawBlock, blocks_of
-from rayrec.raw.files import Chunk, InputFile
+from rayrec.raw.files import Chunk, InputFile, read_lines
 from rayrec.raw.tables import delimited, json_lines, parquet
 from rayrec.raw.tables.cells import Cells, RowTypes
 
@@ -72,6 +72,12 @@ class TableReader:
         types = self.types if has_label else replace(self.types, label=None)
         parsed = ((text, types.parse(cells)) for text, cells in layout.read(chunk, types.wanted))
         return blocks_of(chunk, parsed, layout.header_lines if chunk.start == 0 else 0)
+
+    def count_lines(self, chunk: Chunk) -> int:
+        """The number of lines of a chunk that has others after it, as `read` numbers lines."""
+        if isinstance(self.layouts[chunk.file_index], parquet.ParquetLayout):
+            return parquet.count_rows(chunk)
+        return sum(text.count(b"\n") for text in read_lines(chunk))
 
 
 @dataclass(frozen=True)

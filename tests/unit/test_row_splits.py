@@ -1,24 +1,36 @@
-"""Which split a row falls into, if that follows from the row; what is kept of it."""
+"""Which split a row falls into, if that follows from the row or its number in the file; what is kept of it."""
 
+import dataclasses
+import gzip
+import json
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayrec.common.progress import SilentProgress
 from rayrec.config.preprocess import ColumnSplitConfig, HashSplitConfig, SplitConfig
 from rayrec.config.table import FileFormat
 from rayrec.features.string_hash import hash_string
+from rayrec.ingest.dataset import Dataset, SourceFile
+from rayrec.preprocessing import extract
+from rayrec.preprocessing.extract import pieces_of
 from rayrec.preprocessing.rows.columns import KeptColumn
 from rayrec.preprocessing.rows.kept_columns import KeptColumns, integers_of
-from rayrec.preprocessing.rows.row_splits import RowDivision
-from rayrec.raw.files import list_inputs, plan_chunks
+from rayrec.preprocessing.rows.row_splits import RowDivision, keys_of_files
+from rayrec.preprocessing.workers.threads import Threads
+from rayrec.preprocessing.workspace import Workspace
+from rayrec.raw.files import list_inputs
 from rayrec.raw.table import open_table
+from tests.builders import make_dataset
 from tests.table_files import raw_columns
 
 ROWS = 1_000
@@ -32,34 +44,52 @@ TABLE = pa.table({
 
 
 def divided(
-    path: Path, split: SplitConfig, hashed: str | None = None, *, chunk_bytes: int = 2**30, seed: int = 0
+    given: Path | Sequence[Path],
+    split: SplitConfig,
+    hashed: str | None = None,
+    *,
+    chunk_bytes: int = 2**30,
+    seed: int = 0,
+    parent: Dataset | None = None,
 ) -> dict[str, list[int]]:
-    """The numbers of the rows of each split."""
-    files = list_inputs([str(path)])
+    """The numbers of the rows of each split, parsed and dealt as a job does it in one thread."""
+    files = list_inputs([str(path) for path in ([given] if isinstance(given, Path) else given)])
     columns = raw_columns(n="integer", user="text", fold="text", weight="number")
     reader = open_table(files, FileFormat()).reader(columns, "click")
     kept = KeptColumns("click", (KeptColumn("weight", "weight", "w"),), (pa.field("n", pa.int64()),))
-    division = RowDivision(split, seed, hashed, kept)
-    found: dict[str, list[int]] = {name: [] for name in division.names}
-    for chunk in plan_chunks(files, chunk_bytes):
-        first = 1
-        for block in reader.read(chunk):
-            for name, rows in division.divide(block, chunk, first).items():
-                assert rows.schema == division.schema
-                found[name] += rows["n"].to_pylist()
-            first += block.num_lines
-    return found
+    keys = keys_of_files([file.name for file in files], parent)
+    division = RowDivision(split, seed, hashed, kept, reader, keys)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(extract, "_LEAST_CHUNK_BYTES", chunk_bytes)
+        patch.setattr(extract, "_MOST_CHUNK_BYTES", chunk_bytes)
+        scratch = Path(folder)
+        workspace = Workspace(Threads(1), scratch / "data", scratch / "scratch", SilentProgress())
+        workspace.folder.mkdir()
+        workspace.scratch.mkdir()
+        chunks, _ = extract.extract(workspace, reader, files, 0.5, division)
+        files_of = {name: [piece.path for piece in pieces_of(chunks, name)] for name in division.names}
+        return {
+            name: [n for path in paths for n in pq.read_table(path)["n"].to_pylist()]
+            for name, paths in files_of.items()
+        }
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("files")
-    csv.write_csv(TABLE, folder / "log.csv")
-    pq.write_table(TABLE, folder / "log.parquet", row_group_size=64)
-    return {path.suffix[1:]: path for path in folder.iterdir()}
+    """The table as the files `log` of several formats."""
+    return written(TABLE, tmp_path_factory.mktemp("files"))
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def written(table: pa.Table, folder: Path) -> dict[str, Path]:
+    paths = {kind: folder / f"log.{kind}" for kind in ("csv", "csv.gz", "jsonl", "parquet")}
+    csv.write_csv(table, paths["csv"])
+    paths["csv.gz"].write_bytes(gzip.compress(paths["csv"].read_bytes()))
+    paths["jsonl"].write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    pq.write_table(table, paths["parquet"], row_group_size=64)
+    return paths
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("hashed", [None, "user"])
 def test_hashed_splits_do_not_depend_on_the_chunks(files: dict[str, Path], kind: str, hashed: str | None) -> None:
     split = HashSplitConfig(validation=0.2, test=0.3)
@@ -75,10 +105,43 @@ def test_hashed_splits_do_not_depend_on_the_chunks(files: dict[str, Path], kind:
         assert not users[0] & users[1] and not users[0] & users[2] and not users[1] & users[2]
 
 
-def test_a_row_of_text_is_hashed_as_it_stands(files: dict[str, Path]) -> None:
-    found = divided(files["csv"], HashSplitConfig(test=0.3), seed=7)
-    lines = files["csv"].read_bytes().splitlines()[1:]
-    assert found["test"] == [n for n, line in enumerate(lines) if xxhash.xxh64_intdigest(line, 7) / 2**64 >= 0.7]
+def test_a_random_split_depends_on_the_numbers_of_rows_alone(files: dict[str, Path], tmp_path: Path) -> None:
+    split = HashSplitConfig(validation=0.2, test=0.3)
+    expected = divided(files["csv"], split)
+    flipped = TABLE.set_column(0, "click", pc.subtract(1, TABLE["click"]))
+    alike = TABLE.set_column(2, "user", pa.array(["u"] * ROWS)).set_column(0, "click", pa.array([1] * ROWS))
+    for number, table in enumerate((TABLE, flipped, alike)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert [divided(path, split) for path in written(table, folder).values()] == [expected] * 4
+    # Bad rows keep their numbers, and so do the rows behind them.
+    bad = {5, 6, 700}
+    lines = files["csv"].read_text().splitlines(keepends=True)
+    path = tmp_path / "log.tsv"
+    path.write_text("".join("0,\n" if number - 1 in bad else line for number, line in enumerate(lines)))
+    for chunk_bytes in (500, 2**30):
+        found = divided(path, split, chunk_bytes=chunk_bytes)
+        assert found == {name: [n for n in rows if n not in bad] for name, rows in expected.items()}
+
+
+def test_files_of_one_name_are_dealt_differently(tmp_path: Path) -> None:
+    days = [tmp_path / day / "log.csv" for day in ("a", "b")]
+    for path in days:
+        path.parent.mkdir()
+        csv.write_csv(TABLE, path)
+    split = HashSplitConfig(test=0.5)
+    alone = [divided(path, split)["test"] for path in days]
+    assert alone[0] == alone[1]
+    both = divided(days, split)["test"]
+    assert both[: len(alone[0])] == alone[0]
+    second = both[len(alone[0]) :]
+    assert len(set(second) & set(alone[0])) / len(second) == pytest.approx(0.5, abs=0.1)
+    # As an extension, the second file is dealt as it was beside the first.
+    parent = make_dataset(tmp_path / "data", {"train": 1})
+    source = SourceFile(path=str(days[0]), bytes=0, modified=0, digest="")
+    manifest = parent.manifest.model_copy(update={"sources": (source,)})
+    parent = dataclasses.replace(parent, manifest=manifest)
+    assert divided(days[1], split, parent=parent)["test"] == second
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

@@ -24,7 +24,7 @@ from rayrec.preprocessing.rows.columns import plan_columns
 from rayrec.preprocessing.rows.fitting import fit_features
 from rayrec.preprocessing.rows.inputs import resolve_inputs
 from rayrec.preprocessing.rows.kept_columns import KeptColumns
-from rayrec.preprocessing.rows.row_splits import MICROSECONDS, RowDivision, rows_by_day, split_rows
+from rayrec.preprocessing.rows.row_splits import MICROSECONDS, RowDivision, keys_of_files, rows_by_day, split_rows
 from rayrec.preprocessing.segments import Piece, Segment, read_segment, segments_by_split
 from rayrec.preprocessing.vocabularies.long import LongVocabularies, join_long_vocabularies
 from rayrec.preprocessing.workspace import Stages, Workspace, WrittenDataset
@@ -89,7 +89,8 @@ class RowsJob:
         config, plan, inputs = self._config, self._plan, self._inputs
         stages = Stages(workspace.scratch, workspace.progress)
         kept = self._kept_columns()
-        division = RowDivision(config.split, config.seed, self._hashed, kept)
+        keys = keys_of_files([file.name for file in inputs.files], self._parent)
+        division = RowDivision(config.split, config.seed, self._hashed, kept, self._reader, keys)
         fixes: dict[str, str] = {
             Reason.LABEL: f"source.label: {{column: {plan.label}, at_least: NUMBER}} makes a label of other values",
             Reason.TIME: "`format` of its rule, or of source.time, says how times are written",

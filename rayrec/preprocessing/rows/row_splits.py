@@ -1,12 +1,14 @@
 """Decides which rows belong to which split."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from itertools import repeat
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +29,7 @@ from rayrec.config.preprocess import (
     seconds_of,
 )
 from rayrec.features.string_hash import by_distinct_text
+from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.extract import ExtractedChunk, pieces_of
 from rayrec.preprocessing.numbers.fit import Number, summarize
 from rayrec.preprocessing.numbers.summary import Summary
@@ -34,13 +37,16 @@ from rayrec.preprocessing.row_files import new_rows
 from rayrec.preprocessing.rows.kept_columns import KeptColumns
 from rayrec.preprocessing.segments import Piece, Segment, cut_pieces, make_segments, read_segment
 from rayrec.preprocessing.workspace import Workspace
+from rayrec.random.splitmix64 import StatelessRandom
 from rayrec.raw.blocks import RawBlock
 from rayrec.raw.files import Chunk
-from rayrec.raw.tables.parquet import rows_before
+from rayrec.raw.table import TableReader
 from rayrec.storage.files import open_parquet
 
 SPLIT_ORDER = ("train", "validation", "test")
 MICROSECONDS = 1_000_000
+_FORM = re.compile(r"(\.[A-Za-z]+)?(\.(gz|gzip|zip|zst|zstd))?$")
+"""The ends of a file's name that tell its format and packing."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,11 @@ class RowDivision:
     split: SplitConfig
     seed: int
     hashed: str | None
-    """The column whose hash tells the split; None hashes the whole row."""
+    """The column whose hash tells the split; None takes a random number for each row."""
     kept: KeptColumns
+    reader: TableReader
+    keys: Sequence[str]
+    """Those of `keys_of_files`."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,46 +75,70 @@ class RowDivision:
     def schema(self) -> pa.Schema:
         return self.kept.schema
 
-    def divide(self, block: RawBlock, chunk: Chunk, first_line: int) -> dict[str, pa.RecordBatch]:
-        """The rows of a block of a chunk by split; all under the empty name if the split takes more than the row."""
+    @property
+    def count_lines(self) -> Callable[[Chunk], int] | None:
+        return self.reader.count_lines if isinstance(self.split, HashSplitConfig) and self.hashed is None else None
+
+    def divide(self, block: RawBlock, chunk: Chunk, lines_before: int) -> dict[str, pa.RecordBatch]:
+        """The rows of a block of a chunk by split; all under the empty name if the split takes more than the row.
+
+        At random, the split follows from the seed, the file's key and the row's number in the file: not from what is in
+        a row, or equal rows would all be in one split, nor from the format of the file.
+        """
         rows = self.kept.of(block.rows)
         match self.split:
+            case HashSplitConfig() if self.hashed is None:
+                header_lines = self.reader.layouts[chunk.file_index].header_lines
+                numbers = lines_before + block.lines - (1 + header_lines)
+                random = StatelessRandom(self.seed % 2**64)
+                places = _places_of_shares(self.split, random.uniform(self.keys[chunk.file_index], numbers)[:, 0])
             case HashSplitConfig():
-                places = _places_of_hashes(self.split, self._hashes(block, chunk, first_line))
+                shares = self._hashes(block.rows[self.hashed]) / 2.0**64
+                places = _places_of_shares(self.split, np.minimum(shares, np.nextafter(1.0, 0.0)))  # not rounded to 1
             case ColumnSplitConfig():
                 places = _places_of_values(self.split, block.rows[self.split.column])
             case _:
                 return {"": rows}
         return {name: rows.filter(pa.array(places == SPLIT_ORDER.index(name))) for name in self.names}
 
-    def _hashes(self, block: RawBlock, chunk: Chunk, first_line: int) -> NDArray[np.uint64]:
-        """(n,) hashes of the rows."""
-        if self.hashed is not None:
+    def _hashes(self, values: pa.Array) -> NDArray[np.uint64]:
+        """(n,) hashes of the texts of n values."""
 
-            def hash_texts(texts: pa.Array) -> NDArray[np.int64]:
-                return self._hashes_of([text.encode() for text in texts.to_pylist()]).view(np.int64)
+        def hash_texts(texts: pa.Array) -> NDArray[np.int64]:
+            return self._hashes_of([text.encode() for text in texts.to_pylist()]).view(np.int64)
 
-            (missing,) = self._hashes_of([b""]).view(np.int64)
-            values = block.rows[self.hashed].cast(pa.string())
-            return by_distinct_text(values, hash_texts, int(missing)).view(np.uint64)
-        numbers = block.lines - first_line
-        if block.text:
-            text = block.text.replace(b"\r\n", b"\n") if b"\r" in block.text else block.text
-            lines = text.split(b"\n")
-            return self._hashes_of(lines[: block.num_lines])[numbers]
-        rows = rows_before(chunk) + block.lines
-        name = chunk.file.base_name.encode()
-        return self._hashes_of([b"%s:%d" % (name, row) for row in rows.tolist()])
+        (missing,) = self._hashes_of([b""]).view(np.int64)
+        return by_distinct_text(values.cast(pa.string()), hash_texts, int(missing)).view(np.uint64)
 
     def _hashes_of(self, values: Sequence[bytes]) -> NDArray[np.uint64]:
         digests = map(xxh64_intdigest, values, repeat(self.seed & (2**64 - 1)))
         return np.fromiter(digests, np.uint64, len(values))
 
 
-def _places_of_hashes(config: HashSplitConfig, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """(n,) the places of the rows' splits in `SPLIT_ORDER`."""
+def keys_of_files(files: Sequence[str], parent: Dataset | None = None) -> tuple[str, ...]:
+    """What the random numbers of each file's rows are drawn from: the table's name, and how often it came before.
+
+    The name is that of the file without folders, format and packing. Files of one name, in several folders or of each
+    day, are dealt differently, as they may have rows of the same users in the same order. In an extension of `parent`,
+    a file whose name has been there counts the datasets before.
+    """
+
+    def table_of(file: str) -> str:
+        return _FORM.sub("", PurePosixPath(file).name)
+
+    before = Tally[str]()
+    if parent is not None:
+        before.update({table_of(source.path): parent.manifest.sequence + 1 for source in parent.manifest.sources})
+    keys = []
+    for table in map(table_of, files):
+        keys.append(f"{table} {before[table]}")
+        before[table] += 1
+    return tuple(keys)
+
+
+def _places_of_shares(config: HashSplitConfig, shares: NDArray[np.float64]) -> NDArray[np.int64]:
+    """(n,) the places in `SPLIT_ORDER` of the splits of rows with random numbers (n,) in [0, 1)."""
     test_from = 1.0 - config.test
-    shares = np.minimum(hashes / 2.0**64, np.nextafter(1.0, 0.0))  # rounded, a share may be 1
     return np.searchsorted([test_from - config.validation, test_from], shares, side="right")
 
 

@@ -52,9 +52,8 @@ def open_parquet(file: InputFile) -> Iterator[pq.ParquetFile]:
 def read_row_groups(chunk: Chunk, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows of the row groups whose first byte lies in the chunk. Raises UserError on a damaged file."""
     with open_parquet(chunk.file) as file:
-        stop = chunk.file.bytes if chunk.stop is None else chunk.stop
         found = row_groups(file.metadata)
-        groups = [number for number, group in enumerate(found) if chunk.start <= group.first_byte < stop]
+        groups = [number for number, group in enumerate(found) if _begins_in(chunk, group)]
         if groups:
             size = sum(file.metadata.row_group(number).total_byte_size for number in groups)
             rows = sum(found[number].rows for number in groups) * _BATCH_BYTES // max(size, 1)
@@ -83,12 +82,14 @@ def row_groups(metadata: pq.FileMetaData) -> list[RowGroup]:
     return found
 
 
-def rows_before(chunk: Chunk) -> int:
-    """The number of rows of the file before those of the chunk. Raises UserError on a damaged file."""
-    if chunk.start == 0:
-        return 0
+def count_rows(chunk: Chunk) -> int:
+    """The number of rows of the chunk. Raises UserError on a damaged file."""
     with open_parquet(chunk.file) as file:
-        return sum(group.rows for group in row_groups(file.metadata) if group.first_byte < chunk.start)
+        return sum(group.rows for group in row_groups(file.metadata) if _begins_in(chunk, group))
+
+
+def _begins_in(chunk: Chunk, group: RowGroup) -> bool:
+    return chunk.start <= group.first_byte < (chunk.file.bytes if chunk.stop is None else chunk.stop)
 
 
 def read_layout(file: InputFile) -> ParquetLayout:
