@@ -36,6 +36,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
     """Evaluate; `rows` counts the rows of the split, each of which counts once."""
     from rayrec.inference.folder.table_files import is_model_folder
     from rayrec.ingest.dataset import Dataset
+    from rayrec.inspection.split_checks import class_warnings
     from rayrec.training.driver import evaluate, fill_from_checkpoint
     from rayrec.training.run.folder import RunFolder
 
@@ -78,7 +79,9 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
         })  # fmt: skip
         recipe = recipe.model_copy(update={"train": train})
         metrics = evaluate(recipe, dataset, request.split, fill, in_this_process=here, progress=progress)
-    return Result(command="evaluate", rows=dataset.split(request.split).rows, metrics={request.split: metrics})
+    found = {request.split: metrics}
+    rows, details = dataset.split(request.split).rows, {"warnings": class_warnings(found)}
+    return Result(command="evaluate", rows=rows, metrics=found, details=details)
 
 
 def _fill_from_model_folder(folder: str, model: "ParallelModel") -> None:

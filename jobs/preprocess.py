@@ -51,7 +51,10 @@ class PreprocessRequest(InputRequest):
 
 
 def run(request: PreprocessRequest, progress: Progress) -> Result:
-    """Preprocess; `rows` counts those of all splits, `details` those of each, and the rejected ones by reason."""
+    """Preprocess; `rows` counts those of all splits, `details` those of each, and the rejected ones by reason.
+
+    `details.warnings` says which splits measure little, `details.notes` which differ as splits by time may.
+    """
     from cluster.ray_session import has_cluster
     from rayrec.ingest.dataset import Dataset
     from rayrec.preprocessing.workers.threads import Threads
@@ -69,12 +72,24 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
             manifest = job.run(Threads.of_this_machine(), progress)
         else:
             manifest = _run_on_spark(job, request.output, config, progress, was_at_uri=was_at_uri)
+    return result_of(manifest, request.output)
+
+
+def result_of(manifest: "Manifest", output: Path) -> Result:
+    """The result of the preprocessing that made a dataset."""
+    from rayrec.inspection.split_checks import split_notes, split_warnings
+
     splits = {name: split.rows for name, split in manifest.splits.items()}
     return Result(
         command="preprocess",
-        output=request.output,
+        output=output,
         rows=sum(splits.values()),
-        details={"splits": splits, "rejected": manifest.rejected},
+        details={
+            "splits": splits,
+            "rejected": manifest.rejected,
+            "warnings": split_warnings(manifest),
+            "notes": split_notes(manifest),
+        },
     )
 
 

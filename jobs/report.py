@@ -105,6 +105,7 @@ def _dataset(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.drift import drift_between
     from rayrec.inspection.profile import profile
+    from rayrec.inspection.split_checks import split_notes, split_warnings
     from rayrec.pages.dataset import dataset_page
 
     dataset = Dataset.open(request.source)
@@ -137,6 +138,7 @@ def _dataset(request: ReportRequest, progress: Progress) -> _Report:
         "recipe": recipe.name,
         "source": recipe.source.kind,
         "times": ends,
+        "warnings": [*split_warnings(dataset.manifest), *split_notes(dataset.manifest)],
         **found.as_json(),
         "against": against,
         "expectations": _checked(request, flat),
@@ -152,6 +154,7 @@ def _run(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.held_out import evaluation_split
     from rayrec.inspection.run_facts import resources, run_metrics, sharding_plan, training_curves
+    from rayrec.inspection.split_checks import class_warnings
     from rayrec.pages.training import run_page
     from rayrec.recipes import dump_recipe
     from rayrec.training.run.folder import RunFolder
@@ -173,6 +176,7 @@ def _run(request: ReportRequest, progress: Progress) -> _Report:
         "description": recipe.description or recipe.name,
         "split": split,
         "metrics": metrics,
+        "warnings": class_warnings(metrics),
         "curves": training_curves(trained),
         "held_out": held_out,
         "resources": resources(trained, _command_seconds(trained.path)),
@@ -187,6 +191,7 @@ def _model(request: ReportRequest, progress: Progress) -> _Report:
     from rayrec.inference.folder.model_folder import CARD_FILE, ModelFolder
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.held_out import evaluation_split
+    from rayrec.inspection.split_checks import class_warnings
     from rayrec.pages.training import model_page
 
     model = ModelFolder.open(request.source)
@@ -208,6 +213,7 @@ def _model(request: ReportRequest, progress: Progress) -> _Report:
         "description": model.recipe.description or model.recipe.name,
         "split": split,
         "metrics": metrics,
+        "warnings": class_warnings(model.metrics),
         "held_out": held_out,
         "tables": [
             {"table": t.name, "features": ", ".join(t.features), "rows": t.rows, "columns": t.dim} for t in model.tables

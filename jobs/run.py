@@ -62,7 +62,10 @@ def run(request: RunRequest, progress: Progress) -> Result:
             return run_day(request, request.output, models, progress)
         results, seconds = run_phases(request, Places(request.output), progress)
     rows, metrics = results[0].rows, results[1].metrics
-    return Result(command="run", output=request.output, rows=rows, metrics=metrics, details={"phases": seconds})
+    details: dict[str, Any] = {"phases": seconds}
+    for kind in ("warnings", "notes"):
+        details[kind] = [*dict.fromkeys(text for result in results for text in result.details.get(kind, ()))]
+    return Result(command="run", output=request.output, rows=rows, metrics=metrics, details=details)
 
 
 @contextmanager

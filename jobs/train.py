@@ -59,6 +59,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     `metrics` of a warm-started run has those of the rows trained on, each measured before, under `progressive`.
     """
     from rayrec.ingest.dataset import Dataset
+    from rayrec.inspection.split_checks import class_warnings
     from rayrec.training.run.folder import RunFolder
 
     recipe = request.load_recipe()
@@ -96,6 +97,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
             "steps": reached.step,
             "training_seconds": reached.seconds,
             **_time_to_target(recipe.train.early_stop, run_folder),
+            "warnings": class_warnings(metrics),
         },
     )
 

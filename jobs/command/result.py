@@ -29,7 +29,7 @@ class Result(Config):
     """Metrics by split (or `progressive`: of rows trained on, each measured before), then by name (`auc`, `log_loss`,
     ...); None if a metric is undefined."""
     details: dict[str, Any] = {}
-    """JSON values that only this command reports."""
+    """JSON values that only this command reports; texts under `warnings` and `notes` are shown whatever the command."""
     error: str | None = None
     """One line, unless the status is `done`."""
 
@@ -50,13 +50,15 @@ class Result(Config):
 
 
 def describe_result(result: Result) -> str:
-    """The outcome in a line, and a line for each evaluated split."""
+    """The outcome in a line, and a line for each evaluated split, warning and note."""
     rows = f", {result.rows:,} rows" if result.rows is not None else ""
     output = f" -> {location(result.output)}" if result.output is not None else ""
     lines = [f"{result.command}: {result.status} in {result.seconds:.1f} s{rows}{output}"]
     for split, metrics in result.metrics.items():
         values = "  ".join(f"{name} {'-' if value is None else f'{value:.6g}'}" for name, value in metrics.items())
         lines.append(f"  {split}: {values}")
+    for kind in ("warning", "note"):
+        lines += [f"  {kind}: {text}" for text in result.details.get(f"{kind}s", ())]
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from jobs.command import RESULT_FILE, Result, TrainingRecipeRequest, describe_result
-from jobs.preprocess import InputRequest
+from jobs.preprocess import InputRequest, result_of
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe, differences
@@ -121,8 +121,7 @@ class PreprocessPhase(Phase):
         if before != now:
             changed = [file.path for file in (*now, *before) if file not in before or file not in now]
             raise self._changed(f"{changed[0] if changed else 'the order of --input'} is not what it was")
-        rows = sum(split.rows for split in dataset.manifest.splits.values())
-        return Result(command="preprocess", output=self.folder, rows=rows)
+        return result_of(dataset.manifest, self.folder)
 
     def run(self, progress: Progress) -> Result:
         from jobs.preprocess import PreprocessRequest, run
@@ -151,6 +150,7 @@ class TrainPhase(Phase):
         return self._places.run
 
     def finished(self) -> Result | None:
+        from rayrec.inspection.split_checks import class_warnings
         from rayrec.training.run.folder import METRICS_FILE, RESUMABLE_CHANGES, RUN_FILE, RunFolder
 
         if not (self.folder / RUN_FILE).is_file():
@@ -163,7 +163,9 @@ class TrainPhase(Phase):
             raise self._changed("the dataset is not what it was")
         if not is_whole:
             return None
-        return Result(command="train", output=self.folder, metrics=json.loads((self.folder / METRICS_FILE).read_text()))
+        metrics = json.loads((self.folder / METRICS_FILE).read_text())
+        details = {"warnings": class_warnings(metrics)}
+        return Result(command="train", output=self.folder, metrics=metrics, details=details)
 
     def run(self, progress: Progress) -> Result:
         from jobs.train import TrainRequest, run

@@ -57,6 +57,7 @@ def _overview(figures: Figures) -> Section:
     ]
     times = figures["times"]
     text = f"Rows from {times['first']} to {times['last']}. {_NO_TIMES}" if times else _NO_TIMES
+    text = " ".join([*(f"Note: {warning}." for warning in figures["warnings"]), text])
     along = [
         _along(f"Label rate along {name}", split["along"])
         for name, split in figures["splits"].items()

@@ -98,6 +98,7 @@ def metrics_rows(metrics: Mapping[str, Mapping[str, float | None]]) -> list[dict
 def _metrics(figures: Figures) -> Section:
     rows = metrics_rows(figures["metrics"])
     text = "Of all rows of each split, measured by the training." if rows else "The training has not ended yet."
+    text = " ".join([*(f"Note: {warning}." for warning in figures["warnings"]), text])
     return Section("Metrics", [Table(rows)] if rows else [], text)
 
 

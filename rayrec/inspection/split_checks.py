@@ -1,0 +1,86 @@
+"""What a reader of metrics should know of the splits that they were measured on: too few rows, or other ones."""
+
+import math
+from collections.abc import Mapping
+
+from rayrec.config.preprocess import HashSplitConfig, RowsPreprocessConfig
+from rayrec.ingest.dataset import Manifest
+from rayrec.recipes import Recipe
+
+LEAST_ROWS_OF_A_CLASS = 10
+"""An AUC of 0.75 that was measured on ten positives, with any number of negatives, has a standard error of 0.09 (Hanley
+and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC) curve", 1982)."""
+_BEYOND_CHANCE = 3.89
+"""Standard deviations that a difference of label rates surpasses with probability 1e-4, either way."""
+_NOTABLE_CHANGE = 0.2
+"""Where rows are not dealt at random label rates always differ; this share of train's is worth a word."""
+
+
+def class_warnings(splits: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    """What is wrong with held-out splits, given their metrics `rows` and `positives`, if these were counted."""
+    warnings = []
+    for name, metrics in splits.items():
+        rows, positives = metrics.get("rows"), metrics.get("positives")
+        if rows and positives is not None:
+            fewest, label = min((positives, 1), (rows - positives, 0))
+            if fewest == 0:
+                warnings.append(f"split '{name}': no label of {rows:,.0f} is {label}, so no AUC can be measured on it")
+            elif fewest < LEAST_ROWS_OF_A_CLASS:
+                warnings.append(
+                    f"split '{name}': only {fewest:,.0f} of {rows:,.0f} labels are {label}, so metrics on it say little"
+                )
+    return warnings
+
+
+def split_warnings(manifest: Manifest) -> list[str]:
+    """What is wrong with the splits of a dataset."""
+    splits, recipe = manifest.splits, Recipe.model_validate(manifest.config)
+    empty = [
+        f"split '{name}' has no rows; give more, or change preprocess.split"
+        for name, split in splits.items()
+        if split.rows == 0
+    ]
+    train = splits["train"]
+    if recipe.source.gives_interactions:
+        # Their train split has positives alone, and negatives are drawn.
+        return empty
+    if train.positives in (0, train.rows):
+        empty.append(f"split 'train': every label is {train.positives / train.rows:.0f}, so there is nothing to learn")
+    held_out = {
+        name: {"rows": split.rows, "positives": split.positives}
+        for name, split in splits.items()
+        if name != "train" and split.labelled
+    }
+    return empty + class_warnings(held_out) + (_rate_changes(manifest, 0.0) if _is_random(recipe) else [])
+
+
+def split_notes(manifest: Manifest) -> list[str]:
+    """Splits that were not drawn at random and whose label rate differs from that of `train`, as by time it may."""
+    recipe = Recipe.model_validate(manifest.config)
+    if recipe.source.gives_interactions or _is_random(recipe):
+        return []
+    return _rate_changes(manifest, _NOTABLE_CHANGE)
+
+
+def _is_random(recipe: Recipe) -> bool:
+    """Whether each row was dealt to a split by itself, at random."""
+    preprocess, group = recipe.preprocess, getattr(recipe.source, "group", None)
+    if not isinstance(preprocess, RowsPreprocessConfig) or group is not None:
+        return False
+    return isinstance(preprocess.split, HashSplitConfig) and preprocess.split.column is None
+
+
+def _rate_changes(manifest: Manifest, least: float) -> list[str]:
+    """Splits whose label rate differs from train's beyond chance (z test of two shares) and by a share of it."""
+    train = manifest.splits["train"]
+    before = train.positives / train.rows
+    found = []
+    for name, split in manifest.splits.items():
+        if name == "train" or not split.labelled or split.positives in (0, split.rows):
+            continue
+        rate = split.positives / split.rows
+        whole = (train.positives + split.positives) / (train.rows + split.rows)
+        deviation = math.sqrt(whole * (1 - whole) * (1 / train.rows + 1 / split.rows))
+        if abs(rate - before) > max(_BEYOND_CHANCE * deviation, least * before):
+            found.append(f"split '{name}': {rate:.2%} of its labels are 1, but {before:.2%} of train's")
+    return found

@@ -1,0 +1,56 @@
+"""What is said of splits that measure little, or that differ from `train`."""
+
+import pytest
+
+from rayrec.ingest.dataset import Manifest, SplitInfo
+from rayrec.inspection.split_checks import class_warnings, split_notes, split_warnings
+from rayrec.recipes import Recipe
+
+RANDOM = {"kind": "hash", "validation": 0.1, "test": 0.1}
+LATEST = {"kind": "time", "validation": 0.1, "test": 0.1}
+
+
+def manifest(split: dict[str, object], **of_splits: tuple[int, int]) -> Manifest:
+    """A manifest of splits by their rows and positives; `submission` has no labels."""
+    source = {"kind": "table", "label": "click", "time": "at", "features": [{"columns": "*", "kind": "categorical"}]}
+    content = {"name": "t", "source": source, "preprocess": {"split": split}, "model": {"kind": "dlrm"}}
+    config = Recipe.model_validate(content).model_dump(mode="json")
+    splits = {
+        name: SplitInfo(rows=rows, positives=positives, parts=(), labelled=name != "submission")
+        for name, (rows, positives) in of_splits.items()
+    }
+    return Manifest(splits=splits, rejected={}, sources=(), config=config)
+
+
+@pytest.mark.parametrize(
+    ("split", "of_splits", "warned", "noted"),
+    [
+        (RANDOM, {"train": (8_000, 2_000), "validation": (1_000, 240), "test": (1_000, 265)}, [], []),
+        (RANDOM, {"train": (8_000, 2_000), "validation": (0, 0), "test": (1_000, 250)}, ["validation"], []),
+        (RANDOM, {"train": (8_000, 2_000), "validation": (1_000, 0), "test": (50, 50)}, ["validation", "test"], []),
+        (RANDOM, {"train": (8_000, 40), "validation": (1_000, 9), "test": (1_000, 10)}, ["validation"], []),
+        (RANDOM, {"train": (800, 796), "test": (100, 97)}, ["test"], []),
+        (RANDOM, {"train": (800, 800), "test": (100, 80)}, ["train", "test"], []),
+        (RANDOM, {"train": (8_000, 2_000), "test": (1_000, 310)}, ["test"], []),
+        (LATEST, {"train": (8_000, 2_000), "test": (1_000, 310)}, [], ["test"]),
+        # Beyond chance, but of no consequence where times differ.
+        (LATEST, {"train": (8_000_000, 2_000_000), "test": (1_000_000, 260_000)}, [], []),
+        (LATEST, {"train": (8_000, 2_000), "test": (100, 40)}, [], []),
+        (LATEST, {"train": (8_000, 2_000), "submission": (1_000, 0)}, [], []),
+    ],
+)
+def test_splits(
+    split: dict[str, object], of_splits: dict[str, tuple[int, int]], warned: list[str], noted: list[str]
+) -> None:
+    made = manifest(split, **of_splits)
+    for found, names in ((split_warnings(made), warned), (split_notes(made), noted)):
+        assert [text.split("'")[1] for text in found] == names
+
+
+def test_metrics_on_few_rows_of_a_class() -> None:
+    metrics = {
+        "validation": {"rows": 400.0, "positives": 3.0},
+        "test": {"hr@10": 0.5},
+        "late": {"rows": 5.0, "positives": 0.0},
+    }
+    assert [text.split("'")[1] for text in class_warnings(metrics)] == ["validation", "late"]
