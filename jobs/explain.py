@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import PositiveInt
 
 from jobs.command import Command, Metavar, Positional, Request, Result, describe_result, main, text_table
-from jobs.export import exported
+from jobs.export import exported, read_schema
 from rayrec.common.errors import ConfigError, did_you_mean
 from rayrec.common.files import new_folder, require_absent
 from rayrec.common.progress import Progress
@@ -67,6 +67,14 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
 
     require_absent(request.output)
     dataset = Dataset.open(request.data)
+    recipe, schema = read_schema(request.source)
+    groups = request.groups()
+    _require_features(schema, groups, request.feature)
+    schema.require_same_features(dataset.schema, request.data)
+    split = request.split or recipe.train.evaluation_split
+    if request.split is None and split not in dataset.manifest.splits:
+        split = "test"
+    dataset.labelled_split(split)
     with exported(request.source) as folder:
         # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
         from rayrec.inference.explanation.dependence import partial_dependence
@@ -77,13 +85,6 @@ def run(request: ExplainRequest, progress: Progress) -> Result:
         from rayrec.pages.page import write_page
 
         predictor = load_model(folder)
-        schema, recipe = predictor.schema, predictor.recipe
-        groups = request.groups()
-        _require_features(schema, groups, request.feature)
-        schema.require_same_features(dataset.schema, request.data)
-        split = request.split or recipe.train.evaluation_split
-        if request.split is None and split not in dataset.manifest.splits:
-            split = "test"
         progress.stage("read rows")
         rows = LabelledRows.read(dataset, split, request.rows)
         permuted = {feature.name: (feature.name,) for feature in schema.features} | groups

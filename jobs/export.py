@@ -15,9 +15,11 @@ from rayrec.common.progress import Progress, SilentProgress
 from rayrec.storage.location import Folder, location
 
 if TYPE_CHECKING:
+    from rayrec.features.schema import Schema
     from rayrec.inference.folder.model_folder import Metrics, ModelFolder
     from rayrec.inference.folder.origin import Origin
     from rayrec.ingest.dataset import Dataset
+    from rayrec.recipes import Recipe
     from rayrec.training.run.folder import RunFolder
 
 
@@ -58,6 +60,12 @@ def run(request: ExportRequest, progress: Progress) -> Result:
     trained = RunFolder.open(request.run)
     dataset = Dataset.open(trained.dataset_folder)
     checkpoint = trained.checkpoint(request.checkpoint)
+    tracking = trained.recipe.train.tracking.mlflow
+    server = tracking.tracking_uri if tracking else None
+    if request.register_as is not None:
+        from rayrec.storage.mlflow_server import require_registry
+
+        require_registry(server)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from rayrec.inference.folder.export import export_checkpoint
     from rayrec.inference.folder.model_folder import ModelFolder
@@ -91,8 +99,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
         from rayrec.storage.mlflow_server import register
         from rayrec.training.run.history import mlflow_run_of
 
-        tracking = trained.recipe.train.tracking.mlflow
-        server, of_run = (tracking.tracking_uri, mlflow_run_of(trained.path)) if tracking else (None, None)
+        of_run = mlflow_run_of(trained.path) if tracking else None
         details["registered_version"] = register(request.output, request.register_as, server, of_run)
     if loss is not None:
         details["precision_loss"] = loss
@@ -182,7 +189,23 @@ def exported(path: Path) -> Iterator[Path]:
             run(ExportRequest(run=path, output=output), SilentProgress())
             yield output
     else:
-        raise UserError(f"{path}: neither a model nor a run folder; give the output of `rayrec export` or `train`")
+        raise _neither(path)
+
+
+def read_schema(path: Path) -> "tuple[Recipe, Schema]":
+    """The recipe and the schema of a model or run folder, which tell what it can read before it is exported."""
+    from rayrec.inference.folder.model_folder import ModelFolder
+    from rayrec.inference.folder.table_files import is_model_folder
+    from rayrec.training.run.folder import RunFolder
+
+    if not (is_model_folder(path) or is_run_folder(path)):
+        raise _neither(path)
+    opened = ModelFolder.open(path) if is_model_folder(path) else RunFolder.open(path)
+    return opened.recipe, opened.schema
+
+
+def _neither(path: Path) -> UserError:
+    return UserError(f"{path}: neither a model nor a run folder; give the output of `rayrec export` or `train`")
 
 
 def is_run_folder(path: Path) -> bool:

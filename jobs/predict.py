@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, PositiveInt
 
 from jobs.command import Command, PathText, Positional, Request, Result, absolute_path, describe_result, main
-from jobs.export import exported
+from jobs.export import exported, read_schema
 from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
@@ -77,25 +77,29 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     assert request.input is not None, "the request was checked"
     if request.dataset is not None and not (request.dataset / MANIFEST_FILE).is_file():
         raise ConfigError(f"--input {request.input}: not a dataset folder (no {MANIFEST_FILE}); add --raw for raw rows")
+    from rayrec.raw.files import list_inputs
+
+    recipe, schema = read_schema(request.model)
+    if request.dataset is not None:
+        dataset = Dataset.open(request.dataset)
+        schema.require_same_features(dataset.schema, dataset.folder)
+        is_small = dataset.split(request.split).rows <= _ROWS_SCORED_HERE
+    else:
+        is_small = sum(file.bytes for file in list_inputs([request.input])) <= _BYTES_SCORED_HERE
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from rayrec.inference.batch.prediction import predict_dataset, predict_raw
     from rayrec.inference.folder.model_folder import ModelFolder
-    from rayrec.raw.files import list_inputs
     from rayrec.sources.registry import source_of
 
     with exported(request.model) as folder:
         model = ModelFolder.open(folder)
         if request.dataset is not None:
-            dataset = Dataset.open(request.dataset)
-            is_small = dataset.split(request.split).rows <= _ROWS_SCORED_HERE
             with _workers(is_small, progress) as in_threads:
                 counts = predict_dataset(model, dataset, request.split, request.output, progress, in_threads=in_threads)
         else:
-            source = model.recipe.source
-            reader = partial(source_of(source.kind).reader, source, model.schema)
-            is_small = sum(file.bytes for file in list_inputs([request.input])) <= _BYTES_SCORED_HERE
+            reader = partial(source_of(recipe.source.kind).reader, recipe.source, model.schema)
             most = request.max_rejected_fraction
-            most = model.recipe.preprocess.max_rejected_fraction if most is None else most
+            most = recipe.preprocess.max_rejected_fraction if most is None else most
             with _workers(is_small, progress) as in_threads:
                 counts = predict_raw(
                     model, reader, [request.input], request.output, progress, max_rejected=most, in_threads=in_threads

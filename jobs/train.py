@@ -64,6 +64,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
 
     recipe = request.load_recipe()
     dataset = Dataset.open(request.data)
+    dataset.require_source(recipe)
     if request.resume and not is_vacant(request.output):
         RunFolder.open(request.output)
     else:

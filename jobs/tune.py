@@ -11,7 +11,7 @@ from rayrec.common.files import write_atomically
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe, RecipeContent, dump_recipe
 from rayrec.storage.location import Folder, location
-from tune.check import check_space, require_decisions, searchable_space, trial_recipe
+from tune.check import check_space, require_comparable, require_decisions, searchable_space, trial_recipe
 from tune.settings import Scheduler, Search, SweepSettings, owned_folder
 from tune.space import Space, load_space
 
@@ -106,14 +106,16 @@ def run(request: TuneRequest, progress: Progress) -> Result:
         train=train_trial,
     )
     # Before Ray starts: a mistake is answered at once.
-    Dataset.open(settings.dataset)
-    with owned_folder(settings, request.resume), ray_session(progress=progress):
-        from tune.sweep import run_sweep
+    dataset = Dataset.open(settings.dataset)
+    with owned_folder(settings, request.resume):
+        require_comparable(searchable_space(settings.space, settings.search, settings.trials), recipe, dataset)
+        with ray_session(progress=progress):
+            from tune.sweep import run_sweep
 
-        outcomes = run_sweep(settings, concurrent=request.concurrent, resume=request.resume, progress=progress)
-        found = []
-        if request.confirm:
-            found = confirm(settings, outcomes, request.confirm, concurrent=request.concurrent, progress=progress)
+            outcomes = run_sweep(settings, concurrent=request.concurrent, resume=request.resume, progress=progress)
+            found = []
+            if request.confirm:
+                found = confirm(settings, outcomes, request.confirm, concurrent=request.concurrent, progress=progress)
     progress.finish()
     best = _tuned_recipe(settings, outcomes, found)
     confirmed = confirmation_table(settings, found) if found else []

@@ -10,6 +10,7 @@ from typing import Any
 
 from rayrec.common.errors import ConfigError
 from rayrec.config import TrainConfig
+from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, RecipeContent
 from tune.settings import Scheduler, Search
 from tune.space import Assignment, Parameter, Scalar, Space
@@ -67,6 +68,38 @@ def require_decisions(search: Search, scheduler: Scheduler, trials: int, train: 
             "--search pbt: needs at least two trials that exchange checkpoints at evaluations; give --trials 4 and "
             "--set train.evaluations_per_epoch=4"
         )
+
+
+def require_comparable(space: Space, recipe: RecipeContent, dataset: Dataset) -> None:
+    """Raise ConfigError if a trial on the dataset would come to no evaluation, or to none that tells trials apart."""
+    base = recipe.resolve()
+    dataset.require_source(base)
+    name = base.train.evaluation_split
+    if name not in dataset.evaluation_splits:
+        raise ConfigError(
+            f"train.evaluation_split: {dataset.folder} has no rows in split '{name}' to choose by; preprocess it with "
+            "one, or choose by another with --set train.evaluation_split=test"
+        )
+    split = dataset.split(name)
+    if split.positives in (0, split.rows) and not base.source.gives_interactions:
+        raise ConfigError(
+            f"train.evaluation_split: every label of split '{name}' of {dataset.folder} is "
+            f"{split.positives / split.rows:.0f}, which tells no trials apart; preprocess it with another split"
+        )
+
+    def require_evaluation(recipe: Recipe) -> None:
+        train, rows = recipe.train, dataset.split("train").rows
+        batches = train.steps_per_epoch(rows)
+        if batches == 0:
+            raise ConfigError(f"train.global_batch_size: {rows:,} rows of split 'train' fill no batch; lower it")
+        first = -(-batches // max(1, min(train.evaluations_per_epoch, batches)))
+        if train.max_steps is not None and train.max_steps < first:
+            raise ConfigError(
+                f"train.max_steps: a trial of {train.max_steps} steps ends before its first evaluation, after "
+                f"{first}; raise it, or train.evaluations_per_epoch"
+            )
+
+    check_space(space, recipe, require_evaluation)
 
 
 def check_space(space: Space, recipe: RecipeContent, also: Callable[[Recipe], None] = lambda recipe: None) -> None:

@@ -17,7 +17,7 @@ from rayrec.common.progress import Progress
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
 from rayrec.training.run.folder import CHECKPOINTS_FOLDER
-from rayrec.training.run.preflight import evaluation_split, require_parts, require_trainable, resolve_device
+from rayrec.training.run.preflight import require_parts, require_trainable, resolve_device
 from tune.check import check_space, searchable_space
 from tune.exchange import EXCHANGE_FOLDER
 from tune.settings import SweepSettings
@@ -109,12 +109,6 @@ def _check(settings: SweepSettings, base: Recipe, dataset: Dataset) -> None:
 
     from rayrec.models.registry import build_model
 
-    split = evaluation_split(base, dataset)
-    if split != base.train.evaluation_split:
-        raise ConfigError(
-            f"train.evaluation_split: {dataset.folder} has no rows in split '{base.train.evaluation_split}' to choose "
-            "by; preprocess it with one, or choose by another with --set train.evaluation_split=test"
-        )
     device = resolve_device(base.train.device, gpus=ray.cluster_resources().get("GPU", 0))
     require_parts(base.train, build_model(base.model, dataset.schema, device="meta"))
     check_space(settings.space, settings.recipe, lambda recipe: require_trainable(recipe, dataset, device))

@@ -249,7 +249,12 @@ def run_phases(
         from jobs.train import suits_this_process
 
         # Phases share a session, unless all that needs one is a large input, for which Spark starts its own.
-        with nullcontext() if suits_this_process(request.load_recipe()) else ray_session(progress=progress):
+        recipe = request.load_recipe()
+        with nullcontext() if (here := suits_this_process(recipe)) else ray_session(progress=progress):
+            if not here:
+                from rayrec.training.driver import device_of_workers
+
+                device_of_workers(recipe)  # a cluster that is too small says so before there is a dataset
             for phase in phases[first:]:
                 progress.finish()
                 progress.message(f"\n{phase.name} -> {location(phase.folder)}")

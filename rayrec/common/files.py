@@ -168,6 +168,10 @@ def is_vacant(path: Path) -> bool:
 
 
 def require_absent(path: Path) -> None:
-    """Raise UserError if `path` exists and is not an empty folder."""
+    """Raise UserError if `path` exists and is not an empty folder, or cannot be made."""
     if not is_vacant(path):
         raise UserError(f"{path}: already exists; give another --output, or remove it first")
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        reason = "may not be written to" if parent.is_dir() else "is no folder"
+        raise UserError(f"{path}: cannot be made, as {parent} {reason}; give another --output")

@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rayrec.common.errors import UserError
+from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import sha256_of
 from rayrec.config import Config
 from rayrec.config.validation import describe_validation_error
 from rayrec.features.schema import STATISTICS_FOLDER, Schema
-from rayrec.recipes import Recipe
+from rayrec.recipes import Recipe, differences
 from rayrec.storage.files import read_bytes, sizes_in, write_json
 from rayrec.storage.staged import fetch
 
@@ -208,6 +208,21 @@ class Dataset:
     def recipe(self) -> Recipe:
         """The recipe with which the dataset was made."""
         return Recipe.model_validate(self.manifest.config)
+
+    def require_source(self, recipe: Recipe, fix: str = "set it back, or preprocess with this recipe") -> None:
+        """Raise ConfigError, which ends with `fix`, if the recipe reads other columns or files than the dataset's own.
+
+        Side tables may lie elsewhere.
+        """
+        made_with, given = (of.source.model_dump(mode="json") for of in (self.recipe, recipe))
+        found = differences(made_with, given, ("source",))
+        # Sources of other kinds have other keys.
+        for key, old, new in sorted(found, key=lambda difference: difference[0] != ("source", "kind")):
+            if key[:2] == ("source", "tables") and key[3:] == ("path",):
+                continue
+            is_long = isinstance(old, dict | list) or isinstance(new, dict | list)
+            now, before = ("is not what", "") if is_long else (f"is {new!r}, but", f" {old!r}")
+            raise ConfigError(f"{'.'.join(key)}: {now} {self.folder} was made with{before}; {fix}")
 
 
 def wrong_size(folder: Path, file: StoredFile, sizes: Callable[[str], int]) -> str | None:

@@ -10,7 +10,7 @@ from rayrec.common.errors import ConfigError, UserError
 from rayrec.ingest.dataset import Dataset, Parent, SourceFile, Times
 from rayrec.preprocessing.vocabularies.counts import Growth
 from rayrec.raw.files import InputFile
-from rayrec.recipes import Recipe, differences
+from rayrec.recipes import Recipe
 from rayrec.storage.files import files_below, new_file
 from rayrec.storage.location import location
 from rayrec.storage.staged import fetch
@@ -51,18 +51,12 @@ def growth_of(
 
 
 def require_same_ids(recipe: Recipe, parent: Dataset) -> None:
-    """Raise ConfigError if the recipe of an extension reads other columns than its parent, or caps tables otherwise.
-
-    Side tables may lie elsewhere.
-    """
-    before, now = (of.model_dump(mode="json", include={"source", "preprocess"}) for of in (parent.recipe, recipe))
-    for key, old, new in differences(before, now):
-        is_path = key[:2] == ("source", "tables") and key[3:] == ("path",)
-        if (key[0] == "source" and not is_path) or key == ("preprocess", "max_table_size"):
-            raise ConfigError(
-                f"{'.'.join(key)}: is {new!r}, but {parent.folder}, which is to be extended, was made with {old!r}; "
-                "set it back, or preprocess all files anew"
-            )
+    """Raise ConfigError if the recipe of an extension reads other columns than its parent, or caps tables otherwise."""
+    fix = "set it back, or preprocess all files anew"
+    parent.require_source(recipe, fix)
+    old, new = (getattr(of.preprocess, "max_table_size", None) for of in (parent.recipe, recipe))
+    if new != old:
+        raise ConfigError(f"preprocess.max_table_size: is {new!r}, but {parent.folder} was made with {old!r}; {fix}")
 
 
 def facts_of(parent: Dataset) -> dict[str, Any]:

@@ -77,6 +77,12 @@ def registered_folder(uri: str, staging: Path) -> str:
         return str(fetched)
 
 
+def require_registry(server: str | None) -> None:
+    """Raise what `register` would raise if no server is known or the server does not answer."""
+    with mlflow_at(server) as mlflow:
+        mlflow.MlflowClient().search_registered_models(max_results=1)
+
+
 def register(folder: Path, name: str, server: str | None, run: str | None) -> str:
     """Make a model folder the next version of a registered model, which may be a new one; returns the version.
 

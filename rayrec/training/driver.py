@@ -94,7 +94,7 @@ def train(
     from rayrec.models.registry import build_model
 
     output = output.absolute()
-    device = "cpu" if in_this_process else _workers_device(recipe)
+    device = "cpu" if in_this_process else device_of_workers(recipe)
     require_trainable(recipe, dataset, device)
     model = build_model(recipe.model, dataset.schema, device="meta")
     require_parts(recipe.train, model)
@@ -136,7 +136,7 @@ def evaluate(
     They are computed by the recipe's workers, in a Ray session, or in this process, without one and on all its CPUs.
     `fill` puts the weights into each worker's part of the model, in place; it travels to the workers by pickle.
     """
-    device = "cpu" if in_this_process else _workers_device(recipe)
+    device = "cpu" if in_this_process else device_of_workers(recipe)
     require_evaluable(recipe, dataset)
     progress = progress or SilentProgress()
     progress.stage(f"evaluating on {split}", dataset.split(split).rows)
@@ -158,7 +158,7 @@ def fill_from_checkpoint(checkpoint: Path, model: "ParallelModel") -> None:
     load_state({"model": model.state_dict()}, checkpoint)
 
 
-def _workers_device(recipe: Recipe) -> DeviceName:
+def device_of_workers(recipe: Recipe) -> DeviceName:
     """The device of the recipe's workers. Raises SmallClusterError where the cluster has room for too few."""
     import ray
 

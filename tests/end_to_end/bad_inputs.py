@@ -246,6 +246,12 @@ FILES = [
         "full: already exists; give another --output, or remove it first",
     ),
     BadInput(
+        "output below a file",
+        "report dataset --output good.tsv/out",
+        1,
+        "good.tsv/out: cannot be made, as good.tsv is no folder; give another --output",
+    ),
+    BadInput(
         "URI of an unknown kind",
         "train dlrm-criteo-debug --data foo://bucket/dataset --output run",
         1,
@@ -295,6 +301,26 @@ FILES = [
         "train dlrm-criteo-debug --data nowhere --output run",
         1,
         "nowhere: no such folder; give the output of `rayrec preprocess`",
+    ),
+    BadInput(
+        "dataset of another source",
+        "train neumf-ml-1m-debug --data dataset --output run",
+        2,
+        "source.kind: is 'interactions', but dataset was made with 'criteo'; set it back, or preprocess with this "
+        "recipe",
+    ),
+    BadInput(
+        "split that the dataset does not have",
+        f"{TRAIN} --set train.evaluation_split=tset",
+        2,
+        "train.evaluation_split: dataset has no split 'tset'; did you mean 'test'?",
+    ),
+    BadInput(
+        "search without rows to choose by",
+        f"{TUNE} run",
+        2,
+        "train.evaluation_split: dataset has no rows in split 'validation' to choose by; preprocess it with one, or "
+        "choose by another with --set train.evaluation_split=test",
     ),
     BadInput(
         "dataset unfinished",

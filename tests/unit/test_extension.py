@@ -255,7 +255,7 @@ def test_the_same_rows_are_refused(days: list[Dataset], tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "another cap": ({"max_table_size": 10}, r"^preprocess.max_table_size: is 10, but .*, was made with None; set it"),
+    "another cap": ({"max_table_size": 10}, r"^preprocess.max_table_size: is 10, but .* was made with None; set it"),
 }
 
 
@@ -271,7 +271,7 @@ def test_another_source_is_refused(days: list[Dataset], tmp_path: Path) -> None:
     file = write_csv(tmp_path / "5.csv", rows_of_day(5))
     made = recipe()
     other = made.model_copy(update={"source": made.source.model_copy(update={"label": "page"})})
-    with pytest.raises(ConfigError, match=r"^source.label: is 'page', but .*, was made with 'click'; set it back"):
+    with pytest.raises(ConfigError, match=r"^source.label: is 'page', but .* was made with 'click'; set it back"):
         preprocessing(other, {None: [str(file)]}, tmp_path / "output", days[-1])
 
 

@@ -1,6 +1,9 @@
 """Search spaces: what is drawn, what it makes of a recipe, and what is refused before a trial starts."""
 
+import dataclasses
 import random
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -9,8 +12,10 @@ import pytest
 from jobs.tune import TuneRequest
 from rayrec.common.errors import ConfigError
 from rayrec.common.plugins import MODELS
+from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import load_recipe, read_recipe
-from tune.check import check_space, combinations, default_assignment, trial_recipe
+from tests.builders import make_dataset
+from tune.check import check_space, combinations, default_assignment, require_comparable, trial_recipe
 from tune.search import draw
 from tune.space import load_space, parse_space
 
@@ -151,6 +156,35 @@ def test_a_wrong_space_is_refused_before_the_first_trial(text: str, message: str
     with pytest.raises(ConfigError) as raised:
         check_space(parse_space("s.yaml", text), read_recipe(DEBUG))
     assert message in str(raised.value)
+
+
+def _labelled(dataset: Dataset, split: str, positives: float) -> Dataset:
+    """The same dataset with another number of positives in a split."""
+    splits = dataset.manifest.splits
+    changed = {**splits, split: splits[split].model_copy(update={"positives": positives})}
+    return dataclasses.replace(dataset, manifest=dataset.manifest.model_copy(update={"splits": changed}))
+
+
+def test_trials_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "data", {"train": 2_000, "validation": 100})
+    batch, steps = "train.global_batch_size", "train.max_steps"
+    space = parse_space("s.yaml", f"{batch}: {{choice: [512, 1024]}}")
+    require_comparable(space, read_recipe(DEBUG), dataset)
+    # An epoch has four batches of 512 rows at most.
+    require_comparable(space, read_recipe(DEBUG, (f"{steps}=4",)), dataset)
+    wrong = [
+        (dataset, (f"{steps}=3", "train.ingest.drop_last=false"), rf"512: {steps}: a trial of 3 .* after 4; raise it"),
+        (dataset, (f"{steps}=3", "train.evaluations_per_epoch=2"), None),
+        (_labelled(dataset, "validation", 0.0), (), r"every label of split 'validation' of .* is 0"),
+        (_labelled(dataset, "validation", 100.0), (), r"every label of split 'validation' of .* is 1"),
+        (dataset, ("train.evaluation_split=test",), r"no rows in split 'test' to choose by"),
+        (dataset, ("source.label=clicked",), r"^source.label: is 'clicked', but .* was made with 'label'; set it back"),
+    ]
+    for found, overrides, message in wrong:
+        with pytest.raises(ConfigError, match=message) if message else nullcontext():
+            require_comparable(space, read_recipe(DEBUG, overrides), found)
+    with pytest.raises(ConfigError, match=rf"{batch}: 2,000 rows of split 'train' fill no batch"):
+        require_comparable(parse_space("s.yaml", f"{batch}: {{choice: [4096]}}"), read_recipe(DEBUG), dataset)
 
 
 FOUR, ONE = ("train.evaluations_per_epoch=4",), ("train.epochs=1",)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from rayrec.common.errors import ConfigError
+from rayrec.common.errors import ConfigError, did_you_mean
 from rayrec.config import TrainConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
@@ -25,6 +25,10 @@ def resolve_device(wanted: Literal["auto", "cpu", "cuda"], *, gpus: float) -> De
 def require_trainable(recipe: Recipe, dataset: Dataset, device: DeviceName) -> None:
     """Raise ConfigError where the recipe cannot train on the dataset with workers on `device`."""
     train = recipe.train
+    # The usual names may be those of defaults.
+    if (name := train.evaluation_split) not in {*dataset.manifest.splits, "validation", "test"}:
+        hint = did_you_mean(name, dataset.evaluation_splits, "it has")
+        raise ConfigError(f"train.evaluation_split: {dataset.folder} has no split '{name}'; {hint}")
     evaluation_split(recipe, dataset)
     require_evaluable(recipe, dataset)
     if train.negatives is not None:
