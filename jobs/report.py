@@ -110,24 +110,31 @@ def _dataset(request: ReportRequest, progress: Progress) -> _Report:
 
     dataset = Dataset.open(request.source)
     other = Dataset.open(request.against) if request.against is not None else None
-    found = profile(dataset, progress)
     metrics: dict[str, dict[str, float | None]] = {
-        name: {"rows": split.rows, "label_rate": split.label_rate} for name, split in found.splits.items()
+        name: {"rows": split.rows, "label_rate": split.positives / split.rows if split.labelled else None}
+        for name, split in dataset.manifest.splits.items()
+        if split.rows
     }
-    rejected, rows = sum(reason.rows for reason in found.rejected), sum(s.rows for s in found.splits.values())
+    rejected, rows = sum(dataset.manifest.rejected.values()), sum(s.rows for s in dataset.manifest.splits.values())
+    features = [feature.name for feature in dataset.schema.features]
     flat = {
         **flat_metrics(metrics, None),
         "rows": rows,
         "rejected_rows": rejected,
         "rejected_share": rejected / (rejected + rows) if rejected + rows else None,
-        **{f"{feature.name}.missing_share": feature.missing_share for feature in found.features},
+        **{f"{name}.missing_share": None for name in features},
+        **({"drifted_features": None, **{f"{name}.drift": None for name in features}} if other is not None else {}),
     }
+    # Before rows are read: a mistake is answered at once.
+    _checked(request, flat)
+    found = profile(dataset, progress)
+    flat |= {f"{feature.name}.missing_share": feature.missing_share for feature in found.features}
     against = None
     if other is not None:
         progress.stage("drift")
         drift, unlike = drift_between(dataset, other)
-        features = [feature.as_json() for feature in drift]
-        against = {"dataset": location(other.folder), "features": features, "not_compared": unlike}
+        drifts = [feature.as_json() for feature in drift]
+        against = {"dataset": location(other.folder), "features": drifts, "not_compared": unlike}
         flat["drifted_features"] = sum(feature.has_drifted for feature in drift)
         flat |= {f"{feature.name}.drift": feature.index for feature in drift}
     times, recipe = dataset.manifest.times, dataset.recipe
