@@ -20,6 +20,7 @@ from rayrec.common.progress import SilentProgress
 from rayrec.config.preprocess import ColumnSplitConfig, HashSplitConfig, SplitConfig
 from rayrec.config.table import FileFormat
 from rayrec.features.string_hash import hash_string
+from rayrec.features.text_forms import in_form
 from rayrec.ingest.dataset import Dataset, SourceFile
 from rayrec.preprocessing import extract
 from rayrec.preprocessing.extract import pieces_of
@@ -124,6 +125,16 @@ def test_a_random_split_depends_on_the_numbers_of_rows_alone(files: dict[str, Pa
         assert found == {name: [n for n in rows if n not in bad] for name, rows in expected.items()}
 
 
+def test_a_value_of_two_spellings_is_in_one_split(tmp_path: Path) -> None:
+    split, path = HashSplitConfig(test=0.5), tmp_path / "log.csv"
+    users = [str(n % 37) for n in range(ROWS)]
+    found = []
+    for spelled in (users, [f"{user}.0" if n % 2 else user for n, user in enumerate(users)]):
+        csv.write_csv(TABLE.set_column(2, "user", pa.array(spelled)), path)
+        found.append(divided(path, split, "user"))
+    assert found[0] == found[1] and found[0]["test"]
+
+
 def test_files_of_one_name_are_dealt_differently(tmp_path: Path) -> None:
     days = [tmp_path / day / "log.csv" for day in ("a", "b")]
     for path in days:
@@ -164,6 +175,7 @@ TEXTS = st.one_of(st.text(max_size=9), st.integers(-(2**70), 2**70).map(str), st
 @given(st.lists(TEXTS))
 def test_numbers_of_groups(texts: list[str]) -> None:
     def number(text: str) -> int:
+        text = in_form(pa.array([text], pa.string()), "number")[0].as_py()
         is_integer = text.removeprefix("-").isascii() and text.removeprefix("-").isdigit() and str(int(text)) == text
         if is_integer and -(2**63) <= int(text) < 2**63:
             return int(text)

@@ -29,6 +29,7 @@ from rayrec.config.preprocess import (
     seconds_of,
 )
 from rayrec.features.string_hash import by_distinct_text
+from rayrec.features.text_forms import in_form
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.extract import ExtractedChunk, pieces_of
 from rayrec.preprocessing.numbers.fit import Number, summarize
@@ -102,13 +103,14 @@ class RowDivision:
         return {name: rows.filter(pa.array(places == SPLIT_ORDER.index(name))) for name in self.names}
 
     def _hashes(self, values: pa.Array) -> NDArray[np.uint64]:
-        """(n,) hashes of the texts of n values."""
+        """(n,) hashes of the texts of n values, which are those of numbers where they are numbers: `7.0` is `7`."""
 
         def hash_texts(texts: pa.Array) -> NDArray[np.int64]:
             return self._hashes_of([text.encode() for text in texts.to_pylist()]).view(np.int64)
 
         (missing,) = self._hashes_of([b""]).view(np.int64)
-        return by_distinct_text(values.cast(pa.string()), hash_texts, int(missing)).view(np.uint64)
+        texts = in_form(values.cast(pa.string()), "number")
+        return by_distinct_text(texts, hash_texts, int(missing)).view(np.uint64)
 
     def _hashes_of(self, values: Sequence[bytes]) -> NDArray[np.uint64]:
         digests = map(xxh64_intdigest, values, repeat(self.seed & (2**64 - 1)))
