@@ -86,19 +86,17 @@ class RawBlock:
     """Line of each row in the chunk, from 1."""
     num_lines: int
     """Lines of the block, good and bad."""
-    text: bytes
-    """The block itself: whole lines; empty for files that are not text."""
     rejected: pa.Table
     """Bad rows with the columns of `REJECTED_SCHEMA`; lines count from the chunk's first."""
 
 
-def blocks_of(chunk: Chunk, parsed: Iterable[tuple[bytes, ParsedLines]], header_lines: int = 0) -> Iterator[RawBlock]:
-    """The blocks of a chunk, from the text of each and what a parser made of it.
+def blocks_of(chunk: Chunk, parsed: Iterable[ParsedLines], header_lines: int = 0) -> Iterator[RawBlock]:
+    """The blocks of a chunk, from what a parser made of each.
 
-    `header_lines` are at the beginning of the first text; the parser has not seen them, but they count as lines.
+    `header_lines` are at the beginning of the first; the parser has not seen them, but they count as lines.
     """
     first_line = 1
-    for text, lines in parsed:
+    for lines in parsed:
         start = first_line + header_lines
         cells = [lines.rejected_cells.get(line) for line in lines.rejected_positions.tolist()]
         rejected = pa.table(
@@ -112,7 +110,7 @@ def blocks_of(chunk: Chunk, parsed: Iterable[tuple[bytes, ParsedLines]], header_
             ],
             schema=REJECTED_SCHEMA,
         )
-        yield RawBlock(lines.rows, lines.positions + start, header_lines + lines.num_lines, text, rejected)
+        yield RawBlock(lines.rows, lines.positions + start, header_lines + lines.num_lines, rejected)
         first_line, header_lines = start + lines.num_lines, 0
 
 
@@ -120,9 +118,9 @@ def text_blocks(chunk: Chunk, parse: Callable[[bytes], ParsedLines], *, has_head
     """The blocks of a chunk of a text file, a few megabytes each, of which `parse` reads all lines but the header's."""
     is_headed = has_header and chunk.start == 0
 
-    def parsed() -> Iterator[tuple[bytes, ParsedLines]]:
+    def parsed() -> Iterator[ParsedLines]:
         for index, text in enumerate(read_lines(chunk)):
-            yield text, parse(text.partition(b"\n")[2] if is_headed and index == 0 else text)
+            yield parse(text.partition(b"\n")[2] if is_headed and index == 0 else text)
 
     return blocks_of(chunk, parsed(), header_lines=int(is_headed))
 

@@ -70,7 +70,7 @@ class TableReader:
         layout = self.layouts[chunk.file_index]
         has_label = self.types.label_column in layout.columns.names
         types = self.types if has_label else replace(self.types, label=None)
-        parsed = ((text, types.parse(cells)) for text, cells in layout.read(chunk, types.wanted))
+        parsed = (types.parse(cells) for _, cells in layout.read(chunk, types.wanted))
         return blocks_of(chunk, parsed, layout.header_lines if chunk.start == 0 else 0)
 
     def count_lines(self, chunk: Chunk) -> int:

@@ -48,12 +48,12 @@ class InteractionReader:
         return text_blocks(chunk, lambda data: parse_lines(data, layout), has_header=layout.has_header)
 
 
-def _read_parquet(chunk: Chunk, layout: FileLayout) -> Iterator[tuple[bytes, ParsedLines]]:
+def _read_parquet(chunk: Chunk, layout: FileLayout) -> Iterator[ParsedLines]:
     """The rows of the row groups that begin in the chunk's bytes."""
     schema = read_layout(chunk.file).columns
     names = [None if position is None else schema.names[position] for position in layout.columns]
     for batch in read_row_groups(chunk, [name for name in names if name is not None]):
-        yield b"", _parse_batch(batch, names)
+        yield _parse_batch(batch, names)
 
 
 def _parse_batch(batch: pa.RecordBatch, names: Sequence[str | None]) -> ParsedLines:
