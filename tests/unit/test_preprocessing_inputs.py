@@ -50,6 +50,12 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str | None, list[str]], type[UserE
     "days: nothing else": ({"split": DAY}, {None: ["day_10"]}, UserError, "held-out day is the only input"),
     "days: twice": ({"split": DAY}, {None: ["day_*", "other/day_1.gz"]}, UserError, "the same day as"),
     "day_random": ({"order": "day_random"}, {None: ["train.tsv"]}, UserError, "preprocess.order: day_random needs"),
+    "day_random by time": (
+        {"order": "day_random", "split": {"kind": "time"}},
+        {None: ["day_*"]},
+        ConfigError,
+        "preprocess.order: 'day_random' does not suit preprocess.split.kind 'time'",
+    ),
     "files: unnamed": ({"split": FILES}, {None: ["train.tsv"]}, ConfigError, "name its split"),
     "files: no train": ({"split": FILES}, {"test": ["test.tsv"]}, ConfigError, "add train=PATH"),
     "files: a folder's name": (

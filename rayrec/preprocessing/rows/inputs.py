@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.config.preprocess import DaySplitConfig, FileSplitConfig, RowsPreprocessConfig
+from rayrec.config.preprocess import DaySplitConfig, FileSplitConfig, RowsPreprocessConfig, TimeSplitConfig
 from rayrec.ingest.dataset import COUNTS_FOLDER, REJECTED_FOLDER, VOCABULARY_FOLDER
 from rayrec.raw.files import InputFile, list_inputs
 
@@ -79,6 +79,11 @@ def _check_days(config: RowsPreprocessConfig, entries: Sequence[tuple[InputFile,
     split, order = config.split, config.order
     if not isinstance(split, DaySplitConfig) and order != "day_random":
         return
+    if order == "day_random" and isinstance(split, TimeSplitConfig):
+        raise ConfigError(
+            "preprocess.order: 'day_random' does not suit preprocess.split.kind 'time', which cuts through the files "
+            "of days; use total_random, or input"
+        )
     setting = "preprocess.split.kind: day" if isinstance(split, DaySplitConfig) else "preprocess.order: day_random"
     seen: dict[int, str] = {}
     for file, _, day in entries:
