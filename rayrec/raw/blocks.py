@@ -49,6 +49,12 @@ class Reason(StrEnum):
     EMPTY = "no user or no item"
     KEY = "no value in a column that needs one"
     LIST = "not (user,item) and its negatives"
+    NO_LABEL = "no label"
+    HEADER = "header repeated"
+
+
+LEFT_OUT = frozenset({Reason.NO_LABEL, Reason.HEADER})
+"""Reasons of lines that are left out though nothing is wrong with them: they do not count as bad rows."""
 
 
 @dataclass(frozen=True)

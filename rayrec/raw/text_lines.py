@@ -54,6 +54,11 @@ class TextLines:
         """(n,) how often a byte occurs in each line."""
         return np.diff(np.searchsorted(np.flatnonzero(self.raw == byte), self.ends), prepend=0)
 
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(n,) the bytes of each line, without the newline."""
+        return self.ends - self.starts
+
     def line(self, number: int | np.integer) -> bytes:
         """A line without the newline."""
         return self.data[self.starts[number] : self.ends[number]]

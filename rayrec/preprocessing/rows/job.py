@@ -75,7 +75,12 @@ class RowsJob:
         required = [name for name in (source.group, source.candidate, by_time) if name is not None]
         lengths = self._plan.list_lengths
         self._reader = log.reader(
-            self._plan.read, source.label, weight=source.weight, required=required, list_lengths=lengths
+            self._plan.read,
+            source.label,
+            weight=source.weight,
+            required=required,
+            list_lengths=lengths,
+            null_values=source.null_values,
         )
         self._readers = {
             table.name: table_reader(

@@ -33,7 +33,8 @@ class DelimitedLayout:
     separator: str
     has_quotes: bool
     null_values: tuple[str, ...]
-    has_header: bool
+    header: bytes | None
+    """The first line, without what ends it, where it names the columns; None if it is a row."""
 
     @property
     def columns(self) -> pa.Schema:
@@ -41,11 +42,11 @@ class DelimitedLayout:
 
     @property
     def header_lines(self) -> int:
-        return int(self.has_header)
+        return int(self.header is not None)
 
     def read(self, chunk: Chunk, wanted: Collection[str]) -> Iterator[tuple[bytes, Cells]]:
         """The text of each block with its rows, without the header; every column is text."""
-        is_headed = self.has_header and chunk.start == 0
+        is_headed = self.header is not None and chunk.start == 0
         for text in read_data_lines(chunk):
             yield text, self.split(text.partition(b"\n")[2] if is_headed else text, wanted)
             is_headed = False
@@ -60,6 +61,10 @@ class DelimitedLayout:
         lines.reject(count + 1 != len(self.names), Reason.COLUMNS)
         if unclosed is not None:
             lines.reject(unclosed, Reason.QUOTE)
+        if self.header and self.header in data:  # as where files were joined to one
+            again = original.starts[original.lengths == len(self.header)]
+            again = again[[original.data.startswith(self.header, start) for start in again]]
+            lines.reject(np.searchsorted(original.starts, again), Reason.HEADER)
         names = [name for name in self.names if name in wanted]
         fields = split_fields(
             lines.bytes_of(lines.good),
@@ -139,12 +144,13 @@ def read_layout(file: InputFile, text_format: FileFormat, optional: Collection[s
     given = text_format.header
     if given is None:
         names = _names(file, fields, text_format)
-        return DelimitedLayout(names, separator, text_format.quote, text_format.null_values, has_header=True)
+        return DelimitedLayout(names, separator, text_format.quote, text_format.null_values, line.encode())
     shorter = tuple(name for name in given if name not in optional)
     fields = fields or []
     is_headed = set(shorter) <= set(fields) <= set(given) and len(set(fields)) == len(fields)
     names = tuple(fields) if is_headed else shorter if len(fields) == len(shorter) else given
-    return DelimitedLayout(names, separator, text_format.quote, text_format.null_values, is_headed)
+    header = line.encode() if is_headed else None
+    return DelimitedLayout(names, separator, text_format.quote, text_format.null_values, header)
 
 
 def _first_line(file: InputFile) -> str | None:
