@@ -1,7 +1,7 @@
 """Finds the label of a table, and what each row's is."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ LABEL_NAMES = frozenset({
     "isconversion", "isconverted", "purchase", "purchased", "ispurchase", "bought", "buy", "liked", "like", "islike",
     "isliked", "response", "outcome", "ctr", "cvr", "engaged",
 })  # fmt: skip
+_CONDITION = re.compile(r"\s*(?P<column>.+?)\s*(?P<sign>>=|==|=|>|<=|<)\s*(?P<value>.+?)\s*")
 _SHOWN = 5
 
 
@@ -39,6 +40,12 @@ class Label:
 def squeezed(name: str) -> str:
     """A name in lower case without what stands between its words: `Is_Click` becomes `isclick`."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def column_of_label(given: str, names: Collection[str]) -> str | None:
+    """The one of `names` that a label, a column or a condition, speaks of; None if it is not there."""
+    found = _CONDITION.fullmatch(given)
+    return next((n for n in (given, found["column"] if found else given) if n in names), None)
 
 
 def find_label(columns: Mapping[str, Column], given: str | None) -> Label:
@@ -73,7 +80,7 @@ def _given_label(columns: Mapping[str, Column], given: str) -> Label:
                 f"condition, such as --label '{given}{_example(column)}'"
             )
         return _two_valued(column, "given")
-    found = re.fullmatch(r"\s*(?P<column>.+?)\s*(?P<sign>>=|==|=|>|<=|<)\s*(?P<value>.+?)\s*", given)
+    found = _CONDITION.fullmatch(given)
     name = found["column"] if found else given
     if name not in columns:
         raise ConfigError(f"--label {given}: no column '{name}'; {did_you_mean(name, columns, 'columns:')}")

@@ -38,7 +38,7 @@ def inspect_table(
     recipe says it was written by. Raises UserError.
     """
     files = list_inputs(paths)
-    form = recognize(files[0])
+    form = recognize(files[0], label)
     sample = sample_rows(files, form.settings, rows, seed)
     if not sample.rows.num_rows:
         raise UserError(f"{files[0].name}: no rows; give files with rows")

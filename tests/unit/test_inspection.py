@@ -475,11 +475,16 @@ def test_no_feature_is_an_error(inspect: Inspect) -> None:
         ('a,b\n"1,5",2\n', {}),
         ('a,b\n5" disk,2\n3" disk,2\n', {"quote": False}),
         (",b\n1,2\n", {}),
+        ("a,b,7,a,,\n1,2,3,4,,\n", {}),
+        ("a,b\na,b\n1,2\na,b\n", {}),
+        ("2024-05-01,x\n2024-05-02,y\n", {"header": ("c1", "c2")}),
+        ("NA,4,x\n2,4,y\n", {"header": ("c1", "c2", "c3")}),
+        ("1,clicked\n0,clicked\n", {}),
     ],
 )
 def test_form_of_delimited_files(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
     (tmp_path / "table.csv").write_text(text)
-    form = recognize(list_inputs([str(tmp_path / "table.csv")])[0])
+    form = recognize(list_inputs([str(tmp_path / "table.csv")])[0], "clicked=1")
     assert form.settings.model_dump(exclude_defaults=True) == expected
     assert form.has_names == ("header" not in expected)
 
