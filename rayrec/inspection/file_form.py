@@ -13,6 +13,7 @@ from rayrec.inspection.columns import NULL_WORDS
 from rayrec.inspection.label import column_of_label
 from rayrec.raw.files import Chunk, InputFile, read_lines
 from rayrec.raw.table import format_of
+from rayrec.raw.tables.delimited import first_line
 
 _SEPARATORS = "\t,;|"
 _LINES = 200
@@ -64,6 +65,7 @@ def recognize(file: InputFile, label: str | None = None) -> FileForm:
 
 
 def _first_lines(file: InputFile) -> list[str]:
+    first_line(file)  # refuses what is no text
     block = next(read_lines(Chunk(file, 0, 0, None if file.packing else min(file.bytes, 2**20))), b"")
     try:
         lines = [line.decode().removesuffix("\r") for line in block.split(b"\n")[:_LINES]]

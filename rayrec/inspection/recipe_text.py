@@ -139,16 +139,10 @@ def _feature_lines(decisions: Sequence[Decision]) -> list[str]:
     for decision in decisions:
         for number, rule in enumerate(decision.rules):
             content = {"columns": decision.column.name, **rule}
-            lines.append(_line(f"    - {_flow(content)}", _further(decision) if number else decision.reason))
+            lines.append(
+                _line(f"    - {_flow(content)}", f"also as ranges: {decision.further}" if number else decision.reason)
+            )
     return lines
-
-
-def _further(decision: Decision) -> str:
-    missing = decision.column.missing_share
-    why = f"{missing:.0%} of the rows have no value, which a range tells apart" if missing > 0.01 else (
-        "a curve that rises and falls foretells better than a line"
-    )  # fmt: skip
-    return f"also as ranges: {why}"
 
 
 def _rate_lines(roles: Roles, decisions: Sequence[Decision]) -> list[str]:

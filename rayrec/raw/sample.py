@@ -1,7 +1,9 @@
 """A sample of the rows of a table's files, spread over all of them."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -9,13 +11,15 @@ from numpy.typing import NDArray
 
 from rayrec.config.table import FileFormat
 from rayrec.features.raw_values import Values
+from rayrec.raw.blocks import LEFT_OUT
 from rayrec.raw.files import Chunk, InputFile, read_lines
-from rayrec.raw.table import TableFiles, open_table
+from rayrec.raw.table import TableFiles, TableReader, open_table
 from rayrec.raw.tables.cells import Cells, as_text
 from rayrec.raw.tables.parquet import ParquetLayout, RowGroup, open_parquet, row_groups
 
 _PLACES = 64
 """The number of places in large files that are read."""
+_EXAMPLES = 3
 _WHOLE_BYTES = 2**26
 """Files that are smaller together are read whole."""
 
@@ -31,6 +35,33 @@ class Sample:
     """Rows of all files, estimated unless `is_whole`."""
     is_whole: bool
     """Whether every row was read, though perhaps not kept."""
+    table: TableFiles
+    places: Sequence["_Place"]
+    """Where rows were read."""
+
+
+@dataclass
+class LeftOut:
+    """What preprocessing makes of the lines where a sample was read."""
+
+    rows: int = 0
+    """Good rows."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """The other lines by reason."""
+    columns: Counter[str] = field(default_factory=Counter)
+    """Bad values by column."""
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    """The first bad rows, with the columns of `REJECTED_SCHEMA`; `line` is None where it is not known."""
+
+    @property
+    def bad(self) -> int:
+        """Bad rows."""
+        return sum(number for reason, number in self.reasons.items() if reason not in LEFT_OUT)
+
+    @property
+    def share(self) -> float:
+        """The share of bad rows among the rows that are not left out."""
+        return self.bad / max(self.bad + self.rows, 1)
 
 
 @dataclass(frozen=True)
@@ -104,7 +135,26 @@ def sample_rows(files: Sequence[InputFile], table_format: FileFormat, rows: int,
         rows_read += place_rows
     kept.prune()
     total_rows = rows_read if is_whole else round(rows_read * total_bytes / max(bytes_read, 1))
-    return Sample(_concat(kept.parts, table.columns), bytes_read, total_rows, is_whole)
+    return Sample(_concat(kept.parts, table.columns), bytes_read, total_rows, is_whole, table, places)
+
+
+def read_again(sample: Sample, reader: TableReader) -> LeftOut:
+    """Read the places of a sample as preprocessing reads them with the reader."""
+    found = LeftOut()
+    for place in sample.places:
+        texts = lines = 0
+        for block in reader.read(place.chunk):
+            found.rows += block.rows.num_rows
+            found.reasons.update(block.rejected["reason"].to_pylist())
+            found.columns.update(block.rejected["column"].drop_null().to_pylist())
+            for row in block.rejected.to_pylist() if len(found.examples) < _EXAMPLES else ():
+                if row["reason"] not in LEFT_OUT:
+                    found.examples.append({**row, "line": row["line"] if place.chunk.start == 0 else None})
+            texts, lines = texts + len(block.text), lines + block.num_lines
+            if texts >= place.max_bytes or lines >= place.max_rows:
+                break
+    del found.examples[_EXAMPLES:]
+    return found
 
 
 def _bytes_per_row(table: TableFiles) -> int:

@@ -136,7 +136,7 @@ def read_layout(file: InputFile, text_format: FileFormat, optional: Collection[s
 
     A file without a header may lack the columns `optional`, if it lacks all of them. Raises UserError.
     """
-    line = _first_line(file)
+    line = first_line(file)
     if line is None:
         return None
     separator = text_format.separator or ("\t" if "\t" in line else ",")
@@ -153,10 +153,12 @@ def read_layout(file: InputFile, text_format: FileFormat, optional: Collection[s
     return DelimitedLayout(names, separator, text_format.quote, text_format.null_values, header)
 
 
-def _first_line(file: InputFile) -> str | None:
-    """The first line of a file, without what ends it."""
+def first_line(file: InputFile) -> str | None:
+    """The first line of a file, without what ends it; None if the file is empty. Raises UserError."""
     block = next(read_lines(Chunk(file, 0, 0, None if file.packing else min(file.bytes, 1))), b"")
     line = block.partition(b"\n")[0].removesuffix(b"\r")
+    if b"\r" in line:
+        raise UserError(f"{file.name}: its lines end with carriage returns alone; convert these to newlines")
     try:
         return line.decode() if block else None
     except UnicodeDecodeError:
