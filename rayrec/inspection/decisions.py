@@ -411,10 +411,14 @@ def _number(column: Column, reason: str, readings: Mapping[str, Reading]) -> Dec
     clip: dict[str, Any] = {}
     if steps != ["quantile"]:
         low, median, high = np.quantile(scaled, [0.005, 0.5, 0.995])
-        if scaled[0] < median - _FAR_OUT * max(median - low, 1e-9) or (len(sentinels) and sentinels[0] < body[0]):
-            clip["min"] = _yaml_number(body[np.searchsorted(scaled, low)] if scaled[0] < low else body[0])
-        if scaled[-1] > median + _FAR_OUT * max(high - median, 1e-9) or (len(sentinels) and sentinels[-1] > body[-1]):
-            clip["max"] = _yaml_number(body[np.searchsorted(scaled, high)] if scaled[-1] > high else body[-1])
+        if scaled[0] < median - _FAR_OUT * max(median - low, 1e-9):
+            clip["min"] = _yaml_number(body[np.searchsorted(scaled, low)])
+        elif len(sentinels) and sentinels[0] < body[0]:
+            clip["min"] = _yaml_number(body[0])
+        if scaled[-1] > median + _FAR_OUT * max(high - median, 1e-9):
+            clip["max"] = _yaml_number(body[np.searchsorted(scaled, high)])
+        elif len(sentinels) and sentinels[-1] > body[-1]:
+            clip["max"] = _yaml_number(body[-1])
     if clip:
         steps.insert(0, {"op": "clip", **clip})
         reason += "; clipped to where nearly all values lie"
@@ -461,7 +465,7 @@ def _sentinels(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         if len(values) <= 3:
             break
         for end, rest in ((-1, values[:-1]), (0, values[1:])):
-            if abs(values[end] - rest[end]) > max(rest[-1] - rest[0], 1):
+            if values[end] != 0 and abs(values[end] - rest[end]) > max(rest[-1] - rest[0], 1):
                 found.append(values[end])
                 values = rest
                 break

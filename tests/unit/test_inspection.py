@@ -88,6 +88,11 @@ def describe(values: list[Any], name: str = "x", named: bool = True) -> Column:
         ("when_ms", ["1537799250123", "1537799250999"], "time", "ms"),
         ("at", ["14/10/2021", "15/10/2021"], "time", "%d/%m/%Y"),
         ("at", ["10/14/2021 10:00", "12/31/2021 23:59"], "time", "%m/%d/%Y %H:%M"),
+        ("at", ["01/05/2021 12:30 AM", "31/05/2021 01:30 PM"], "time", "%d/%m/%Y %I:%M %p"),
+        ("ts", ["1714521600.000", "1714525620.5"], "time", "s"),
+        ("born", ["1931-05-01", "1987-01-31"], "time", "iso"),
+        ("n", ["517.0", "12", " 7 "], "integer", None),
+        ("flag", ["True", "true", "FALSE"], "text", None),
         ("ratio", ["1/2", "3/4"], "text", None),
         ("version", ["1.2.3", "1.2.4"], "text", None),
     ],
@@ -270,6 +275,86 @@ def test_a_curve_is_found_that_no_line_follows(inspect: Inspect) -> None:
     found = inspect({"x": numbers, "click": clicks_by(4 * numbers**2 - 3)})
     assert [rule["kind"] for rule in decision(found, "x").rules] == ["numeric", "buckets"]
     assert "rises and falls" in found.recipe
+
+
+def test_ordered_integers_of_many_values_are_numbers(inspect: Inspect) -> None:
+    rng = np.random.default_rng(0)
+    rows = 20_000
+    delay = np.round(rng.gamma(1.2, 25, rows) - 20).astype(int)
+    credit = np.where(rng.random(rows) < 0.1, 0, np.round(rng.lognormal(6, 1.4, rows))).astype(int)
+    campaign = np.minimum(rng.geometric(0.4, rows), 60)
+    gate = rng.integers(1_000, 1_400, rows)
+    scores = delay / 40 - (credit == 0) + rng.normal(0, 1.5, 1_400)[gate] - np.log(campaign) / 2 - 2
+    found = inspect({"delay": delay, "credit": credit, "campaign": campaign, "gate": gate, "click": clicks_by(scores)})
+    kinds = {d.column.name: d.kind for d in found.decisions}
+    assert kinds == {"delay": "numeric", "credit": "numeric", "campaign": "numeric", "gate": "categorical",
+                     "click": "label"}  # fmt: skip
+
+
+@pytest.mark.parametrize("sentinel", [-1, -999_999, 999_999_999])
+@pytest.mark.parametrize("share", [0.001, 0.3])
+def test_sentinels_do_not_spoil_a_column(inspect: Inspect, sentinel: int, share: float) -> None:
+    rng = np.random.default_rng(0)
+    is_sentinel = rng.random(ROWS) < share
+    found = inspect({"price": np.where(is_sentinel, sentinel, rng.integers(3, 900, ROWS)), "shop": np.arange(ROWS) % 9})
+    number, *ranges = decision(found, "price").rules
+    assert number["transforms"] == [{"op": "clip", **({"min": 3} if sentinel < 0 else {"max": 899})}, "standardize"]
+    assert f"{sentinel:,}" in decision(found, "price").reason
+    if share == 0.3:  # the sentinel has a range of its own
+        assert {3, sentinel}.intersection(ranges[0]["boundaries"])
+    else:
+        assert not ranges
+
+
+def test_outliers_are_clipped_where_the_others_lie(inspect: Inspect) -> None:
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(50, 10, ROWS).round(3)
+    numbers[:9] = 10.0 ** np.arange(4, 13)
+    rule = decision(inspect({"x": numbers, "shop": np.arange(ROWS) % 9}), "x").rules[0]
+    assert rule["transforms"][1:] == ["standardize"]
+    assert 60 < rule["transforms"][0]["max"] < 100
+
+
+def test_one_odd_value_takes_no_role_away(inspect: Inspect) -> None:
+    rng = np.random.default_rng(0)
+    displays = np.arange(ROWS) // 5
+    start = np.datetime64("2024-03-01T00:00:00")
+    table: dict[str, Any] = {
+        "display_id": [None if i == 77 else v for i, v in enumerate(displays)],
+        "weight": ["?" if i == 78 else v for i, v in enumerate(rng.random(ROWS))],
+        "time": ["soon" if i == 79 else v for i, v in enumerate(start + np.arange(ROWS) * np.timedelta64(9, "m"))],
+        "row": [0, *range(1, ROWS - 1), 5],
+        "price": ["007" if i == 80 else v for i, v in enumerate(rng.integers(10, 900, ROWS))],
+        "shop": np.arange(ROWS) % 9,
+        "click": (np.arange(ROWS) % 5 == rng.integers(5, size=ROWS // 5)[displays]).astype(int),
+    }
+    found = inspect(table)
+    roles = {"display_id": "group", "weight": "weight", "time": "time", "row": "ignored", "price": "feature"}
+    assert {name: decision(found, name).role for name in roles} == roles
+    assert decision(found, "price").kind == "numeric"
+    assert found.left_out.reasons.total() == 3 and found.can_run
+    assert yaml.safe_load(found.recipe)["preprocess"]["split"]["kind"] == "time"
+
+
+@pytest.mark.parametrize(
+    ("values", "warning"),
+    [
+        ([f"{v * 37:,}" for v in range(1, ROWS + 1)], "numbers with a comma between thousands, such as '1,0"),
+        ([f"{v % 90},{v % 7}" for v in range(ROWS)], "numbers with a decimal comma"),
+        ([f"{v % 90} EUR" for v in range(ROWS)], "numbers with a currency sign"),
+        ([f"{v % 90}%" for v in range(ROWS)], "numbers with a percent sign"),
+    ],
+)
+def test_numbers_in_other_dress_are_warned_of(inspect: Inspect, values: list[str], warning: str) -> None:
+    found = inspect({"x": pa.array(values), "shop": pa.array(np.arange(ROWS) % 9)}, parquet=True)
+    (said,) = found.warnings
+    assert said.startswith(f"x: {warning}")
+
+
+def test_a_lost_time_is_said(inspect: Inspect) -> None:
+    weeks = [f"2024-W{i % 50:02d}" for i in range(ROWS)]
+    (said,) = inspect({"created_at": weeks, "shop": np.arange(ROWS) % 9}).warnings
+    assert "'2024-W00'" in said and "the split is at random" in said
 
 
 def test_row_ids_constants_and_empty_columns_are_ignored(inspect: Inspect) -> None:
