@@ -43,7 +43,7 @@ _FEW_COUNTS = 10
 _RANGES, _FINE_RANGES, _MANY_FOR_RANGES = 16, 64, 320
 _FAR_OUT = 10.0
 """Distances from the median to the outermost half per cent of the numbers, beyond which others are outliers."""
-_MOST_SENTINELS = 3
+_MOST_SENTINELS, _ODD_FREQUENCY = 3, 3
 _SENTINEL_SHARE = 0.01
 """Share of rows from which on a number that stands for something else has a range of its own."""
 _ROW_ID_REPEATS = 10.0
@@ -453,21 +453,22 @@ def _ranges(column: Column, **limits: Any) -> dict[str, Any]:
 
 
 def _sentinels(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Numbers that stand for something else, ascending: the one negative number, and those farther out than all others
-    are wide, such as 9999. `numbers` (n,) ascend.
+    """Numbers of several rows that stand for something else: the one negative number if it is much more frequent than
+    the next, and those farther out than all others are wide, such as 9999. `numbers` (n,) and what is returned ascend.
     """
     values, counts = np.unique(numbers, return_counts=True)
     found = []
-    if len(values) > 3 and values[0] < 0 <= values[1] and counts[0] > 1 and values[0] == np.floor(values[0]):
+    if len(values) > 3 and values[0] < 0 <= values[1] and counts[0] > _ODD_FREQUENCY * counts[1]:
         found.append(values[0])
         values, counts = values[1:], counts[1:]
     for _ in range(_MOST_SENTINELS):
         if len(values) <= 3:
             break
         for end, rest in ((-1, values[:-1]), (0, values[1:])):
-            if values[end] != 0 and abs(values[end] - rest[end]) > max(rest[-1] - rest[0], 1):
+            is_far = abs(values[end] - rest[end]) > max(rest[-1] - rest[0], 1)
+            if is_far and counts[end] > 1 and values[end] != 0:
                 found.append(values[end])
-                values = rest
+                values, counts = rest, counts[:-1] if end else counts[1:]
                 break
         else:
             break
