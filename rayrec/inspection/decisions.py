@@ -169,7 +169,7 @@ def decide(
             if decision.role != "time":
                 decision = _without_leak(decision, label, row_time)
             decisions.append(decision)
-    return [_nameable(decision, columns) for decision in _with_a_category(decisions)]
+    return _named(_with_a_category(decisions))
 
 
 def _with_a_category(decisions: Sequence[Decision]) -> list[Decision]:
@@ -190,17 +190,29 @@ def _with_a_category(decisions: Sequence[Decision]) -> list[Decision]:
     return found
 
 
-def _nameable(decision: Decision, columns: Mapping[str, Column]) -> Decision:
-    """The decision with another name for a feature whose table cannot have the column's."""
-    name = decision.column.name
-    if decision.kind not in ("categorical", "list", "buckets") or can_name_a_table(name):
-        return decision
-    other = f"{name.replace('.', '_')}_"
-    while other in columns:
-        other += "_"
-    rules = tuple({**rule, "name": rule.get("name", other).replace(".", "_")} for rule in decision.rules)
-    reason = f"{decision.reason}; named '{other}', as no table can be named '{name}'"
-    return replace(decision, rules=rules, reason=reason)
+def _named(decisions: Sequence[Decision]) -> list[Decision]:
+    """The decisions with names for features that no other feature or column has, and that their tables can have."""
+    columns = {decision.column.name for decision in decisions}
+    used: set[str] = set()
+    found = []
+    for decision in decisions:
+        column, rules = decision.column.name, []
+        for rule in decision.rules:
+            needs_table = rule["kind"] not in ("numeric", "vector")
+            name = rule.get("name", column)
+            while True:
+                made = {f"{name}_{part}" for part in rule["derive"]} if "derive" in rule else {name}
+                is_free = not made & (used | columns - {column})
+                if is_free and (not needs_table or all(map(can_name_a_table, made))):
+                    break
+                name = f"{name.replace('.', '_')}_"
+            used |= made
+            rules.append(rule if name == rule.get("name", column) else {**rule, "name": name})
+        reason = decision.reason
+        if rules and rules[0].get("name", column) != column:
+            reason += f"; named '{rules[0]['name']}', as its own name is taken, or none for a table"
+        found.append(replace(decision, rules=tuple(rules), reason=reason))
+    return found
 
 
 def _decide(

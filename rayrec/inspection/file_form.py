@@ -36,9 +36,9 @@ class FileForm:
 
     def with_null_values(self, words: Sequence[str]) -> "FileForm":
         """The same form of files in which `words` stand for missing values."""
-        if not words or not self.is_delimited:
+        if not words:
             return self
-        reasons = {**self.reasons, "null_values": "they stand among numbers or times"}
+        reasons = {**self.reasons, "null_values": "they stand among numbers, times or labels"}
         return replace(self, settings=self.settings.model_copy(update={"null_values": ("", *words)}), reasons=reasons)
 
 

@@ -151,7 +151,8 @@ def _rate_lines(roles: Roles, decisions: Sequence[Decision]) -> list[str]:
     for decision in decisions if roles.group is not None else ():
         reading, column = decision.auc.get("category"), decision.column
         is_rated = decision.kind == "categorical" and column.distinct >= _RATED_VALUES
-        if is_rated and reading is not None and reading.is_clear:
+        is_free = all(other.column.name != f"rate_{column.name}" for other in decisions)
+        if is_rated and is_free and reading is not None and reading.is_clear:
             why = f"how often rows of the same value are positive, in other lists; AUC {reading.auc:.3f}"
             lines.append(_line(f"    - {_flow({'keys': column.name})}", why))
     return ["  rates:", *lines] if lines else []

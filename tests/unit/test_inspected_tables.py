@@ -37,9 +37,9 @@ TIMES = (START + np.arange(ROWS) * np.timedelta64(3_601, "s")).astype(str).tolis
 EPOCHS = [1_709_251_200 + 3_601 * i for i in range(ROWS)]
 
 UNTIDY: dict[str, list[Any]] = {
-    "numbers with words": every(7, ["unknown", "NA"], list(map(str, AMOUNTS))),
+    "numbers with words": every(7, ["unknown", "NA"], AMOUNTS),
     "numbers with a wrong one": every(400, ["12 or so"], AMOUNTS),
-    "numbers with too many wrong ones": every(9, ["12 or so", "5-6", "n. a. 7", "8?"], list(map(str, AMOUNTS))),
+    "numbers with too many wrong ones": every(9, ["12 or so", "5-6", "n. a. 7", "8?"], AMOUNTS),
     "numbers with infinity": every(50, ["inf"], AMOUNTS),
     "numbers and none": every(3, [None], AMOUNTS),
     "numbers with blanks": [f" {v} " for v in AMOUNTS],
@@ -125,7 +125,7 @@ LABELS: dict[str, list[Any]] = {
     "blanks": [f" {v}" for v in CLICKS],
     "floats": [float(v) for v in CLICKS],
     "words": [("no", "Yes")[v] for v in CLICKS],
-    "some missing": every(4, [None, ""], list(map(str, CLICKS))),
+    "some missing": every(4, [None, "NA", ""], list(map(str, CLICKS))),
     "one wrong": every(500, ["2"], CLICKS),
 }
 
@@ -156,6 +156,7 @@ IGNORED = {"one value", "nothing", "time with many wrong ones"}
 @pytest.mark.parametrize("suffix", WRITERS)
 def test_untidy_columns_together(suffix: str, tmp_path: Path) -> None:
     found = decisions(run(tmp_path, suffix, UNTIDY))
+    assert found["numbers with words"].kind == found["numbers with a wrong one"].kind == "numeric"
     assert {name for name, decision in found.items() if decision.role == "ignored"} == IGNORED
 
 
@@ -166,6 +167,13 @@ def test_an_untidy_column_alone(name: str, tmp_path: Path) -> None:
             run(tmp_path, "csv", {name: UNTIDY[name]})
         return
     run(tmp_path, "csv", {name: UNTIDY[name]})
+
+
+def test_names_that_others_have_or_want(tmp_path: Path) -> None:
+    odd = every(9, [None], AMOUNTS)
+    columns = {"a.b": odd, "a_b": odd, "a_b_range": WORDS, "seen": TIMES, "seen_hour": WORDS, "to.day": TIMES[::-1],
+               "add_module": odd, "x*": WORDS, "xy": odd, "": WORDS, "\u00e9 'q' #: -": WORDS}  # fmt: skip
+    run(tmp_path, "pq", columns)
 
 
 def test_types_of_parquet(tmp_path: Path) -> None:
