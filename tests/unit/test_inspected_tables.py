@@ -12,7 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.inspect import InspectRequest, describe
+from jobs.inspect import run as command
 from rayrec.common.errors import UserError
+from rayrec.common.progress import SilentProgress
 from rayrec.inspection.decisions import Decision
 from rayrec.inspection.table import InspectedTable, inspect_table
 from rayrec.models.registry import build_model
@@ -213,11 +216,28 @@ def test_tables_of_numbers_alone_have_categories_for_the_model(
 
 def test_lines_that_cannot_be_read_are_shown(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
-    path.write_text("color,click\n" + "red,1\nblue,0\ngreen\nred,0\nblue,1\n" * 100)
-    found = inspect_table([str(path)], "click", "wide_deep", 100, "rayrec inspect")
-    assert not found.can_run
-    (warning,) = found.warnings
-    assert "100 of 500 rows are bad" in warning and "table.csv, line 4: wrong column count" in warning
+    path.write_text("color,click\n" + "red,1\nblue,0\ngreen\nred,0\nblue,\n" * 100)
+    request = InspectRequest(path=(str(path),), label="click", output=tmp_path / "recipe.yaml")
+    result = command(request, SilentProgress())
+    rejected = result.details["rejected"]
+    assert (rejected["rows"], rejected["share"]) == (100, 0.25)
+    assert rejected["reasons"] == {"wrong column count": 100, "no label": 100}
+    assert [row["line"] for row in rejected["examples"]] == [4, 9, 14]
+    assert result.details["next"] is None
+    assert f"{path}, line 4: wrong column count" in describe(result) and "rayrec run" not in describe(result)
     path.write_text('color,click\n"dark\nred",1\n"sky\nblue",0\n')
     with pytest.raises(UserError, match=r"no row can be read: 4 of 4 .*line 2: double quotes that are not closed"):
         inspect_table([str(path)], "click", "wide_deep", 100, "rayrec inspect")
+
+
+def test_of_large_files_bad_rows_are_counted_where_the_sample_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayrec.raw.sample._WHOLE_BYTES", 2**12)
+    path = tmp_path / "table.csv"
+    path.write_text("color,click\n" + "red,1\nblue,0\nred,0\nblue,1\nred,perhaps\n" * 40_000)
+    found = inspect_table([str(path)], "click=1", "wide_deep", 500, "rayrec inspect")
+    assert not found.sample.is_whole and not found.left_out.reasons
+    path.write_text("color,click\n" + "red,1\nblue,0\nred,0\nblue,1\ngreen\n" * 40_000)
+    found = inspect_table([str(path)], "click", "wide_deep", 500, "rayrec inspect")
+    assert 0.15 < found.left_out.share < 0.25 and not found.can_run
