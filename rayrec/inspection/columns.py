@@ -93,8 +93,6 @@ class Column:
     """What is remarkable about the way in which the values are written."""
     null_words: tuple[str, ...] = field(default=())
     """Texts that seem to stand for a missing value; their rows count as missing."""
-    misfits: tuple[str, ...] = ()
-    """Texts in a column of numbers that are no number, in few rows."""
 
     @property
     def rows(self) -> int:
@@ -305,40 +303,46 @@ def _texts(name: str, array: pa.Array, shown: str) -> Column:
     is_word = pc.is_in(distinct, pa.array(NULL_WORDS, distinct.type)).to_numpy(zero_copy_only=False)
     _, is_number = _read(distinct, "number")
     is_number &= ~is_boolean
-    if (odd := _odd_ones(texts, counts, is_number, is_word)) and (odd[1] == () or is_number.sum() > _FEW_NUMBERS):
-        return _number_texts(name, shown, codes, distinct, *odd)
+    null_words = _null_words(texts, counts, is_number, is_word, _FEW_NUMBERS)
+    if null_words is not None:
+        return _number_texts(name, shown, codes, distinct, null_words)
     if dress := _dress(distinct, counts, is_number | is_word):
         return _column(name, shown, "text", codes, texts, notes=(f"{DRESSED} {dress}",))
     for form in _text_time_formats(distinct):
-        seconds, is_readable, is_time = _times(distinct, form, _TEXT_YEARS)
-        if odd := _odd_ones(texts, counts, is_time, is_word):
-            misfits = tuple(t for t, readable in zip(texts, is_readable, strict=True) if t in odd[1] and not readable)
+        seconds, is_time = _times(distinct, form, _TEXT_YEARS)
+        null_words = _null_words(texts, counts, is_time, is_word)
+        if null_words is not None:
             notes = ("day and month could be the other way round",) if _is_ambiguous(distinct, is_time, form) else ()
-            column = _column(
-                name, shown, "time", codes, texts, time_format=form, seconds=seconds, notes=notes, misfits=misfits
-            )
-            return column.without(odd[0])
+            column = _column(name, shown, "time", codes, texts, time_format=form, seconds=seconds, notes=notes)
+            return column.without(null_words)
     return _vector(name, shown, codes, texts) or _list(name, shown, codes, texts, counts) or _plain(
         name, shown, codes, texts
     )  # fmt: skip
 
 
-def _odd_ones(
-    texts: Sequence[str], counts: NDArray[np.int64], is_value: NDArray[np.bool_], is_word: NDArray[np.bool_]
-) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """The texts among values that stand for missing ones, and those of few rows that are just wrong.
+def _null_words(
+    texts: Sequence[str],
+    counts: NDArray[np.int64],
+    is_value: NDArray[np.bool_],
+    is_word: NDArray[np.bool_],
+    few: int = 0,
+) -> tuple[str, ...] | None:
+    """The texts among values (numbers, times) that stand for missing ones; None if the column is none of values.
 
-    None if there are no values, or too many others.
+    Words of several rows among more than a few values do so, and few rows may have any other text, if there are more
+    than `few` values.
     """
     others = np.flatnonzero(~is_value & ~is_word)
     null_words = tuple(text for text, is_null in zip(texts, is_word, strict=True) if is_null)
     rest = tuple(texts[int(i)] for i in others)
-    if not (is_value & ~is_word).any():
+    values = np.count_nonzero(is_value & ~is_word)
+    if not values:
         return None
     is_repeated = len(others) and counts[others].min() > 1
-    if is_repeated and len(rest) <= _MOST_WORDS and not any(map(_has_digit, rest)) and is_value.sum() > _FEW_NUMBERS:
-        return (*null_words, *rest), ()
-    return (null_words, rest) if counts[others].sum() <= MOST_MISFITS * counts.sum() else None
+    if is_repeated and len(rest) <= _MOST_WORDS and not any(map(_has_digit, rest)) and values > _FEW_NUMBERS:
+        return (*null_words, *rest)
+    is_odd = not rest or (values > few and counts[others].sum() <= MOST_MISFITS * counts.sum())
+    return null_words if is_odd else None
 
 
 def _has_digit(text: str) -> bool:
@@ -361,7 +365,6 @@ def _number_texts(
     codes: NDArray[np.int64],
     distinct: pa.Array,
     null_words: tuple[str, ...],
-    misfits: tuple[str, ...],
 ) -> Column:
     counts = np.bincount(codes[codes >= 0], minlength=len(distinct))
     for pattern, note in (
@@ -377,10 +380,9 @@ def _number_texts(
     is_digits = pc.match_substring_regex(distinct, r"^[+-]?[0-9]+$").to_numpy(zero_copy_only=False)
     form: Form = "integer" if is_digits[~is_missing].all() else "number"
     texts = distinct.to_pylist()
-    column = _column(
-        name, shown, form, codes, texts, numbers=np.where(is_missing, np.nan, numbers), misfits=misfits
-    ).without([text for text, missing in zip(texts, is_missing, strict=True) if missing and text not in misfits])
-    return replace(column, null_words=null_words)
+    column = _column(name, shown, form, codes, texts, numbers=np.where(is_missing, np.nan, numbers))
+    without = column.without([text for text, missing in zip(texts, is_missing, strict=True) if missing])
+    return replace(without, null_words=null_words)
 
 
 def _dress(distinct: pa.Array, counts: NDArray[np.int64], is_plain: NDArray[np.bool_]) -> str | None:
@@ -403,7 +405,7 @@ def _plain(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str]
 
 def _with_time(column: Column, named: bool) -> Column:
     """A column of numbers as one of times, if nearly all are times of a known format within plausible years."""
-    if column.numbers is None or column.misfits or not len(column.texts):
+    if column.numbers is None or not len(column.texts):
         return column
     texts, counts = pa.array(column.texts, pa.string()), column.counts
     formats: list[str] = []
@@ -416,7 +418,7 @@ def _with_time(column: Column, named: bool) -> Column:
     says_time = column.has_time_name or (not named and column.distinct > column.present / 5)
     formats += [form for form in _EPOCHS if says_time or (form != "s" and column.form == "integer")]
     for form in formats:
-        seconds, _, is_time = _times(texts, form, _DIGIT_YEARS)
+        seconds, is_time = _times(texts, form, _DIGIT_YEARS)
         if is_time.any() and counts[~is_time].sum() <= MOST_MISFITS * counts.sum():
             return replace(column, form="time", time_format=form, seconds=seconds)
     return column
@@ -427,25 +429,23 @@ def _text_time_formats(distinct: pa.Array) -> list[str]:
     tried = distinct[:_TRIED]
     if pc.mean(pc.match_substring_regex(tried, r"^[0-9].*[-/. :]")).as_py() < 0.5:
         return []
-    return [form for form in ("iso", *_TEXT_FORMATS) if _times(tried, form, _TEXT_YEARS)[2].mean() > 0.5]
+    return [form for form in ("iso", *_TEXT_FORMATS) if _times(tried, form, _TEXT_YEARS)[1].mean() > 0.5]
 
 
 def _is_ambiguous(distinct: pa.Array, is_time: NDArray[np.bool_], form: str) -> bool:
     return form.startswith("%d/%m") and bool(
-        (_times(distinct, form.replace("%d/%m", "%m/%d"), _TEXT_YEARS)[2] | ~is_time).all()
+        (_times(distinct, form.replace("%d/%m", "%m/%d"), _TEXT_YEARS)[1] | ~is_time).all()
     )
 
 
-def _times(
-    values: pa.Array, form: str, years: tuple[int, int]
-) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
-    """(n,) seconds since 1970, NaN if not a time of this format; which can be read; which lie in plausible years."""
+def _times(values: pa.Array, form: str, years: tuple[int, int]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """(n,) seconds since 1970, NaN if not a time of this format in plausible years; and which are one."""
     first, last = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in years)
     micros, is_readable = _read(values, "time", form)
     seconds = micros / 1e6
     with np.errstate(invalid="ignore"):
         is_time = is_readable & (seconds >= first) & (seconds < last)
-    return np.where(is_time, seconds, np.nan), is_readable, is_time
+    return np.where(is_time, seconds, np.nan), is_time
 
 
 def _vector(name: str, shown: str, codes: NDArray[np.int64], texts: Sequence[str]) -> Column | None:

@@ -80,10 +80,12 @@ def inspect_table(
         text = write_recipe(command, sample, written, found, roles, decisions, model)
         left_out, most = _left_out(sample, text)
         can_run = left_out.share <= (most if sample.is_whole else most / _SAFETY)
-        worst = next((name for name, _ in left_out.columns.most_common() if name != found.column), None)
-        if can_run or worst is None:
+        worst = [name for name, _ in left_out.columns.most_common() if name != found.column]
+        if can_run or not worst:
             break
-        columns[worst] = _plainer(columns[worst], left_out)
+        limit = most * (left_out.rows + left_out.bad)
+        for name in [name for name in worst if left_out.columns[name] > limit] or worst[:1]:
+            columns[name] = _plainer(columns[name], left_out)
     warnings = table_warnings(decisions, found, roles)
     if left_out.bad:
         warnings.append(f"{_bad_rows(left_out)}" + ("" if can_run else "; too many for `rayrec preprocess`: mend them"))
@@ -107,7 +109,7 @@ def _plainer(column: Column, left_out: LeftOut) -> Column:
     note = f"{share:.1%} of its values are no {seemed}"
     if column.form == "text" or (column.lengths is not None and column.separator is None):
         return replace(column, form="nested", type=f"values of several types ({note})")
-    return replace(column, form="text", notes=(note,), null_words=(), misfits=())
+    return replace(column, form="text", notes=(note,), null_words=())
 
 
 def _bad_rows(left_out: LeftOut) -> str:
