@@ -135,7 +135,8 @@ def read_labels(
         labels, wrong = pc.if_else(pc.or_(found.is_valid(), pa.array(no_text)), holds, None), np.zeros_like(no_text)
     elif condition is not None and condition.at_least is not None:
         found, wrong = read_values(values, number)
-        labels, reason = pc.greater_equal(_without_nan(found), condition.at_least), Reason.NUMBER
+        is_there = pc.invert(pc.is_nan(found))
+        labels, reason = pc.if_else(is_there, pc.greater_equal(found, condition.at_least), None), Reason.NUMBER
     else:
         labels, wrong = read_by_type(values, pa.float32(), lambda column: _labels(column, number, text))
     labels = labels.cast(pa.float32())
@@ -152,13 +153,9 @@ def _labels(column: pa.Array, number: RawColumn, text: RawColumn) -> tuple[pa.Fl
         place = pc.index_in(pc.utf8_lower(words), value_set=pa.array(LABEL_WORDS))
         found = pc.coalesce(found, pc.bit_wise_and(place, 1).cast(pa.float64()))
         wrong = wrong & place.is_null().to_numpy(zero_copy_only=False)
-    found = _without_nan(found)
-    wrong = wrong | pc.invert(pc.is_in(found, value_set=pa.array([0.0, 1.0, None]))).to_numpy(zero_copy_only=False)
-    return pc.if_else(pa.array(wrong), None, found).cast(pa.float32()), wrong
-
-
-def _without_nan(numbers: pa.Array) -> pa.Array:
-    return pc.if_else(pc.is_nan(numbers), None, numbers)
+    numbers = found.fill_null(np.nan).to_numpy(zero_copy_only=False)
+    is_label = (numbers == 0) | (numbers == 1)
+    return pa.array(numbers.astype(np.float32), mask=~is_label), (wrong | ~np.isnan(numbers)) & ~is_label
 
 
 def _shown(values: Values, row: int) -> str:
