@@ -22,6 +22,7 @@ _GROUP_NAMES = (
 )  # fmt: skip
 _WEIGHT_NAMES = ("weight", "sampleweight", "rowweight", "exampleweight", "importance", "importanceweight")
 _CANDIDATE_WORDS = {"ad", "item", "product", "article", "movie", "offer", "candidate", "creative", "banner", "document"}
+_BIRTH_WORDS = {"birth", "birthday", "birthdate", "born", "dob"}
 _CATEGORY_WORDS = {
     "id", "ids", "uid", "uuid", "guid", "code", "type", "category", "cat", "zip", "zipcode", "postcode", "user", "item",
     "ad", "site", "page", "product", "movie", "device", "model", "brand", "campaign", "advertiser", "publisher", "shop",
@@ -102,7 +103,7 @@ def find_roles(columns: Mapping[str, Column], label: Label) -> Roles:
     weight = next((c for c in others if squeezed(c.name) in _WEIGHT_NAMES and _is_weight(c)), None)
     if weight is not None:
         reasons[weight.name] = "the weight of a row in loss and metrics, by its name"
-    times = [c for c in others if c.form == "time" and c.missing_share < 0.01 and c.distinct > 1]
+    times = [c for c in others if c.form == "time" and c.distinct > 1 and _is_row_time(c)]
     time = max(times, key=lambda c: ("timestamp" in name_words(c.name), c.distinct), default=None)
     if time is not None:
         assert time.seconds is not None
@@ -138,6 +139,13 @@ def _is_group(column: Column, label: Label) -> bool:
 
 def _is_weight(column: Column) -> bool:
     return column.numbers is not None and bool(np.mean(column.row_numbers >= 0) >= 1 - MOST_MISFITS)
+
+
+def _is_row_time(column: Column) -> bool:
+    """Whether a column of times can be when rows were shown, as births and the like cannot."""
+    assert column.seconds is not None
+    is_recent = np.nanquantile(column.seconds, MOST_MISFITS) >= np.datetime64("1990-01-01", "s").astype(float)
+    return column.missing_share < 0.01 and bool(is_recent) and _BIRTH_WORDS.isdisjoint(name_words(column.name))
 
 
 def _is_candidate(column: Column, group: Column) -> bool:
@@ -366,7 +374,7 @@ def _reads_as_category(column: Column, readings: Mapping[str, Reading]) -> tuple
     if column.distinct <= 2:
         return True, "two values"
     known = [word for word in name_words(column.name) if word in _CATEGORY_WORDS | _AMOUNT_WORDS]
-    is_amount = known[-1:] != [] and known[-1] in _AMOUNT_WORDS and column.distinct > _FEW_KINDS
+    is_amount = bool(known) and known[-1] in _AMOUNT_WORDS and column.distinct > _FEW_KINDS
     if readings:
         number, category = _as_number(column, readings), readings["category"]
         if category.is_better_than(number) and not is_amount:
@@ -387,10 +395,9 @@ def _reads_as_category(column: Column, readings: Mapping[str, Reading]) -> tuple
 def _falls_from_the_first(column: Column) -> bool:
     """Whether 1, 2, 3, 4 and 5 (perhaps 0 before them) are the most frequent numbers in this order, as in counts."""
     values, counts = np.unique(column.row_numbers[np.isfinite(column.row_numbers)], return_counts=True)
-    first = values[0] + np.arange(5)
-    return values[0] in (0, 1) and len(values) > 5 and bool(
-        (values[:5] == first).all() and (np.diff(counts[:5]) < 0).all() and counts[4] >= counts[5:].max()
-    )  # fmt: skip
+    if len(values) <= 5 or values[0] not in (0, 1) or values[4] != values[0] + 4:
+        return False
+    return bool((np.diff(counts[:5]) < 0).all() and counts[4] >= counts[5:].max())
 
 
 def _looks_like_counts(column: Column) -> bool:
@@ -411,6 +418,7 @@ def _number(column: Column, reason: str, readings: Mapping[str, Reading]) -> Dec
     numbers = np.sort(column.row_numbers[np.isfinite(column.row_numbers)])
     sentinels = _sentinels(numbers)
     body = numbers[~np.isin(numbers, sentinels)]
+    # What is fitted sees the same rows as the test for skew does: sentinels and outliers are clipped before.
     low, median, high = np.quantile(body, [0.01, 0.5, 0.99])
     is_skewed = high - median > 10 * max(median - low, 1e-9) or (body[0] >= 0 and high > 20 * max(median, 1e-9))
     steps: list[Any] = ["standardize"]
@@ -454,7 +462,7 @@ def _number(column: Column, reason: str, readings: Mapping[str, Reading]) -> Dec
         limits: dict[str, Any] = {"quantiles": quantiles}
         if share > _SENTINEL_SHARE:
             begins = np.concatenate([np.quantile(body, np.arange(quantiles) / quantiles), sentinels])
-            limits = {"boundaries": list(map(_yaml_number, np.unique(begins)))}
+            limits = {"boundaries": sorted(set(map(_yaml_number, begins)))}
         rules += (_ranges(column, **limits),)
     return Decision(column, "feature", reason, rules, further, dict(readings))
 
@@ -521,23 +529,17 @@ def _without_leak(decision: Decision, label: Label, row_time: NDArray[np.float64
     return Decision(column, "ignored", reason, auc=decision.auc, warning=warning)
 
 
-def table_warnings(decisions: Sequence[Decision], label: Label, roles: Roles) -> list[str]:
+def table_warnings(decisions: Sequence[Decision], roles: Roles) -> list[str]:
     """What a person should look at before training."""
     warnings = [d.warning for d in decisions if d.warning]
-    unknown = 1 - float(np.isfinite(label.values).mean())
-    if unknown:
-        warnings.append(
-            f"{label.column}: {unknown:.2%} of the rows have no label and are left out; --missing-label says what they "
-            "are otherwise"
-        )
     split = " and the split is at random, so the model may learn from the future" if roles.time is None else ""
     for decision in decisions:
         column = decision.column
         note = column.notes[0] if column.notes else ""
         has_digits = bool(column.texts) and any(map(str.isdigit, "".join(column.examples(1))))
         if note.startswith(DRESSED):
-            what = "categories" if decision.rules else "nothing"
-            warnings.append(f"{column.name}: {note}, which are read as {what}; write plain numbers, such as 1234.5")
+            what = "read as categories" if decision.rules else "ignored"
+            warnings.append(f"{column.name}: {note}, which are {what}; write plain numbers, such as 1234.5")
         elif note.startswith(("day and month", "JSON")) and decision.role != "ignored":
             warnings.append(f"{column.name}: {note}")
         elif column.form == "text" and column.has_time_name and has_digits and column.distinct > 1:

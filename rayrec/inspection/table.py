@@ -14,6 +14,7 @@ from rayrec.inspection.file_form import recognize
 from rayrec.inspection.label import find_label
 from rayrec.inspection.recipe_text import write_recipe
 from rayrec.preprocessing.rows.columns import plan_columns
+from rayrec.raw.blocks import LEFT_OUT, Reason
 from rayrec.raw.files import list_inputs
 from rayrec.raw.sample import LeftOut, Sample, read_again, sample_rows
 from rayrec.raw.table import open_table
@@ -86,7 +87,13 @@ def inspect_table(
         limit = most * (left_out.rows + left_out.bad)
         for name in [name for name in worst if left_out.columns[name] > limit] or worst[:1]:
             columns[name] = _plainer(columns[name], left_out)
-    warnings = table_warnings(decisions, found, roles)
+    warnings = table_warnings(decisions, roles)
+    if unknown := left_out.reasons[Reason.NO_LABEL]:
+        share = unknown / (unknown + left_out.bad + left_out.rows)
+        warnings.append(
+            f"{found.column}: {share:.2%} of the rows have no label and are left out; --missing-label says what they "
+            "are otherwise"
+        )
     if left_out.bad:
         warnings.append(f"{_bad_rows(left_out)}" + ("" if can_run else "; too many for `rayrec preprocess`: mend them"))
     return InspectedTable(sample, decisions, warnings, text, left_out, can_run)
@@ -114,7 +121,7 @@ def _plainer(column: Column, left_out: LeftOut) -> Column:
 
 def _bad_rows(left_out: LeftOut) -> str:
     """How many rows are bad and why, with the first one, in one line."""
-    counts = ", ".join(f"{number:,} {reason}" for reason, number in left_out.reasons.most_common())
+    counts = ", ".join(f"{n:,} {reason}" for reason, n in left_out.reasons.most_common() if reason not in LEFT_OUT)
     first = left_out.examples[0]
     where = first["file"] + (f", line {first['line']}" if first["line"] is not None else "")
     cell = f" (column '{first['column']}': {first['value'][:100]!a})" if first["column"] is not None else ""

@@ -398,6 +398,12 @@ def test_times_become_hours_and_weekdays_and_order_the_split(inspect: Inspect) -
     assert recipe["preprocess"]["split"]["kind"] == "time"
 
 
+def test_births_are_no_times_of_rows(inspect: Inspect) -> None:
+    days = np.datetime64("1945-03-01") + np.random.default_rng(0).integers(20_000, size=ROWS)
+    recipe = yaml.safe_load(inspect({"born": days, "since": days, "shop": np.arange(ROWS) % 9}).recipe)
+    assert "time" not in recipe["source"] and recipe["preprocess"]["split"]["kind"] == "hash"
+
+
 def test_lists_and_vectors_get_their_rules(inspect: Inspect) -> None:
     rng = np.random.default_rng(0)
     found = inspect({
