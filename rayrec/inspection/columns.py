@@ -25,12 +25,25 @@ NULL_WORDS = ("NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "none", 
 """Texts that stand for a missing value if the other values of a column are numbers or times."""
 
 _LEADING_ZERO = r"^[+-]?0[0-9]+$"
-_LONG_INTEGER = r"^[0-9]{19,}$"
+_LONG, _LONG_INTEGER, _TOO_LONG = 1e16, r"^[+-]?[0-9]{17,}$", "integers too long for numbers, which are texts"
 _DIGIT_FORMATS = ("%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%y%m%d%H%M", "%Y%m%d", "%y%m%d%H", "%y%m%d")
 _DIGITS = {"%Y": 4}
 _TEXT_FORMATS = tuple(
     day + clock
-    for day in ("%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d.%m.%Y", "%d-%m-%Y", "%d/%b/%Y", "%d %b %Y")
+    for day in (
+        "%d/%m/%Y",
+        "%m/%d/%Y",
+        "%Y/%m/%d",
+        "%d.%m.%Y",
+        "%d-%m-%Y",
+        "%m-%d-%Y",
+        "%Y-%m-%d",
+        "%d/%b/%Y",
+        "%d %b %Y",
+        "%d-%b-%Y",
+        "%b %d, %Y",
+        "%a %b %d %Y",
+    )
     for clock in ("", " %H:%M", " %H:%M:%S", ":%H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 )
 _TIME_WORDS = {
@@ -50,11 +63,13 @@ _MOST_WORDS = 3
 """Words among numbers or times, beside the known ones, that are taken for missing values."""
 _MOST_UNDRESSED = 0.05
 DRESSED = "numbers with"
+_CURRENCY = r"([A-Z]{0,2}\p{Sc}|EUR|USD|GBP|CHF|JPY|CNY|INR|CAD|AUD|PLN|kr|Rs\.?)"
+_BLANKS = r"' \x{2019}\x{a0}\x{202f}"
 _DRESSES = {
     "a percent sign": r"^[+-]?[0-9][0-9.,]* ?%$",
-    "a currency sign": r"^[+-]?(\p{Sc}|EUR|USD|GBP|CHF) ?[0-9][0-9.,]*$|^[+-]?[0-9][0-9.,]* ?(\p{Sc}|EUR|USD|GBP|CHF)$",
-    "a comma between thousands": r"^[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?$",
-    "a decimal comma": r"^[+-]?([0-9]+|[0-9]{1,3}([. ][0-9]{3})+),[0-9]+$",
+    "a currency sign": rf"^\(?[+-]?{_CURRENCY} ?[+-]?[0-9][0-9., ]*\)?$|^[+-]?[0-9][0-9., ]* ?{_CURRENCY}$",
+    "a mark between thousands": rf"^[+-]?[0-9]{{1,3}}(([,{_BLANKS}][0-9]{{3}})+(\.[0-9]+)?|(\.[0-9]{{3}}){{2,}})$",
+    "a decimal comma": rf"^[+-]?([0-9]+|[0-9]{{1,3}}([.{_BLANKS}][0-9]{{3}})+),[0-9]+$",
 }
 """What numbers may have about them that preprocessing cannot read, and how they look."""
 
@@ -241,6 +256,8 @@ def _typed_numbers(name: str, array: pa.Array, shown: str) -> Column:
     numbers = distinct.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     texts = in_form(distinct.cast(pa.string()), "number").to_pylist()
     is_whole = bool(np.isfinite(numbers).all()) and all("." not in text and "e" not in text for text in texts)
+    if is_whole and np.mean(np.abs(numbers[codes[codes >= 0]]) >= _LONG) > MOST_MISFITS:
+        return _column(name, shown, "text", codes, texts, notes=(_TOO_LONG,))
     return _column(name, shown, "integer" if is_whole else "number", codes, texts, numbers=numbers)
 
 
@@ -369,7 +386,7 @@ def _number_texts(
     counts = np.bincount(codes[codes >= 0], minlength=len(distinct))
     for pattern, note in (
         (_LEADING_ZERO, "digits with leading zeros, which are texts"),
-        (_LONG_INTEGER, "integers too long for 64 bits, which are texts"),
+        (_LONG_INTEGER, _TOO_LONG),
     ):
         found = pc.match_substring_regex(distinct, pattern).to_numpy(zero_copy_only=False)
         if counts[found].sum() > MOST_MISFITS * counts.sum():
@@ -427,7 +444,7 @@ def _with_time(column: Column, named: bool) -> Column:
 def _text_time_formats(distinct: pa.Array) -> list[str]:
     """The formats in which most of the first texts are times, by which day and month are the likeliest first."""
     tried = distinct[:_TRIED]
-    if pc.mean(pc.match_substring_regex(tried, r"^[0-9].*[-/. :]")).as_py() < 0.5:
+    if pc.mean(pc.match_substring_regex(tried, r"^.{0,12}[0-9].{0,3}[-/. :]")).as_py() < 0.5:
         return []
     return [form for form in ("iso", *_TEXT_FORMATS) if _times(tried, form, _TEXT_YEARS)[1].mean() > 0.5]
 

@@ -81,6 +81,8 @@ TYPED: dict[str, pa.Array] = {
     "decimals": pa.array([Decimal(v) / 4 for v in WHOLE]),
     "small floats": pa.array(AMOUNTS, pa.float32()),
     "unsigned": pa.array(WHOLE, pa.uint8()),
+    "times beyond all calendars": pa.array([(v + 30) * 10**16 for v in WHOLE], pa.timestamp("us")),
+    "integers of 64 bits": pa.array([2**63 + v for v in WHOLE], pa.uint64()),
     "dates": pa.array(TIMES).cast(pa.timestamp("s")).cast(pa.date32()),
     "times of a zone": pa.array(TIMES).cast(pa.timestamp("s")).cast(pa.timestamp("ns", "Europe/Vienna")),
     "times of day": pa.array([v * 60 for v in WHOLE], pa.time32("s")),
@@ -181,7 +183,9 @@ def test_names_that_others_have_or_want(tmp_path: Path) -> None:
 
 def test_types_of_parquet(tmp_path: Path) -> None:
     found = decisions(run(tmp_path, "pq", TYPED))
-    assert {name for name, decision in found.items() if decision.role == "ignored"} == {"objects", "no UTF-8"}
+    assert {name for name, decision in found.items() if decision.role == "ignored"} == {
+        "objects", "no UTF-8", "times beyond all calendars"
+    }  # fmt: skip
     kinds = {name: found[name].kind for name in ("binary", "booleans", "decimals", "epoch_float", "lists of bytes")}
     assert kinds == {"binary": "categorical", "booleans": "categorical", "decimals": "numeric",
                      "epoch_float": "timestamp", "lists of bytes": "list"}  # fmt: skip

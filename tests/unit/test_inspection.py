@@ -89,6 +89,8 @@ def describe(values: list[Any], name: str = "x", named: bool = True) -> Column:
         ("at", ["14/10/2021", "15/10/2021"], "time", "%d/%m/%Y"),
         ("at", ["10/14/2021 10:00", "12/31/2021 23:59"], "time", "%m/%d/%Y %H:%M"),
         ("at", ["01/05/2021 12:30 AM", "31/05/2021 01:30 PM"], "time", "%d/%m/%Y %I:%M %p"),
+        ("at", ["2021-05-01 12:30 AM", "2021-05-01 01:30 PM"], "time", "%Y-%m-%d %I:%M %p"),
+        ("at", ["May 1, 2021", "Jun 12, 2021"], "time", "%b %d, %Y"),
         ("ts", ["1714521600.000", "1714525620.5"], "time", "s"),
         ("born", ["1931-05-01", "1987-01-31"], "time", "iso"),
         ("n", ["517.0", "12", " 7 "], "integer", None),
@@ -340,9 +342,11 @@ def test_one_odd_value_takes_no_role_away(inspect: Inspect) -> None:
 @pytest.mark.parametrize(
     ("values", "warning"),
     [
-        ([f"{v * 37:,}" for v in range(1, ROWS + 1)], "numbers with a comma between thousands, such as '1,0"),
+        ([f"{v * 37:,}" for v in range(1, ROWS + 1)], "numbers with a mark between thousands, such as '1,0"),
         ([f"{v % 90},{v % 7}" for v in range(ROWS)], "numbers with a decimal comma"),
         ([f"{v % 90} EUR" for v in range(ROWS)], "numbers with a currency sign"),
+        ([f"-US${v % 90}.50" for v in range(ROWS)], "numbers with a currency sign"),
+        ([f"{v % 90}\u202f{v % 900 + 100}" for v in range(ROWS)], "numbers with a mark between thousands"),
         ([f"{v % 90}%" for v in range(ROWS)], "numbers with a percent sign"),
     ],
 )

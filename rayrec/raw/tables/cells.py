@@ -160,8 +160,16 @@ def _labels(column: pa.Array, number: RawColumn, text: RawColumn) -> tuple[pa.Fl
 
 def _shown(values: Values, row: int) -> str:
     value = values[row]
-    value = value.as_py() if isinstance(value, pa.Scalar) else value
+    value = as_python(value) if isinstance(value, pa.Scalar) else value
     return "" if value is None else as_text(value)
+
+
+def as_python(value: pa.Scalar) -> Any:
+    """A value as Python's; as text if Python has none, such as a time after the year 9999."""
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return str(value.cast(pa.string()))
 
 
 def as_text(value: Any) -> str:
