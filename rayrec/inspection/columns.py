@@ -28,24 +28,12 @@ _LEADING_ZERO = r"^[+-]?0[0-9]+$"
 _LONG, _LONG_INTEGER, _TOO_LONG = 1e16, r"^[+-]?[0-9]{17,}$", "integers too long for numbers, which are texts"
 _DIGIT_FORMATS = ("%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%y%m%d%H%M", "%Y%m%d", "%y%m%d%H", "%y%m%d")
 _DIGITS = {"%Y": 4}
-_TEXT_FORMATS = tuple(
-    day + clock
-    for day in (
-        "%d/%m/%Y",
-        "%m/%d/%Y",
-        "%Y/%m/%d",
-        "%d.%m.%Y",
-        "%d-%m-%Y",
-        "%m-%d-%Y",
-        "%Y-%m-%d",
-        "%d/%b/%Y",
-        "%d %b %Y",
-        "%d-%b-%Y",
-        "%b %d, %Y",
-        "%a %b %d %Y",
-    )
-    for clock in ("", " %H:%M", " %H:%M:%S", ":%H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
-)
+_DAYS = (
+    "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m-%d", "%d/%b/%Y", "%d %b %Y",
+    "%d-%b-%Y", "%b %d, %Y", "%a %b %d %Y",
+)  # fmt: skip
+_CLOCKS = ("", " %H:%M", " %H:%M:%S", ":%H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+_TEXT_FORMATS = tuple(day + clock for day in _DAYS for clock in _CLOCKS)
 _TIME_WORDS = {
     "time", "timestamp", "ts", "date", "datetime", "day", "hour", "created", "updated", "at", "dt", "epoch", "when",
 }  # fmt: skip
@@ -59,8 +47,8 @@ MOST_MISFITS = 0.005
 """Share of rows with values that are not like the others, which do not decide what a column is."""
 _FEW_NUMBERS = 20
 """So few different numbers may be kinds, of which others are words."""
-_MOST_WORDS = 3
-"""Words among numbers or times, beside the known ones, that are taken for missing values."""
+_MOST_WORDS, _MOST_WORDS_SHARE = 3, 0.3
+"""Words among numbers or times, beside the known ones, that are taken for missing values; and their share of rows."""
 _MOST_UNDRESSED = 0.05
 DRESSED = "numbers with"
 _CURRENCY = r"([A-Z]{0,2}\p{Sc}|EUR|USD|GBP|CHF|JPY|CNY|INR|CAD|AUD|PLN|kr|Rs\.?)"
@@ -355,11 +343,11 @@ def _null_words(
     values = np.count_nonzero(is_value & ~is_word)
     if not values:
         return None
-    is_repeated = len(others) and counts[others].min() > 1
-    if is_repeated and len(rest) <= _MOST_WORDS and not any(map(_has_digit, rest)) and values > _FEW_NUMBERS:
+    share = counts[others].sum() / counts.sum()
+    are_words = len(rest) <= _MOST_WORDS and not any(map(_has_digit, rest)) and share <= _MOST_WORDS_SHARE
+    if are_words and values > _FEW_NUMBERS and (counts[others] > 1).all():
         return (*null_words, *rest)
-    is_odd = not rest or (values > few and counts[others].sum() <= MOST_MISFITS * counts.sum())
-    return null_words if is_odd else None
+    return null_words if not rest or (values > few and share <= MOST_MISFITS) else None
 
 
 def _has_digit(text: str) -> bool:

@@ -8,7 +8,7 @@ from rayrec.common.errors import UserError
 from rayrec.config.preprocess import RowsPreprocessConfig
 from rayrec.config.table import TableSourceConfig
 from rayrec.config.validation import parse_yaml
-from rayrec.inspection.columns import Column, describe_column
+from rayrec.inspection.columns import NULL_WORDS, Column, describe_column
 from rayrec.inspection.decisions import Decision, decide, find_roles, table_warnings
 from rayrec.inspection.file_form import recognize
 from rayrec.inspection.label import find_label
@@ -77,6 +77,9 @@ def inspect_table(
             why = "; ".join(f"{d.column.name} {d.reason}" for d in decisions if d.role == "ignored")
             raise UserError(f"{paths[0]}: no column can be a feature ({why or 'there is none besides the label'})")
         words = {word for d in decisions if d.role != "ignored" for word in d.column.null_words}
+        # A word that is a value of another column is no missing value there.
+        values = {text for d in decisions if d.rules and d.column.form == "text" for text in d.column.texts}
+        words = (words & set(NULL_WORDS)) | (words - values)
         written = form.with_null_values(sorted(words | set(found.null_words)))
         text = write_recipe(command, sample, written, found, roles, decisions, model)
         left_out, most = _left_out(sample, text)

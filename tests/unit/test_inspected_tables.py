@@ -174,6 +174,14 @@ def test_an_untidy_column_alone(name: str, tmp_path: Path) -> None:
     run(tmp_path, "csv", {name: UNTIDY[name]})
 
 
+def test_a_value_of_one_column_is_no_missing_value_of_another(tmp_path: Path) -> None:
+    found = run(
+        tmp_path, "csv", {"color": WORDS, "price": every(300, ["red"], AMOUNTS), "size": every(9, ["big"], WHOLE)}
+    )
+    assert "null_values:" in found.recipe and '["", big]' in found.recipe
+    assert decisions(found)["price"].kind == "numeric" and found.left_out.bad == 2
+
+
 def test_names_that_others_have_or_want(tmp_path: Path) -> None:
     odd = every(9, [None], AMOUNTS)
     columns = {"a.b": odd, "a_b": odd, "a_b_range": WORDS, "seen": TIMES, "seen_hour": WORDS, "to.day": TIMES[::-1],
