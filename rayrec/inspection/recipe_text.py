@@ -171,6 +171,9 @@ def _preprocess_lines(total: int, roles: Roles, decisions: Sequence[Decision], *
         split, why = {"kind": "hash", **split}, "at random: no column has times that differ enough"
     limit = 1 if is_ridge else 2 if total < _SMALL else 5 if total < _MEDIUM else 10
     reason = f"a category seen fewer times in {total:,} rows says too little"
+    most = max((int(d.column.counts.max()) for d in decisions if d.kind in ("categorical", "list")), default=limit * 3)
+    if most < limit * 3:
+        limit, reason = 1, "no value is frequent"
     lines = [
         _line(f"  split: {_flow(split)}", why),
         _line(f"  frequency_limit: {limit}", "weight_decay holds rare categories back" if is_ridge else reason),

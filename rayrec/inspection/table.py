@@ -20,6 +20,7 @@ from rayrec.raw.sample import LeftOut, Sample, read_again, sample_rows
 from rayrec.raw.table import open_table
 from rayrec.recipes import RecipeContent
 
+_FEW_OF_A_KIND = 10
 _SAFETY = 2
 """Of files that were not read whole, rows that were not seen may be worse than those of the sample."""
 
@@ -91,6 +92,9 @@ def inspect_table(
         for name in [name for name in worst if left_out.columns[name] > limit] or worst[:1]:
             columns[name] = _plainer(columns[name], left_out)
     warnings = table_warnings(decisions, roles)
+    fewer = min((found.values == side).sum() for side in (0, 1))
+    if sample.is_whole and fewer < _FEW_OF_A_KIND:
+        warnings.append(f"{found.column}: {fewer} rows of one kind are too few to train and to measure on")
     if unknown := left_out.reasons[Reason.NO_LABEL]:
         share = unknown / (unknown + left_out.bad + left_out.rows)
         warnings.append(

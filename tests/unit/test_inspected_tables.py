@@ -182,6 +182,15 @@ def test_a_value_of_one_column_is_no_missing_value_of_another(tmp_path: Path) ->
     assert decisions(found)["price"].kind == "numeric" and found.left_out.bad == 2
 
 
+@pytest.mark.parametrize("model", ["wide_deep", "dcnv2"])
+def test_few_rows_of_rare_values(model: str, tmp_path: Path) -> None:
+    found = run(tmp_path, "csv", {"word": [f"w{i // 2}" for i in range(40)]}, [0, 0, 0, 1] * 10, model=model)
+    assert not found.warnings
+    write_csv(tmp_path / "few.csv", {"word": WORDS[:20], "click": [0, 0, 0, 1] * 5})
+    (said,) = inspect_table([str(tmp_path / "few.csv")], "click", model, 100, "rayrec inspect").warnings
+    assert "5 rows of one kind are too few" in said
+
+
 def test_names_that_others_have_or_want(tmp_path: Path) -> None:
     odd = every(9, [None], AMOUNTS)
     columns = {"a.b": odd, "a_b": odd, "a_b_range": WORDS, "seen": TIMES, "seen_hour": WORDS, "to.day": TIMES[::-1],
