@@ -4,7 +4,7 @@ import io
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PositiveInt
 
@@ -27,7 +27,7 @@ class InspectRequest(Request):
     """Raw file, folder, glob or URI; several are one table."""
     label: Annotated[str, Metavar("COLUMN")] | None = None
     """Column of the label, or a condition such as 'rating>=4'; by default the one column that has the name of one."""
-    missing_label: Literal[0, 1] | None = None
+    missing_label: Annotated[int, Metavar("0|1"), Field(ge=0, le=1)] | None = None
     """The label of rows that have none; by default they are left out."""
     model: Annotated[str, AfterValidator(MODELS.known), Metavar("KIND")] = "wide_deep"
     """Kind of the model in the recipe."""

@@ -17,7 +17,7 @@ def inspect(
     path: AnyPath | Sequence[AnyPath],
     *,
     label: str | None = None,
-    missing_label: Literal[0, 1] | None = None,
+    missing_label: int | None = None,
     model: str = "wide_deep",
     rows: int = 100000,
     output: AnyPath | None = None,

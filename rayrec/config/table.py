@@ -196,7 +196,7 @@ class LabelCondition(Config):
     """The label is 1 where the number of the column is this or more."""
     equals: Names | None = None
     """The label is 1 where the value of the column is one of these."""
-    missing: Literal[0, 1] | None = None
+    missing: Annotated[int, Field(ge=0, le=1)] | None = None
     """The label of a row that has no value in the column; None leaves such rows out."""
 
     @model_validator(mode="after")

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -53,7 +52,7 @@ def column_of_label(given: str, names: Collection[str]) -> str | None:
     return next((n for n in (given, found["column"] if found else given) if n in names), None)
 
 
-def find_label(columns: Mapping[str, Column], given: str | None, missing: Literal[0, 1] | None = None) -> Label:
+def find_label(columns: Mapping[str, Column], given: str | None, missing: int | None = None) -> Label:
     """The label that was named, or the one column that has the name and the values of one.
 
     `missing`: the label of a row without a value. Raises ConfigError naming the columns that could be meant, or
@@ -72,7 +71,7 @@ def find_label(columns: Mapping[str, Column], given: str | None, missing: Litera
     raise ConfigError(f"--label: name the column of the label; columns of two values: {names}")
 
 
-def _given_label(columns: Mapping[str, Column], given: str, missing: Literal[0, 1] | None) -> Label:
+def _given_label(columns: Mapping[str, Column], given: str, missing: int | None) -> Label:
     name = column_of_label(given, columns)
     if name is None:
         found = _CONDITION.fullmatch(given)
@@ -107,7 +106,7 @@ def _by_condition(column: Column, condition: LabelCondition, given: str) -> Labe
     return Label(column.name, condition, values, "given")
 
 
-def _two_valued(column: Column, reason: str, missing: Literal[0, 1] | None) -> Label:
+def _two_valued(column: Column, reason: str, missing: int | None) -> Label:
     """The label of a column whose values say 0 or 1, but for a few; or whose two words do."""
     column = column.without([text for text in column.texts if text in NULL_WORDS])
     condition = None if missing is None else LabelCondition(column=column.name, missing=missing)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from rayrec.common.errors import UserError
 from rayrec.config.preprocess import RowsPreprocessConfig
@@ -51,7 +51,7 @@ def inspect_table(
     rows: int,
     command: str,
     seed: int = 0,
-    missing_label: Literal[0, 1] | None = None,
+    missing_label: int | None = None,
 ) -> InspectedTable:
     """Inspect `rows` rows of the files at `paths`.
 
