@@ -17,6 +17,7 @@ from rayrec.config.validation import is_yaml_file
 from rayrec.storage.location import Folder, LocalPath
 
 _TABLE_WIDTH = 150
+_EXAMPLE_CHARACTERS = 200
 
 
 class InspectRequest(Request):
@@ -26,6 +27,8 @@ class InspectRequest(Request):
     """Raw file, folder, glob or URI; several are one table."""
     label: Annotated[str, Metavar("COLUMN")] | None = None
     """Column of the label, or a condition such as 'rating>=4'; by default the one column that has the name of one."""
+    missing_label: Annotated[int, Metavar("0|1"), Field(ge=0, le=1)] | None = None
+    """The label of rows that have none; by default they are left out."""
     model: Annotated[str, AfterValidator(MODELS.known), Metavar("KIND")] = "wide_deep"
     """Kind of the model in the recipe."""
     rows: PositiveInt = 100_000
@@ -41,8 +44,9 @@ class InspectRequest(Request):
 
         if self.output is not None and self.against is not None:
             raise ConfigError("--output: no recipe is written with --against; leave it out")
-        if self.label is not None and self.against is not None:
-            raise ConfigError("--label: the dataset says what the label is; leave it out with --against")
+        for option, given in (("--label", self.label), ("--missing-label", self.missing_label)):
+            if given is not None and self.against is not None:
+                raise ConfigError(f"{option}: the dataset says what the label is; leave it out with --against")
 
     def with_absolute_paths(self) -> "InspectRequest":
         """The same request for a process in another folder."""
@@ -53,8 +57,10 @@ class InspectRequest(Request):
 def run(request: InspectRequest, progress: Progress) -> Result:
     """Inspect; `rows` are those of the sample.
 
-    `details.columns` has the facts and the decision of each column, `details.warnings` what to look at, and
-    `details.recipe` the text of the recipe. With `against`, `details.drift` has the figures of each feature, and the
+    `details.columns` has the facts and the decision of each column, `details.warnings` what to look at,
+    `details.rejected` the bad rows and others that preprocessing by this recipe leaves out where the sample was read,
+    `details.recipe` the text of the recipe, `details.next` the command that trains it, None if too many rows are bad
+    for it. With `against`, `details.drift` has the figures of each feature, and the
     status is `failed` if something has drifted.
     """
     if request.against is not None:
@@ -64,14 +70,23 @@ def run(request: InspectRequest, progress: Progress) -> Result:
     if request.output is not None:
         require_absent(request.output)
     progress.stage("read a sample")
-    found = inspect_table(request.path, request.label, request.model, request.rows, _command_line(request))
+    command = _command_line(request)
+    found = inspect_table(
+        request.path, request.label, request.model, request.rows, command, missing_label=request.missing_label
+    )
     progress.finish()
     details: dict[str, Any] = {
         "total_rows": found.sample.total_rows,
         "columns": found.columns_as_json(),
         "warnings": found.warnings,
+        "rejected": {
+            "rows": found.left_out.bad,
+            "share": found.left_out.share,
+            "reasons": dict(found.left_out.reasons),
+            "examples": [{**row, "text": row["text"][:_EXAMPLE_CHARACTERS]} for row in found.left_out.examples],
+        },
         "recipe": found.recipe,
-        "next": _next_command(request),
+        "next": _next_command(request) if found.can_run else None,
     }
     if request.output is not None:
         write_atomically(request.output, found.recipe)
@@ -99,6 +114,7 @@ def _compare(request: InspectRequest, against: Path, progress: Progress) -> Resu
 def _command_line(request: InspectRequest) -> str:
     words = ["rayrec", "inspect", *request.path]
     words += ["--label", request.label] if request.label is not None else []
+    words += ["--missing-label", str(request.missing_label)] if request.missing_label is not None else []
     words += ["--model", request.model] if request.model != InspectRequest.model_fields["model"].default else []
     return shlex.join(words)
 
@@ -115,7 +131,9 @@ def describe(result: Result) -> str:
         return _drift_table(result)
     if result.output is None:
         return str(result.details["recipe"]).rstrip()
-    return f"{_overview(result.details)}\n\n{result.output} is written; next:\n\n    {result.details['next']}"
+    command = result.details["next"]
+    following = f"; next:\n\n    {command}" if command is not None else ", but the bad rows must be mended first"
+    return f"{_overview(result.details)}\n\n{result.output} is written{following}"
 
 
 def _overview(details: Mapping[str, Any]) -> str:

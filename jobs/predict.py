@@ -139,9 +139,10 @@ def describe(result: Result) -> str:
     """The outcome; of raw rows, what has no score and what the model does not know."""
     from rayrec.inference.unknown_values import UnknownValues
     from rayrec.ingest.dataset import REJECTED_FOLDER
+    from rayrec.raw.blocks import LEFT_OUT
 
     lines, details = [describe_result(result)], result.details
-    if rejected := details.get("rejected"):
+    if rejected := {reason: n for reason, n in details.get("rejected", {}).items() if reason not in LEFT_OUT}:
         assert result.rows is not None and result.output is not None
         lost = sum(rejected.values())
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(rejected.items(), key=lambda r: -r[1]))

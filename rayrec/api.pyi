@@ -17,6 +17,7 @@ def inspect(
     path: AnyPath | Sequence[AnyPath],
     *,
     label: str | None = None,
+    missing_label: int | None = None,
     model: str = "wide_deep",
     rows: int = 100000,
     output: AnyPath | None = None,
@@ -29,6 +30,7 @@ def inspect(
         path: Raw file, folder, glob or URI; several are one table.
         label: Column of the label, or a condition such as 'rating>=4'; by default the one column that has the name of
             one.
+        missing_label: The label of rows that have none; by default they are left out.
         model: Kind of the model in the recipe.
         rows: Rows of the sample, spread over all files.
         output: Recipe to write, which must not exist; without it the recipe is printed.

@@ -188,18 +188,21 @@ Rule = Annotated[
 
 
 class LabelCondition(Config):
-    """A label that a column's value decides: 1 if the condition holds, otherwise 0."""
+    """A label that a column's value decides: 1 if the condition holds, otherwise 0; without one, the value itself."""
 
     column: str
     """The column that decides."""
     at_least: float | None = None
     """The label is 1 where the number of the column is this or more."""
     equals: Names | None = None
-    """The label is 1 where the text of the column is one of these."""
+    """The label is 1 where the value of the column is one of these."""
+    missing: Annotated[int, Field(ge=0, le=1)] | None = None
+    """The label of a row that has no value in the column; None leaves such rows out."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> "LabelCondition":
-        if (self.at_least is None) == (self.equals is None):
+        is_given = self.at_least is not None, self.equals is not None
+        if all(is_given) or not (any(is_given) or self.missing is not None):
             raise ValueError("give at_least or equals, one of the two")
         return self
 
@@ -230,8 +233,8 @@ class FileFormat(Config):
     """How files hold rows."""
 
     format: Literal["auto", "delimited", "json_lines", "parquet"] = "auto"
-    """`auto` recognises it by the name: .parquet, .jsonl, .ndjson, .json; all else is delimited text. Text may be
-    packed by gzip or zstd."""
+    """`auto` recognises it by the name: .parquet, .parq, .pq, .jsonl, .ndjson, .json; all else is delimited text.
+    Text may be packed by gzip or zstd."""
     separator: str | None = Field(None, pattern=r"^[\x00-\x7f]$")
     """What separates fields of delimited text, one ASCII character; None takes a tab if the first line has one,
     otherwise a comma."""
@@ -276,7 +279,7 @@ class TableSourceConfig(SourceConfig, FileFormat):
 
     preprocess: ClassVar[type[PreprocessConfig]] = RowsPreprocessConfig
     label: str | LabelCondition
-    """The column of the label, 0 or 1 (or false and true), or a condition on a column."""
+    """The column of the label, 0 or 1 (or false and true, no and yes), or a condition on a column."""
     weight: str | None = None
     """The column of the rows' weights, in loss and metrics."""
     group: str | None = None

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.inspection.columns import Column, name_words
+from rayrec.inspection.columns import DRESSED, MOST_MISFITS, Column, name_words
 from rayrec.inspection.evidence import Evidence, Reading
 from rayrec.inspection.label import LABEL_NAMES, Label, squeezed
 from rayrec.preprocessing.rows.columns import can_name_a_table
@@ -22,6 +22,7 @@ _GROUP_NAMES = (
 )  # fmt: skip
 _WEIGHT_NAMES = ("weight", "sampleweight", "rowweight", "exampleweight", "importance", "importanceweight")
 _CANDIDATE_WORDS = {"ad", "item", "product", "article", "movie", "offer", "candidate", "creative", "banner", "document"}
+_BIRTH_WORDS = {"birth", "birthday", "birthdate", "born", "dob"}
 _CATEGORY_WORDS = {
     "id", "ids", "uid", "uuid", "guid", "code", "type", "category", "cat", "zip", "zipcode", "postcode", "user", "item",
     "ad", "site", "page", "product", "movie", "device", "model", "brand", "campaign", "advertiser", "publisher", "shop",
@@ -34,10 +35,18 @@ _AMOUNT_WORDS = {
     "seconds", "year", "distance", "rate", "ratio", "share", "percent", "pct", "avg", "mean", "sum", "total", "balance",
     "income", "quantity", "qty", "temperature", "lat", "lon", "lng", "latitude", "longitude", "bid", "rank", "depth",
 }  # fmt: skip
+_ID_WORDS = {"id", "ids", "uid", "uuid", "guid", "code", "zip", "zipcode", "postcode", "hash", "key"}
 _FREE_TEXT_CHARACTERS = 40
-_SMALL_KIND = 1_000
-"""Integers with more values than this are not taken for categories without a name or evidence for it."""
-_FEW_KINDS = 10
+_FEW_KINDS, _MANY_KINDS = 50, 1_000
+"""Integers with up to 50 values are taken for categories unless something speaks for numbers; those with more only if
+their name or the label says so."""
+_FEW_COUNTS = 10
+_RANGES, _FINE_RANGES, _MANY_FOR_RANGES = 16, 64, 320
+_FAR_OUT = 10.0
+"""Distances from the median to the outermost half per cent of the numbers, beyond which others are outliers."""
+_MOST_SENTINELS, _ODD_FREQUENCY = 3, 3
+_SENTINEL_SHARE = 0.01
+"""Share of rows from which on a number that stands for something else has a range of its own."""
 _ROW_ID_REPEATS = 10.0
 """Repeated values that a column with two rows a value would show in the sample, so that none is evidence."""
 _DAY = 86_400.0
@@ -52,8 +61,10 @@ class Decision:
     reason: str
     rules: tuple[dict[str, Any], ...] = ()
     """Rules of `source.features`, without `columns`; those after the first have a `name`."""
+    further: str = ""
+    """Why there are rules after the first."""
     auc: dict[str, Reading] = field(default_factory=dict)
-    """How well the column alone ranks the rows, by reading: `number`, `ranges`, `category`."""
+    """How well the column alone ranks the rows, by reading: `number`, `ranges`, `fine_ranges`, `category`."""
     warning: str | None = None
 
     @property
@@ -92,7 +103,7 @@ def find_roles(columns: Mapping[str, Column], label: Label) -> Roles:
     weight = next((c for c in others if squeezed(c.name) in _WEIGHT_NAMES and _is_weight(c)), None)
     if weight is not None:
         reasons[weight.name] = "the weight of a row in loss and metrics, by its name"
-    times = [c for c in others if c.form == "time" and c.missing_share < 0.01 and c.distinct > 1]
+    times = [c for c in others if c.form == "time" and c.distinct > 1 and _is_row_time(c)]
     time = max(times, key=lambda c: ("timestamp" in name_words(c.name), c.distinct), default=None)
     if time is not None:
         assert time.seconds is not None
@@ -118,17 +129,23 @@ def _group_place(column: Column) -> int:
 
 def _is_group(column: Column, label: Label) -> bool:
     """Whether rows with equal values are a list of which few are positive."""
-    if squeezed(column.name) not in _GROUP_NAMES or column.form not in ("integer", "text") or column.missing_share > 0:
+    is_whole = column.missing_share <= MOST_MISFITS
+    if squeezed(column.name) not in _GROUP_NAMES or column.form not in ("integer", "text") or not is_whole:
         return False
-    rows = column.counts
-    positives = np.bincount(column.codes, weights=np.nan_to_num(label.values), minlength=len(rows))
+    rows, known = column.counts, column.codes >= 0
+    positives = np.bincount(column.codes[known], weights=np.nan_to_num(label.values)[known], minlength=len(rows))
     return bool(rows.mean() >= 1.5 and (positives[rows > 1] <= np.maximum(rows[rows > 1] / 2, 1)).mean() > 0.9)
 
 
 def _is_weight(column: Column) -> bool:
-    return (
-        column.numbers is not None and column.missing_share == 0 and column.range is not None and column.range[0] >= 0
-    )
+    return column.numbers is not None and bool(np.mean(column.row_numbers >= 0) >= 1 - MOST_MISFITS)
+
+
+def _is_row_time(column: Column) -> bool:
+    """Whether a column of times can be when rows were shown, as births and the like cannot."""
+    assert column.seconds is not None
+    is_recent = np.nanquantile(column.seconds, MOST_MISFITS) >= np.datetime64("1990-01-01", "s").astype(float)
+    return column.missing_share < 0.01 and bool(is_recent) and _BIRTH_WORDS.isdisjoint(name_words(column.name))
 
 
 def _is_candidate(column: Column, group: Column) -> bool:
@@ -160,20 +177,50 @@ def decide(
             if decision.role != "time":
                 decision = _without_leak(decision, label, row_time)
             decisions.append(decision)
-    return [_nameable(decision, columns) for decision in decisions]
+    return _named(_with_a_category(decisions))
 
 
-def _nameable(decision: Decision, columns: Mapping[str, Column]) -> Decision:
-    """The decision with another name for a feature whose table cannot have the column's."""
-    name = decision.column.name
-    if decision.kind not in ("categorical", "list", "buckets") or can_name_a_table(name):
-        return decision
-    other = f"{name.replace('.', '_')}_"
-    while other in columns:
-        other += "_"
-    rules = tuple({**rule, "name": rule.get("name", other).replace(".", "_")} for rule in decision.rules)
-    reason = f"{decision.reason}; named '{other}', as no table can be named '{name}'"
-    return replace(decision, rules=rules, reason=reason)
+def _with_a_category(decisions: Sequence[Decision]) -> list[Decision]:
+    """The decisions, with ranges of the numbers and weekdays of times if else there would be no category."""
+    every = [rule for decision in decisions for rule in decision.rules]
+    of_times = {part for rule in every for part in rule.get("derive", ())}
+    if any(rule["kind"] in ("categorical", "list", "buckets") for rule in every) or of_times - {"age"}:
+        return list(decisions)
+    why = "a model needs a category, and there is no other"
+    found = []
+    for decision in decisions:
+        rules, column = decision.rules, decision.column
+        if decision.kind == "numeric":
+            rules = (*rules, _ranges(column, quantiles=_RANGES))
+        elif decision.kind == "timestamp":
+            rules = ({**rules[0], "derive": [*rules[0]["derive"], "weekday"]},)
+        found.append(replace(decision, rules=rules, further=why))
+    return found
+
+
+def _named(decisions: Sequence[Decision]) -> list[Decision]:
+    """The decisions with names for features that no other feature or column has, and that their tables can have."""
+    columns = {decision.column.name for decision in decisions}
+    used: set[str] = set()
+    found = []
+    for decision in decisions:
+        column, rules = decision.column.name, []
+        for rule in decision.rules:
+            needs_table = rule["kind"] not in ("numeric", "vector")
+            name = rule.get("name", column)
+            while True:
+                made = {f"{name}_{part}" for part in rule["derive"]} if "derive" in rule else {name}
+                is_free = not made & (used | columns - {column})
+                if is_free and (not needs_table or all(map(can_name_a_table, made))):
+                    break
+                name = f"{name.replace('.', '_')}_"
+            used |= made
+            rules.append(rule if name == rule.get("name", column) else {**rule, "name": name})
+        reason = decision.reason
+        if rules and rules[0].get("name", column) != column:
+            reason += f"; named '{rules[0]['name']}', as its own name is taken, or none for a table"
+        found.append(replace(decision, rules=tuple(rules), reason=reason))
+    return found
 
 
 def _decide(
@@ -197,7 +244,7 @@ def _decide(
     if column.form == "text" or column.name == roles.candidate:
         readings = {"category": evidence.as_category(column.codes)} if evidence.is_possible else {}
         return Decision(
-            column, "feature", _with_auc(_text_reason(column), readings), ({"kind": "categorical"},), readings
+            column, "feature", _with_auc(_text_reason(column), readings), ({"kind": "categorical"},), auc=readings
         )
     return _numbers(column, evidence)
 
@@ -214,21 +261,23 @@ def _says_nothing(column: Column, total_rows: int) -> str | None:
         return f"constant: every row has '{column.texts[0]}'"
     if column.form == "number" and not column.is_integral:
         return None
-    if column.distinct == column.present and column.form in ("integer", "number", "text"):
+    if column.distinct < column.present:
+        is_long = column.form == "text" and np.mean([len(t) for t in column.texts]) > _FREE_TEXT_CHARACTERS
+        if is_long and column.repeated_share < 0.1 and not column.notes:
+            return f"free text: {1 - column.repeated_share:.0%} of its values occur once"
+    if column.distinct >= (1 - MOST_MISFITS) * column.present and column.form in ("integer", "number", "text"):
         expected = column.present**2 / (2 * max(total_rows, 1))
         is_named = bool({"id", "uuid", "guid", "key", "index", "row"} & set(name_words(column.name)))
         if (column.form == "text" or is_named or _is_running(column)) and (is_named or expected >= _ROW_ID_REPEATS):
-            return f"a row id: all {column.present:,} values differ"
-    is_long = column.form == "text" and np.mean([len(t) for t in column.texts]) > _FREE_TEXT_CHARACTERS
-    if is_long and column.repeated_share < 0.1 and not column.notes:
-        return f"free text: {1 - column.repeated_share:.0%} of its values occur once"
+            all_of = "all" if column.distinct == column.present else f"{column.distinct:,} of"
+            return f"a row id: {all_of} {column.present:,} values differ"
     return None
 
 
 def _is_running(column: Column) -> bool:
-    """Whether numbers only rise, or only fall, from row to row."""
+    """Whether numbers only rise, or only fall, from row to row; but for a few."""
     steps = np.diff(column.row_numbers[np.isfinite(column.row_numbers)])
-    return bool((steps > 0).all() or (steps < 0).all())
+    return bool(max((steps > 0).mean(), (steps < 0).mean()) > 1 - MOST_MISFITS)
 
 
 def _with_auc(reason: str, readings: Mapping[str, Reading]) -> str:
@@ -276,33 +325,41 @@ def _times(column: Column, roles: Roles, evidence: Evidence, row_time: NDArray[n
     role: Role = "time" if is_row_time else "feature"
     if not parts:
         return Decision(column, "time" if is_row_time else "ignored", f"{reason}: too short for an hour or a weekday")
-    readings = {"number": evidence.as_bins(seconds)} if evidence.is_possible else {}
-    return Decision(column, role, reason, ({"kind": "timestamp", "derive": parts, **time_settings(column)},), readings)
+    readings = {"number": evidence.as_bins(seconds, _RANGES)} if evidence.is_possible else {}
+    return Decision(
+        column, role, reason, ({"kind": "timestamp", "derive": parts, **time_settings(column)},), auc=readings
+    )
 
 
 def _numbers(column: Column, evidence: Evidence) -> Decision:
     """A column of numbers: a number, a category or both, by what foretells the label and else by name and values."""
     readings = {}
     if evidence.is_possible:
-        readings = {"number": evidence.as_number(column.row_numbers), "ranges": evidence.as_bins(column.row_numbers)}
+        readings = {
+            "number": evidence.as_number(column.row_numbers),
+            "ranges": evidence.as_bins(column.row_numbers, _RANGES),
+        }
+        if column.distinct > _RANGES:
+            readings["fine_ranges"] = evidence.as_bins(column.row_numbers, _FINE_RANGES)
     if not column.is_integral:
-        return Decision(
-            column,
-            "feature",
-            _with_auc(f"decimals{_range(column)}", readings),
-            _number_rules(column, readings),
-            readings,
-        )
+        return _number(column, _with_auc(f"decimals{_range(column)}", readings), readings)
     if evidence.is_possible:
         readings["category"] = evidence.as_category(column.codes)
     is_category, why = _reads_as_category(column, readings)
-    rules = ({"kind": "categorical"},) if is_category else _number_rules(column, readings)
     shown = f"{column.distinct:,} integers{_range(column)}: {why}"
     if readings:
-        number, category = max(readings["number"].auc, readings["ranges"].auc), readings["category"].auc
+        number, category = _as_number(column, readings).auc, readings["category"].auc
         figures = [f"{category:.3f} as category", f"{number:.3f} as number"]
         shown += f"; AUC {', '.join(figures if is_category else reversed(figures))}"
-    return Decision(column, "feature", shown, rules, readings)
+    if is_category:
+        return Decision(column, "feature", shown, ({"kind": "categorical"},), auc=readings)
+    return _number(column, shown, readings)
+
+
+def _as_number(column: Column, readings: Mapping[str, Reading]) -> Reading:
+    """The best reading of a number that keeps its order; fine ranges of few values would be the values themselves."""
+    kinds = ("number", "ranges", "fine_ranges") if column.distinct > _MANY_FOR_RANGES else ("number", "ranges")
+    return max((readings[kind] for kind in kinds), key=lambda reading: reading.auc)
 
 
 def _range(column: Column) -> str:
@@ -316,20 +373,31 @@ def _shown(number: float) -> str:
 def _reads_as_category(column: Column, readings: Mapping[str, Reading]) -> tuple[bool, str]:
     if column.distinct <= 2:
         return True, "two values"
-    if readings:
-        number = max((readings[name] for name in ("number", "ranges")), key=lambda r: r.auc)
-        if readings["category"].is_better_than(number):
-            return True, "better as category"
-        if number.is_better_than(readings["category"]):
-            return False, "better as number"
     known = [word for word in name_words(column.name) if word in _CATEGORY_WORDS | _AMOUNT_WORDS]
-    if known:
+    is_amount = bool(known) and known[-1] in _AMOUNT_WORDS and column.distinct > _FEW_KINDS
+    if readings:
+        number, category = _as_number(column, readings), readings["category"]
+        if category.is_better_than(number) and not is_amount:
+            return True, "better as category"
+        if number.is_better_than(category):
+            return False, "better as number"
+    if known and (known[-1] in _ID_WORDS | _AMOUNT_WORDS or not _falls_from_the_first(column)):
         return known[-1] in _CATEGORY_WORDS, f"'{known[-1]}' in its name"
     if _looks_like_counts(column):
         return False, "small ones are frequent, as in counts"
-    if column.distinct <= min(_SMALL_KIND, column.present / 5):
+    if column.distinct <= min(_FEW_KINDS, column.present / 5):
         return True, "few values"
+    if readings and column.distinct <= _MANY_KINDS and readings["category"].is_clear and not number.is_clear:
+        return True, "foretells as category alone"
     return False, "many values"
+
+
+def _falls_from_the_first(column: Column) -> bool:
+    """Whether 1, 2, 3, 4 and 5 (perhaps 0 before them) are the most frequent numbers in this order, as in counts."""
+    values, counts = np.unique(column.row_numbers[np.isfinite(column.row_numbers)], return_counts=True)
+    if len(values) <= 5 or values[0] not in (0, 1) or values[4] != values[0] + 4:
+        return False
+    return bool((np.diff(counts[:5]) < 0).all() and counts[4] >= counts[5:].max())
 
 
 def _looks_like_counts(column: Column) -> bool:
@@ -339,29 +407,96 @@ def _looks_like_counts(column: Column) -> bool:
     least, most = values[0], values[-1]
     if not -10 <= least <= 1 or values[min(3, len(values) - 1)] - least > 10:
         return False
-    if column.distinct > _FEW_KINDS:
+    if column.distinct > _FEW_COUNTS:
         return bool(np.median(numbers) - least <= 0.25 * (most - least))
     falls = (np.diff(counts[1:]) <= 0).all() and counts[-1] < counts.max() / 2
     return column.distinct > 3 and bool((np.diff(values) == 1).all() and falls)
 
 
-def _number_rules(column: Column, readings: Mapping[str, Reading]) -> tuple[dict[str, Any], ...]:
-    numbers = column.row_numbers[np.isfinite(column.row_numbers)]
-    low, median, high = np.quantile(numbers, [0.01, 0.5, 0.99])
-    least = float(numbers.min())
-    is_skewed = high - median > 10 * max(median - low, 1e-9) or (least >= 0 and high > 20 * max(median, 1e-9))
-    steps: list[Any]
-    if not is_skewed:
-        steps = ["standardize"]
-    elif least > -10:
-        steps = [{"op": "log", "offset": 1 - min(0, int(np.floor(least)))}, "standardize"]
-    else:
+def _number(column: Column, reason: str, readings: Mapping[str, Reading]) -> Decision:
+    """A number, with ranges beside it where a line does not follow it, or where rows have no value or a sentinel."""
+    numbers = np.sort(column.row_numbers[np.isfinite(column.row_numbers)])
+    sentinels = _sentinels(numbers)
+    body = numbers[~np.isin(numbers, sentinels)]
+    # What is fitted sees the same rows as the test for skew does: sentinels and outliers are clipped before.
+    low, median, high = np.quantile(body, [0.01, 0.5, 0.99])
+    is_skewed = high - median > 10 * max(median - low, 1e-9) or (body[0] >= 0 and high > 20 * max(median, 1e-9))
+    steps: list[Any] = ["standardize"]
+    scaled = body
+    if is_skewed and body[0] > -10:
+        offset = 1 - min(0, int(np.floor(body[0])))
+        steps, scaled = [{"op": "log", "offset": offset}, "standardize"], np.log(body + offset)
+    elif is_skewed:
         steps = ["quantile"]
+    clip: dict[str, Any] = {}
+    if steps != ["quantile"]:
+        low, median, high = np.quantile(scaled, [0.005, 0.5, 0.995])
+        if scaled[0] < median - _FAR_OUT * max(median - low, 1e-9):
+            clip["min"] = _yaml_number(body[np.searchsorted(scaled, low)])
+        elif len(sentinels) and sentinels[0] < body[0]:
+            clip["min"] = _yaml_number(body[0])
+        if scaled[-1] > median + _FAR_OUT * max(high - median, 1e-9):
+            clip["max"] = _yaml_number(body[np.searchsorted(scaled, high)])
+        elif len(sentinels) and sentinels[-1] > body[-1]:
+            clip["max"] = _yaml_number(body[-1])
+    if clip:
+        steps.insert(0, {"op": "clip", **clip})
+        reason += "; clipped to where nearly all values lie"
+    share = float(np.isin(numbers, sentinels).mean())
+    if len(sentinels):
+        reason += (
+            f"; {', '.join(map(_shown, sentinels))} ({share:.1%} of the values) looks like a word for something else"
+        )
+    is_fine = "fine_ranges" in readings and readings["fine_ranges"].is_better_than(readings["ranges"])
+    curve = readings["fine_ranges" if is_fine else "ranges"] if readings else None
+    further = ""
+    if column.missing_share > 0.01:
+        further = f"{column.missing_share:.0%} of the rows have no value, which a range tells apart"
+    elif share > _SENTINEL_SHARE:
+        further = "a value that is no amount has a range of its own"
+    elif curve is not None and curve.is_better_than(readings["number"]):
+        further = "a curve that rises and falls foretells better than a line"
     rules: tuple[dict[str, Any], ...] = ({"kind": "numeric", "transforms": steps},)
-    curved = bool(readings) and readings["ranges"].is_better_than(readings["number"])
-    if curved or column.missing_share > 0.01:
-        rules += ({"kind": "buckets", "name": f"{column.name.replace('.', '_')}_range", "quantiles": 16},)
-    return rules
+    if further:
+        quantiles = _FINE_RANGES if is_fine else _RANGES
+        limits: dict[str, Any] = {"quantiles": quantiles}
+        if share > _SENTINEL_SHARE:
+            begins = np.concatenate([np.quantile(body, np.arange(quantiles) / quantiles), sentinels])
+            limits = {"boundaries": sorted(set(map(_yaml_number, begins)))}
+        rules += (_ranges(column, **limits),)
+    return Decision(column, "feature", reason, rules, further, dict(readings))
+
+
+def _ranges(column: Column, **limits: Any) -> dict[str, Any]:
+    """A rule for ranges of a number, beside that for the number itself; `limits`: `quantiles` or `boundaries`."""
+    return {"kind": "buckets", "name": f"{column.name.replace('.', '_')}_range", **limits}
+
+
+def _sentinels(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Numbers of several rows that stand for something else: the one negative number if it is much more frequent than
+    the next, and those farther out than all others are wide, such as 9999. `numbers` (n,) and what is returned ascend.
+    """
+    values, counts = np.unique(numbers, return_counts=True)
+    found = []
+    if len(values) > 3 and values[0] < 0 <= values[1] and counts[0] > _ODD_FREQUENCY * counts[1]:
+        found.append(values[0])
+        values, counts = values[1:], counts[1:]
+    for _ in range(_MOST_SENTINELS):
+        if len(values) <= 3:
+            break
+        for end, rest in ((-1, values[:-1]), (0, values[1:])):
+            is_far = abs(values[end] - rest[end]) > max(rest[-1] - rest[0], 1)
+            if is_far and counts[end] > 1 and values[end] != 0:
+                found.append(values[end])
+                values, counts = rest, counts[:-1] if end else counts[1:]
+                break
+        else:
+            break
+    return np.sort(np.array(found))
+
+
+def _yaml_number(number: float) -> int | float:
+    return int(number) if number == int(number) and abs(number) < 1e15 else float(f"{number:.9g}")
 
 
 def _without_leak(decision: Decision, label: Label, row_time: NDArray[np.float64] | None) -> Decision:
@@ -391,20 +526,25 @@ def _without_leak(decision: Decision, label: Label, row_time: NDArray[np.float64
         return decision
     reason = f"may leak the label: it {why}; delete this line if it is known before the label"
     warning = f"{column.name}: {why}, so it may leak the label; the recipe ignores it"
-    return Decision(column, "ignored", reason, (), decision.auc, warning)
+    return Decision(column, "ignored", reason, auc=decision.auc, warning=warning)
 
 
-def table_warnings(decisions: Sequence[Decision], label: Label) -> list[str]:
+def table_warnings(decisions: Sequence[Decision], roles: Roles) -> list[str]:
     """What a person should look at before training."""
     warnings = [d.warning for d in decisions if d.warning]
-    unknown = 1 - float(np.isfinite(label.values).mean())
-    if unknown:
-        warnings.append(f"{label.column}: {unknown:.2%} of the rows have no label; preprocessing sets them aside")
+    split = " and the split is at random, so the model may learn from the future" if roles.time is None else ""
     for decision in decisions:
         column = decision.column
-        if column.misfits and decision.role != "ignored":
-            shown = ", ".join(f"'{t}'" for t in column.misfits[:3])
-            warnings.append(f"{column.name}: some values are no number ({shown}); preprocessing sets their rows aside")
-        if column.notes and column.notes[0].startswith(("day and month", "JSON")) and decision.role != "ignored":
-            warnings.append(f"{column.name}: {column.notes[0]}")
+        note = column.notes[0] if column.notes else ""
+        has_digits = bool(column.texts) and any(map(str.isdigit, "".join(column.examples(1))))
+        if note.startswith(DRESSED):
+            what = "read as categories" if decision.rules else "ignored"
+            warnings.append(f"{column.name}: {note}, which are {what}; write plain numbers, such as 1234.5")
+        elif note.startswith(("day and month", "JSON")) and decision.role != "ignored":
+            warnings.append(f"{column.name}: {note}")
+        elif column.form == "text" and column.has_time_name and has_digits and column.distinct > 1:
+            examples = f"such as '{column.examples(1)[0]}'"
+            warnings.append(f"{column.name}: seems to be times, {examples}, but most are in no known format{split}")
+        elif column.form == "time" and roles.time is None and column.missing_share:
+            warnings.append(f"{column.name}: {column.missing_share:.1%} of the rows have no time{split}")
     return warnings

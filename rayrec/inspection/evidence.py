@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 _FOLDS = 5
 _FEW_ROWS = 20_000
 """Samples below this are cut into folds twice, so that chance matters less."""
-_BINS = 16
 _PRIOR_ROWS = 10.0
 """Rows of the mean rate that are added to each value's."""
 _CLEAR = 2.5
@@ -85,12 +84,12 @@ class Evidence:
         places, size = codes + 1, int(codes.max(initial=-1)) + 2
         return self._reading([self._rates(places, size, train)[places[test]] for train, test in self._folds])
 
-    def as_bins(self, numbers: NDArray[np.float64]) -> Reading:
-        """Scores by the smoothed rate of each of 16 ranges of about as many rows; missing ones are one more."""
+    def as_bins(self, numbers: NDArray[np.float64], bins: int) -> Reading:
+        """Scores by the smoothed rate of each of `bins` ranges of about as many rows; missing ones are one more."""
         scores = []
         for train, test in self._folds:
             known = numbers[train & np.isfinite(numbers)]
-            edges = np.unique(np.quantile(known, np.arange(1, _BINS) / _BINS)) if len(known) else np.empty(0)
+            edges = np.unique(np.quantile(known, np.arange(1, bins) / bins)) if len(known) else np.empty(0)
             places = np.where(np.isfinite(numbers), 1 + np.searchsorted(edges, numbers, side="right"), 0)
             scores.append(self._rates(places, len(edges) + 2, train)[places[test]])
         return self._reading(scores)

@@ -1,6 +1,7 @@
 """Recognises the form of raw files: what a recipe must say about them."""
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -8,8 +9,11 @@ import numpy as np
 
 from rayrec.common.errors import UserError
 from rayrec.config.table import FileFormat
+from rayrec.inspection.columns import NULL_WORDS
+from rayrec.inspection.label import column_of_label
 from rayrec.raw.files import Chunk, InputFile, read_lines
 from rayrec.raw.table import format_of
+from rayrec.raw.tables.delimited import first_line
 
 _SEPARATORS = "\t,;|"
 _LINES = 200
@@ -32,14 +36,17 @@ class FileForm:
 
     def with_null_values(self, words: Sequence[str]) -> "FileForm":
         """The same form of files in which `words` stand for missing values."""
-        if not words or not self.is_delimited:
+        if not words:
             return self
-        reasons = {**self.reasons, "null_values": "they stand among numbers or times"}
+        reasons = {**self.reasons, "null_values": "they stand among numbers, times or labels"}
         return replace(self, settings=self.settings.model_copy(update={"null_values": ("", *words)}), reasons=reasons)
 
 
-def recognize(file: InputFile) -> FileForm:
-    """The form of a file, by its name and its first lines. Raises UserError if it has none."""
+def recognize(file: InputFile, label: str | None = None) -> FileForm:
+    """The form of a file, by its name and its first lines; a line with the name of the `label` is a header.
+
+    Raises UserError if the file has none.
+    """
     if format_of(file) != "delimited":
         return FileForm(FileFormat(), False, {})
     lines = _first_lines(file)
@@ -51,13 +58,14 @@ def recognize(file: InputFile) -> FileForm:
     if _has_loose_quotes(lines, separator):
         settings["quote"], reasons["quote"] = False, "double quotes enclose no fields here, they are characters"
     rows = [_fields(line, separator, quote="quote" not in settings) for line in lines]
-    if not _is_header(rows[0], rows[1:]):
+    if not _is_header(rows[0], rows[1:], label):
         settings["header"] = tuple(f"c{number}" for number in range(1, len(rows[0]) + 1))
         reasons["header"] = "the first line looks like data, so columns are numbered; rename them as you like"
     return FileForm(FileFormat.model_validate(settings), True, reasons)
 
 
 def _first_lines(file: InputFile) -> list[str]:
+    first_line(file)  # refuses what is no text
     block = next(read_lines(Chunk(file, 0, 0, None if file.packing else min(file.bytes, 2**20))), b"")
     try:
         lines = [line.decode().removesuffix("\r") for line in block.split(b"\n")[:_LINES]]
@@ -85,12 +93,31 @@ def _has_loose_quotes(lines: Sequence[str], separator: str) -> bool:
     return any(line.count('"') % 2 for line in lines) and len({line.count(separator) for line in lines}) == 1
 
 
-def _is_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
-    """Whether a line names columns: texts that differ, none of which is a value of its column below."""
-    names = [field.strip() for field in first]
-    if any(map(_is_number, names)) or len(set(names)) < len(names) or names.count("") > 1:
-        return False
-    return not any(row[i] == name for row in others for i, name in enumerate(first[: len(row)]))
+def _is_header(first: Sequence[str], others: Sequence[Sequence[str]], label: str | None) -> bool:
+    """Whether a line names columns: it has the label's name, or most columns that tell say so.
+
+    A column of numbers tells by whether its first field is one, too; a column of texts, if the first one is among the
+    others or looks as they do, such as dates.
+    """
+    if label is not None and column_of_label(label, [field.strip() for field in first]) is not None:
+        return True
+    names = votes = 0
+    for i, name in enumerate(field.strip() for field in first):
+        below = [row[i].strip() for row in others if i < len(row) and row != first]
+        below = [field for field in below if field and field not in NULL_WORDS]
+        if not below or not name or name in NULL_WORDS:
+            continue
+        if np.mean([_is_number(field) for field in below]) > 0.9:
+            votes += 1
+            names += not _is_number(name)
+        elif name in below or ("9" in _shape(name) and np.mean([_shape(f) == _shape(name) for f in below]) > 0.5):
+            votes += 1
+    return 2 * names > votes if votes else not any(map(_is_number, first))
+
+
+def _shape(text: str) -> str:
+    """A text with a 9 for each run of digits and an a for each run of letters."""
+    return re.sub(r"[^\W\d_]+", "a", re.sub(r"[0-9]+", "9", text))
 
 
 def _is_number(text: str) -> bool:

@@ -1,21 +1,24 @@
 """Finds the label of a table, and what each row's is."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.common.errors import ConfigError, UserError, did_you_mean
 from rayrec.config.table import LabelCondition
-from rayrec.inspection.columns import FALSE_WORDS, TRUE_WORDS, Column
+from rayrec.inspection.columns import MOST_MISFITS, NULL_WORDS, Column
+from rayrec.raw.tables.cells import read_labels
 
 LABEL_NAMES = frozenset({
     "click", "clicked", "isclick", "isclicked", "clk", "label", "target", "y", "converted", "conversion",
     "isconversion", "isconverted", "purchase", "purchased", "ispurchase", "bought", "buy", "liked", "like", "islike",
     "isliked", "response", "outcome", "ctr", "cvr", "engaged",
 })  # fmt: skip
+_CONDITION = re.compile(r"\s*(?P<column>.+?)\s*(?P<sign>>=|==|=|>|<=|<)\s*(?P<value>.+?)\s*")
 _SHOWN = 5
 
 
@@ -25,10 +28,12 @@ class Label:
 
     column: str
     condition: LabelCondition | None
-    """None if the column's values are 0 and 1, or false and true."""
+    """None if the column's values are labels themselves."""
     values: NDArray[np.float64]
     """(n,) 0 or 1; NaN if it is missing."""
     reason: str
+    null_words: tuple[str, ...] = ()
+    """Texts that stand for a missing label."""
 
     @property
     def rate(self) -> float:
@@ -41,17 +46,24 @@ def squeezed(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def find_label(columns: Mapping[str, Column], given: str | None) -> Label:
+def column_of_label(given: str, names: Collection[str]) -> str | None:
+    """The one of `names` that a label, a column or a condition, speaks of; None if it is not there."""
+    found = _CONDITION.fullmatch(given)
+    return next((n for n in (given, found["column"] if found else given) if n in names), None)
+
+
+def find_label(columns: Mapping[str, Column], given: str | None, missing: int | None = None) -> Label:
     """The label that was named, or the one column that has the name and the values of one.
 
-    Raises ConfigError naming the columns that could be meant, or UserError if the values are no label's.
+    `missing`: the label of a row without a value. Raises ConfigError naming the columns that could be meant, or
+    UserError if the values are no label's.
     """
     if given is not None:
-        return _given_label(columns, given)
+        return _given_label(columns, given, missing)
     two_valued = [c for c in columns.values() if len(_words(c)) == 2]
     named = [c for c in two_valued if squeezed(c.name) in LABEL_NAMES]
     if len(named) == 1:
-        return _two_valued(named[0], "taken by its name and its two values")
+        return _two_valued(named[0], "taken by its name and its two values", missing)
     could_be = named or two_valued
     if not could_be:
         raise ConfigError("--label: no column has two values; name one with a condition, such as --label 'rating>=4'")
@@ -59,62 +71,34 @@ def find_label(columns: Mapping[str, Column], given: str | None) -> Label:
     raise ConfigError(f"--label: name the column of the label; columns of two values: {names}")
 
 
-def _given_label(columns: Mapping[str, Column], given: str) -> Label:
-    if given in columns:
-        column = columns[given]
-        if column.distinct < 2:
-            raise UserError(
-                f"--label {given}: all rows of the sample have {_shown(column)}; a label needs two values: name "
-                "another column, or give files with both"
-            )
-        if len(_words(column)) != 2:
-            raise UserError(
-                f"--label {given}: has {column.distinct:,} values ({_shown(column)}); a label has two: write a "
-                f"condition, such as --label '{given}{_example(column)}'"
-            )
-        return _two_valued(column, "given")
-    found = re.fullmatch(r"\s*(?P<column>.+?)\s*(?P<sign>>=|==|=|>|<=|<)\s*(?P<value>.+?)\s*", given)
-    name = found["column"] if found else given
-    if name not in columns:
+def _given_label(columns: Mapping[str, Column], given: str, missing: int | None) -> Label:
+    name = column_of_label(given, columns)
+    if name is None:
+        found = _CONDITION.fullmatch(given)
+        name = found["column"] if found else given
         raise ConfigError(f"--label {given}: no column '{name}'; {did_you_mean(name, columns, 'columns:')}")
+    column = columns[name]
+    if name == given:
+        return _two_valued(column, "given", missing)
+    found = _CONDITION.fullmatch(given)
     assert found is not None
-    column, sign, value = columns[name], found["sign"], found["value"]
+    sign, value = found["sign"], found["value"]
     if sign not in (">=", "=", "=="):
         raise ConfigError(f"--label {given}: no condition with '{sign}'; write '{name}>=VALUE' or '{name}=VALUE'")
-    if sign == ">=":
-        return _at_least(column, value, given)
-    wanted = tuple(part.strip() for part in value.split(","))
-    values = _equals(column, wanted)
-    # Files may write 5 as 5.0; a condition compares texts.
-    used = sorted({column.texts[code] for code in np.unique(column.codes[values == 1])})
-    condition = LabelCondition(column=name, equals=tuple(dict.fromkeys([*wanted, *used])))
-    return _checked(column, condition, values, given)
-
-
-def _at_least(column: Column, value: str, given: str) -> Label:
+    if sign != ">=":
+        wanted = tuple(part.strip() for part in value.split(","))
+        return _by_condition(column, LabelCondition(column=name, equals=wanted, missing=missing), given)
     try:
         least = float(value)
     except ValueError:
-        raise ConfigError(f"--label {given}: '{value}' is not a number; write '{column.name}>=4'") from None
+        raise ConfigError(f"--label {given}: '{value}' is not a number; write '{name}>=4'") from None
     if column.numbers is None:
-        raise UserError(
-            f"--label {given}: column '{column.name}' holds {_shown(column)}, no numbers; write '{column.name}=VALUE'"
-        )
-    numbers = column.row_numbers
-    values = np.where(np.isfinite(numbers), numbers >= least, np.nan)
-    return _checked(column, LabelCondition(column=column.name, at_least=least), values, given)
+        raise UserError(f"--label {given}: column '{name}' holds {_shown(column)}, no numbers; write '{name}=VALUE'")
+    return _by_condition(column, LabelCondition(column=name, at_least=least, missing=missing), given)
 
 
-def _equals(column: Column, wanted: tuple[str, ...]) -> NDArray[np.float64]:
-    def is_wanted(text: str, number: float) -> bool:
-        return text in wanted or any(_number(w) == number for w in wanted)
-
-    numbers = np.full(len(column.texts), np.nan) if column.numbers is None else column.numbers
-    hits = np.array([is_wanted(t, n) for t, n in zip(column.texts, numbers, strict=True)], np.float64)
-    return np.append(hits, np.nan)[column.codes]
-
-
-def _checked(column: Column, condition: LabelCondition, values: NDArray[np.float64], given: str) -> Label:
+def _by_condition(column: Column, condition: LabelCondition, given: str) -> Label:
+    values, _ = _labels(column, condition)
     found = np.unique(values[np.isfinite(values)])
     if len(found) < 2:
         word = "no row" if not found.any() else "every row"
@@ -122,40 +106,54 @@ def _checked(column: Column, condition: LabelCondition, values: NDArray[np.float
     return Label(column.name, condition, values, "given")
 
 
-def _two_valued(column: Column, reason: str) -> Label:
+def _two_valued(column: Column, reason: str, missing: int | None) -> Label:
+    """The label of a column whose values say 0 or 1, but for a few; or whose two words do."""
+    column = column.without([text for text in column.texts if text in NULL_WORDS])
+    condition = None if missing is None else LabelCondition(column=column.name, missing=missing)
+    values, wrong = _labels(column, condition or column.name)
+    if len(np.unique(values[np.isfinite(values)])) == 2 and wrong.sum() <= MOST_MISFITS * column.present:
+        return Label(column.name, condition, values, reason, column.null_words)
     words = _words(column)
-    true, false = ([w for w in words if w in side] for side in (TRUE_WORDS, FALSE_WORDS))
-    if len(true) != 1 or len(false) != 1:
-        pair = " and ".join(sorted(words))
+    if column.distinct < 2:
+        gaps = column.present < column.rows and not wrong.any()
+        fix = "say what the rows without one are by --missing-label" if gaps else "name another column"
         raise UserError(
-            f"--label {column.name}: its values are {pair}; say which one is 1, such as "
-            f"--label '{column.name}={sorted(words)[-1]}'"
+            f"--label {column.name}: all rows of the sample have {_shown(column)}; a label needs two values: {fix}, or "
+            "give files with both"
         )
-    texts = words[true[0]]
-    values = _equals(column, tuple(texts))
-    is_plain = set(words) in ({"0", "1"}, {"false", "true"})
-    condition = None if is_plain else LabelCondition(column=column.name, equals=tuple(texts))
-    return Label(column.name, condition, values, reason)
+    if len(words) != 2:
+        raise UserError(
+            f"--label {column.name}: has {column.distinct:,} values ({_shown(column)}); a label has two: write a "
+            f"condition, such as --label '{column.name}{_example(column)}'"
+        )
+    if set(words) == {"1", "-1"}:
+        condition = LabelCondition(column=column.name, equals=("1",), missing=missing)
+        return Label(column.name, condition, _labels(column, condition)[0], reason, column.null_words)
+    pair = " and ".join(sorted(words))
+    raise UserError(
+        f"--label {column.name}: its values are {pair}; say which one is 1, such as "
+        f"--label '{column.name}={sorted(words)[-1]}'"
+    )
+
+
+def _labels(column: Column, label: str | LabelCondition) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """(n,) the labels of rows, NaN if missing or wrong; (n,) whether they are wrong."""
+    read, wrong, _ = read_labels(pa.array([*column.texts, None], pa.string()), label)
+    values = read.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
+    return np.where(wrong, np.nan, values)[column.codes], wrong[column.codes]
 
 
 def _words(column: Column) -> dict[str, list[str]]:
-    """The values of a column, without case and `.0`, and the texts of each; at most three of them."""
+    """The values of a column in lower case, and the texts of each; at most three of them."""
     words: dict[str, list[str]] = {}
     if column.form in ("list", "vector", "nested"):
         return words
     for text, count in zip(column.texts, column.counts, strict=True):
         if count:
-            words.setdefault(text.lower().removesuffix(".0"), []).append(text)
+            words.setdefault(text.lower(), []).append(text)
         if len(words) > 2:
             break
     return words
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _shown(column: Column) -> str:
@@ -164,7 +162,9 @@ def _shown(column: Column) -> str:
 
 
 def _example(column: Column) -> str:
-    """A condition that some rows of the column meet."""
+    """A condition that some rows of the column meet, and others do not."""
     if column.numbers is not None and column.range is not None:
-        return f">={np.nanquantile(column.row_numbers, 0.6):g}"
+        numbers = np.sort(column.row_numbers[np.isfinite(column.row_numbers)])
+        higher = numbers[numbers > numbers[0]]
+        return f">={max(numbers[int(0.6 * len(numbers))], higher[0]):.12g}"
     return f"={column.examples(1)[0]}"

@@ -139,16 +139,10 @@ def _feature_lines(decisions: Sequence[Decision]) -> list[str]:
     for decision in decisions:
         for number, rule in enumerate(decision.rules):
             content = {"columns": decision.column.name, **rule}
-            lines.append(_line(f"    - {_flow(content)}", _further(decision) if number else decision.reason))
+            lines.append(
+                _line(f"    - {_flow(content)}", f"also as ranges: {decision.further}" if number else decision.reason)
+            )
     return lines
-
-
-def _further(decision: Decision) -> str:
-    missing = decision.column.missing_share
-    why = f"{missing:.0%} of the rows have no value, which a range tells apart" if missing > 0.01 else (
-        "a curve that rises and falls foretells better than a line"
-    )  # fmt: skip
-    return f"also as ranges: {why}"
 
 
 def _rate_lines(roles: Roles, decisions: Sequence[Decision]) -> list[str]:
@@ -157,7 +151,8 @@ def _rate_lines(roles: Roles, decisions: Sequence[Decision]) -> list[str]:
     for decision in decisions if roles.group is not None else ():
         reading, column = decision.auc.get("category"), decision.column
         is_rated = decision.kind == "categorical" and column.distinct >= _RATED_VALUES
-        if is_rated and reading is not None and reading.is_clear:
+        is_free = all(other.column.name != f"rate_{column.name}" for other in decisions)
+        if is_rated and is_free and reading is not None and reading.is_clear:
             why = f"how often rows of the same value are positive, in other lists; AUC {reading.auc:.3f}"
             lines.append(_line(f"    - {_flow({'keys': column.name})}", why))
     return ["  rates:", *lines] if lines else []
@@ -176,6 +171,9 @@ def _preprocess_lines(total: int, roles: Roles, decisions: Sequence[Decision], *
         split, why = {"kind": "hash", **split}, "at random: no column has times that differ enough"
     limit = 1 if is_ridge else 2 if total < _SMALL else 5 if total < _MEDIUM else 10
     reason = f"a category seen fewer times in {total:,} rows says too little"
+    most = max((int(d.column.counts.max()) for d in decisions if d.kind in ("categorical", "list")), default=limit * 3)
+    if most < limit * 3:
+        limit, reason = 1, "no value is frequent"
     lines = [
         _line(f"  split: {_flow(split)}", why),
         _line(f"  frequency_limit: {limit}", "weight_decay holds rare categories back" if is_ridge else reason),

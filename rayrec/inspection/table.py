@@ -1,17 +1,28 @@
 """Inspects a table: a sample of its files, what each column is, and a recipe for it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rayrec.common.errors import UserError
-from rayrec.inspection.columns import describe_column
+from rayrec.config.preprocess import RowsPreprocessConfig
+from rayrec.config.table import TableSourceConfig
+from rayrec.config.validation import parse_yaml
+from rayrec.inspection.columns import NULL_WORDS, Column, describe_column
 from rayrec.inspection.decisions import Decision, decide, find_roles, table_warnings
 from rayrec.inspection.file_form import recognize
 from rayrec.inspection.label import find_label
 from rayrec.inspection.recipe_text import write_recipe
+from rayrec.preprocessing.rows.columns import plan_columns
+from rayrec.raw.blocks import LEFT_OUT, Reason
 from rayrec.raw.files import list_inputs
-from rayrec.raw.sample import Sample, sample_rows
+from rayrec.raw.sample import LeftOut, Sample, read_again, sample_rows
+from rayrec.raw.table import open_table
+from rayrec.recipes import RecipeContent
+
+_FEW_OF_A_KIND = 10
+_SAFETY = 2
+"""Of files that were not read whole, rows that were not seen may be worse than those of the sample."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +34,10 @@ class InspectedTable:
     warnings: list[str]
     recipe: str
     """The YAML of a recipe for it."""
+    left_out: LeftOut
+    """The lines of the sample's places that preprocessing by this recipe leaves out."""
+    can_run: bool
+    """Whether few enough rows are bad for preprocessing."""
 
     def columns_as_json(self) -> list[dict[str, Any]]:
         """The facts about each column, and what it becomes."""
@@ -30,31 +45,95 @@ class InspectedTable:
 
 
 def inspect_table(
-    paths: Sequence[str], label: str | None, model: str, rows: int, command: str, seed: int = 0
+    paths: Sequence[str],
+    label: str | None,
+    model: str,
+    rows: int,
+    command: str,
+    seed: int = 0,
+    missing_label: int | None = None,
 ) -> InspectedTable:
     """Inspect `rows` rows of the files at `paths`.
 
-    `label` is a column or a condition, None to look for one; `model` the kind of the recipe's model, `command` what the
-    recipe says it was written by. Raises UserError.
+    `label` is a column or a condition, None to look for one; `missing_label` that of rows without one; `model` the kind
+    of the recipe's model, `command` what the recipe says it was written by. What the recipe would leave out is counted
+    by reading again; a column with too many bad values is taken for text, or else ignored. Raises UserError.
     """
     files = list_inputs(paths)
-    form = recognize(files[0])
+    form = recognize(files[0], label)
     sample = sample_rows(files, form.settings, rows, seed)
     if not sample.rows.num_rows:
-        raise UserError(f"{files[0].name}: no rows; give files with rows")
+        lost = read_again(sample, sample.table.reader([]))
+        why = f"no row can be read: {_bad_rows(lost)}" if lost.bad else "no rows; give files with rows"
+        raise UserError(f"{files[0].name}: {why}")
     columns = {
         name: describe_column(name, sample.rows[name], delimited=form.is_delimited, named=form.has_names)
         for name in sample.rows.column_names
     }
-    found = find_label(columns, label)
-    roles = find_roles(columns, found)
-    decisions = decide(columns, found, roles, total_rows=sample.total_rows, seed=seed)
-    if not any(decision.rules for decision in decisions):
-        why = "; ".join(f"{d.column.name} {d.reason}" for d in decisions if d.role == "ignored")
-        raise UserError(f"{paths[0]}: no column can be a feature ({why or 'there is none besides the label'})")
-    form = form.with_null_values(sorted({word for d in decisions if d.rules for word in d.column.null_words}))
-    recipe = write_recipe(command, sample, form, found, roles, decisions, model)
-    return InspectedTable(sample, decisions, table_warnings(decisions, found), recipe)
+    while True:
+        found = find_label(columns, label, missing_label)
+        roles = find_roles(columns, found)
+        decisions = decide(columns, found, roles, total_rows=sample.total_rows, seed=seed)
+        if not any(decision.rules for decision in decisions):
+            why = "; ".join(f"{d.column.name} {d.reason}" for d in decisions if d.role == "ignored")
+            raise UserError(f"{paths[0]}: no column can be a feature ({why or 'there is none besides the label'})")
+        words = {word for d in decisions if d.role != "ignored" for word in d.column.null_words}
+        # A word that is a value of another column is no missing value there.
+        values = {text for d in decisions if d.rules and d.column.form == "text" for text in d.column.texts}
+        words = (words & set(NULL_WORDS)) | (words - values)
+        written = form.with_null_values(sorted(words | set(found.null_words)))
+        text = write_recipe(command, sample, written, found, roles, decisions, model)
+        left_out, most = _left_out(sample, text)
+        can_run = left_out.share <= (most if sample.is_whole else most / _SAFETY)
+        worst = [name for name, _ in left_out.columns.most_common() if name != found.column]
+        if can_run or not worst:
+            break
+        limit = most * (left_out.rows + left_out.bad)
+        for name in [name for name in worst if left_out.columns[name] > limit] or worst[:1]:
+            columns[name] = _plainer(columns[name], left_out)
+    warnings = table_warnings(decisions, roles)
+    fewer = min((found.values == side).sum() for side in (0, 1))
+    if sample.is_whole and fewer < _FEW_OF_A_KIND:
+        warnings.append(f"{found.column}: {fewer} rows of one kind are too few to train and to measure on")
+    if unknown := left_out.reasons[Reason.NO_LABEL]:
+        share = unknown / (unknown + left_out.bad + left_out.rows)
+        warnings.append(
+            f"{found.column}: {share:.2%} of the rows have no label and are left out; --missing-label says what they "
+            "are otherwise"
+        )
+    if left_out.bad:
+        warnings.append(f"{_bad_rows(left_out)}" + ("" if can_run else "; too many for `rayrec preprocess`: mend them"))
+    return InspectedTable(sample, decisions, warnings, text, left_out, can_run)
+
+
+def _left_out(sample: Sample, text: str) -> tuple[LeftOut, float]:
+    """What preprocessing by a recipe leaves out where the sample was read, and the most bad rows that it bears."""
+    recipe = RecipeContent("the recipe", {"name": "inspected", **parse_yaml(text)}).resolve()
+    assert isinstance(recipe.source, TableSourceConfig) and isinstance(recipe.preprocess, RowsPreprocessConfig)
+    source, split = recipe.source, recipe.preprocess.split
+    table = open_table(sample.table.files, source)
+    plan = plan_columns(source, split, table.columns.names, {})
+    return read_again(sample, plan.reader(table, source, split)), recipe.preprocess.max_rejected_fraction
+
+
+def _plainer(column: Column, left_out: LeftOut) -> Column:
+    """A column as text, as too many of its values are not what it seemed to be; or if it is text, as nothing."""
+    share = left_out.columns[column.name] / (left_out.rows + left_out.bad)
+    seemed = {"integer": "integers", "number": "numbers", "time": "times"}.get(column.form, f"{column.form}s")
+    note = f"{share:.1%} of its values are no {seemed}"
+    if column.form == "text" or (column.lengths is not None and column.separator is None):
+        return replace(column, form="nested", type=f"values of several types ({note})")
+    return replace(column, form="text", notes=(note,), null_words=())
+
+
+def _bad_rows(left_out: LeftOut) -> str:
+    """How many rows are bad and why, with the first one, in one line."""
+    counts = ", ".join(f"{n:,} {reason}" for reason, n in left_out.reasons.most_common() if reason not in LEFT_OUT)
+    first = left_out.examples[0]
+    where = first["file"] + (f", line {first['line']}" if first["line"] is not None else "")
+    cell = f" (column '{first['column']}': {first['value'][:100]!a})" if first["column"] is not None else ""
+    total = left_out.bad + left_out.rows
+    return f"{left_out.bad:,} of {total:,} rows are bad ({counts}); the first is {where}: {first['reason']}{cell}"
 
 
 def _as_json(decision: Decision, total_rows: int) -> dict[str, Any]:

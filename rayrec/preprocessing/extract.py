@@ -20,7 +20,7 @@ from rayrec.preprocessing.segments import SEGMENT_ROWS, Piece
 from rayrec.preprocessing.tasks import counted_rows, run_brief_tasks, user_errors
 from rayrec.preprocessing.workers.contract import Counter
 from rayrec.preprocessing.workspace import Workspace
-from rayrec.raw.blocks import REJECTED_SCHEMA, RawBlock, RowReader, describe_rejected
+from rayrec.raw.blocks import LEFT_OUT, REJECTED_SCHEMA, RawBlock, Reason, RowReader, describe_rejected
 from rayrec.raw.files import Chunk, InputFile, plan_chunks
 from rayrec.storage.files import files_in, open_parquet, remove
 from rayrec.storage.parquet_files import new_parquet, new_parquet_files
@@ -213,21 +213,34 @@ def _extract_chunk(
 def _check_rejected(
     extracted: Sequence[ExtractedChunk], max_fraction: float, fixes: Mapping[str, str]
 ) -> dict[str, int]:
-    """The number of bad rows by reason. Raises UserError if there are no rows, or if too large a share is bad."""
+    """The number of lines that are no rows by reason, also of those that are left out.
+
+    Raises UserError if there are no rows, or if too large a share of those that are not left out is bad.
+    """
     lines = sum(chunk.lines for chunk in extracted)
     if lines == 0:
         raise UserError(f"{extracted[0].file}: empty; there are no rows to preprocess")
     reasons: Tally[str] = Tally()
     for chunk in extracted:
         reasons.update(chunk.rejected)
-    bad = reasons.total()
+    of_no_label = reasons[Reason.NO_LABEL]
+    if of_no_label and not any(piece.rows for c in extracted for pieces in c.pieces.values() for piece in pieces):
+        raise UserError(f"{extracted[0].file}: no row has a label (of {of_no_label:,}); give rows that have one")
+    of_bad = Tally({reason: number for reason, number in reasons.items() if reason not in LEFT_OUT})
+    bad, lines = of_bad.total(), lines - sum(reasons[reason] for reason in LEFT_OUT)
     if bad > max_fraction * lines:
-        offset, first = next((o, c) for o, c in zip(_first_lines(extracted), extracted, strict=True) if c.rejected)
+        offset, first = next(
+            (o, c)
+            for o, c in zip(_first_lines(extracted), extracted, strict=True)
+            if not LEFT_OUT.issuperset(c.rejected)
+        )
         with open_parquet(first.rejected_path) as file:
-            example = file.read().slice(0, 1).to_pylist()[0]
+            rows = file.read()
+        is_bad = pc.invert(pc.is_in(rows["reason"], value_set=pa.array(map(str, LEFT_OUT))))
+        example = rows.filter(is_bad).slice(0, 1).to_pylist()[0]
         example["line"] += offset
         fix = f"; {fixes[example['reason']]}" if example["reason"] in fixes else ""
-        counts = ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common())
+        counts = ", ".join(f"{number:,} {reason}" for reason, number in of_bad.most_common())
         raise UserError(
             f"{bad:,} of {lines:,} rows are bad ({counts}), more than preprocess.max_rejected_fraction "
             f"({max_fraction:g}); the first is {describe_rejected(example)}{fix}"

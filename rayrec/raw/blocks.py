@@ -56,6 +56,12 @@ class Reason(StrEnum):
     KEY = "no value in a column that needs one"
     LIST = "not (user,item) and its negatives"
     SCORE = "values so large that the score is not a number"
+    NO_LABEL = "no label"
+    HEADER = "header repeated"
+
+
+LEFT_OUT = frozenset({Reason.NO_LABEL, Reason.HEADER})
+"""Reasons of lines that are left out though nothing is wrong with them: they do not count as bad rows."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """A sample of the rows of a table's files, spread over all of them."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -9,13 +11,15 @@ from numpy.typing import NDArray
 
 from rayrec.config.table import FileFormat
 from rayrec.features.raw_values import Values
+from rayrec.raw.blocks import LEFT_OUT
 from rayrec.raw.files import Chunk, InputFile, read_lines
-from rayrec.raw.table import TableFiles, open_table
+from rayrec.raw.table import TableFiles, TableReader, open_table
 from rayrec.raw.tables.cells import Cells, as_text
 from rayrec.raw.tables.parquet import ParquetLayout, RowGroup, open_parquet, row_groups
 
 _PLACES = 64
 """The number of places in large files that are read."""
+_EXAMPLES = 3
 _WHOLE_BYTES = 2**26
 """Files that are smaller together are read whole."""
 
@@ -31,6 +35,33 @@ class Sample:
     """Rows of all files, estimated unless `is_whole`."""
     is_whole: bool
     """Whether every row was read, though perhaps not kept."""
+    table: TableFiles
+    places: Sequence["_Place"]
+    """Where rows were read."""
+
+
+@dataclass
+class LeftOut:
+    """What preprocessing makes of the lines where a sample was read."""
+
+    rows: int = 0
+    """Good rows."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """The other lines by reason."""
+    columns: Counter[str] = field(default_factory=Counter)
+    """Bad values by column."""
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    """The first bad rows, with the columns of `REJECTED_SCHEMA`; `line` is None where it is not known."""
+
+    @property
+    def bad(self) -> int:
+        """Bad rows."""
+        return sum(number for reason, number in self.reasons.items() if reason not in LEFT_OUT)
+
+    @property
+    def share(self) -> float:
+        """The share of bad rows among the rows that are not left out."""
+        return self.bad / max(self.bad + self.rows, 1)
 
 
 @dataclass(frozen=True)
@@ -98,13 +129,33 @@ def sample_rows(files: Sequence[InputFile], table_format: FileFormat, rows: int,
         places = list(_places(table, budget, rows, random))
     kept = _Kept(rows, random, table.columns.names)
     bytes_read = rows_read = 0
-    for place in places:
-        place_bytes, place_rows = _read(place, table, kept)
+    for number, place in enumerate(places):
+        place_bytes, place_rows, lines = _read(place, table, kept)
         bytes_read += place_bytes
         rows_read += place_rows
+        places[number] = replace(place, max_rows=lines)
     kept.prune()
     total_rows = rows_read if is_whole else round(rows_read * total_bytes / max(bytes_read, 1))
-    return Sample(_concat(kept.parts, table.columns), bytes_read, total_rows, is_whole)
+    return Sample(_concat(kept.parts, table.columns), bytes_read, total_rows, is_whole, table, places)
+
+
+def read_again(sample: Sample, reader: TableReader) -> LeftOut:
+    """Read the places of a sample as preprocessing reads them with the reader."""
+    found = LeftOut()
+    for place in sample.places:
+        lines = 0
+        for block in reader.read(place.chunk):
+            found.rows += block.rows.num_rows
+            found.reasons.update(block.rejected["reason"].to_pylist())
+            found.columns.update(block.rejected["column"].drop_null().to_pylist())
+            for row in block.rejected.to_pylist() if len(found.examples) < _EXAMPLES else ():
+                if row["reason"] not in LEFT_OUT:
+                    found.examples.append({**row, "line": row["line"] if place.chunk.start == 0 else None})
+            lines += block.num_lines
+            if lines >= place.max_rows:
+                break
+    del found.examples[_EXAMPLES:]
+    return found
 
 
 def _bytes_per_row(table: TableFiles) -> int:
@@ -142,22 +193,23 @@ def _places(table: TableFiles, budget: int, rows: int, random: np.random.Generat
                 yield _Place(Chunk(file, index, start, min(start + budget // _PLACES, file.bytes)))
 
 
-def _read(place: _Place, table: TableFiles, kept: _Kept) -> tuple[int, int]:
-    """The bytes of the file and the rows that were read; a Parquet file counts by row group."""
+def _read(place: _Place, table: TableFiles, kept: _Kept) -> tuple[int, int, int]:
+    """Return the bytes of the file, the rows and the lines that were read; a Parquet file counts by row group."""
     file = place.chunk.file
     counted = _CountedFile(**{name: getattr(file, name) for name in InputFile.__dataclass_fields__})
     chunk = replace(place.chunk, file=counted)
-    texts = rows = packed = 0
+    texts = rows = lines = packed = 0
     for text, cells in table.layouts[chunk.file_index].read(chunk, dict.fromkeys(table.columns.names)):
         kept.add(cells)
         texts += len(text)
         rows += len(cells.positions)
+        lines += cells.num_lines
         packed = counted.opened[-1].tell() if file.packing else 0
         if texts >= place.max_bytes or rows >= place.max_rows:
             break
     if place.group is not None:
-        return place.group.bytes, place.group.rows
-    return packed or texts or file.bytes, rows
+        return place.group.bytes, place.group.rows, lines
+    return packed or texts or file.bytes, rows, lines
 
 
 def _as_array(values: Values | None, rows: int) -> pa.Array:

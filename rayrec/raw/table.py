@@ -27,6 +27,8 @@ Layout = delimited.DelimitedLayout | json_lines.JsonLinesLayout | parquet.Parque
 _PACKED_SUFFIXES = {".gz", ".gzip", ".zip", ".zst", ".zstd"}
 _FORMATS: dict[str, Literal["parquet", "json_lines"]] = {
     ".parquet": "parquet",
+    ".parq": "parquet",
+    ".pq": "parquet",
     ".jsonl": "json_lines",
     ".ndjson": "json_lines",
     ".json": "json_lines",
@@ -101,17 +103,19 @@ class TableFiles:
         weight: str | None = None,
         required: Collection[str] = (),
         list_lengths: Sequence[ListLength] = (),
+        null_values: tuple[str, ...] = (),
     ) -> TableReader:
         """A reader of raw columns, and of the label if there is one.
 
-        A row is bad if a value cannot be read, if the label is missing or neither 0 nor 1 (nor false nor true), if one
-        of the columns `required` has no value, if the column `weight` (a number) has none from 0 on, or if a list has
-        not the length that `list_lengths` says, or no weight from 0 on for each value. Without `needs_label` such a
-        label is null. The label's column is not one of `columns`. Raises UserError if a column is not there, unless it
-        is optional, or if it holds what it cannot be read from.
+        A row is bad if a value cannot be read, if the label is neither 0 nor 1 (nor a word of `LABEL_WORDS`), if one of
+        the columns `required` has no value, if the column `weight` (a number) has none from 0 on, or if a list has not
+        the length that `list_lengths` says, or no weight from 0 on for each value. A row without a label, or with one
+        of `null_values`, is left out. Without `needs_label` the label of all these rows is null. The label's column is
+        not one of `columns`. Raises UserError if a column is not there, unless it is optional, or if it holds what it
+        cannot be read from.
         """
         lengths = tuple(list_lengths)
-        types = RowTypes(tuple(columns), label, weight, frozenset(required), lengths, needs_label=needs_label)
+        types = RowTypes(tuple(columns), label, weight, frozenset(required), lengths, null_values, needs_label)
         for name in types.wanted:
             if name not in self.columns.names and name not in self.optional:
                 hint = did_you_mean(name, self.columns.names, "it has")

@@ -511,7 +511,7 @@ INSPECT = [
         "label of five values",
         "clicks.csv --label rating",
         "--label rating: has 5 values ('1', '2', '3', '4', '5'); a label has two: write a condition, such as "
-        "--label 'rating>=3.4'",
+        "--label 'rating>=4'",
         1,
     ),
     _inspect(
@@ -611,6 +611,11 @@ INSPECT = [
         "compared with a label",
         "clicks.csv --against full --label click",
         "--label: the dataset says what the label is; leave it out with --against",
+    ),
+    _inspect(
+        "compared with a label for rows without one",
+        "clicks.csv --against full --missing-label 0",
+        "--missing-label: the dataset says what the label is; leave it out with --against",
     ),
     _inspect(
         "compared files of other columns",

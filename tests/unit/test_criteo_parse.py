@@ -38,7 +38,7 @@ BAD = {
     "a column more": (row() + b"\t", Reason.COLUMNS),
     "empty line": (b"", Reason.COLUMNS),
     "label 2": (row("2"), Reason.LABEL),
-    "label missing": (row(""), Reason.LABEL),
+    "label missing": (row(""), Reason.NO_LABEL),
     "word": (row(numbers={3: "x"}), Reason.NUMBER),
     "latin-1": (row(categories={0: "h\udce9llo"}), Reason.UTF8),
     "carriage return": (row(categories={0: "a\rb"}), Reason.CARRIAGE_RETURN),

@@ -38,7 +38,7 @@ def row(label: str = "1", integers: dict[int, str] | None = None, categories: di
 
 
 def parse(data: bytes) -> ParsedLines:
-    layout = DelimitedLayout(NAMES, "\t", has_quotes=False, null_values=("",), has_header=False)
+    layout = DelimitedLayout(NAMES, "\t", has_quotes=False, null_values=("",), header=None)
     return TYPES.parse(layout.split(data, TYPES.wanted))
 
 
@@ -63,7 +63,7 @@ BAD: dict[str, tuple[bytes, Reason, str | None]] = {
     "label 2": (row("2"), Reason.LABEL, "label"),
     "label -1": (row("-1"), Reason.LABEL, "label"),
     "label 10": (row("10"), Reason.LABEL, "label"),
-    "label missing": (row(""), Reason.LABEL, "label"),
+    "label missing": (row(""), Reason.NO_LABEL, "label"),
     "label with byte order mark": (b"\xef\xbb\xbf" + row(), Reason.LABEL, "label"),
     "word": (row(integers={3: "x"}), Reason.INTEGER, "I4"),
     "decimal": (row(integers={3: "1.5"}), Reason.INTEGER, "I4"),
@@ -208,6 +208,17 @@ def test_quotes(name: str, ending: bytes, tmp_path: Path) -> None:
         assert rows == [["1", "2", "3"], expected, ["4", "5", "6"]]
 
 
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("chunk_bytes", [20, 2**20])
+def test_a_header_between_rows_is_no_row(ending: bytes, chunk_bytes: int, tmp_path: Path) -> None:
+    (tmp_path / "file.csv").write_bytes(
+        ending.join([b'id,"name"', b"1,ab", b'id,"name"', b'22,"name"', b"id,name", b""])
+    )
+    found = read_table(tmp_path / "file.csv", raw_columns(id="text", name="text"), chunk_bytes=chunk_bytes)
+    assert [tuple(row.values()) for row in found.rows] == [("1", "ab"), ("22", "name"), ("id", "name")]
+    assert found.reasons == [(3, str(Reason.HEADER), None, None)]
+
+
 def texts_of(cells: Cells) -> list[tuple[str, ...]]:
     """The rows, as they stand."""
     return list(zip(*(pa.array(column).to_pylist() for column in cells.columns.values()), strict=True))
@@ -220,7 +231,7 @@ def test_quoted_fields_as_python_writes_them(rows: list[list[str]], is_quoted: b
     if is_quoted:
         writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writerows(rows)
-    layout = DelimitedLayout(("x", "y"), ",", has_quotes=True, null_values=(), has_header=False)
+    layout = DelimitedLayout(("x", "y"), ",", has_quotes=True, null_values=(), header=None)
     cells = layout.split(text.getvalue().encode(), ["x", "y"])
     assert cells.bad_lines == {}
     assert list(map(list, texts_of(cells))) == rows
@@ -228,7 +239,7 @@ def test_quoted_fields_as_python_writes_them(rows: list[list[str]], is_quoted: b
 
 @given(st.lists(st.text('a",', max_size=8), min_size=1))
 def test_lines_of_any_quotes_are_read_alone_as_among_others(lines: list[str]) -> None:
-    layout = DelimitedLayout(("x", "y"), ",", has_quotes=True, null_values=(), has_header=False)
+    layout = DelimitedLayout(("x", "y"), ",", has_quotes=True, null_values=(), header=None)
 
     def split(text: list[str]) -> list[Any]:
         cells = layout.split("".join(f"{line}\n" for line in text).encode(), ["x", "y"])

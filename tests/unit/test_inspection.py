@@ -88,6 +88,13 @@ def describe(values: list[Any], name: str = "x", named: bool = True) -> Column:
         ("when_ms", ["1537799250123", "1537799250999"], "time", "ms"),
         ("at", ["14/10/2021", "15/10/2021"], "time", "%d/%m/%Y"),
         ("at", ["10/14/2021 10:00", "12/31/2021 23:59"], "time", "%m/%d/%Y %H:%M"),
+        ("at", ["01/05/2021 12:30 AM", "31/05/2021 01:30 PM"], "time", "%d/%m/%Y %I:%M %p"),
+        ("at", ["2021-05-01 12:30 AM", "2021-05-01 01:30 PM"], "time", "%Y-%m-%d %I:%M %p"),
+        ("at", ["May 1, 2021", "Jun 12, 2021"], "time", "%b %d, %Y"),
+        ("ts", ["1714521600.000", "1714525620.5"], "time", "s"),
+        ("born", ["1931-05-01", "1987-01-31"], "time", "iso"),
+        ("n", ["517.0", "12", " 7 "], "integer", None),
+        ("flag", ["True", "true", "FALSE"], "text", None),
         ("ratio", ["1/2", "3/4"], "text", None),
         ("version", ["1.2.3", "1.2.4"], "text", None),
     ],
@@ -105,7 +112,7 @@ def test_words_for_missing_values_among_numbers_count_as_missing() -> None:
 
 def test_a_few_misfits_leave_a_column_one_of_numbers() -> None:
     column = describe([*map(str, range(1_000)), "oops"])
-    assert (column.form, column.misfits) == ("integer", ("oops",))
+    assert (column.form, column.null_words, column.present) == ("integer", (), 1_000)
     assert describe([*map(str, range(10)), "oops"]).form == "text"
 
 
@@ -216,7 +223,7 @@ def test_missing_numbers_are_evidence_too() -> None:
     numbers = np.where(rng.random(ROWS) < np.where(label == 1, 0.8, 0.2), np.nan, rng.random(ROWS))
     evidence = Evidence(label)
     assert evidence.as_number(numbers).auc > 0.75
-    assert evidence.as_bins(numbers).auc > 0.75
+    assert evidence.as_bins(numbers, 16).auc > 0.75
 
 
 # --- what columns become
@@ -272,6 +279,89 @@ def test_a_curve_is_found_that_no_line_follows(inspect: Inspect) -> None:
     assert "rises and falls" in found.recipe
 
 
+def test_ordered_integers_of_many_values_are_numbers(inspect: Inspect) -> None:
+    rng = np.random.default_rng(0)
+    rows = 20_000
+    delay = np.round(rng.gamma(1.2, 25, rows) - 20).astype(int)
+    credit = np.where(rng.random(rows) < 0.1, 0, np.round(rng.lognormal(6, 1.4, rows))).astype(int)
+    campaign = np.minimum(rng.geometric(0.4, rows), 60)
+    gate = rng.integers(1_000, 1_400, rows)
+    scores = delay / 40 - (credit == 0) + rng.normal(0, 1.5, 1_400)[gate] - np.log(campaign) / 2 - 2
+    found = inspect({"delay": delay, "credit": credit, "campaign": campaign, "gate": gate, "click": clicks_by(scores)})
+    kinds = {d.column.name: d.kind for d in found.decisions}
+    assert kinds == {"delay": "numeric", "credit": "numeric", "campaign": "numeric", "gate": "categorical",
+                     "click": "label"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sentinel", "share"), [(-1, 0.3), (-999_999, 0.001), (-999_999, 0.3), (999_999_999, 0.001), (999_999_999, 0.3)]
+)
+def test_sentinels_do_not_spoil_a_column(inspect: Inspect, sentinel: int, share: float) -> None:
+    rng = np.random.default_rng(0)
+    is_sentinel = rng.random(ROWS) < share
+    found = inspect({"price": np.where(is_sentinel, sentinel, rng.integers(3, 900, ROWS)), "shop": np.arange(ROWS) % 9})
+    number, *ranges = decision(found, "price").rules
+    assert number["transforms"] == [{"op": "clip", **({"min": 3} if sentinel < 0 else {"max": 899})}, "standardize"]
+    assert f"{sentinel:,}" in decision(found, "price").reason
+    if share == 0.3:  # the sentinel has a range of its own
+        assert {3, sentinel}.intersection(ranges[0]["boundaries"])
+    else:
+        assert not ranges
+
+
+def test_outliers_are_clipped_where_the_others_lie(inspect: Inspect) -> None:
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(50, 10, ROWS).round(3)
+    numbers[:9] = 10.0 ** np.arange(4, 13)
+    rule = decision(inspect({"x": numbers, "shop": np.arange(ROWS) % 9}), "x").rules[0]
+    assert rule["transforms"][1:] == ["standardize"]
+    assert 60 < rule["transforms"][0]["max"] < 100
+
+
+def test_one_odd_value_takes_no_role_away(inspect: Inspect) -> None:
+    rng = np.random.default_rng(0)
+    displays = np.arange(ROWS) // 5
+    start = np.datetime64("2024-03-01T00:00:00")
+    table: dict[str, Any] = {
+        "display_id": [None if i == 77 else v for i, v in enumerate(displays)],
+        "weight": ["?" if i == 78 else v for i, v in enumerate(rng.random(ROWS))],
+        "time": ["soon" if i == 79 else v for i, v in enumerate(start + np.arange(ROWS) * np.timedelta64(9, "m"))],
+        "row": [0, *range(1, ROWS - 1), 5],
+        "price": ["007" if i == 80 else v for i, v in enumerate(rng.integers(10, 900, ROWS))],
+        "shop": np.arange(ROWS) % 9,
+        "click": (np.arange(ROWS) % 5 == rng.integers(5, size=ROWS // 5)[displays]).astype(int),
+    }
+    found = inspect(table)
+    roles = {"display_id": "group", "weight": "weight", "time": "time", "row": "ignored", "price": "feature"}
+    assert {name: decision(found, name).role for name in roles} == roles
+    assert decision(found, "price").kind == "numeric"
+    assert found.left_out.reasons.total() == 3 and found.can_run
+    assert yaml.safe_load(found.recipe)["preprocess"]["split"]["kind"] == "time"
+
+
+@pytest.mark.parametrize(
+    ("values", "warning"),
+    [
+        ([f"{v * 37:,}" for v in range(1, ROWS + 1)], "numbers with a mark between thousands, such as '1,0"),
+        ([f"{v % 90},{v % 7}" for v in range(ROWS)], "numbers with a decimal comma"),
+        ([f"{v % 90} EUR" for v in range(ROWS)], "numbers with a currency sign"),
+        ([f"-US${v % 90}.50" for v in range(ROWS)], "numbers with a currency sign"),
+        ([f"{v % 90}\u202f{v % 900 + 100}" for v in range(ROWS)], "numbers with a mark between thousands"),
+        ([f"{v % 90}%" for v in range(ROWS)], "numbers with a percent sign"),
+    ],
+)
+def test_numbers_in_other_dress_are_warned_of(inspect: Inspect, values: list[str], warning: str) -> None:
+    found = inspect({"x": pa.array(values), "shop": pa.array(np.arange(ROWS) % 9)}, parquet=True)
+    (said,) = found.warnings
+    assert said.startswith(f"x: {warning}")
+
+
+def test_a_lost_time_is_said(inspect: Inspect) -> None:
+    weeks = [f"2024-W{i % 50:02d}" for i in range(ROWS)]
+    (said,) = inspect({"created_at": weeks, "shop": np.arange(ROWS) % 9}).warnings
+    assert "'2024-W00'" in said and "the split is at random" in said
+
+
 def test_row_ids_constants_and_empty_columns_are_ignored(inspect: Inspect) -> None:
     rng = np.random.default_rng(0)
     found = inspect({
@@ -310,6 +400,12 @@ def test_times_become_hours_and_weekdays_and_order_the_split(inspect: Inspect) -
     recipe = yaml.safe_load(found.recipe)
     assert recipe["source"]["time"] == "timestamp"
     assert recipe["preprocess"]["split"]["kind"] == "time"
+
+
+def test_births_are_no_times_of_rows(inspect: Inspect) -> None:
+    days = np.datetime64("1945-03-01") + np.random.default_rng(0).integers(20_000, size=ROWS)
+    recipe = yaml.safe_load(inspect({"born": days, "since": days, "shop": np.arange(ROWS) % 9}).recipe)
+    assert "time" not in recipe["source"] and recipe["preprocess"]["split"]["kind"] == "hash"
 
 
 def test_lists_and_vectors_get_their_rules(inspect: Inspect) -> None:
@@ -414,8 +510,8 @@ def test_the_label_is_found_by_name_and_values(inspect: Inspect) -> None:
     ("label", "content", "condition"),
     [
         ("rating>=4", {"rating": ["1", "4", "5"]}, {"column": "rating", "at_least": 4.0}),
-        ("rating = 5", {"rating": ["1", "4.0", "5.0"]}, {"column": "rating", "equals": ["5", "5.0"]}),
-        ("answer", {"answer": ["yes", "no", "no"]}, {"column": "answer", "equals": ["yes"]}),
+        ("rating = 5", {"rating": ["1", "4.0", "5.0"]}, {"column": "rating", "equals": ["5"]}),
+        ("answer", {"answer": ["yes", " No", "n/a"]}, "answer"),
         ("answer", {"answer": ["1", "-1", "-1"]}, {"column": "answer", "equals": ["1"]}),
         ("answer", {"answer": ["True", "False", "False"]}, "answer"),
         ("kind=a,b", {"kind": ["a", "b", "c"]}, {"column": "kind", "equals": ["a", "b"]}),
@@ -453,7 +549,9 @@ def test_wrong_labels(inspect: Inspect, label: str | None, message: str, kind: t
 
 def test_rows_without_a_label_are_warned_of(inspect: Inspect) -> None:
     found = inspect({"shop": [1, 2, 3] * 100, "click": [0, 1, 1, None] * 75})
-    assert found.warnings == ["click: 25.00% of the rows have no label; preprocessing sets them aside"]
+    assert found.warnings == [
+        "click: 25.00% of the rows have no label and are left out; --missing-label says what they are otherwise"
+    ]
 
 
 def test_no_feature_is_an_error(inspect: Inspect) -> None:
@@ -475,11 +573,16 @@ def test_no_feature_is_an_error(inspect: Inspect) -> None:
         ('a,b\n"1,5",2\n', {}),
         ('a,b\n5" disk,2\n3" disk,2\n', {"quote": False}),
         (",b\n1,2\n", {}),
+        ("a,b,7,a,,\n1,2,3,4,,\n", {}),
+        ("a,b\na,b\n1,2\na,b\n", {}),
+        ("2024-05-01,x\n2024-05-02,y\n", {"header": ("c1", "c2")}),
+        ("NA,4,x\n2,4,y\n", {"header": ("c1", "c2", "c3")}),
+        ("1,clicked\n0,clicked\n", {}),
     ],
 )
 def test_form_of_delimited_files(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
     (tmp_path / "table.csv").write_text(text)
-    form = recognize(list_inputs([str(tmp_path / "table.csv")])[0])
+    form = recognize(list_inputs([str(tmp_path / "table.csv")])[0], "clicked=1")
     assert form.settings.model_dump(exclude_defaults=True) == expected
     assert form.has_names == ("header" not in expected)
 

@@ -362,7 +362,7 @@ def test_bad_values_of_parquet_name_row_column_and_value(tmp_path: Path) -> None
     assert found.reasons == [
         (2, str(Reason.INTEGER), "x", "word"),
         (3, str(Reason.LABEL), "label", "2"),
-        (4, str(Reason.LABEL), "label", ""),
+        (4, str(Reason.NO_LABEL), "label", ""),
     ]
     assert found.rejected[0]["text"] == "{'label': 1, 'x': 'word'}"
 
@@ -414,7 +414,10 @@ LABELS: dict[str, tuple[list[Any], list[float | None]]] = {
     "integers": ([0, 1, 2, -1, None], [0, 1, None, None, None]),
     "floats": ([0.0, 1.0, 0.5, None], [0, 1, None, None]),
     "booleans": ([False, True, None], [0, 1, None]),
-    "texts": (["0", "1", "0.0", "1.0", "true", "False", " 1 ", "yes", ""], [0, 1, 0, 1, 1, 0, 1, None, None]),
+    "texts": (
+        ["0", " 1", "0.0", "1.00", "true", "False ", "YES", "n", "", "maybe", "-1"],
+        [0, 1, 0, 1, 1, 0, 1, 0, None, None, None],
+    ),
 }
 
 
@@ -429,8 +432,22 @@ def test_labels(name: str, suffix: str, tmp_path: Path) -> None:
     header = suffix == "csv"
     shown = ["" if v is None else json.dumps(v) if isinstance(v, bool) else str(v) for v in values]
     assert found.reasons == [
-        (i + 1 + header, str(Reason.LABEL), "label", shown[i]) for i, v in enumerate(expected) if v is None
+        (i + 1 + header, str(Reason.LABEL if shown[i] else Reason.NO_LABEL), "label", shown[i])
+        for i, v in enumerate(expected)
+        if v is None
     ]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_labels_of_rows_that_have_none(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"file.{suffix}"
+    WRITERS[suffix](path, [{"y": v, "n": n} for v, n in [("1", 5.0), (None, None), ("0", 3.0), ("4", 1.5)]])
+    for condition, labels in (
+        (LabelCondition(column="y", missing=0), [1.0, 0.0, 0.0]),
+        (LabelCondition(column="y", equals=("4.0",), missing=1), [0.0, 1.0, 0.0, 1.0]),
+        (LabelCondition(column="n", at_least=3, missing=0), [1.0, 0.0, 1.0, 0.0]),
+    ):
+        assert [row[condition.column] for row in read_table(path, [], condition).rows] == labels
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
@@ -440,10 +457,10 @@ def test_labels_by_a_condition(suffix: str, tmp_path: Path) -> None:
     line = 3 + (suffix == "csv")
     found = read_table(path, [], LabelCondition(column="rating", at_least=4))
     assert found.rows == [{"rating": 0.0}, {"rating": 1.0}, {"rating": 1.0}]
-    assert found.reasons == [(line, str(Reason.KEY), "rating", "")]
+    assert found.reasons == [(line, str(Reason.NO_LABEL), "rating", "")]
     found = read_table(path, raw_columns(rating="number"), LabelCondition(column="kind", equals=("b", "c")))
     assert [row["kind"] for row in found.rows] == [0.0, 1.0, 1.0]
-    assert found.reasons == [(line + 1, str(Reason.KEY), "kind", "")]
+    assert found.reasons == [(line + 1, str(Reason.NO_LABEL), "kind", "")]
 
 
 def test_condition_on_a_column_of_words(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from rayrec.inference.predictor import Predictor, load_model
 from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.unknown_values import UnknownValues, count_unknown
 from rayrec.ingest.dataset import REJECTED_FOLDER, Dataset, PartInfo
-from rayrec.raw.blocks import REJECTED_SCHEMA, ExampleReader, Reason, describe_rejected
+from rayrec.raw.blocks import LEFT_OUT, REJECTED_SCHEMA, ExampleReader, Reason, describe_rejected
 from rayrec.raw.files import Chunk, InputFile, list_inputs, plan_chunks
 from rayrec.storage.files import open_parquet
 from rayrec.storage.parquet_files import WrittenFile, new_parquet_files
@@ -62,7 +62,7 @@ class PredictionCounts:
     rows: int
     """Rows scored."""
     rejected: dict[str, int]
-    """Rows set aside, by reason."""
+    """Rows set aside, by reason, with those that are no data (`LEFT_OUT`)."""
     unknown: dict[str, UnknownValues]
     """By raw column, the values and those among them that the model does not know."""
     unread: tuple[str, ...] = ()
@@ -143,8 +143,8 @@ def predict_raw(
                 progress.advance(report.lines)
         before = _lines_before(chunks, [report.lines for report in reports])
         scored = sum(file.rows for report in reports for file in report.files[SCORES_FOLDER])
-        rows = scored + rejected.total()
-        if not scored or rejected.total() > max_rejected * rows:
+        lost = sum(count for reason, count in rejected.items() if reason not in LEFT_OUT)
+        if not scored or lost > max_rejected * (scored + lost):
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in rejected.most_common()) or "no rows"
             bad = ((report.first_rejected, lines) for report, lines in zip(reports, before, strict=True))
             first = next(({**row, "line": row["line"] + lines} for row, lines in bad if row is not None), None)
@@ -153,10 +153,10 @@ def predict_raw(
                 kind = f"give files of kind '{model.recipe.source.kind}'"
                 raise UserError(f"{', '.join(paths)}: nothing to score ({reasons}); {kind}{example}")
             raise UserError(
-                f"{rejected.total():,} of {rows:,} rows have no score ({reasons}), a larger share than {max_rejected:g}"
+                f"{lost:,} of {scored + lost:,} rows have no score ({reasons}), a larger share than {max_rejected:g}"
                 f"{example}; mend them, or keep the scores of the others with a larger --max-rejected-fraction"
             )
-        progress.stage("number lines", rows)
+        progress.stage("number lines", scored + rejected.total())
         numbering = _numbering(folder, before, [report.files for report in reports])
         for done in run_in_pool(numbering, NumberLines, {}, in_threads=in_threads):
             progress.advance(sum(done["rows"].to_pylist()))
@@ -273,9 +273,10 @@ class _ScoreChunks:
                         lost = lost.sort_by("line").combine_chunks()
                 for batch in lost.to_batches():
                     set_aside(batch)
-                if first is None and lost.num_rows:
-                    (first,) = lost.slice(0, 1).to_pylist()
-                rejected.update(lost["reason"].to_pylist())
+                reasons = lost["reason"].to_pylist()
+                if first is None and not LEFT_OUT.issuperset(reasons):
+                    first = next(row for row in lost.to_pylist() if row["reason"] not in LEFT_OUT)
+                rejected.update(reasons)
                 lines += block.num_lines
         return _ChunkReport(lines, {SCORES_FOLDER: scores, REJECTED_FOLDER: bad}, dict(rejected), first, unknown)
 

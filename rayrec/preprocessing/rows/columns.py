@@ -27,6 +27,7 @@ from rayrec.config.table import (
 )
 from rayrec.config.transforms import Elapsed
 from rayrec.features.schema import ListLength, Rate, RawColumn, SideTable
+from rayrec.raw.table import TableFiles, TableReader
 
 _FROM_INTEGERS = {"integer": ("number", "text"), "integers": ("numbers", "texts")}
 _LISTS = {"number": "numbers", "integer": "integers", "text": "texts"}
@@ -115,6 +116,19 @@ class ColumnPlan:
         vectors = (ListLength(f.inputs[0], f.rule.size) for f in self.features if isinstance(f.rule, VectorRule))
         weights = (f.inputs for f in self.features if isinstance(f.rule, ListRule) and f.rule.weights is not None)
         return (*vectors, *(ListLength(column, values) for values, column in weights))
+
+    def reader(self, log: TableFiles, source: TableSourceConfig, split: SplitConfig) -> TableReader:
+        """The reader of the rows. Raises UserError as `TableFiles.reader`."""
+        by_time = self.time if isinstance(split, TimeSplitConfig) else None
+        required = [name for name in (source.group, source.candidate, by_time) if name is not None]
+        return log.reader(
+            self.read,
+            source.label,
+            weight=source.weight,
+            required=required,
+            list_lengths=self.list_lengths,
+            null_values=source.null_values,
+        )
 
 
 def rate_column(keys: Iterable[str]) -> str:

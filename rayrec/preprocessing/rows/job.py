@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.config.preprocess import HashSplitConfig, PreprocessConfig, RowsPreprocessConfig, TimeSplitConfig
+from rayrec.config.preprocess import HashSplitConfig, PreprocessConfig, RowsPreprocessConfig
 from rayrec.config.table import SideTableConfig, TableSourceConfig
 from rayrec.features.lookups import RATES_FOLDER, folder_name, lookup_folder
 from rayrec.features.schema import STATISTICS_FOLDER, Feature, Lookup, Rate, Schema, SideTable
@@ -71,12 +71,8 @@ class RowsJob:
         self._hashed: str | None = None
         if isinstance(config.split, HashSplitConfig):
             self._hashed = config.split.column or source.group
-        by_time = self._plan.time if isinstance(config.split, TimeSplitConfig) else None
-        required = [name for name in (source.group, source.candidate, by_time) if name is not None]
         lengths = self._plan.list_lengths
-        self._reader = log.reader(
-            self._plan.read, source.label, weight=source.weight, required=required, list_lengths=lengths
-        )
+        self._reader = self._plan.reader(log, source, config.split)
         self._readers = {
             table.name: table_reader(
                 self._tables[table.name], table, self._plan.columns, source.tables[table.name], lengths

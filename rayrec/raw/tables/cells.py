@@ -18,6 +18,8 @@ from rayrec.features.schema import ListLength, RawColumn
 from rayrec.features.text_forms import in_form
 from rayrec.raw.blocks import Cell, ParsedLines, Reason
 
+LABEL_WORDS = ("false", "true", "no", "yes", "f", "t", "n", "y")
+"""Words of labels, for 0 and 1 in turn; blanks around them and their case play no part."""
 _REASONS = {"number": Reason.NUMBER, "integer": Reason.INTEGER, "text": Reason.TEXT, "time": Reason.TIME}
 
 
@@ -48,6 +50,8 @@ class RowTypes:
     """Those of `columns` whose values must not be missing."""
     list_lengths: tuple[ListLength, ...] = ()
     """How long lists of numbers must be; those of other columns play no part."""
+    null_values: tuple[str, ...] = ()
+    """Texts that stand for a missing label."""
     needs_label: bool = True
     """Whether a row without a label that can be read is bad; otherwise its label is null."""
 
@@ -83,12 +87,13 @@ class RowTypes:
         if self.label is not None and not self.needs_label:
             columns.append(self._label_or_null(cells))
         elif self.label is not None:
-            label, wrong, reason = self._read_label(cells)
             assert self.label_column is not None
+            held = cells.columns.get(self.label_column, pa.nulls(len(is_good)))
+            label, wrong, reason = read_labels(held, self.label, self.null_values)
             columns.append(label)
             reject(self.label_column, wrong, reason)
-            if isinstance(self.label, LabelCondition):
-                reject(self.label_column, label.is_null().to_numpy(zero_copy_only=False), Reason.KEY)
+            if label.null_count:
+                reject(self.label_column, label.is_null().to_numpy(zero_copy_only=False), Reason.NO_LABEL)
         for raw in self.columns:
             values, wrong = read_values(cells.columns.get(raw.name, pa.nulls(len(is_good))), raw)
             columns.append(values)
@@ -121,41 +126,65 @@ class RowTypes:
 
     def _label_or_null(self, cells: Cells) -> pa.FloatArray:
         """The labels, null where there is none that can be read."""
+        assert self.label is not None and self.label_column is not None
+        held = cells.columns.get(self.label_column, pa.nulls(len(cells.positions)))
         try:
-            label, wrong, _ = self._read_label(cells)
+            label, wrong, _ = read_labels(held, self.label, self.null_values)
         except UserError:  # a column of a type that no label has
             return pa.nulls(len(cells.positions), pa.float32())
         return pc.if_else(pa.array(wrong), None, label)
 
-    def _read_label(self, cells: Cells) -> tuple[pa.FloatArray, Unreadable, Reason]:
-        """The labels, which of them cannot be read, and why."""
-        assert self.label is not None and self.label_column is not None
-        values = cells.columns.get(self.label_column, pa.nulls(len(cells.positions)))
-        if isinstance(self.label, str):
-            return *read_by_type(values, pa.float32(), _labels), Reason.LABEL
-        kind = "text" if self.label.at_least is None else "number"
-        found, wrong = read_values(values, RawColumn(name=self.label_column, type=kind, form="number"))
-        if self.label.equals is not None:
-            # A value that is no text, such as a list, does not equal one.
-            holds = pc.is_in(found, value_set=in_form(pa.array(self.label.equals, pa.string()), "number"))
-            holds, wrong = pc.if_else(pc.or_(found.is_valid(), pa.array(wrong)), holds, None), np.zeros_like(wrong)
-        else:
-            holds = pc.if_else(pc.is_nan(found), None, pc.greater_equal(found, self.label.at_least))
-        return holds.cast(pa.float32()), wrong, _REASONS[kind]
+
+def read_labels(
+    values: Values, label: str | LabelCondition, null_values: tuple[str, ...] = ()
+) -> tuple[pa.FloatArray, Unreadable, Reason]:
+    """(n,) the labels of the `values` of the label's column, null if missing; which cannot be read, and why."""
+    condition = label if isinstance(label, LabelCondition) else None
+    number = RawColumn(name="label", type="number", null_values=null_values)
+    text = number.model_copy(update={"type": "text", "form": "number"})
+    reason = Reason.LABEL
+    if condition is not None and condition.equals is not None:
+        found, no_text = read_values(values, text)
+        # A value that is no text, such as a list, does not equal one.
+        holds = pc.is_in(found, value_set=in_form(pa.array(condition.equals, pa.string()), "number"))
+        labels, wrong = pc.if_else(pc.or_(found.is_valid(), pa.array(no_text)), holds, None), np.zeros_like(no_text)
+    elif condition is not None and condition.at_least is not None:
+        found, wrong = read_values(values, number)
+        is_there = pc.invert(pc.is_nan(found))
+        labels, reason = pc.if_else(is_there, pc.greater_equal(found, condition.at_least), None), Reason.NUMBER
+    else:
+        labels, wrong = read_by_type(values, pa.float32(), lambda column: _labels(column, number, text))
+    labels = labels.cast(pa.float32())
+    if condition is not None and condition.missing is not None:
+        labels = labels.fill_null(float(condition.missing))
+    return labels, wrong, reason
 
 
-def _labels(column: pa.Array) -> tuple[pa.FloatArray, Unreadable]:
-    """Read labels: the numbers 0 and 1, or booleans."""
-    values, _ = read_column(column, RawColumn(name="label", type="number"))
-    numbers = values.fill_null(np.nan).to_numpy(zero_copy_only=False)
-    is_good = (numbers == 0) | (numbers == 1)
-    return pa.array(np.where(is_good, numbers, 0).astype(np.float32)), ~is_good
+def _labels(column: pa.Array, number: RawColumn, text: RawColumn) -> tuple[pa.FloatArray, Unreadable]:
+    """Read labels: the numbers 0 and 1, booleans, or words for them; null if missing."""
+    found, wrong = read_column(column, number)
+    if wrong.any():
+        words, _ = read_column(column, text)
+        place = pc.index_in(pc.utf8_lower(words), value_set=pa.array(LABEL_WORDS))
+        found = pc.coalesce(found, pc.bit_wise_and(place, 1).cast(pa.float64()))
+        wrong = wrong & place.is_null().to_numpy(zero_copy_only=False)
+    numbers = found.fill_null(np.nan).to_numpy(zero_copy_only=False)
+    is_label = (numbers == 0) | (numbers == 1)
+    return pa.array(numbers.astype(np.float32), mask=~is_label), (wrong | ~np.isnan(numbers)) & ~is_label
 
 
 def _shown(values: Values, row: int) -> str:
     value = values[row]
-    value = value.as_py() if isinstance(value, pa.Scalar) else value
+    value = as_python(value) if isinstance(value, pa.Scalar) else value
     return "" if value is None else as_text(value)
+
+
+def as_python(value: pa.Scalar) -> Any:
+    """A value as Python's; as text if Python has none, such as a time after the year 9999."""
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return str(value.cast(pa.string()))
 
 
 def as_text(value: Any) -> str:

@@ -33,7 +33,8 @@ class DelimitedLayout:
     separator: str
     has_quotes: bool
     null_values: tuple[str, ...]
-    has_header: bool
+    header: bytes | None
+    """The first line, without what ends it, where it names the columns; None if it is a row."""
 
     @property
     def columns(self) -> pa.Schema:
@@ -41,11 +42,11 @@ class DelimitedLayout:
 
     @property
     def header_lines(self) -> int:
-        return int(self.has_header)
+        return int(self.header is not None)
 
     def read(self, chunk: Chunk, wanted: Collection[str]) -> Iterator[tuple[bytes, Cells]]:
         """The text of each block with its rows, without the header; every column is text."""
-        is_headed = self.has_header and chunk.start == 0
+        is_headed = self.header is not None and chunk.start == 0
         for text in read_data_lines(chunk):
             yield text, self.split(text.partition(b"\n")[2] if is_headed else text, wanted)
             is_headed = False
@@ -60,6 +61,8 @@ class DelimitedLayout:
         lines.reject(count + 1 != len(self.names), Reason.COLUMNS)
         if unclosed is not None:
             lines.reject(unclosed, Reason.QUOTE)
+        if self.header:
+            lines.reject(original.equal_to(self.header), Reason.HEADER)  # as where files were joined to one
         names = [name for name in self.names if name in wanted]
         fields = split_fields(
             lines.bytes_of(lines.good),
@@ -131,7 +134,7 @@ def read_layout(file: InputFile, text_format: FileFormat, optional: Sequence[str
 
     A file without a header may lack the first of the columns `optional`, or all of them. Raises UserError.
     """
-    line = _first_line(file)
+    line = first_line(file)
     if line is None:
         return None
     separator = text_format.separator or ("\t" if "\t" in line else ",")
@@ -139,19 +142,22 @@ def read_layout(file: InputFile, text_format: FileFormat, optional: Sequence[str
     given = text_format.header
     if given is None:
         names = _names(file, fields, text_format)
-        return DelimitedLayout(names, separator, text_format.quote, text_format.null_values, has_header=True)
+        return DelimitedLayout(names, separator, text_format.quote, text_format.null_values, line.encode())
     shorter, shortest = (tuple(name for name in given if name not in some) for some in (optional[:1], optional))
     fields = fields or []
     is_headed = set(shortest) <= set(fields) <= set(given) and len(set(fields)) == len(fields)
     fitting = (names for names in (given, shorter, shortest) if len(names) == len(fields))
     names = tuple(fields) if is_headed else next(fitting, given)
-    return DelimitedLayout(names, separator, text_format.quote, text_format.null_values, is_headed)
+    header = line.encode() if is_headed else None
+    return DelimitedLayout(names, separator, text_format.quote, text_format.null_values, header)
 
 
-def _first_line(file: InputFile) -> str | None:
-    """The first line of a file, without what ends it."""
+def first_line(file: InputFile) -> str | None:
+    """The first line of a file, without what ends it; None if the file is empty. Raises UserError."""
     block = next(read_lines(Chunk(file, 0, 0, None if file.packing else min(file.bytes, 1))), b"")
     line = block.partition(b"\n")[0].removesuffix(b"\r")
+    if b"\r" in line:
+        raise UserError(f"{file.name}: its lines end with carriage returns alone; convert these to newlines")
     try:
         return line.decode() if block else None
     except UnicodeDecodeError:

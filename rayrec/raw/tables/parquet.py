@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
 from rayrec.raw.files import Chunk, InputFile
-from rayrec.raw.tables.cells import Cells
+from rayrec.raw.tables.cells import Cells, as_python
 
 _MOST_BATCH_ROWS, _BATCH_BYTES = 65_536, 2**22
 """Of a batch; bytes as the file has them before they are packed, which dictionaries make several times in memory."""
@@ -35,7 +35,7 @@ class ParquetLayout:
 
 
 def _text_of_row(batch: pa.RecordBatch, row: int) -> bytes:
-    return str(batch.slice(row, 1).to_pylist()[0]).encode()
+    return str({name: as_python(column[row]) for name, column in zip(batch.schema.names, batch, strict=True)}).encode()
 
 
 @contextmanager
