@@ -81,6 +81,7 @@ def run(request: ExportRequest, progress: Progress) -> Result:
             recipe=trained.recipe,
             dataset=dataset,
             metrics=metrics,
+            judged=_judged(trained),
             tables=tables,
             origin=_origin(trained, dataset, checkpoint),
         )
@@ -142,6 +143,22 @@ def _whole_folder(request: ExportRequest) -> Iterator[Path]:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _judged(run: "RunFolder") -> str | None:
+    """What a card says of the metrics of a run that was trained anew on all rows; None of any other run."""
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.training.run.folder import read_progress
+
+    if (before := run.refit_of) is None:
+        return None
+    checkpoint = before.checkpoint("best")
+    rows = [Dataset.open(folder).split("train").rows for folder in (before.dataset_folder, run.dataset_folder)]
+    return (
+        f"They are those of the same recipe trained on {rows[0]:,} rows, without the held-out ones, for "
+        f"{read_progress(checkpoint).step:,} steps. The model in this folder was then trained anew on all {rows[1]:,} "
+        f"rows, for {run.recipe.train.max_steps:,} steps, which are as many epochs, and could not be measured."
+    )
 
 
 def _origin(run: "RunFolder", dataset: "Dataset", checkpoint: Path) -> "Origin":
@@ -216,11 +233,17 @@ def is_run_folder(path: Path) -> bool:
 
 
 def _metrics(run: "RunFolder", dataset: "Dataset", checkpoint: Path) -> "Metrics":
-    """The metrics of all splits for the last checkpoint, and of its evaluation during training for another one."""
+    """The metrics of all splits for the best checkpoint, and of its evaluation during training for another one.
+
+    Of a run that was trained anew on all rows, those of the best checkpoint of the run that it repeats.
+    """
+    from rayrec.ingest.dataset import Dataset
     from rayrec.training.run.folder import METRICS_FILE, read_progress
 
+    if (judged := run.refit_of) is not None:
+        return _metrics(judged, Dataset.open(judged.dataset_folder), judged.checkpoint("best"))
     final = run.path / METRICS_FILE
-    if final.is_file() and checkpoint == run.checkpoint("latest"):
+    if final.is_file() and checkpoint == run.checkpoint("best"):
         metrics: Metrics = json.loads(final.read_text())
         return {split: values for split, values in metrics.items() if split in dataset.manifest.splits}
     reached = read_progress(checkpoint).metrics

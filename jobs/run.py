@@ -10,9 +10,10 @@ from pydantic import model_validator
 
 from jobs.command import Command, Result, main
 from jobs.pipeline.phases import UNFINISHED_MODEL, PipelineRequest, Places, run_phases
-from rayrec.common.errors import UserError
+from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import locked, require_absent, write_json
 from rayrec.common.progress import Progress
+from rayrec.config.preprocess import RowsPreprocessConfig
 from rayrec.storage.location import Folder
 
 PIPELINE_FILE = "pipeline.json"
@@ -23,9 +24,28 @@ class RunRequest(PipelineRequest):
     """Preprocess, train and export in one job; run again, it continues where it stopped."""
 
     output: Folder = None  # type: ignore[assignment]
-    """Folder of all phases (dataset/, run/, model/); an earlier attempt in it is continued."""
+    """Folder of all phases (dataset/, run/, perhaps refit/, model/); an earlier attempt in it is continued."""
     continue_: Folder | None = None
     """Instead of --output: a folder whose model goes on with these files, those of another day."""
+
+    refit: bool | None = None
+    """Train the exported model anew on all rows, the held-out ones too, for as many epochs as validation chose; by
+    default where these are the latest rows (preprocess.split.kind: time)."""
+
+    def check(self) -> None:
+        super().check()
+        if self.refit and self.continue_ is not None:
+            raise ConfigError("--refit: a day's model is judged by rows that it has not seen; leave it out")
+        if self.refit and not isinstance(self.load_recipe().preprocess, RowsPreprocessConfig):
+            raise ConfigError("--refit: is for sources whose rows are examples with a label; leave it out")
+
+    @property
+    def refits(self) -> bool:
+        """Whether the exported model is trained on all rows."""
+        if self.refit is not None or self.continue_ is not None:
+            return bool(self.refit)
+        preprocess = self.load_recipe().preprocess
+        return isinstance(preprocess, RowsPreprocessConfig) and preprocess.split.kind == "time"
 
     @model_validator(mode="before")
     @classmethod
@@ -60,7 +80,7 @@ def run(request: RunRequest, progress: Progress) -> Result:
                 )
                 return before
             return run_day(request, request.output, models, progress)
-        results, seconds = run_phases(request, Places(request.output), progress)
+        results, seconds = run_phases(request, Places(request.output, refits=request.refits), progress)
     rows, metrics = results[0].rows, results[1].metrics
     details: dict[str, Any] = {"phases": seconds}
     for kind in ("warnings", "notes"):

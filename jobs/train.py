@@ -37,6 +37,9 @@ class TrainRequest(TrainingRecipeRequest):
     """Continue the run in --output from its latest checkpoint; begin it if there is none."""
     warm_start: Folder | None = None
     """Run folder to go on from: its best checkpoint, rows of tables by value; one pass in their order."""
+    refit_of: Folder | None = None
+    """Run folder whose rows, held-out ones too, are all in `train` of --data: train anew, for as many epochs as its
+    best checkpoint, whose metrics are then those of the model."""
     reset: Annotated[tuple[str, ...], Metavar("FEATURE")] = ()
     """Feature whose table begins anew instead, with --warm-start; repeatable."""
 
@@ -51,6 +54,8 @@ class TrainRequest(TrainingRecipeRequest):
         super().check()
         if self.reset and self.warm_start is None:
             raise ConfigError("--reset: says what --warm-start leaves out; give --warm-start too, or leave it out")
+        if self.refit_of is not None and self.warm_start is not None:
+            raise ConfigError("--refit-of: trains from the beginning; leave out --warm-start")
 
 
 def run(request: TrainRequest, progress: Progress) -> Result:
@@ -65,6 +70,8 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     recipe = request.load_recipe()
     dataset = Dataset.open(request.data)
     dataset.require_source(recipe)
+    if request.refit_of is not None:
+        recipe = refit_recipe(recipe, RunFolder.open(request.refit_of), dataset)
     if request.resume and not is_vacant(request.output):
         RunFolder.open(request.output)
     else:
@@ -83,6 +90,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
             request.output,
             resume=request.resume,
             origin=origin,
+            refit_of=request.refit_of,
             in_this_process=here,
             progress=progress,
         )
@@ -101,6 +109,32 @@ def run(request: TrainRequest, progress: Progress) -> Result:
             "warnings": class_warnings(metrics),
         },
     )
+
+
+def refit_recipe(recipe: Recipe, judged: "RunFolder", dataset: "Dataset") -> Recipe:
+    """The recipe that passes over `train` of a dataset as often as the best checkpoint of `judged` did over its own.
+
+    Raises ConfigError unless the dataset has all rows of the other one in `train`, and the recipe is the same.
+    """
+    from rayrec.ingest.dataset import Dataset
+    from rayrec.training.run.folder import RESUMABLE_CHANGES, read_progress
+
+    before, train = Dataset.open(judged.dataset_folder), recipe.train
+    rows, expected = dataset.split("train").rows, sum(split.rows for split in before.manifest.splits.values())
+    if rows != expected:
+        raise ConfigError(
+            f"--refit-of: 'train' of {dataset.folder} has {rows:,} rows, and all splits of {before.folder} have "
+            f"{expected:,}; preprocess the same files without a split"
+        )
+    fields = [name for name in type(train).model_fields if name not in RESUMABLE_CHANGES]
+    pairs = {"model": (judged.recipe.model, recipe.model)}
+    pairs |= {f"train.{name}": (getattr(judged.recipe.train, name), getattr(train, name)) for name in fields}
+    for name, (was, now) in pairs.items():
+        if was != now:
+            raise ConfigError(f"--refit-of: {name} is another one in {judged.path}; give the same recipe")
+    epochs = read_progress(judged.checkpoint("best")).step / train.steps_per_epoch(before.split("train").rows)
+    steps = max(1, round(epochs * train.steps_per_epoch(rows)))
+    return recipe.model_copy(update={"train": train.model_copy(update={"max_steps": steps, "early_stop": None})})
 
 
 def suits_this_process(recipe: Recipe) -> bool:
@@ -122,13 +156,14 @@ def train_recipe(
     *,
     resume: bool,
     origin: "Origin | None" = None,
+    refit_of: Path | None = None,
     in_this_process: bool = False,
     progress: Progress,
 ) -> "Metrics":
     """Train a validated recipe into the run folder `output`; the metrics by held-out split.
 
     Needs a Ray session unless it trains in this process (`suits_this_process`). `origin`: what the run is warm-started
-    from.
+    from. `refit_of`: the run folder whose metrics stand for this model.
     """
     from rayrec.training.driver import train
     from rayrec.training.run.folder import RunFolder
@@ -149,6 +184,7 @@ def train_recipe(
         resume=resume,
         begin=begin,
         origin=origin,
+        refit_of=refit_of,
         in_this_process=in_this_process,
         progress=progress,
     )

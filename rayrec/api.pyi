@@ -99,6 +99,7 @@ def train(
     *,
     resume: bool = False,
     warm_start: AnyPath | None = None,
+    refit_of: AnyPath | None = None,
     reset: Sequence[str] = (),
     workers: int | str | None = None,
     device: Literal["auto", "cpu", "cuda"] | None = None,
@@ -114,6 +115,8 @@ def train(
         output: Run folder to write; must not exist, unless with --resume.
         resume: Continue the run in --output from its latest checkpoint; begin it if there is none.
         warm_start: Run folder to go on from: its best checkpoint, rows of tables by value; one pass in their order.
+        refit_of: Run folder whose rows, held-out ones too, are all in `train` of --data: train anew, for as many epochs
+            as its best checkpoint, whose metrics are then those of the model.
         reset: Feature whose table begins anew instead, with --warm-start; repeatable.
         workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
         device: Device to train on (train.device), by default as in the recipe.
@@ -127,6 +130,7 @@ def run(
     input: AnyPath | Sequence[AnyPath],
     *,
     continue_: AnyPath | None = None,
+    refit: bool | None = None,
     output: AnyPath | None = None,
     workers: int | str | None = None,
     device: Literal["auto", "cpu", "cuda"] | None = None,
@@ -140,7 +144,9 @@ def run(
         recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
         input: Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable.
         continue_: Instead of --output: a folder whose model goes on with these files, those of another day.
-        output: Folder of all phases (dataset/, run/, model/); an earlier attempt in it is continued.
+        refit: Train the exported model anew on all rows, the held-out ones too, for as many epochs as validation chose;
+            by default where these are the latest rows (preprocess.split.kind: time).
+        output: Folder of all phases (dataset/, run/, perhaps refit/, model/); an earlier attempt in it is continued.
         workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
         device: Device to train on (train.device), by default as in the recipe.
         precision: Arithmetic of the dense network (train.precision), by default as in the recipe.

@@ -63,7 +63,7 @@ def _row(field: RequestField) -> str:
     if field.is_positional:
         option = field.metavar + (" ..." if field.is_repeated else "")
     else:
-        option = field.option if field.is_flag else f"{field.option} {field.metavar}"
+        option = ", ".join(field.flags) if field.is_flag else f"{field.option} {field.metavar}"
     default = "required" if field.is_required else f"`{field.default_text}`" if field.default_text else ""
     return f"| `{option}` | {default} | {field.help} |".replace("|", "\\|").replace("\\| ", "| ").replace(" \\|", " |")
 

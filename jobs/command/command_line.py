@@ -71,16 +71,18 @@ def as_arguments(request: Request) -> list[str]:
         items = [location(v) if isinstance(v, Path) else str(v) for v in (value if field.is_repeated else (value,))]
         if field.is_positional:
             positional += items
+        elif field.is_flag:
+            options.append(field.option if value else field.flags[-1])
         else:
-            options += [field.option] if field.is_flag else [word for item in items for word in (field.option, item)]
+            options += [word for item in items for word in (field.option, item)]
     return [*positional, *options]
 
 
 def _parameter(field: RequestField) -> inspect.Parameter:
     """The field as a parameter of the function that typer makes a command from. Values stay text until validation."""
     if field.is_flag:
-        assert field.default is False, f"{field.name}: a flag sets it to true"
-        return _keyword(field.name, bool, typer.Option(field.option, help=field.help), False)
+        assert not field.default, f"{field.name}: a flag sets it to true"
+        return _keyword(field.name, bool | None, typer.Option("/".join(field.flags), help=field.help), field.default)
     kind = list[str] if field.is_repeated else str
     default: Any = inspect.Parameter.empty if field.is_required else field.default_text or None
     if field.is_repeated and field.default:

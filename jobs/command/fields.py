@@ -38,6 +38,11 @@ class RequestField:
         return f"--{self.name.strip('_').replace('_', '-')}"
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """The words that set a flag: to true and, if it is unset by default, to false."""
+        return (self.option,) if self.default is False else (self.option, f"--no-{self.option[2:]}")
+
+    @property
     def metavar(self) -> str:
         """The word that stands for the value in help texts."""
         named = [item.name for item in _annotations(self.type) if isinstance(item, Metavar) and item.name]

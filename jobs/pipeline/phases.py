@@ -1,4 +1,4 @@
-"""The phases of a pipeline: preprocess, train, export.
+"""The phases of a pipeline: preprocess, train, perhaps both anew with all rows, export.
 
 Each is a command. Its folder is whole or absent (dataset, model) or can be continued (run), so a rerun continues with
 the first unfinished phase, whatever ended the last one. Training itself ends with exact metrics of every held-out
@@ -42,6 +42,10 @@ class Places:
     folder: Path
     before: "Places | None" = None
     """The places of the day before, whose dataset is extended and whose run is trained on."""
+    refits: bool = False
+    """Whether the model is trained anew on all rows, those that were held out too."""
+    judged: Path | None = None
+    """The run whose metrics stand for a model that is trained on all rows."""
 
     @property
     def dataset(self) -> Path:
@@ -54,6 +58,16 @@ class Places:
     @property
     def model(self) -> Path:
         return self.folder / "model"
+
+    @property
+    def refit(self) -> "Places":
+        """The places of what is made of all rows."""
+        return Places(self.folder / "refit", judged=self.run)
+
+    @property
+    def exported(self) -> Path:
+        """The run that the model is made of."""
+        return self.refit.run if self.refits else self.run
 
 
 class Phase(ABC):
@@ -175,14 +189,51 @@ class TrainPhase(Phase):
             **self._request.model_dump(include={"recipe", "set", "workers", "device", "precision"}),
             data=self._places.dataset,
             warm_start=before.run if before is not None else None,
+            refit_of=self._places.judged,
             output=self.folder,
             resume=self.folder.exists(),
         )
         return run(request, progress)
 
 
+class PreprocessAllPhase(PreprocessPhase):
+    """Raw files to refit/dataset/, in which no row is held out."""
+
+    name = "preprocess all rows"
+
+    def __init__(self, request: PipelineRequest, places: Places) -> None:
+        super().__init__(_without_split(request), places.refit)
+
+
+class RefitPhase(TrainPhase):
+    """refit/dataset/ to refit/run/, in as many epochs as the best checkpoint of run/ has."""
+
+    name = "refit"
+
+    def __init__(self, request: PipelineRequest, places: Places) -> None:
+        super().__init__(_without_split(request), places.refit)
+
+    def finished(self) -> Result | None:
+        from jobs.train import refit_recipe
+        from rayrec.ingest.dataset import Dataset
+        from rayrec.training.run.folder import RUN_FILE, RunFolder
+
+        if (self.folder / RUN_FILE).is_file():
+            assert self._places.judged is not None
+            judged = RunFolder.open(self._places.judged)
+            self._recipe = refit_recipe(self._recipe, judged, Dataset.open(self._places.dataset))
+        return super().finished()
+
+
+def _without_split(request: PipelineRequest) -> PipelineRequest:
+    """The request with all rows in `train`."""
+    paths = [path for of_split in request.inputs(request.load_recipe()).values() for path in of_split]
+    split = "preprocess.split={kind: hash, validation: 0, test: 0}"
+    return request.model_copy(update={"set": (*request.set, split), "input": tuple(paths)})
+
+
 class ExportPhase(Phase):
-    """run/ to model/, whose result has the fingerprint of the run that it was made from."""
+    """run/ or refit/run/ to model/, whose result has the fingerprint of the run that it was made from."""
 
     name = "export"
 
@@ -197,7 +248,7 @@ class ExportPhase(Phase):
             return None
         result = Result.load(self.folder)
         if result.details.get("run") != self._run_fingerprint():
-            raise self._changed(f"{self._places.run} is not what it was")
+            raise self._changed(f"{self._places.exported} is not what it was")
         return result
 
     def run(self, progress: Progress) -> Result:
@@ -205,7 +256,7 @@ class ExportPhase(Phase):
 
         # It gets its name when its result, by which it is recognised, is in it too.
         unfinished = self._places.folder / UNFINISHED_MODEL
-        result = run(ExportRequest(run=self._places.run, output=unfinished), progress)
+        result = run(ExportRequest(run=self._places.exported, output=unfinished), progress)
         details = {**result.details, "run": self._run_fingerprint()}
         result = result.model_copy(update={"output": self.folder, "details": details})
         result.save(unfinished)
@@ -216,17 +267,18 @@ class ExportPhase(Phase):
         """A hash that changes with the run's metrics and best checkpoint; empty if the run is not finished."""
         from rayrec.training.run.folder import METRICS_FILE, RunFolder
 
-        metrics = self._places.run / METRICS_FILE
+        metrics = self._places.exported / METRICS_FILE
         if not metrics.is_file():
             return ""
         digest = hashlib.sha256(metrics.read_bytes())
-        for file in sorted(RunFolder(self._places.run).checkpoint("best").glob("*.json")):
+        for file in sorted(RunFolder(self._places.exported).checkpoint("best").glob("*.json")):
             digest.update(file.read_bytes())
         return digest.hexdigest()
 
 
 PHASES = (PreprocessPhase, TrainPhase, ExportPhase)
-"""All phases in order; each reads what those before it wrote."""
+"""The phases in order; each reads what those before it wrote."""
+_REFIT_PHASES = (PreprocessPhase, TrainPhase, PreprocessAllPhase, RefitPhase, ExportPhase)
 
 
 def run_phases(
@@ -236,7 +288,7 @@ def run_phases(
 
     Raises ConfigError if a finished phase was made from another recipe or other raw files.
     """
-    phases = [phase(request, places) for phase in PHASES]
+    phases = [phase(request, places) for phase in (_REFIT_PHASES if places.refits else PHASES)]
     # Checked before anything runs, so that a changed recipe is refused at once.
     finished = [phase.finished() for phase in phases]
     first = finished.index(None) if None in finished else len(phases)

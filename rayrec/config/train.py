@@ -216,8 +216,9 @@ class IngestConfig(Config):
     is the order of the files."""
     read_streams: PositiveInt = 16
     """Row groups that one global batch mixes rows of, at any number of workers, which hold them in memory."""
-    drop_last: bool = True
-    """Leave out the last rows of an epoch of `train` if they fill no batch, instead of training on a smaller one."""
+    drop_last: bool | None = None
+    """Leave out the last rows of an epoch of `train` if they fill no batch; otherwise they are a smaller batch, whose
+    step is smaller by as much. Unset: they are left out, but not in a warm start, which sees its rows once."""
     prefetch_batches: PositiveInt = 4
     """Batches that are ready before the model asks for them."""
     in_memory: bool = False
@@ -353,6 +354,11 @@ class TrainConfig(PartConfig):
     """Steps between two lines of the history."""
     tracking: TrackingConfig = TrackingConfig()
 
+    @property
+    def drops_last(self) -> bool:
+        """Whether the last samples of an epoch are left out if they fill no batch."""
+        return self.ingest.drop_last is not False
+
     def samples_per_epoch(self, rows: int) -> int:
         """Samples of an epoch over `rows` rows of `train`."""
         return rows if self.negatives is None else rows * (1 + self.negatives.per_positive)
@@ -360,7 +366,7 @@ class TrainConfig(PartConfig):
     def steps_per_epoch(self, rows: int) -> int:
         """Optimizer steps of an epoch over `rows` rows of `train`; the last samples may fill no batch."""
         full, rest = divmod(self.samples_per_epoch(rows), self.global_batch_size)
-        return full + (rest > 0 and not self.ingest.drop_last)
+        return full + (rest > 0 and not self.drops_last)
 
     def samples_after(self, step: int, rows: int) -> int:
         """Samples that the first `step` optimizer steps take, over `rows` rows of `train`."""
@@ -370,11 +376,11 @@ class TrainConfig(PartConfig):
         return epochs * samples + batches * self.global_batch_size
 
     def warm_started(self) -> "TrainConfig":
-        """These settings as a warm-started run has them: the order of `warm_start`, no row left out, progressive.
+        """These settings as a warm-started run has them: the order of `warm_start`, all rows, progressive.
 
         What goes on is its last state: an earlier one that was better on held-out rows has not seen all rows.
         """
-        order: dict[str, Any] = {"shuffle": self.warm_start.shuffle, "drop_last": False}
+        order: dict[str, Any] = {"shuffle": self.warm_start.shuffle, "drop_last": bool(self.ingest.drop_last)}
         if self.warm_start.shuffle == "none":
             order["read_streams"] = 1
         changes: dict[str, Any] = {"epochs": self.warm_start.epochs, "progressive": True, "initial_weights": None}

@@ -77,6 +77,7 @@ def train(
     resume: bool = False,
     begin: "Begin | None" = None,
     origin: Origin | None = None,
+    refit_of: Path | None = None,
     in_this_process: bool = False,
     progress: Progress | None = None,
 ) -> Metrics:
@@ -87,8 +88,8 @@ def train(
     `output` becomes the run folder. With `resume` a run in it is continued exactly where its latest checkpoint left
     it, on any number of workers, and begun if there is no checkpoint. A dead worker restarts the run from the latest
     checkpoint up to `train.max_failures` times. `begin` fills each worker's part of a new run where the recipe has
-    `train.initial_weights`, or where it is warm-started from `origin`; it travels to the workers by pickle. Raises
-    UserError, and keeps what was trained so far.
+    `train.initial_weights`, or where it is warm-started from `origin`; it travels to the workers by pickle. `refit_of`:
+    the run folder whose metrics stand for this model. Raises UserError, and keeps what was trained so far.
     """
     # Only now: importing torch takes seconds.
     from rayrec.models.registry import build_model
@@ -101,7 +102,7 @@ def train(
     if resume and (output / RUN_FILE).exists():
         run = RunFolder.resume(output, recipe, dataset, origin)
     else:
-        run = RunFolder.create(output, recipe, dataset, model.schema, origin)
+        run = RunFolder.create(output, recipe, dataset, model.schema, origin, refit_of)
     (run.path / METRICS_FILE).unlink(missing_ok=True)
     progress = progress or SilentProgress()
     rows = dataset.split("train").rows

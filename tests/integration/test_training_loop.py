@@ -100,6 +100,23 @@ def test_losses_and_weights_do_not_depend_on_the_workers(runs: Path, run: str, r
         np.testing.assert_allclose(value, expected_weights[name], rtol=1e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_smaller_batch_takes_a_smaller_step(tmp_path: Path, workers: int) -> None:
+    """SGD moves by 28 of 64 rows as by a full batch of 28 at 28/64 of the rate."""
+    make_dataset(tmp_path / "data", {"train": 28, "test": 10}, rows_per_row_group=28)
+    common = {"max_steps": 1, "embedding_l2": 0.1, "checkpoint": {"every_steps": 1, "every_minutes": None}}
+    small = recipe(**common, ingest={"in_memory": True, "drop_last": False})
+    rates = {
+        f"{table}_optimizer": {"kind": "sgd", "lr": lr * 28 / 64} for table, lr in (("embedding", 0.5), ("dense", 0.1))
+    }
+    full = recipe(**common, **rates, global_batch_size=28)
+    run_cases(workers, tmp_path / "data", [Case(tmp_path / "small", small), Case(tmp_path / "full", full)])
+    assert losses(tmp_path / "small") == losses(tmp_path / "full"), "the loss is the mean over the rows"
+    expected = weights_of(tmp_path / "full", 1)
+    for name, value in weights_of(tmp_path / "small", 1).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-7, err_msg=name)
+
+
 @pytest.fixture(scope="module")
 def resumed(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs stopped after 23 steps and continued: on as many workers, on fewer, on more."""

@@ -95,9 +95,17 @@ def test_a_warm_start_changes_the_order(order: dict[str, object], epochs: int, s
     })  # fmt: skip
     warm = train.warm_started()
     assert (warm.epochs, warm.ingest.shuffle, warm.ingest.read_streams) == (epochs, shuffle, read_streams)
-    assert warm.progressive and not warm.ingest.drop_last and warm.initial_weights is None
+    assert warm.progressive and not warm.drops_last and warm.initial_weights is None
     assert warm.ingest.in_memory and warm.seed == 3
     assert warm.warm_started() == warm == TrainConfig.model_validate(warm.model_dump())
+
+
+@pytest.mark.parametrize(
+    ("drop_last", "cold", "warm"), [(None, True, False), (True, True, True), (False, False, False)]
+)
+def test_which_runs_leave_out_the_last_rows(drop_last: bool | None, cold: bool, warm: bool) -> None:
+    train = TrainConfig.model_validate({"ingest": {"drop_last": drop_last}})
+    assert (train.drops_last, train.warm_started().drops_last) == (cold, warm)
 
 
 @pytest.mark.parametrize(

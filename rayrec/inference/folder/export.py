@@ -38,6 +38,7 @@ def export_checkpoint(
     recipe: Recipe,
     dataset: Dataset,
     metrics: Metrics,
+    judged: str | None = None,
     tables: TablePrecision = "fp32",
     origin: Origin | None = None,
 ) -> dict[str, Any] | None:
@@ -50,6 +51,7 @@ def export_checkpoint(
         recipe: That of the run.
         dataset: What the model was trained on; the model folder takes its vocabularies and statistics.
         metrics: Of this checkpoint, by split.
+        judged: Which model the metrics are of, if not of this checkpoint; for the model card.
         tables: What the tables are stored in; less than fp32 is compared with it on the rows of a split.
         origin: What the model was made from, as far as it is to be known of it.
 
@@ -66,7 +68,7 @@ def export_checkpoint(
         tables=weights.tables,
         recipe=recipe,
         metrics=metrics,
-        card=model_card(recipe, weights.schema, weights.tables, dataset, metrics, checkpoint.name),
+        card=model_card(recipe, weights.schema, weights.tables, dataset, metrics, checkpoint.name, judged),
         vocabularies_in=dataset.folder,
         dense=weights.dense(),
         fill_table=weights.fill_table,

@@ -57,8 +57,12 @@ def model_card(
     dataset: Dataset,
     metrics: Metrics,
     checkpoint: str,
+    judged: str | None = None,
 ) -> str:
-    """The card in Markdown; `schema` and `tables` are the model's, `checkpoint` the name of the one exported."""
+    """The card in Markdown; `schema` and `tables` are the model's, `checkpoint` the name of the one exported.
+
+    `judged`: which model the metrics are of, if not of this one.
+    """
     model = recipe.model
     splits = "\n".join(
         f"| {name} | {split.rows:,} | {split.positives / split.rows:.2%} |"
@@ -86,7 +90,7 @@ def model_card(
         categorical=len(schema.categorical),
         rows=sum(table.rows for table in tables),
         parameters=sum(table.rows * table.dim for table in tables),
-        metrics=_metrics_table(metrics),
+        metrics=_metrics_table(metrics) + (f"\n\n{judged}" if judged else ""),
         model=model.model_dump_json(),
         batch=train.global_batch_size,
         epochs=train.epochs,

@@ -30,6 +30,8 @@ class BatchTotals:
     """Sum of the weights; a tensor () on the rows' device where only the rows tell, as reading it would be a wait."""
     positives: Tensor | None
     """() Sum of the products of weight and label; None if no lists take part in the loss."""
+    share: float = 1.0
+    """Rows of the batch by those of a full one, to which its step is in proportion. The loss is a mean all the same."""
 
 
 def batch_loss(

@@ -81,7 +81,7 @@ class TrainStep:
         overflow = self._unscale(boundary)
         if self._skips_on_device or not overflow.item():
             if self.model.trains_tables:
-                gradient = self._with_penalty(boundary, batch.weight, totals.weight)
+                gradient = self._with_penalty(boundary, batch.weight, totals)
                 pooled.backward(self._zeroed(gradient, overflow))
                 self.model.table_optimizer.step()
             for optimizer in self.dense_optimizers.values():
@@ -142,8 +142,9 @@ class TrainStep:
                 if index == 0 and self._sent is not None:
                     # By now their numbers are known, and until the backward pass no other collective is due.
                     self._sent.send()
-                # Both DDP and TorchRec average gradients over ranks; the loss is a sum over them.
-                scaled = loss * self._world_size
+                # Both DDP and TorchRec average gradients over ranks; the loss is a sum over them. The mean of a small
+                # batch is mostly noise: a step by it as long as a full one would undo what the others have shown.
+                scaled = loss * (self._world_size * totals.share)
                 if self.loss_scale is not None:
                     scaled = scaled * self.loss_scale.scale
                 if scaled.requires_grad:
@@ -152,12 +153,12 @@ class TrainStep:
             parts.append(logits.detach())
         return total, torch.cat(parts)
 
-    def _with_penalty(self, boundary: Tensor, weight: Tensor, total_weight: float | Tensor) -> Tensor:
+    def _with_penalty(self, boundary: Tensor, weight: Tensor, totals: BatchTotals) -> Tensor:
         """The gradient of `boundary` with that of the L2 penalty, whose own value the reported loss leaves out."""
         gradient = boundary.grad
         assert gradient is not None
         for columns, penalty in self.model.penalties:
-            factors = weight * (penalty * self._world_size / total_weight)
+            factors = weight * (penalty * self._world_size * totals.share / totals.weight)
             gradient[:, columns].addcmul_(boundary.detach()[:, columns], factors.unsqueeze(1).to(gradient.dtype))
         return gradient
 

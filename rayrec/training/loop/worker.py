@@ -102,7 +102,7 @@ class _Training:
         loader = self._splits.open(
             "train",
             global_batch_size=config.global_batch_size,
-            drop_last=config.ingest.drop_last,
+            drop_last=config.drops_last,
             seed=config.seed,
             epoch=self._progress.epoch,
             start_batch=self._progress.batch,
@@ -112,7 +112,7 @@ class _Training:
         with loader as batches:
             for batch, following in self._model.with_next(batches):
                 waited, rows = loader.wait_seconds, loader.row_count(self._progress.batch)
-                outcome = self._train_on(batch, following, rows)
+                outcome = self._train_on(batch, following, rows, loader.share(self._progress.batch))
                 recorder.add(outcome, rows or config.global_batch_size, waited)
                 if config.progressive and self._progress.epoch == 0:
                     recorder.add_scores(outcome.logits, batch)
@@ -134,15 +134,15 @@ class _Training:
                 if self._is_done():
                     return
 
-    def _train_on(self, batch: Batch, following: Batch | None, rows: int | None) -> StepOutcome:
-        """Train on a batch of `rows` rows over all ranks; None if only the batch tells."""
+    def _train_on(self, batch: Batch, following: Batch | None, rows: int | None, share: float) -> StepOutcome:
+        """Train on a batch of `rows` rows over all ranks; None if only the batch tells. `share`: of a full batch."""
         if rows is None or self._dataset.schema.weight is not None:
             sums = torch.stack([batch.weight.sum(), (batch.weight * batch.label).sum()])
             dist.all_reduce(sums)
             # No row counts where the last ones of an epoch belong to groups of earlier batches.
-            totals = BatchTotals(weight=sums[0].masked_fill(sums[0] == 0, 1.0), positives=sums[1])
+            totals = BatchTotals(sums[0].masked_fill(sums[0] == 0, 1.0), sums[1], share)
         else:
-            totals = BatchTotals(rows, None)
+            totals = BatchTotals(rows, None, share)
         return self._step(batch, totals, self._progress.step + 1, following)
 
     def _after_batch(self, batches_per_epoch: int) -> RunProgress:

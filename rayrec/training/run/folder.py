@@ -94,9 +94,15 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: str | Path, recipe: Recipe, dataset: Dataset, schema: Schema, origin: Origin | None = None
+        cls,
+        path: str | Path,
+        recipe: Recipe,
+        dataset: Dataset,
+        schema: Schema,
+        origin: Origin | None = None,
+        refit_of: Path | None = None,
     ) -> "RunFolder":
-        """Begin a run; `schema` is the model's. Raises UserError where `path` is not empty."""
+        """Begin a run; `schema` is the model's, `refit_of` a run folder. Raises UserError where `path` is not empty."""
         folder = cls(Path(path).absolute())
         with new_folder(folder.path) as unfinished:
             write_atomically(unfinished / CONFIG_FILE, dump_recipe(recipe))
@@ -107,6 +113,8 @@ class RunFolder:
             }
             if origin is not None:
                 content["warm_start"] = asdict(origin)
+            if refit_of is not None:
+                content["refit_of"] = location(refit_of.absolute())
             write_json(unfinished / RUN_FILE, content)
         return folder
 
@@ -175,6 +183,12 @@ class RunFolder:
     def dataset_folder(self) -> Path:
         """The dataset that the run was begun with; if it is a URI, its local copy may be old."""
         return resolve(self._content()["dataset"], self.path)
+
+    @property
+    def refit_of(self) -> "RunFolder | None":
+        """The run on fewer rows whose metrics stand for this one's model, as all rows of this one were trained on."""
+        content = self._content().get("refit_of")
+        return None if content is None else RunFolder.open(resolve(content, self.path))
 
     @property
     def origin(self) -> Origin | None:
