@@ -20,8 +20,8 @@ from rayrec.models.common.batch import Batch
 class AllCandidates:
     """One rank's users, each with its positives in the split and the items that it must not be offered.
 
-    Every item is a candidate, except the user's positives in `train`, now or before, that are not positives in the
-    split. Id 0, which unknown users and items share, is neither a user nor a candidate, so interactions with it are
+    Every item is a candidate, except the user's positives in `train` and in datasets before, that are not positives in
+    the split. Id 0, which unknown users and items share, is neither a user nor a candidate, so interactions with it are
     left out. Only the pairs of this rank's users are in memory, 8 bytes each. Needs a dataset with a user and an item
     only.
     """
@@ -32,18 +32,18 @@ class AllCandidates:
     users_per_rank: int
     """The largest number of users of any rank; all ranks yield batches for that many."""
     positives: NDArray[np.int64]
-    """Sorted pairs (see `_pairs`) of this rank's users in the split."""
+    """Sorted pairs (see `positive_pairs`) of this rank's users in the split."""
     seen: NDArray[np.int64]
-    """Sorted pairs of this rank's users in `train`, now or before."""
+    """Sorted pairs of this rank's users in `train` and in datasets before."""
 
     @classmethod
     def read(cls, dataset: Dataset, split: str, *, rank: int = 0, world_size: int = 1) -> "AllCandidates":
         """Read the positive rows of `split` and of the known pairs, one row group at a time."""
         items = _items(dataset.schema)
-        positives = np.unique(np.concatenate([np.empty(0, np.int64), *_pairs(dataset, split)]))
+        positives = np.unique(np.concatenate([np.empty(0, np.int64), *positive_pairs(dataset, split)]))
         users = np.unique(positives // items)
         own = users[rank::world_size]
-        seen = [pairs[np.isin(pairs // items, own)] for pairs in _pairs(dataset, dataset.known_split)]
+        seen = [pairs[np.isin(pairs // items, own)] for pairs in positive_pairs(dataset, dataset.known_split)]
         return cls(
             dataset.schema,
             own,
@@ -88,8 +88,8 @@ def _items(schema: Schema) -> int:
     return items
 
 
-def _pairs(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
-    """The positive rows of each row group as pairs: user * items + item."""
+def positive_pairs(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
+    """The positive rows of each row group as pairs: user * items + item, without those of unknown users and items."""
     interactions = interaction_columns(dataset.schema)
     names = [feature.name for feature in dataset.schema.categorical]
     packer = RowPacker.of(dataset)

@@ -26,7 +26,8 @@ REJECTED_FOLDER = "rejected"
 COUNTS_FOLDER = "counts"
 """How often each categorical value occurred, for datasets that extend this one."""
 KNOWN_SPLIT = "known"
-"""A split of a dataset of interactions that extends others: the pairs in `train` of all of them, not labelled."""
+"""A split of a dataset of interactions that extends others: the pairs in its `train` and in all splits of those, not
+labelled."""
 
 
 class StoredFile(Config):
@@ -171,7 +172,7 @@ class Dataset:
 
     @property
     def known_split(self) -> str:
-        """The split that has every pair of a user and an item that was in `train`, now or before."""
+        """The split with every pair of a user and an item in `train` and in the datasets that this one extends."""
         return KNOWN_SPLIT if KNOWN_SPLIT in self.manifest.splits else "train"
 
     @property

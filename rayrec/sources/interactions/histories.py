@@ -21,7 +21,7 @@ from rayrec.sources.interactions.layout import ITEM, LABEL, TIMESTAMP, USER
 SPLIT = "split"
 TRAIN, VALIDATION, TEST, LISTED, EARLIER = range(5)
 """Codes of splits. LISTED is the positive of a list that came as a file: not a row of its own, but known; EARLIER is in
-`train` of a dataset that is extended."""
+a dataset that is extended."""
 HISTORY_SCHEMA = pa.schema(
     [pa.field(USER, pa.string(), False), pa.field(ITEM, pa.string(), False), pa.field(SPLIT, pa.int8(), False)]
 )

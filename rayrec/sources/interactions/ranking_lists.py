@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.features.categorical import id_dtype
@@ -65,7 +66,8 @@ def write_rows(
 ) -> tuple[dict[str, list[Piece]], Counter[str]]:
     """Write the rows of `train` and of the splits in `held_out`, ordered by user id, then by time.
 
-    With `parent` the pairs that were known before are known here, and all of them are written as the split `known`.
+    With `parent` the pairs of all its splits are known here; they and those of `train` are written as the split
+    `known`.
 
     Returns the files by split, and for each split how many lists have fewer negatives than asked for, because the user
     knows nearly all items.
@@ -81,7 +83,8 @@ def write_rows(
             first += batch.num_rows
 
     def encoded(segment: Segment) -> Iterator[pa.RecordBatch]:
-        for batch in read_piece(segment.piece, [user, item], ()):
+        for batch in read_piece(segment.piece, [user, item, rows.schema.label], ()):
+            batch = batch.filter(pc.equal(batch[rows.schema.label], 1.0))  # without drawn negatives
             place, code = (np.full(batch.num_rows, value) for value in (-1, EARLIER))
             yield batch_of(_PLACED, {"user": batch[user], "place": place, "item": batch[item], SPLIT: code})
 
@@ -99,9 +102,10 @@ def write_rows(
                 short[split] += short_lists
         return short
 
-    known = parent.split(parent.known_split).parts if parent is not None else ()
-    folder_before = parent.folder if parent is not None else workspace.folder
-    earlier = make_segments(Piece(folder_before / part.path, 0, part.rows) for part in known)
+    earlier: list[Segment] = []
+    if parent is not None:
+        parts = [p for split in (parent.known_split, *parent.evaluation_splits) for p in parent.split(split).parts]
+        earlier = make_segments(Piece(parent.folder / part.path, 0, part.rows) for part in parts)
     sources = [(histories, encode), (earlier, encoded)]
     with gathered_rows(workspace, "number users and draw negatives", sources, _PLACED) as gathered:
         # A user lies in one range; within it, places ascend with time.
@@ -129,7 +133,7 @@ class _History:
         return rows.batch(np.ones(chosen.sum(), np.float32), self.user[chosen], self.item[chosen])
 
     def known(self, rows: Rows) -> pa.RecordBatch:
-        """The pairs that are in `train`, now or before, each once."""
+        """The pairs that are in `train` or in a dataset before, each once."""
         chosen = np.isin(self.split, (TRAIN, EARLIER))
         user, item = _distinct(self.user[chosen], self.item[chosen])
         return rows.batch(np.ones(len(user), np.float32), user, item)
