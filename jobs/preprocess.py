@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field
 
@@ -51,7 +51,7 @@ class PreprocessRequest(InputRequest):
 
 
 def run(request: PreprocessRequest, progress: Progress) -> Result:
-    """Preprocess; `rows` counts those of all splits, `details` those of each, and the rejected ones by reason."""
+    """Preprocess; `rows` counts those of all splits, `details` those of each, the bad ones and the dropped ones."""
     from cluster.ray_session import has_cluster
     from rayrec.ingest.dataset import Dataset
     from rayrec.preprocessing.workers.threads import Threads
@@ -69,13 +69,16 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
             manifest = job.run(Threads.of_this_machine(), progress)
         else:
             manifest = _run_on_spark(job, request.output, config, progress, was_at_uri=was_at_uri)
+    return result_of(manifest, request.output)
+
+
+def result_of(manifest: "Manifest", output: Path) -> Result:
+    """The result of a dataset that is whole."""
     splits = {name: split.rows for name, split in manifest.splits.items()}
-    return Result(
-        command="preprocess",
-        output=request.output,
-        rows=sum(splits.values()),
-        details={"splits": splits, "rejected": manifest.rejected},
-    )
+    details: dict[str, Any] = {"splits": splits, "rejected": manifest.rejected}
+    if manifest.dropped:
+        details["dropped"] = manifest.model_dump(mode="json")["dropped"]
+    return Result(command="preprocess", output=output, rows=sum(splits.values()), details=details)
 
 
 def _run_on_spark(

@@ -62,7 +62,8 @@ def run(request: RunRequest, progress: Progress) -> Result:
             return run_day(request, request.output, models, progress)
         results, seconds = run_phases(request, Places(request.output), progress)
     rows, metrics = results[0].rows, results[1].metrics
-    return Result(command="run", output=request.output, rows=rows, metrics=metrics, details={"phases": seconds})
+    details = {"phases": seconds, **{k: v for k, v in results[0].details.items() if k == "dropped"}}
+    return Result(command="run", output=request.output, rows=rows, metrics=metrics, details=details)
 
 
 @contextmanager

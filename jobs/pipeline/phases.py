@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from jobs.command import RESULT_FILE, Result, TrainingRecipeRequest, describe_result
-from jobs.preprocess import InputRequest
+from jobs.preprocess import InputRequest, result_of
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.recipes import Recipe, differences
@@ -121,8 +121,7 @@ class PreprocessPhase(Phase):
         if before != now:
             changed = [file.path for file in (*now, *before) if file not in before or file not in now]
             raise self._changed(f"{changed[0] if changed else 'the order of --input'} is not what it was")
-        rows = sum(split.rows for split in dataset.manifest.splits.values())
-        return Result(command="preprocess", output=self.folder, rows=rows)
+        return result_of(dataset.manifest, self.folder)
 
     def run(self, progress: Progress) -> Result:
         from jobs.preprocess import PreprocessRequest, run

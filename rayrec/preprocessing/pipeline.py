@@ -35,7 +35,7 @@ A sixth of the threads' work holds Python's lock, so that with many cores the pr
 """
 _TEXT_OF_PACKED = 4
 """Bytes of text that a byte of a packed or Parquet file is taken for."""
-_STAGES_VERSION = 3
+_STAGES_VERSION = 4
 """Goes up when the files of a stage change, so that they are not mixed with those of an earlier version."""
 
 
@@ -117,6 +117,7 @@ class Preprocessing:
             splits=written.splits,
             files=tuple(run_brief_tasks(workspace.workers, wanted, partial(_stored_file, folder))),
             rejected=written.rejected,
+            dropped=written.dropped,
             sources=source_files(self._job),
             config=self._resolved,
             times=written.times,

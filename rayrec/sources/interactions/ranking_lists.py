@@ -83,8 +83,8 @@ def write_rows(
             first += batch.num_rows
 
     def encoded(segment: Segment) -> Iterator[pa.RecordBatch]:
-        for batch in read_piece(segment.piece, [user, item, rows.schema.label], ()):
-            batch = batch.filter(pc.equal(batch[rows.schema.label], 1.0))  # without drawn negatives
+        for read in read_piece(segment.piece, [user, item, rows.schema.label], ()):
+            batch = read.filter(pc.equal(read[rows.schema.label], 1.0))  # without drawn negatives
             place, code = (np.full(batch.num_rows, value) for value in (-1, EARLIER))
             yield batch_of(_PLACED, {"user": batch[user], "place": place, "item": batch[item], SPLIT: code})
 
