@@ -17,7 +17,7 @@ def inspect(
     path: AnyPath | Sequence[AnyPath],
     *,
     label: str | None = None,
-    model: str = "wide_deep",
+    model: str | None = None,
     rows: int = 100000,
     output: AnyPath | None = None,
     against: AnyPath | None = None,
@@ -29,7 +29,8 @@ def inspect(
         path: Raw file, folder, glob or URI; several are one table.
         label: Column of the label, or a condition such as 'rating>=4'; by default the one column that has the name of
             one.
-        model: Kind of the model in the recipe.
+        model: Kind of the model in the recipe; by default wide_deep, or neumf where columns are a user, an item, a
+            rating and a time alone.
         rows: Rows of the sample, spread over all files.
         output: Recipe to write, which must not exist; without it the recipe is printed.
         against: Dataset to compare the files with, instead of writing a recipe; the exit code is 1 if they have

@@ -139,7 +139,8 @@ class ScheduleConfig(Config):
             return step / warmup
         begun = [piece.factor for piece in self.pieces if step > piece.from_epoch * steps_per_epoch]
         factor = begun[-1] if begun else 1.0
-        start, steps = self.decay_start, float(self.decay_steps)
+        start: float | None = self.decay_start
+        steps: float = self.decay_steps
         if self.decay_share is not None:
             steps = self.decay_share * max(1, all_steps - warmup)
             start = all_steps - steps

@@ -15,9 +15,8 @@ from rayrec.features.vocabularies.vocabulary import VocabularyLookup
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import open_tensors, save_tensors
 from rayrec.inference.predictor import Predictor, load_model
-from rayrec.ingest.all_candidates import positive_pairs
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.interactions.positives import interaction_columns
+from rayrec.ingest.interactions.positives import interaction_columns, num_item_rows, positive_pairs
 
 KNOWN_ITEMS_FILE = "known_items.safetensors"
 
@@ -43,9 +42,8 @@ class KnownItems:
     @classmethod
     def read(cls, dataset: Dataset) -> "KnownItems":
         """Read the pairs of all splits, as a held-out item is no new one; takes 24 bytes of memory a pair meanwhile."""
-        columns = interaction_columns(dataset.schema)
-        cardinality = {feature.name: feature.cardinality for feature in dataset.schema.categorical}
-        users, items = cardinality[columns.user], cardinality[columns.item]
+        columns, items = interaction_columns(dataset.schema), num_item_rows(dataset.schema)
+        (users,) = (f.cardinality for f in dataset.schema.categorical if f.name == columns.user)
         splits = (dataset.known_split, *dataset.evaluation_splits)
         pairs = np.unique(np.concatenate([found for split in splits for found in positive_pairs(dataset, split)]))
         first = np.searchsorted(pairs, np.arange(users + 1, dtype=np.int64) * items)

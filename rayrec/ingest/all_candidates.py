@@ -11,8 +11,8 @@ from torch import Tensor
 from rayrec.features.schema import Schema
 from rayrec.ingest.batches import BatchArrays
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.interactions.positives import interaction_columns
-from rayrec.ingest.reader import RowPacker, id_type
+from rayrec.ingest.interactions.positives import interaction_columns, num_item_rows, positive_pairs
+from rayrec.ingest.reader import id_type
 from rayrec.models.common.batch import Batch
 
 
@@ -39,7 +39,7 @@ class AllCandidates:
     @classmethod
     def read(cls, dataset: Dataset, split: str, *, rank: int = 0, world_size: int = 1) -> "AllCandidates":
         """Read the positive rows of `split` and of the known pairs, one row group at a time."""
-        items = _items(dataset.schema)
+        items = num_item_rows(dataset.schema)
         positives = np.unique(np.concatenate([np.empty(0, np.int64), *positive_pairs(dataset, split)]))
         users = np.unique(positives // items)
         own = users[rank::world_size]
@@ -58,7 +58,7 @@ class AllCandidates:
         Items that are not candidates, and rows beyond the last one, have weight 0.
         """
         interactions = interaction_columns(self.schema)
-        items = _items(self.schema)
+        items = num_item_rows(self.schema)
         ids_are = getattr(torch, id_type(self.schema).name)
         users, positives, seen = (torch.from_numpy(a).to(device) for a in (self.users, self.positives, self.seen))
         for start in range(0, self.users_per_rank * (items - 1), size):
@@ -80,25 +80,6 @@ class AllCandidates:
                 weight=weight.float(),
                 group=user,
             ).to_batch(self.schema, device)
-
-
-def _items(schema: Schema) -> int:
-    """The number of rows of the items' table."""
-    (items,) = (f.cardinality for f in schema.categorical if f.name == interaction_columns(schema).item)
-    return items
-
-
-def positive_pairs(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
-    """The positive rows of each row group as pairs: user * items + item, without those of unknown users and items."""
-    interactions = interaction_columns(dataset.schema)
-    names = [feature.name for feature in dataset.schema.categorical]
-    packer = RowPacker.of(dataset)
-    for rows in packer.read_split(dataset.split(split)):
-        user, item = (
-            rows.one_hot[names.index(name)].astype(np.int64) for name in (interactions.user, interactions.item)
-        )
-        known = (rows.label > 0.5) & (user > 0) & (item > 0)
-        yield user[known] * _items(dataset.schema) + item[known]
 
 
 def _contains(ascending: Tensor, values: Tensor) -> Tensor:

@@ -4,14 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayrec.common.errors import UserError
-from rayrec.inspection.columns import describe_column
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.inspection.columns import Column, describe_column
 from rayrec.inspection.decisions import Decision, decide, find_roles, table_warnings
-from rayrec.inspection.file_form import recognize
+from rayrec.inspection.file_form import FileForm, recognize
+from rayrec.inspection.interactions import find_interactions, inspect_interactions, reads_interactions
 from rayrec.inspection.label import find_label
 from rayrec.inspection.recipe_text import write_recipe
 from rayrec.raw.files import list_inputs
 from rayrec.raw.sample import Sample, sample_rows
+
+MODEL_OF_ROWS, MODEL_OF_INTERACTIONS = "wide_deep", "neumf"
+"""The models of recipes that name none: for rows with a label, and for who chose what."""
+ROWS_OF_INTERACTIONS = 2_000_000
+"""Rows of the sample of a table of who chose what, at least."""
 
 
 @dataclass(frozen=True)
@@ -30,22 +36,37 @@ class InspectedTable:
 
 
 def inspect_table(
-    paths: Sequence[str], label: str | None, model: str, rows: int, command: str, seed: int = 0
+    paths: Sequence[str], label: str | None, model: str | None, rows: int, command: str, seed: int = 0
 ) -> InspectedTable:
     """Inspect `rows` rows of the files at `paths`.
 
-    `label` is a column or a condition, None to look for one; `model` the kind of the recipe's model, `command` what the
-    recipe says it was written by. Raises UserError.
+    `label` is a column or a condition, None to look for one; `model` the kind of the recipe's model, None for one that
+    suits the table; `command` what the recipe says it was written by. Raises UserError.
     """
     files = list_inputs(paths)
     form = recognize(files[0])
     sample = sample_rows(files, form.settings, rows, seed)
     if not sample.rows.num_rows:
         raise UserError(f"{files[0].name}: no rows; give files with rows")
-    columns = {
-        name: describe_column(name, sample.rows[name], delimited=form.is_delimited, named=form.has_names)
-        for name in sample.rows.column_names
-    }
+    columns = _describe(sample, form)
+    pairs = find_interactions(columns, form)
+    if model is None:
+        # Nothing but who chose what, and perhaps when, leaves nothing else to learn.
+        is_pairs = label is None and form.has_names and pairs is not None and not pairs.others
+        model = MODEL_OF_INTERACTIONS if is_pairs else MODEL_OF_ROWS
+    if reads_interactions(model):
+        if label is not None:
+            raise ConfigError(f"--label: model '{model}' takes every row as a choice of its user; leave it out")
+        if pairs is None:
+            names = ", ".join(map(repr, columns))
+            raise ConfigError(
+                f"--model {model}: no one column of users, and no one of items, among {names}; rename them"
+            )
+        if sample.rows.num_rows < sample.total_rows:
+            # How many rows a person has cannot be told from a few rows of all people.
+            sample = sample_rows(files, form.settings, max(rows, ROWS_OF_INTERACTIONS), seed)
+            pairs = find_interactions(_describe(sample, form), form) or pairs
+        return InspectedTable(sample, *inspect_interactions(command, files[0], sample, form, pairs, model))
     found = find_label(columns, label)
     roles = find_roles(columns, found)
     decisions = decide(columns, found, roles, total_rows=sample.total_rows, seed=seed)
@@ -55,6 +76,13 @@ def inspect_table(
     form = form.with_null_values(sorted({word for d in decisions if d.rules for word in d.column.null_words}))
     recipe = write_recipe(command, sample, form, found, roles, decisions, model)
     return InspectedTable(sample, decisions, table_warnings(decisions, found), recipe)
+
+
+def _describe(sample: Sample, form: FileForm) -> dict[str, Column]:
+    return {
+        name: describe_column(name, sample.rows[name], delimited=form.is_delimited, named=form.has_names)
+        for name in sample.rows.column_names
+    }
 
 
 def _as_json(decision: Decision, total_rows: int) -> dict[str, Any]:

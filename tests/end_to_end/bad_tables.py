@@ -579,9 +579,9 @@ INSPECT = [
         "model: no such kind; use dcnv2, dlrm, neumf, wide_deep (got 'dlmr')",
     ),
     _inspect(
-        "model without a recipe for tables",
+        "label for a model of users and items",
         "clicks.csv --label click --model neumf",
-        "--model neumf: has no starting point for tables; use dcnv2, dlrm, wide_deep",
+        "--label: model 'neumf' takes every row as a choice of its user; leave it out",
     ),
     _inspect(
         "recipe exists",

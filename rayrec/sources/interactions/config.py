@@ -68,7 +68,7 @@ class InteractionSourceConfig(SourceConfig):
     item: str | None = None
     """Column of the item; None finds movieId, movie_id, itemId, item_id, item, movie."""
     timestamp: str | None = None
-    """Column of the time, integers; None takes `timestamp` if a file has it."""
+    """Column of the time, integers or ISO 8601; None takes `timestamp` if a file has it."""
 
     @property
     def unneeded_columns(self) -> tuple[str, ...]:

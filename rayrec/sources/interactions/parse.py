@@ -18,7 +18,8 @@ _LIST = r"^\((?P<user>[^,]+),(?P<item>[^)]+)\)\t(?P<negatives>.+)$"
 def parse_lines(data: bytes, layout: FileLayout) -> ParsedLines:
     """Parse whole lines of a text file, each ended by a newline (LF or CRLF), without the header.
 
-    The rows are those of `ROW_SCHEMA`, all with label 1.
+    The rows are those of `ROW_SCHEMA`, all with label 1. Times are integers, or text of ISO 8601, in seconds since
+    1970.
     """
     original = TextLines(data)
     # Arrow splits at one byte. No row of the `::` layout has a tab: with one it has a column too many.
@@ -46,6 +47,15 @@ def parse_lines(data: bytes, layout: FileLayout) -> ParsedLines:
     return _checked(lines, columns, positions, original)
 
 
+def read_times(column: pa.Array) -> pa.Int64Array:
+    """(n,) integers as they are, texts of ISO 8601 in seconds since 1970; null where a value is neither."""
+    times, _ = read_column(column, RawColumn(name=TIMESTAMP, type="integer"))
+    if times.null_count:
+        dates, _ = read_column(column, RawColumn(name=TIMESTAMP, type="time", time_format="iso"))
+        times = pc.coalesce(times, pc.divide(dates.cast(pa.int64()), 1_000_000))
+    return times
+
+
 def _quoted_rows(lines: TextLines, numbers: NDArray[np.int64], layout: FileLayout) -> dict[int, list[str]]:
     """The fields of lines with quotes, by line, one at a time; lines with another number of columns are rejected."""
     rows = {}
@@ -67,7 +77,7 @@ def _checked(
     is_good = is_filled
     timestamp: pa.Array = pa.nulls(len(positions), pa.int64())
     if TIMESTAMP in columns:
-        timestamp, _ = read_column(columns[TIMESTAMP], RawColumn(name=TIMESTAMP, type="integer"))
+        timestamp = read_times(columns[TIMESTAMP])
         is_timed = timestamp.is_valid().to_numpy(zero_copy_only=False)
         lines.reject(positions[~is_timed], Reason.INTEGER)
         is_good = is_filled & is_timed

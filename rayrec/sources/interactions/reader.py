@@ -7,14 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.features.raw_values import read_column
-from rayrec.features.schema import RawColumn
 from rayrec.raw.blocks import ParsedLines, RawBlock, Reason, blocks_of, text_blocks
 from rayrec.raw.files import Chunk, InputFile
 from rayrec.raw.tables.parquet import read_layout, read_row_groups
 from rayrec.sources.interactions.config import InteractionSourceConfig
-from rayrec.sources.interactions.layout import ITEM, LABEL, ROW_SCHEMA, TIMESTAMP, USER, FileLayout, detect_layout
-from rayrec.sources.interactions.parse import parse_lines, parse_lists, read_ids
+from rayrec.sources.interactions.layout import ITEM, LABEL, ROW_SCHEMA, USER, FileLayout, detect_layout
+from rayrec.sources.interactions.parse import parse_lines, parse_lists, read_ids, read_times
 
 
 @dataclass(frozen=True)
@@ -84,4 +82,4 @@ def _as_integers(column: pa.Array) -> pa.Int64Array:
         decoded = decoded.cast(pa.timestamp("us", decoded.type.tz), safe=False)
     if pa.types.is_temporal(decoded.type):
         return decoded.cast(pa.int64())
-    return read_column(decoded, RawColumn(name=TIMESTAMP, type="integer"))[0]
+    return read_times(decoded)
