@@ -74,11 +74,10 @@ def find_interactions(columns: Mapping[str, Column], form: FileForm) -> Interact
     return Interactions(user, item, rating, time, tuple(column for column in left if column is not time))
 
 
-def _is_readable(time: Column, form: FileForm) -> bool:
+def _is_readable(time: Column) -> bool:
     """Whether the source of interactions reads the times of a column."""
-    if form.is_delimited:
-        return time.time_format in ("iso", "s", "ms", "us") or time.is_integral
-    return time.type.startswith(("int", "uint", "timestamp"))
+    is_number = time.time_format in ("s", "ms", "us") or time.is_integral
+    return is_number or (time.time_format == "iso" and not time.type.startswith("date"))
 
 
 def _words(column: Column) -> set[str]:
@@ -105,7 +104,7 @@ def inspect_interactions(
             f"{file.name}: users and items are read from Parquet, or from lines with commas or tabs and a header"
         )
     warnings = []
-    if time is not None and not _is_readable(time, form):
+    if time is not None and not _is_readable(time):
         warnings.append(
             f"{time.name}: holds no integers and no times as ISO 8601 writes them, so the recipe ignores it"
         )

@@ -113,7 +113,7 @@ def _parquet_layout(config: InteractionSourceConfig, file: InputFile, needs_time
     columns = _check_named(config, file, schema.names, _named_columns(config, schema.names, needs_time))
     for position, side in zip(columns, _USUAL_NAMES, strict=True):
         if position is not None and not _is_readable(schema.field(position).type, side):
-            needed = "integers or times" if side == TIMESTAMP else "strings or integers"
+            needed = "integers, times or ISO 8601" if side == TIMESTAMP else "strings or numbers"
             field = schema.field(position)
             raise UserError(f"{file.name}: column '{field.name}' holds {field.type}, needs {needed}; convert it")
     return FileLayout("parquet", columns=columns)
@@ -122,10 +122,10 @@ def _parquet_layout(config: InteractionSourceConfig, file: InputFile, needs_time
 def _is_readable(dtype: pa.DataType, side: str) -> bool:
     if pa.types.is_dictionary(dtype):
         return _is_readable(dtype.value_type, side)
-    if side == TIMESTAMP:
-        return pa.types.is_integer(dtype) or pa.types.is_timestamp(dtype)
-    strings = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return pa.types.is_integer(dtype) or any(test(dtype) for test in strings)
+    if side == TIMESTAMP and pa.types.is_timestamp(dtype):
+        return True
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_large_string)
+    return pa.types.is_string_view(dtype) or any(test(dtype) for test in kinds)
 
 
 def _named_columns(
