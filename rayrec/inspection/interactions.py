@@ -103,12 +103,11 @@ def inspect_interactions(
         raise UserError(
             f"{file.name}: users and items are read from Parquet, or from lines with commas or tabs and a header"
         )
-    warnings = []
     if time is not None and not _is_readable(time):
-        warnings.append(
-            f"{time.name}: holds no integers and no times as ISO 8601 writes them, so the recipe ignores it"
+        raise UserError(
+            f"{file.name}: column '{time.name}' holds times as {time.time_format or time.type}; users and items are "
+            "read with integers or ISO 8601, so convert it, or leave the column out"
         )
-        time = None
     users, items = user.distinct_estimate(total), item.distinct_estimate(total)
     # Rows of the sample are no more than all rows: a person has these or more.
     held_out = int((user.counts >= 3).sum()), int((user.counts >= 2).sum())
@@ -121,6 +120,7 @@ def inspect_interactions(
     if time is not None:
         is_bad |= time.codes < 0 if time.seconds is None else np.isnan(time.row_seconds)
     bad = float(is_bad.mean())
+    warnings = []
     if bad:
         warnings.append(f"{bad:.2%} of the rows have no user, item or time; preprocessing sets them aside")
     if time is None:

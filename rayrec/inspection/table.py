@@ -51,9 +51,10 @@ def inspect_table(
     columns = _describe(sample, form)
     pairs = find_interactions(columns, form)
     if model is None:
-        # Nothing but who chose what, and perhaps when, leaves nothing else to learn.
-        is_pairs = label is None and form.has_names and pairs is not None and not pairs.others
-        model = MODEL_OF_INTERACTIONS if is_pairs else MODEL_OF_ROWS
+        # Of who chose what, and perhaps when, there is nothing else to learn; a rating of two values may be a label.
+        is_plain = label is None and form.has_names and pairs is not None and not pairs.others
+        is_label = pairs is not None and pairs.rating is not None and pairs.rating.distinct <= 2
+        model = MODEL_OF_INTERACTIONS if is_plain and not is_label else MODEL_OF_ROWS
     if reads_interactions(model):
         if label is not None:
             raise ConfigError(f"--label: model '{model}' takes every row as a choice of its user; leave it out")

@@ -106,6 +106,9 @@ def test_other_columns_or_a_label_make_it_a_table(tmp_path: Path) -> None:
         inspected(path)
     assert inspected(path, "neumf")[1].source.kind == "interactions"
     assert inspected(path, label="rating>=4")[1].source.kind == "table"
+    table.assign(rating=table["rating"] % 2).to_csv(path, index=False)
+    with pytest.raises(ConfigError, match="--label"):
+        inspected(path)
     with pytest.raises(ConfigError, match="--label: model 'neumf' takes every row"):
         inspected(path, "neumf", "rating>=4")
 
@@ -118,6 +121,7 @@ def test_other_columns_or_a_label_make_it_a_table(tmp_path: Path) -> None:
         ("user,item\n1,2\n1,2\n", "there is one item"),
         ("user;item\n1;2\n1;3\n", "with commas or tabs"),
         ("1,2\n1,3\n2,2\n", "with commas or tabs"),
+        ("user,item,date\n" + "1,2,31/12/2020\n1,3,30/12/2020\n" * 30, "holds times as %d/%m/%Y"),
     ],
 )
 def test_what_cannot_be_learnt_is_said(tmp_path: Path, content: str, message: str) -> None:
