@@ -25,7 +25,8 @@ class InspectRequest(Request):
     path: Annotated[PathTexts, Positional("PATH"), Field(min_length=1)]
     """Raw file, folder, glob or URI; several are one table."""
     label: Annotated[str, Metavar("COLUMN")] | None = None
-    """Column of the label, or a condition such as 'rating>=4'; by default the one column that has the name of one."""
+    """Column of the label, or a condition such as 'rating>=4'; by default the one column that has the name of one.
+    With a model of users and items: which rows are choices, by default all."""
     model: Annotated[str, AfterValidator(MODELS.known), Metavar("KIND")] | None = None
     """Kind of the model in the recipe; by default wide_deep, or neumf where columns are a user, an item, a rating and a
     time alone."""

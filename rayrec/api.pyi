@@ -28,7 +28,7 @@ def inspect(
     Args:
         path: Raw file, folder, glob or URI; several are one table.
         label: Column of the label, or a condition such as 'rating>=4'; by default the one column that has the name of
-            one.
+            one. With a model of users and items: which rows are choices, by default all.
         model: Kind of the model in the recipe; by default wide_deep, or neumf where columns are a user, an item, a
             rating and a time alone.
         rows: Rows of the sample, spread over all files.

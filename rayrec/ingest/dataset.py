@@ -28,8 +28,8 @@ DROPPED_FOLDER = "dropped"
 COUNTS_FOLDER = "counts"
 """How often each categorical value occurred, for datasets that extend this one."""
 KNOWN_SPLIT = "known"
-"""A split of a dataset of interactions that extends others: the pairs in its `train` and in all splits of those, not
-labelled."""
+"""A split of a dataset of interactions where more is known than `train`: its pairs, those of all splits of the datasets
+that it extends, and those that are no choices; not labelled."""
 
 
 class StoredFile(Config):
@@ -188,7 +188,7 @@ class Dataset:
 
     @property
     def known_split(self) -> str:
-        """The split with every pair of a user and an item in `train` and in the datasets that this one extends."""
+        """The split with the pairs in `train`, in datasets that this one extends, and of rows that are no choices."""
         return KNOWN_SPLIT if KNOWN_SPLIT in self.manifest.splits else "train"
 
     @property

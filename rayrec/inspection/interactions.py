@@ -4,14 +4,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Template
+from typing import Any
 
 import numpy as np
 
 from rayrec.common.errors import UserError
 from rayrec.common.plugins import MODELS
+from rayrec.config.table import LabelCondition
 from rayrec.inspection.columns import Column, name_words
 from rayrec.inspection.decisions import Decision
 from rayrec.inspection.file_form import FileForm
+from rayrec.inspection.label import Label
 from rayrec.inspection.recipe_text import starting_point
 from rayrec.raw.files import InputFile
 from rayrec.raw.sample import Sample
@@ -88,13 +91,20 @@ def _words(column: Column) -> set[str]:
 
 
 def inspect_interactions(
-    command: str, file: InputFile, sample: Sample, form: FileForm, found: Interactions, model: str
+    command: str,
+    file: InputFile,
+    sample: Sample,
+    form: FileForm,
+    found: Interactions,
+    label: Label | None,
+    model: str,
 ) -> tuple[list[Decision], list[str], str]:
     """What each column becomes, what a person should look at, and the YAML of a recipe that trains unedited.
 
-    `file`: the first one. Raises UserError where a model could learn nothing, or the source cannot read the files.
+    `file`: the first one; `label`: which rows are choices, None for all. Raises UserError where a model could learn
+    nothing, or the source cannot read the files.
     """
-    user, item, time, total = found.user, found.item, found.time, sample.total_rows
+    user, item, time = found.user, found.item, found.time
     can_be_read = format_of(file) != "json_lines" and form.settings.separator is None
     if not form.has_names and can_be_read:
         with file.open() as stream:
@@ -108,9 +118,12 @@ def inspect_interactions(
             f"{file.name}: column '{time.name}' holds times as {time.time_format or time.type}; users and items are "
             "read with integers or ISO 8601, so convert it, or leave the column out"
         )
-    users, items = user.distinct_estimate(total), item.distinct_estimate(total)
+    users, items = (column.distinct_estimate(sample.total_rows) for column in (user, item))
+    is_choice = np.ones(user.rows, bool) if label is None else label.values == 1
+    total = round(sample.total_rows * is_choice.mean())
     # Rows of the sample are no more than all rows: a person has these or more.
-    held_out = int((user.counts >= 3).sum()), int((user.counts >= 2).sum())
+    of_person = np.bincount(user.codes[(user.codes >= 0) & is_choice])
+    held_out = int((of_person >= 3).sum()), int((of_person >= 2).sum())
     if items < 2 or not held_out[1]:
         what = "there is one item" if items < 2 else f"no one has two rows (column '{user.name}')"
         raise UserError(f"{file.name}: {what}, so there is nothing to recommend by; give more rows")
@@ -125,20 +138,32 @@ def inspect_interactions(
         warnings.append(f"{bad:.2%} of the rows have no user, item or time; preprocessing sets them aside")
     if time is None:
         warnings.append("no column has times: a person's last row in the file is taken for the latest choice")
-    every = "every row is a choice, whatever the rating"
     decisions = [
-        Decision(user, "user", f"about {a_person:.1f} rows each"),
-        Decision(item, "item", f"about {total / items:.1f} rows each"),
-        *([Decision(found.rating, "ignored", every)] if found.rating is not None else []),
+        Decision(user, "user", f"about {a_person:.1f} choices each"),
+        Decision(item, "item", f"about {total / items:.1f} choices each"),
         *([Decision(time, "time", "the order of a person's choices")] if time is not None else []),
-        *(Decision(column, "ignored", "a model of users and items does not read it") for column in found.others),
     ]
+    why = "every row is a choice, whatever the rating" if found.rating is not None else ""
+    settings: dict[str, Any] = {"kind": "interactions"}
+    if form.has_names:
+        named = {"user": user, "item": item, "timestamp": time}
+        settings |= {role: column.name for role, column in named.items() if column is not None}
+    if label is not None:
+        condition = label.condition or LabelCondition(column=label.column, equals=("1", "true"))
+        settings["choices"] = condition.model_dump(exclude_none=True)
+        why = f"the others, {1 - is_choice.mean():.0%} of the rows, are known and neither learnt nor recommended"
+    for column in (*([found.rating] if found.rating is not None else []), *found.others):
+        if label is not None and column.name == label.column:
+            decisions.append(Decision(column, "label", f"says which rows are choices; {why}"))
+        else:
+            is_rating = column is found.rating and label is None
+            reason = why if is_rating else "a model of users and items does not read it"
+            decisions.append(Decision(column, "ignored", reason))
 
     def line(text: str, why: str) -> str:
         return f"{text:<{_COMMENT_COLUMN}}  # {why}"
 
     decisions.sort(key=lambda decision: sample.rows.column_names.index(decision.column.name))
-    names = {"user": user, "item": item, "timestamp": time} if form.has_names else {}
     facts = f"{total:,} interactions of {users:,} people with {items:,} items"
     candidates = min(99, max(1, items // 2))
     test = f"each person's last choice among {candidates} other items; a person with too few rows has none held out"
@@ -147,12 +172,8 @@ def inspect_interactions(
         "# Sizes, epochs and penalty follow from these numbers. Edit what you know better.",
         "",
         "source:",
-        "  kind: interactions" if found.rating is None else line("  kind: interactions", every),
-        *(
-            f"  {role}: {json.dumps(column.name, ensure_ascii=False)}"
-            for role, column in names.items()
-            if column is not None
-        ),
+        *(f"  {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()),
+        *([f"  # {why}"] if why else []),
         "",
         "preprocess:",
         *(

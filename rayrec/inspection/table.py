@@ -56,8 +56,6 @@ def inspect_table(
         is_label = pairs is not None and pairs.rating is not None and pairs.rating.distinct <= 2
         model = MODEL_OF_INTERACTIONS if is_plain and not is_label else MODEL_OF_ROWS
     if reads_interactions(model):
-        if label is not None:
-            raise ConfigError(f"--label: model '{model}' takes every row as a choice of its user; leave it out")
         if pairs is None:
             names = ", ".join(map(repr, columns))
             raise ConfigError(
@@ -66,8 +64,10 @@ def inspect_table(
         if sample.rows.num_rows < sample.total_rows:
             # How many rows a person has cannot be told from a few rows of all people.
             sample = sample_rows(files, form.settings, max(rows, ROWS_OF_INTERACTIONS), seed)
-            pairs = find_interactions(_describe(sample, form), form) or pairs
-        return InspectedTable(sample, *inspect_interactions(command, files[0], sample, form, pairs, model))
+            columns = _describe(sample, form)
+            pairs = find_interactions(columns, form) or pairs
+        choices = None if label is None else find_label(columns, label)
+        return InspectedTable(sample, *inspect_interactions(command, files[0], sample, form, pairs, choices, model))
     found = find_label(columns, label)
     roles = find_roles(columns, found)
     decisions = decide(columns, found, roles, total_rows=sample.total_rows, seed=seed)

@@ -579,11 +579,6 @@ INSPECT = [
         "model: no such kind; use dcnv2, dlrm, neumf, wide_deep (got 'dlmr')",
     ),
     _inspect(
-        "label for a model of users and items",
-        "clicks.csv --label click --model neumf",
-        "--label: model 'neumf' takes every row as a choice of its user; leave it out",
-    ),
-    _inspect(
         "recipe exists",
         "clicks.csv --label click --output mine.yaml",
         "mine.yaml: already exists; give another --output, or remove it first",

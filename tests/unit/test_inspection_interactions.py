@@ -4,10 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rayrec.common.errors import ConfigError, UserError
+from rayrec.config.table import LabelCondition
 from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.reader import first_rows
 from rayrec.inspection.table import InspectedTable, inspect_table
 from rayrec.preprocessing.workers.threads import Threads
 from rayrec.recipes import Recipe, load_recipe
@@ -109,8 +113,6 @@ def test_other_columns_or_a_label_make_it_a_table(tmp_path: Path) -> None:
     table.assign(rating=table["rating"] % 2).to_csv(path, index=False)
     with pytest.raises(ConfigError, match="--label"):
         inspected(path)
-    with pytest.raises(ConfigError, match="--label: model 'neumf' takes every row"):
-        inspected(path, "neumf", "rating>=4")
 
 
 @pytest.mark.parametrize(
@@ -129,3 +131,36 @@ def test_what_cannot_be_learnt_is_said(tmp_path: Path, content: str, message: st
     path.write_text(content)
     with pytest.raises((UserError, ConfigError), match=message):
         inspected(path, "neumf")
+
+
+def test_a_condition_says_which_rows_are_choices(tmp_path: Path) -> None:
+    """What a person did not like is known: never a positive, a drawn negative, or recommended."""
+    table, path = choices(200), tmp_path / "table.csv"
+    table.to_csv(path, index=False)
+    recipe = inspected(path, "neumf", "rating>=3")[1]
+    assert inspected(path)[1].train.embedding_l2 < recipe.train.embedding_l2, "fewer choices a person"
+    preprocessing(recipe, {None: [str(path)]}, tmp_path / "dataset").run(Threads(2))
+    dataset = Dataset.open(tmp_path / "dataset")
+    liked = table[table["rating"] >= 3]
+    dropped = dataset.manifest.dropped["rows that are no choices (source.choices)"]
+    assert (dropped.rows, dropped.users) == (len(table) - len(liked), 200 - liked["user"].nunique())
+    positives, others = (
+        {tuple(pair) for pair in rows[["user", "item"]].to_numpy().tolist()}
+        for rows in (liked, table.drop(liked.index))
+    )
+    names = [
+        pq.read_table(dataset.folder / f"vocabulary/{name}.parquet")["value"].cast(pa.int64()).to_pylist()
+        for name in ("user", "item")
+    ]
+    found: dict[tuple[str, int], set[tuple[int, ...]]] = {}
+    for split in dataset.manifest.splits:
+        for batch in first_rows(dataset, split, ["user", "item", "label"], 100_000):
+            for row in batch.to_pylist():
+                pair = (names[0][row["user"] - 1], names[1][row["item"] - 1])
+                found.setdefault((split, int(row["label"])), set()).add(pair)
+    assert found["train", 1] | found["validation", 1] | found["test", 1] == positives
+    assert found["known", 1] == found["train", 1] | {pair for pair in others if pair[0] in set(liked["user"])}
+    assert not (found["test", 0] | found["validation", 0]) & (positives | others)
+    with pytest.raises(UserError, match="no column 'stars' of source"):
+        other = recipe.source.model_copy(update={"choices": LabelCondition(column="stars", at_least=3)})
+        preprocessing(recipe.model_copy(update={"source": other}), {None: [str(path)]}, tmp_path / "other")

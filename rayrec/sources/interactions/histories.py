@@ -19,9 +19,9 @@ from rayrec.sources.interactions.config import InteractionFilesSplitConfig, Leav
 from rayrec.sources.interactions.layout import ITEM, LABEL, TIMESTAMP, USER
 
 SPLIT = "split"
-TRAIN, VALIDATION, TEST, LISTED, EARLIER = range(5)
+TRAIN, VALIDATION, TEST, LISTED, EARLIER, NO_CHOICE = range(6)
 """Codes of splits. LISTED is the positive of a list that came as a file: not a row of its own, but known; EARLIER is in
-a dataset that is extended, or was dropped there."""
+a dataset that is extended, or was dropped there; NO_CHOICE is a row that `source.choices` leaves out, known as well."""
 HISTORIES, DROPPED = "histories", "dropped"
 """The rows of kept users, and of the others."""
 HISTORY_SCHEMA = pa.schema(
@@ -55,6 +55,10 @@ class HistoryCounts:
     """Rows of the dropped users."""
     repeated: int = 0
     """Rows of a pair of user and item that came before."""
+    no_choices: int = 0
+    """Rows that are no choices."""
+    users_without: int = 0
+    """Users who have no others."""
     short_users: int = 0
     """Users with too few interactions to hold any out."""
 
@@ -98,13 +102,16 @@ def write_histories(
 
 
 def _gather(segment: Segment, code: int) -> Iterator[pa.RecordBatch]:
-    """The positive rows of a segment with what they are ordered by."""
+    """The rows of a segment, of lists the positive ones, with what they are ordered by."""
     first = segment.first
     for batch in read_piece(segment.piece, [LABEL, USER, ITEM, TIMESTAMP], []):
         positions = np.arange(first, first + batch.num_rows)
         first += batch.num_rows
-        columns = {SPLIT: np.full(batch.num_rows, code), "position": positions}
-        yield batch_of(_GATHERED, columns, batch).filter(pa.array(batch[LABEL].to_numpy() == 1.0))
+        is_choice = batch[LABEL].to_numpy() == 1.0
+        columns = {SPLIT: np.where(is_choice, code, NO_CHOICE), "position": positions}
+        gathered = batch_of(_GATHERED, columns, batch)
+        # The others of a list are its negatives.
+        yield gathered.filter(pa.array(is_choice)) if code == LISTED else gathered
 
 
 def _gather_earlier(segment: Segment) -> Iterator[pa.RecordBatch]:
@@ -115,19 +122,21 @@ def _gather_earlier(segment: Segment) -> Iterator[pa.RecordBatch]:
 def cut_histories(
     rows: pa.RecordBatch, split: InteractionSplit
 ) -> tuple[pa.RecordBatch, pa.RecordBatch, HistoryCounts]:
-    """The histories of whole users, and the rows of dropped ones; from their rows by code (TRAIN, LISTED, EARLIER).
+    """The histories of whole users, and the rows of dropped ones; from their rows by code.
 
-    A user is kept with `min_interactions` rows, and at least one, that are not EARLIER. Only the first row of a
-    repeated pair stays. The last of a user's remaining interactions goes to `test` and, with `validation`, the one
-    before to `validation`, as long as one is left for `train`. If the test comes as a file, the last one goes to
-    `validation`.
+    The codes are TRAIN, LISTED, EARLIER and NO_CHOICE. A user is kept with `min_interactions` rows, and at least one,
+    of the first two. Only the first row of a repeated pair stays. The last of a user's remaining interactions goes to
+    `test` and, with `validation`, the one before to `validation`, as long as one is left for `train`. If the test comes
+    as a file, the last one goes to `validation`.
     """
     least = split.min_interactions if isinstance(split, LeaveOneOutSplitConfig) else 0
     starts = group_starts(rows[USER])
     sizes = np.diff(np.append(starts, rows.num_rows))
     user = np.repeat(np.arange(len(starts)), sizes)
     code = rows[SPLIT].to_numpy()
-    counted = np.bincount(user[code != EARLIER], minlength=len(starts))
+    counted = np.bincount(user[code < EARLIER], minlength=len(starts))
+    no_choices = np.bincount(user[code == NO_CHOICE], minlength=len(starts))
+    code = np.minimum(code, EARLIER)
     keeps_user = counted >= max(least, 1)
     is_kept = keeps_user[user]
     dropped = rows.select([USER, ITEM, SPLIT]).filter(pa.array(~is_kept))
@@ -156,6 +165,8 @@ def cut_histories(
         dropped_users=int((~keeps_user & (counted > 0)).sum()),
         dropped_rows=int(counted[~keeps_user].sum()),
         repeated=int(repeated.sum()),
+        no_choices=int(no_choices.sum()),
+        users_without=int(((counted == 0) & (no_choices > 0)).sum()),
         short_users=int(((num_own > 0) & ~is_long).sum()) if held_out else 0,
     )
     history = pa.RecordBatch.from_arrays([rows[USER], rows[ITEM], pa.array(codes)], schema=HISTORY_SCHEMA)

@@ -120,7 +120,9 @@ class InteractionJob:
         drawn, short_lists = stages.run(
             "ordered",
             tuple[dict[str, list[Piece]], dict[str, int]],
-            lambda _: write_rows(workspace, segments[HISTORIES], encoder, Rows(schema), held_out, self._parent),
+            lambda _: write_rows(
+                workspace, segments[HISTORIES], encoder, Rows(schema), held_out, self._parent, counts.no_choices > 0
+            ),
         )
         for split, users in short_lists.items():
             progress.message(
@@ -142,7 +144,8 @@ class InteractionJob:
         if KNOWN_SPLIT in splits:
             splits[KNOWN_SPLIT] = splits[KNOWN_SPLIT].model_copy(update={"labelled": False})
         dropped = _dropped(counts, config)
-        for rule in [rule for rule, of_rule in dropped.items() if of_rule.users]:
+        if counts.dropped_users:
+            rule = next(iter(dropped))
             items = _unlisted_items(workspace, replace(encoder, kept=(_RAW_ITEM,)), segments[DROPPED])
             dropped[rule] = dropped[rule].model_copy(update={"items": items})
         return WrittenDataset(schema, splits, rejected, times, growth.moment, dropped)
@@ -197,10 +200,13 @@ def interactions_schema(vocabularies: Mapping[str, Vocabulary]) -> Schema:
 
 def _dropped(counts: HistoryCounts, config: InteractionPreprocessConfig) -> dict[str, Dropped]:
     """The rows that are left out, by the rule."""
-    dropped, users = {}, counts.users + counts.dropped_users
+    dropped, users = {}, counts.users + counts.dropped_users + counts.users_without
     if isinstance(config.split, LeaveOneOutSplitConfig) and counts.dropped_users:
         rule = f"users with fewer than {config.split.min_interactions} interactions (preprocess.split.min_interactions)"
         dropped[rule] = Dropped(rows=counts.dropped_rows, users=counts.dropped_users, of_users=users)
+    if counts.no_choices:
+        rule = "rows that are no choices (source.choices)"
+        dropped[rule] = Dropped(rows=counts.no_choices, users=counts.users_without, of_users=users)
     if counts.repeated:
         dropped["repeated interactions of a user with an item"] = Dropped(rows=counts.repeated)
     return dropped
