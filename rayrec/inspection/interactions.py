@@ -1,12 +1,13 @@
 """Inspects a table of who chose what, perhaps rated and when: its columns, and a recipe by its size."""
 
-import json
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Template
 from typing import Any
 
 import numpy as np
+import yaml
 
 from rayrec.common.errors import UserError
 from rayrec.common.plugins import MODELS
@@ -172,7 +173,9 @@ def inspect_interactions(
         "# Sizes, epochs and penalty follow from these numbers. Edit what you know better.",
         "",
         "source:",
-        *(f"  {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()),
+        textwrap.indent(
+            yaml.safe_dump(settings, default_flow_style=None, sort_keys=False, allow_unicode=True), "  "
+        ).rstrip(),
         *([f"  # {why}"] if why else []),
         "",
         "preprocess:",
