@@ -191,7 +191,7 @@ def inspect_interactions(
         line(f"    negatives: {candidates}", test),
         "",
         Template(starting_point(model, total, 0)).substitute(
-            # A row that occurs often needs less to hold it back; 0.02 and 0.005 rank best at 10 and 165 rows each.
+            # A row that occurs often needs less to hold it back: 0.02 for 10 choices a person, 0.005 for 165.
             embedding_l2=f"{0.06 / a_person**0.5:.2g}",
             small_batch=2 ** max(6, int(np.log2(total * 9 / 128))),
             recency="null" if time is None else "{half_life: 8}",
