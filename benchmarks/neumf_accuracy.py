@@ -71,14 +71,6 @@ _MLP: dict[str, Any] = {
 }
 _EIGHT = {"train.negatives.per_positive": 8}
 
-_STEPS_OF_AN_EPOCH = 241
-"""With the recipe's batch and negatives."""
-
-
-def _decay_over(epochs: int) -> dict[str, Any]:
-    """The recipe's schedule, stretched."""
-    return {"train.epochs": epochs, "train.schedule.decay_steps": epochs * _STEPS_OF_AN_EPOCH - 200}
-
 
 def _recency(half_life: int) -> dict[str, Any]:
     """What a user chooses next resembles what they chose last."""
@@ -88,23 +80,23 @@ def _recency(half_life: int) -> dict[str, Any]:
 # The recipe with these keys replaced; `gmf` and `mlp` name the configurations that a pre-trained one begins from.
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "the recipe": {},
-    "neumf, 128 factors, penalty 0.004, 16 epochs": _decay_over(16),
+    "neumf, 128 factors, penalty 0.004, 16 epochs": {"train.epochs": 16},
     "neumf, 64 factors, penalty 0.003, no dropout, no decay": {
-        **_decay_over(12),
+        "train.epochs": 12,
         "model.factors": 64,
         "model.mlp": [128, 64, 32],
         "model.dropout": 0.0,
         "train.embedding_l2": 0.003,
         "train.dense_optimizer": {"kind": "adam", "lr": 0.006},
     },
-    "mf, 128 factors, penalty 0.004": {**_MF, **_decay_over(12)},
-    "mf, 128 factors, penalty 0.004, 20 epochs": {**_MF, **_decay_over(20)},
-    "mf, 128 factors, penalty 0.004, half-life 20": {**_MF, **_decay_over(8), **_recency(20)},
-    "mf, 128 factors, penalty 0.004, half-life 8": {**_MF, **_decay_over(8), **_recency(8)},
-    "mf, 128 factors, penalty 0.004, half-life 4": {**_MF, **_decay_over(8), **_recency(4)},
-    "the recipe, half-life 8": {**_decay_over(8), **_recency(8)},
-    "mf, 64 factors, penalty 0.003": {**_MF, **_decay_over(12), "model.factors": 64, "train.embedding_l2": 0.003},
-    "gmf, 128 factors, penalty 0.004": {**_MF, **_decay_over(20), "model.gmf_output": "learned"},
+    "mf, 128 factors, penalty 0.004": _MF,
+    "mf, 128 factors, penalty 0.004, 20 epochs": {**_MF, "train.epochs": 20},
+    "mf, 128 factors, penalty 0.004, half-life 20": {**_MF, "train.epochs": 8, **_recency(20)},
+    "mf, 128 factors, penalty 0.004, half-life 8": {**_MF, "train.epochs": 8, **_recency(8)},
+    "mf, 128 factors, penalty 0.004, half-life 4": {**_MF, "train.epochs": 8, **_recency(4)},
+    "the recipe, half-life 8": {"train.epochs": 8, **_recency(8)},
+    "mf, 64 factors, penalty 0.003": {**_MF, "model.factors": 64, "train.embedding_l2": 0.003},
+    "gmf, 128 factors, penalty 0.004": {**_MF, "train.epochs": 20, "model.gmf_output": "learned"},
     "mlp, penalty 0.001": {**_MLP, "train.embedding_l2": 0.001},
     "mlp, penalty 0.004": {**_MLP, "train.embedding_l2": 0.004},
     "neumf, 32 factors, decay 0.1": _DECAYED,

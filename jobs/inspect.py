@@ -26,11 +26,13 @@ class InspectRequest(Request):
     path: Annotated[PathTexts, Positional("PATH"), Field(min_length=1)]
     """Raw file, folder, glob or URI; several are one table."""
     label: Annotated[str, Metavar("COLUMN")] | None = None
-    """Column of the label, or a condition such as 'rating>=4'; by default the one column that has the name of one."""
+    """Column of the label, or a condition such as 'rating>=4'; by default the one column that has the name of one.
+    With a model of users and items: which rows are choices, by default all."""
     missing_label: Annotated[int, Metavar("0|1"), Field(ge=0, le=1)] | None = None
     """The label of rows that have none; by default they are left out."""
-    model: Annotated[str, AfterValidator(MODELS.known), Metavar("KIND")] = "wide_deep"
-    """Kind of the model in the recipe."""
+    model: Annotated[str, AfterValidator(MODELS.known), Metavar("KIND")] | None = None
+    """Kind of the model in the recipe; by default wide_deep, or neumf where columns are a user, an item, a rating and a
+    time alone."""
     rows: PositiveInt = 100_000
     """Rows of the sample, spread over all files."""
     output: Annotated[LocalPath, Metavar("RECIPE.yaml")] | None = None
@@ -115,7 +117,7 @@ def _command_line(request: InspectRequest) -> str:
     words = ["rayrec", "inspect", *request.path]
     words += ["--label", request.label] if request.label is not None else []
     words += ["--missing-label", str(request.missing_label)] if request.missing_label is not None else []
-    words += ["--model", request.model] if request.model != InspectRequest.model_fields["model"].default else []
+    words += ["--model", request.model] if request.model is not None else []
     return shlex.join(words)
 
 

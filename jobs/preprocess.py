@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field
 
@@ -51,7 +51,7 @@ class PreprocessRequest(InputRequest):
 
 
 def run(request: PreprocessRequest, progress: Progress) -> Result:
-    """Preprocess; `rows` counts those of all splits, `details` those of each, and the rejected ones by reason.
+    """Preprocess; `rows` counts those of all splits, `details` those of each, the bad ones and the dropped ones.
 
     `details.warnings` says which splits measure little, `details.notes` which differ as splits by time may.
     """
@@ -80,17 +80,15 @@ def result_of(manifest: "Manifest", output: Path) -> Result:
     from rayrec.inspection.split_checks import split_notes, split_warnings
 
     splits = {name: split.rows for name, split in manifest.splits.items()}
-    return Result(
-        command="preprocess",
-        output=output,
-        rows=sum(splits.values()),
-        details={
-            "splits": splits,
-            "rejected": manifest.rejected,
-            "warnings": split_warnings(manifest),
-            "notes": split_notes(manifest),
-        },
-    )
+    details: dict[str, Any] = {
+        "splits": splits,
+        "rejected": manifest.rejected,
+        "warnings": split_warnings(manifest),
+        "notes": split_notes(manifest),
+    }
+    if manifest.dropped:
+        details["dropped"] = manifest.model_dump(mode="json")["dropped"]
+    return Result(command="preprocess", output=output, rows=sum(splits.values()), details=details)
 
 
 def _run_on_spark(

@@ -82,7 +82,7 @@ def run(request: RunRequest, progress: Progress) -> Result:
             return run_day(request, request.output, models, progress)
         results, seconds = run_phases(request, Places(request.output, refits=request.refits), progress)
     rows, metrics = results[0].rows, results[1].metrics
-    details: dict[str, Any] = {"phases": seconds}
+    details: dict[str, Any] = {"phases": seconds, **{k: v for k, v in results[0].details.items() if k == "dropped"}}
     for kind in ("warnings", "notes"):
         details[kind] = [*dict.fromkeys(text for result in results for text in result.details.get(kind, ()))]
     return Result(command="run", output=request.output, rows=rows, metrics=metrics, details=details)

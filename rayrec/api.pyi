@@ -18,7 +18,7 @@ def inspect(
     *,
     label: str | None = None,
     missing_label: int | None = None,
-    model: str = "wide_deep",
+    model: str | None = None,
     rows: int = 100000,
     output: AnyPath | None = None,
     against: AnyPath | None = None,
@@ -29,9 +29,10 @@ def inspect(
     Args:
         path: Raw file, folder, glob or URI; several are one table.
         label: Column of the label, or a condition such as 'rating>=4'; by default the one column that has the name of
-            one.
+            one. With a model of users and items: which rows are choices, by default all.
         missing_label: The label of rows that have none; by default they are left out.
-        model: Kind of the model in the recipe.
+        model: Kind of the model in the recipe; by default wide_deep, or neumf where columns are a user, an item, a
+            rating and a time alone.
         rows: Rows of the sample, spread over all files.
         output: Recipe to write, which must not exist; without it the recipe is printed.
         against: Dataset to compare the files with, instead of writing a recipe; the exit code is 1 if they have

@@ -57,6 +57,10 @@ def describe_result(result: Result) -> str:
     for split, metrics in result.metrics.items():
         values = "  ".join(f"{name} {'-' if value is None else f'{value:.6g}'}" for name, value in metrics.items())
         lines.append(f"  {split}: {values}")
+    for rule, dropped in result.details.get("dropped", {}).items():
+        users = f"{dropped['users']:,} of {dropped['of_users']:,} users, " if dropped["users"] else ""
+        items = f"{dropped['items']:,} items, " if dropped["items"] else ""
+        lines.append(f"  dropped: {rule}: {users}{items}{dropped['rows']:,} rows")
     for kind in ("warning", "note"):
         lines += [f"  {kind}: {text}" for text in result.details.get(f"{kind}s", ())]
     return "\n".join(lines)

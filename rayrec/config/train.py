@@ -100,7 +100,8 @@ class ScheduleConfig(Config):
 
     At step s (from 1), with n steps an epoch: s/w up to w = warmup_steps or warmup_epochs * n. After that the product
     of the last piece that began (steps beyond from_epoch * n; 1 before the first) and, from decay_start on,
-    ((decay_start + decay_steps - s)/decay_steps)^decay_power, which is never below end_factor.
+    ((decay_start + decay_steps - s)/decay_steps)^decay_power, which is never below end_factor. With decay_share d, N
+    steps in all and d * (N - w) for decay_steps, the decay reaches 0 at N.
     """
 
     warmup_steps: NonNegativeInt = 0
@@ -113,6 +114,8 @@ class ScheduleConfig(Config):
     """The step at which the rate begins to fall; None if it stays."""
     decay_steps: PositiveInt = 24_000
     """Steps from `decay_start` until the decay would reach 0."""
+    decay_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Instead of `decay_start` and `decay_steps`: the last part of the steps after the warm-up, 1 for all of them."""
     decay_power: PositiveFloat = 2.0
     """Exponent of the decay; 1 is linear."""
     end_factor: NonNegativeFloat = 0.0
@@ -122,20 +125,27 @@ class ScheduleConfig(Config):
     def _is_one_schedule(self) -> "ScheduleConfig":
         if self.warmup_steps and self.warmup_epochs:
             raise ValueError("give warmup_steps or warmup_epochs, not both")
+        if self.decay_start is not None and self.decay_share is not None:
+            raise ValueError("give decay_start or decay_share, not both")
         begins = [piece.from_epoch for piece in self.pieces]
         if begins != sorted(set(begins)):
             raise ValueError("pieces must be in the order of their from_epoch, each of which differs")
         return self
 
-    def factor(self, step: int, steps_per_epoch: int) -> float:
-        """The factor at optimizer step `step`, counted from 1."""
+    def factor(self, step: int, steps_per_epoch: int, all_steps: int) -> float:
+        """The factor at optimizer step `step`, counted from 1, of a run of `all_steps`."""
         warmup = self.warmup_steps or self.warmup_epochs * steps_per_epoch
         if step <= warmup:
             return step / warmup
         begun = [piece.factor for piece in self.pieces if step > piece.from_epoch * steps_per_epoch]
         factor = begun[-1] if begun else 1.0
-        if self.decay_start is not None and step >= self.decay_start:
-            left = max(0.0, (self.decay_start + self.decay_steps - step) / self.decay_steps)
+        start: float | None = self.decay_start
+        steps: float = self.decay_steps
+        if self.decay_share is not None:
+            steps = self.decay_share * max(1, all_steps - warmup)
+            start = all_steps - steps
+        if start is not None and step >= start:
+            left = max(0.0, (start + steps - step) / steps)
             factor *= max(left**self.decay_power, self.end_factor)
         return factor
 
@@ -398,9 +408,11 @@ class TrainConfig(PartConfig):
 
     def learning_rates(self, step: int, steps_per_epoch: int) -> dict[str, LearningRates]:
         """The rates of every part at optimizer step `step`, counted from 1."""
-        rates = {}
+        rates, all_steps = {}, self.epochs * steps_per_epoch
+        if self.max_steps is not None:
+            all_steps = min(all_steps, self.max_steps)
         for name, part in self.by_part.items():
-            factor = part.schedule.factor(step, steps_per_epoch)
+            factor = part.schedule.factor(step, steps_per_epoch, all_steps)
             rates[name] = LearningRates(part.embedding_optimizer.lr * factor, part.dense_optimizer.lr * factor)
         return rates
 

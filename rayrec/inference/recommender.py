@@ -1,4 +1,4 @@
-"""The recommender: a user in, the items with the highest scores out, but for those of the user in the training data."""
+"""The recommender: a user in, the items with the highest scores out, but for those that the user has."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
@@ -17,7 +16,7 @@ from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.table_files import open_tensors, save_tensors
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.interactions.positives import Positives
+from rayrec.ingest.interactions.positives import interaction_columns, num_item_rows, positive_pairs
 
 KNOWN_ITEMS_FILE = "known_items.safetensors"
 
@@ -30,7 +29,7 @@ def can_recommend(schema: Schema) -> bool:
 
 @dataclass(frozen=True)
 class KnownItems:
-    """Ids of the users' items in `train`, now or before, in compressed rows, as `known_items.safetensors` has them.
+    """Ids of the users' items in all splits, now or before, in compressed rows, as `known_items.safetensors` has them.
 
     The items of user id u are items[first[u] : first[u + 1]].
     """
@@ -42,13 +41,11 @@ class KnownItems:
 
     @classmethod
     def read(cls, dataset: Dataset) -> "KnownItems":
-        """Read the known pairs; takes 24 bytes of memory an interaction meanwhile."""
-        schema = dataset.schema
-        assert schema.interactions is not None
-        positives = Positives.read(dataset, dataset.known_split, torch.device("cpu"), in_memory=True)
-        cardinality = {feature.name: feature.cardinality for feature in schema.categorical}
-        users, items = cardinality[schema.interactions.user], cardinality[schema.interactions.item]
-        pairs = np.unique(positives.users.numpy().astype(np.int64) * items + positives.items.numpy())
+        """Read the pairs of all splits, as a held-out item is no new one; takes 24 bytes of memory a pair meanwhile."""
+        columns, items = interaction_columns(dataset.schema), num_item_rows(dataset.schema)
+        (users,) = (f.cardinality for f in dataset.schema.categorical if f.name == columns.user)
+        splits = (dataset.known_split, *dataset.evaluation_splits)
+        pairs = np.unique(np.concatenate([found for split in splits for found in positive_pairs(dataset, split)]))
         first = np.searchsorted(pairs, np.arange(users + 1, dtype=np.int64) * items)
         return cls(first, (pairs % items).astype(np.int32))
 
@@ -115,7 +112,7 @@ class Recommender:
     def recommend(self, user: str, k: int, *, exclude_known: bool = True) -> Recommendations:
         """The `k` items of highest score, fewer if the catalogue has fewer; equal scores by popularity.
 
-        `exclude_known` leaves out the user's items in the training data. Raises UnknownUserError.
+        `exclude_known` leaves out the items that the user has in any split of the data. Raises UnknownUserError.
         """
         user_id = int(self._users.ids(self.predictor.raw_rows.from_values(self._user, [user]))[0])
         if user_id == 0:

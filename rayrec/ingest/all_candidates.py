@@ -11,8 +11,8 @@ from torch import Tensor
 from rayrec.features.schema import Schema
 from rayrec.ingest.batches import BatchArrays
 from rayrec.ingest.dataset import Dataset
-from rayrec.ingest.interactions.positives import interaction_columns
-from rayrec.ingest.reader import RowPacker, id_type
+from rayrec.ingest.interactions.positives import interaction_columns, num_item_rows, positive_pairs
+from rayrec.ingest.reader import id_type
 from rayrec.models.common.batch import Batch
 
 
@@ -20,8 +20,8 @@ from rayrec.models.common.batch import Batch
 class AllCandidates:
     """One rank's users, each with its positives in the split and the items that it must not be offered.
 
-    Every item is a candidate, except the user's positives in `train`, now or before, that are not positives in the
-    split. Id 0, which unknown users and items share, is neither a user nor a candidate, so interactions with it are
+    Every item is a candidate, except the user's positives in `train` and in datasets before, that are not positives in
+    the split. Id 0, which unknown users and items share, is neither a user nor a candidate, so interactions with it are
     left out. Only the pairs of this rank's users are in memory, 8 bytes each. Needs a dataset with a user and an item
     only.
     """
@@ -32,18 +32,18 @@ class AllCandidates:
     users_per_rank: int
     """The largest number of users of any rank; all ranks yield batches for that many."""
     positives: NDArray[np.int64]
-    """Sorted pairs (see `_pairs`) of this rank's users in the split."""
+    """Sorted pairs (see `positive_pairs`) of this rank's users in the split."""
     seen: NDArray[np.int64]
-    """Sorted pairs of this rank's users in `train`, now or before."""
+    """Sorted pairs of this rank's users in `train` and in datasets before."""
 
     @classmethod
     def read(cls, dataset: Dataset, split: str, *, rank: int = 0, world_size: int = 1) -> "AllCandidates":
         """Read the positive rows of `split` and of the known pairs, one row group at a time."""
-        items = _items(dataset.schema)
-        positives = np.unique(np.concatenate([np.empty(0, np.int64), *_pairs(dataset, split)]))
+        items = num_item_rows(dataset.schema)
+        positives = np.unique(np.concatenate([np.empty(0, np.int64), *positive_pairs(dataset, split)]))
         users = np.unique(positives // items)
         own = users[rank::world_size]
-        seen = [pairs[np.isin(pairs // items, own)] for pairs in _pairs(dataset, dataset.known_split)]
+        seen = [pairs[np.isin(pairs // items, own)] for pairs in positive_pairs(dataset, dataset.known_split)]
         return cls(
             dataset.schema,
             own,
@@ -58,7 +58,7 @@ class AllCandidates:
         Items that are not candidates, and rows beyond the last one, have weight 0.
         """
         interactions = interaction_columns(self.schema)
-        items = _items(self.schema)
+        items = num_item_rows(self.schema)
         ids_are = getattr(torch, id_type(self.schema).name)
         users, positives, seen = (torch.from_numpy(a).to(device) for a in (self.users, self.positives, self.seen))
         for start in range(0, self.users_per_rank * (items - 1), size):
@@ -80,25 +80,6 @@ class AllCandidates:
                 weight=weight.float(),
                 group=user,
             ).to_batch(self.schema, device)
-
-
-def _items(schema: Schema) -> int:
-    """The number of rows of the items' table."""
-    (items,) = (f.cardinality for f in schema.categorical if f.name == interaction_columns(schema).item)
-    return items
-
-
-def _pairs(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
-    """The positive rows of each row group as pairs: user * items + item."""
-    interactions = interaction_columns(dataset.schema)
-    names = [feature.name for feature in dataset.schema.categorical]
-    packer = RowPacker.of(dataset)
-    for rows in packer.read_split(dataset.split(split)):
-        user, item = (
-            rows.one_hot[names.index(name)].astype(np.int64) for name in (interactions.user, interactions.item)
-        )
-        known = (rows.label > 0.5) & (user > 0) & (item > 0)
-        yield user[known] * _items(dataset.schema) + item[known]
 
 
 def _contains(ascending: Tensor, values: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The dataset folder: what preprocessing writes and ingest reads.
 
-schema.json   vocabulary/   counts/   train/ validation/ test/ (Parquet parts)   rejected/
+schema.json   vocabulary/   counts/   train/ validation/ test/ (Parquet parts)   rejected/   dropped/
 manifest.json (written last)
 """
 
@@ -23,10 +23,13 @@ from rayrec.storage.staged import fetch
 MANIFEST_FILE = "manifest.json"
 VOCABULARY_FOLDER = "vocabulary"
 REJECTED_FOLDER = "rejected"
+DROPPED_FOLDER = "dropped"
+"""Interactions of users who are not in the dataset, for those that extend it: a user may come back."""
 COUNTS_FOLDER = "counts"
 """How often each categorical value occurred, for datasets that extend this one."""
 KNOWN_SPLIT = "known"
-"""A split of a dataset of interactions that extends others: the pairs in `train` of all of them, not labelled."""
+"""A split of a dataset of interactions where more is known than `train`: its pairs, those of all splits of the datasets
+that it extends, and those that are no choices; not labelled."""
 
 
 class StoredFile(Config):
@@ -76,6 +79,18 @@ class SourceFile(Config):
     """A hash of its size and of its first and last bytes, by which a copy of the file is known."""
 
 
+class Dropped(Config):
+    """Good rows that preprocessing leaves out by a rule of the recipe."""
+
+    rows: int
+    users: int = 0
+    """Users of whom nothing is left."""
+    items: int = 0
+    """Items of which nothing is left."""
+    of_users: int = 0
+    """All users of the files."""
+
+
 class Times(Config):
     """When the rows of a dataset happened, in seconds since 1970."""
 
@@ -101,6 +116,8 @@ class Manifest(Config):
     """All files but the parts and this one: the schema, vocabularies, statistics, rejected rows."""
     rejected: dict[str, int]
     """Rejected rows by reason."""
+    dropped: dict[str, Dropped] = {}
+    """Good rows that were left out, by the rule."""
     sources: tuple[SourceFile, ...]
     config: dict[str, Any]
     """The resolved recipe."""
@@ -171,7 +188,7 @@ class Dataset:
 
     @property
     def known_split(self) -> str:
-        """The split that has every pair of a user and an item that was in `train`, now or before."""
+        """The split with the pairs in `train`, in datasets that this one extends, and of rows that are no choices."""
         return KNOWN_SPLIT if KNOWN_SPLIT in self.manifest.splits else "train"
 
     @property

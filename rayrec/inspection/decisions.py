@@ -12,7 +12,7 @@ from rayrec.inspection.evidence import Evidence, Reading
 from rayrec.inspection.label import LABEL_NAMES, Label, squeezed
 from rayrec.preprocessing.rows.columns import can_name_a_table
 
-Role = Literal["label", "group", "weight", "time", "feature", "ignored"]
+Role = Literal["label", "group", "weight", "time", "feature", "ignored", "user", "item"]
 
 LEAK_AUC = 0.95
 """A column that ranks the rows so well alone is more likely to know the label than to foretell it."""

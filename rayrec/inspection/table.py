@@ -1,16 +1,17 @@
 """Inspects a table: a sample of its files, what each column is, and a recipe for it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rayrec.common.errors import UserError
+from rayrec.common.errors import ConfigError, UserError
 from rayrec.config.preprocess import RowsPreprocessConfig
 from rayrec.config.table import TableSourceConfig
 from rayrec.config.validation import parse_yaml
 from rayrec.inspection.columns import NULL_WORDS, Column, describe_column
 from rayrec.inspection.decisions import Decision, decide, find_roles, table_warnings
-from rayrec.inspection.file_form import recognize
+from rayrec.inspection.file_form import FileForm, recognize
+from rayrec.inspection.interactions import find_interactions, inspect_interactions, reads_interactions
 from rayrec.inspection.label import find_label
 from rayrec.inspection.recipe_text import write_recipe
 from rayrec.preprocessing.rows.columns import plan_columns
@@ -24,6 +25,11 @@ _FEW_OF_A_KIND = 10
 _SAFETY = 2
 """Of files that were not read whole, rows that were not seen may be worse than those of the sample."""
 
+MODEL_OF_ROWS, MODEL_OF_INTERACTIONS = "wide_deep", "neumf"
+"""The models of recipes that name none: for rows with a label, and for who chose what."""
+ROWS_OF_INTERACTIONS = 2_000_000
+"""Rows of the sample of a table of who chose what, at least."""
+
 
 @dataclass(frozen=True)
 class InspectedTable:
@@ -34,9 +40,9 @@ class InspectedTable:
     warnings: list[str]
     recipe: str
     """The YAML of a recipe for it."""
-    left_out: LeftOut
-    """The lines of the sample's places that preprocessing by this recipe leaves out."""
-    can_run: bool
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """The lines of the sample's places that preprocessing by this recipe leaves out; not counted of interactions."""
+    can_run: bool = True
     """Whether few enough rows are bad for preprocessing."""
 
     def columns_as_json(self) -> list[dict[str, Any]]:
@@ -47,7 +53,7 @@ class InspectedTable:
 def inspect_table(
     paths: Sequence[str],
     label: str | None,
-    model: str,
+    model: str | None,
     rows: int,
     command: str,
     seed: int = 0,
@@ -56,8 +62,9 @@ def inspect_table(
     """Inspect `rows` rows of the files at `paths`.
 
     `label` is a column or a condition, None to look for one; `missing_label` that of rows without one; `model` the kind
-    of the recipe's model, `command` what the recipe says it was written by. What the recipe would leave out is counted
-    by reading again; a column with too many bad values is taken for text, or else ignored. Raises UserError.
+    of the recipe's model, None for one that suits the table; `command` what the recipe says it was written by. What the
+    recipe would leave out is counted by reading again; a column with too many bad values is taken for text, or else
+    ignored. Raises UserError.
     """
     files = list_inputs(paths)
     form = recognize(files[0], label)
@@ -66,10 +73,26 @@ def inspect_table(
         lost = read_again(sample, sample.table.reader([]))
         why = f"no row can be read: {_bad_rows(lost)}" if lost.bad else "no rows; give files with rows"
         raise UserError(f"{files[0].name}: {why}")
-    columns = {
-        name: describe_column(name, sample.rows[name], delimited=form.is_delimited, named=form.has_names)
-        for name in sample.rows.column_names
-    }
+    columns = _describe(sample, form)
+    pairs = find_interactions(columns, form)
+    if model is None:
+        # Of who chose what, and perhaps when, there is nothing else to learn; a rating of two values may be a label.
+        is_plain = label is None and form.has_names and pairs is not None and not pairs.others
+        is_label = pairs is not None and pairs.rating is not None and pairs.rating.distinct <= 2
+        model = MODEL_OF_INTERACTIONS if is_plain and not is_label else MODEL_OF_ROWS
+    if reads_interactions(model):
+        if pairs is None:
+            names = ", ".join(map(repr, columns))
+            raise ConfigError(
+                f"--model {model}: no one column of users, and no one of items, among {names}; rename them"
+            )
+        if sample.rows.num_rows < sample.total_rows:
+            # How many rows a person has cannot be told from a few rows of all people.
+            sample = sample_rows(files, form.settings, max(rows, ROWS_OF_INTERACTIONS), seed)
+            columns = _describe(sample, form)
+            pairs = find_interactions(columns, form) or pairs
+        choices = None if label is None else find_label(columns, label)
+        return InspectedTable(sample, *inspect_interactions(command, files[0], sample, form, pairs, choices, model))
     while True:
         found = find_label(columns, label, missing_label)
         roles = find_roles(columns, found)
@@ -134,6 +157,13 @@ def _bad_rows(left_out: LeftOut) -> str:
     cell = f" (column '{first['column']}': {first['value'][:100]!a})" if first["column"] is not None else ""
     total = left_out.bad + left_out.rows
     return f"{left_out.bad:,} of {total:,} rows are bad ({counts}); the first is {where}: {first['reason']}{cell}"
+
+
+def _describe(sample: Sample, form: FileForm) -> dict[str, Column]:
+    return {
+        name: describe_column(name, sample.rows[name], delimited=form.is_delimited, named=form.has_names)
+        for name in sample.rows.column_names
+    }
 
 
 def _as_json(decision: Decision, total_rows: int) -> dict[str, Any]:

@@ -117,6 +117,7 @@ class Preprocessing:
             splits=written.splits,
             files=tuple(run_brief_tasks(workspace.workers, wanted, partial(_stored_file, folder))),
             rejected=written.rejected,
+            dropped=written.dropped,
             sources=source_files(self._job),
             config=self._resolved,
             times=written.times,

@@ -4,7 +4,7 @@ The files of each stage stay until no other needs them, so a job that died can c
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from rayrec.common.files import sync_folders
 from rayrec.common.progress import Progress
 from rayrec.features.schema import Schema
-from rayrec.ingest.dataset import SplitInfo, Times
+from rayrec.ingest.dataset import Dropped, SplitInfo, Times
 from rayrec.preprocessing.workers.contract import Workers
 from rayrec.preprocessing.workers.spark import SparkWorkers
 from rayrec.storage.files import exists, make_folder, read_bytes, remove, write_json
@@ -64,6 +64,8 @@ class WrittenDataset:
     """When the rows happened; None if they have no times."""
     moment: int = 0
     """`Manifest.moment`."""
+    dropped: dict[str, Dropped] = field(default_factory=dict)
+    """`Manifest.dropped`."""
 
 
 class Stages:

@@ -579,11 +579,6 @@ INSPECT = [
         "model: no such kind; use dcnv2, dlrm, neumf, wide_deep (got 'dlmr')",
     ),
     _inspect(
-        "model without a recipe for tables",
-        "clicks.csv --label click --model neumf",
-        "--model neumf: has no starting point for tables; use dcnv2, dlrm, wide_deep",
-    ),
-    _inspect(
         "recipe exists",
         "clicks.csv --label click --output mine.yaml",
         "mine.yaml: already exists; give another --output, or remove it first",

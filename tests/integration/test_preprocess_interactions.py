@@ -273,8 +273,9 @@ def test_few_items_and_few_interactions(run: Run, tmp_path: Path, messages: Mess
     assert lists["group"].tolist() == [1, 2, 2, 2, 2, 2]
     assert lists["item"].tolist()[:2] == [items["6"], 1]
     assert sorted(lists["item"].tolist()[2:]) == [3, 4, 5, 6]
+    (repeated,) = dataset.manifest.dropped.values()
+    assert (repeated.rows, repeated.users) == (1, 0)
     assert messages.lines == [
-        "1 repeated interactions of a user with an item dropped",
         "1 users with too few interactions to hold one out stay in train",
         "test: 1 users know so many items that fewer than 4 negatives are left; their lists are shorter",
     ]
@@ -282,9 +283,7 @@ def test_few_items_and_few_interactions(run: Run, tmp_path: Path, messages: Mess
 
 def test_nobody_is_active_enough(run: Run, tmp_path: Path) -> None:
     path = write(tmp_path, "rows.csv", "user,item\n" + "".join(f"{i % 3},{i}\n" for i in range(30)))
-    message = (
-        "preprocess.split.min_interactions: 3 users with fewer than 20 interactions (30 rows) dropped, which leaves"
-    )
+    message = "preprocess.split.min_interactions: all 3 users have fewer than 20 interactions (30 rows)"
     with pytest.raises(UserError, match=re.escape(message)):
         run({None: [path]})
     assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]

@@ -25,7 +25,7 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any]]] = [
     (
         "inspect",
         ["a", "b", "--label", "rating>=4", "--rows", "9", "--output", "r.yaml"],
-        {"path": ("a", "b"), "label": "rating>=4", "rows": 9, "output": Path("r.yaml"), "model": "wide_deep"},
+        {"path": ("a", "b"), "label": "rating>=4", "rows": 9, "output": Path("r.yaml"), "model": None},
     ),
     ("inspect", ["a", "--against", "s3://b/d"], {"path": ("a",), "against": local_path("s3://b/d"), "output": None}),
     ("generate", ["criteo", "--rows", "5", "--output", "o"], {"source": "criteo", "rows": 5, "output": Path("o")}),

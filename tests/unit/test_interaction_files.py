@@ -179,7 +179,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str | None, list[s
     "no such time": ({"timestamp": "t"}, LOO, {None: ["r.csv"]}, UserError, "no column 't' .* set source.timestamp"),
     "three columns": ({}, LOO, {None: ["three.tab"]}, UserError, "3 columns without a header"),
     "no Parquet": ({"layout": "parquet"}, LOO, {None: ["a.tab"]}, UserError, "no Parquet file"),
-    "Parquet of numbers": ({}, LOO, {None: ["f.parquet"]}, UserError, "column 'user' holds double, needs strings or"),
+    "Parquet of lists": ({}, LOO, {None: ["f.parquet"]}, UserError, "column 'user' holds list.*, needs strings or"),
     "mixed times": ({}, LOO, {None: ["a.tab", "r.csv"]}, UserError, "a.tab: has no timestamp, unlike .*r.csv"),
     "lists as ratings": ({}, LOO, {None: ["x.test.negative"]}, UserError, "lists of negatives, no interactions"),
     "named splits": ({}, LOO, {"train": ["a.tab"]}, ConfigError, "--input train=...: .*kind is 'leave_one_out'"),
@@ -214,7 +214,7 @@ def folder(tmp_path: Path) -> Path:
     }
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    pd.DataFrame({"user": [1.5], "item": ["a"]}).to_parquet(folder / "f.parquet")
+    pd.DataFrame({"user": [[1]], "item": ["a"]}).to_parquet(folder / "f.parquet")
     return folder
 
 

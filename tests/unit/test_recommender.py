@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from rayrec.common.errors import UserError
@@ -67,23 +68,23 @@ def test_other_models_do_not_recommend(tmp_path: Path) -> None:
         load_recommender(tmp_path / "dlrm")
 
 
-def test_known_items_come_from_train(tmp_path: Path) -> None:
-    import pyarrow as pa
-
+def test_known_items_are_those_of_all_splits(tmp_path: Path) -> None:
     make_recommender_folder(tmp_path / "neumf", users=4, items=9)
     schema = load_recommender(tmp_path / "neumf").predictor.schema
-    pairs = [(3, 9), (1, 2), (3, 1), (1, 2), (4, 5), (3, 4)]
-    table = pa.table(
-        {
-            "user": pa.array([u for u, _ in pairs], pa.int32()),
-            "item": pa.array([i for _, i in pairs], pa.int32()),
-            "label": pa.array([1.0] * len(pairs), pa.float32()),
-        }
-    )
-    known = KnownItems.read(write_dataset(tmp_path / "data", schema, {"train": table, "test": table}))
-    assert [known.of(user).tolist() for user in range(5)] == [[], [2], [], [1, 4, 9], [5]]
+
+    def rows(*pairs: tuple[int, int, float]) -> pa.Table:
+        types = (("user", pa.int32()), ("item", pa.int32()), ("label", pa.float32()))
+        return pa.table({name: pa.array([p[i] for p in pairs], dtype) for i, (name, dtype) in enumerate(types)})
+
+    splits = {
+        "train": rows((3, 9, 1), (1, 2, 1), (3, 1, 1), (1, 2, 1), (4, 5, 1)),
+        "validation": rows((3, 4, 1), (3, 7, 0), (4, 5, 1), (4, 8, 0)),
+        "test": rows((1, 6, 1), (1, 9, 0), (3, 0, 1), (3, 2, 0)),  # 0: an item that no interaction has
+    }
+    known = KnownItems.read(write_dataset(tmp_path / "data", schema, splits))
+    assert [known.of(user).tolist() for user in range(5)] == [[], [2, 6], [], [1, 4, 9], [5]]
     known.save(tmp_path / "neumf")
-    assert [KnownItems.load(ModelFolder.open(tmp_path / "neumf")).of(u).tolist() for u in (1, 3)] == [[2], [1, 4, 9]]
+    assert [KnownItems.load(ModelFolder.open(tmp_path / "neumf")).of(u).tolist() for u in (1, 3)] == [[2, 6], [1, 4, 9]]
     assert Dataset.open(tmp_path / "data").schema == schema
 
 

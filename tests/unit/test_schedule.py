@@ -11,7 +11,7 @@ PIECES = ScheduleConfig(
     warmup_epochs=1.5,
     pieces=(LearningRatePiece(from_epoch=2, factor=0.5), LearningRatePiece(from_epoch=3.5, factor=0.1)),
 )
-STEPS_PER_EPOCH = 10
+STEPS_PER_EPOCH, ALL_STEPS = 10, 100
 CASES = [
     (ScheduleConfig(), 1, 1.0),
     (ScheduleConfig(), 10**9, 1.0),
@@ -27,6 +27,12 @@ CASES = [
     (ScheduleConfig(decay_start=10, decay_steps=10, decay_power=1, end_factor=0.3), 15, 0.5),
     (ScheduleConfig(decay_start=10, decay_steps=10, decay_power=1, end_factor=0.3), 20, 0.3),
     (ScheduleConfig(decay_start=10, decay_steps=10, decay_power=1, end_factor=0.3), 30, 0.3),
+    # The last part of the run, however long it is.
+    (ScheduleConfig(warmup_steps=20, decay_share=1.0, decay_power=1), 20, 1.0),
+    (ScheduleConfig(warmup_steps=20, decay_share=1.0, decay_power=1), 60, 0.5),
+    (ScheduleConfig(warmup_epochs=2, decay_share=0.25, decay_power=1), 80, 1.0),
+    (ScheduleConfig(warmup_epochs=2, decay_share=0.25, decay_power=1), 95, 0.25),
+    (ScheduleConfig(warmup_epochs=2, decay_share=0.25, decay_power=1), 100, 0.0),
     (PIECES, 1, 1 / 15),
     (PIECES, 15, 1.0),
     (PIECES, 16, 1.0),
@@ -42,7 +48,7 @@ CASES = [
 
 @pytest.mark.parametrize(("config", "step", "factor"), CASES)
 def test_factor(config: ScheduleConfig, step: int, factor: float) -> None:
-    assert config.factor(step, STEPS_PER_EPOCH) == pytest.approx(factor, rel=2e-3, abs=1e-12)
+    assert config.factor(step, STEPS_PER_EPOCH, ALL_STEPS) == pytest.approx(factor, rel=2e-3, abs=1e-12)
 
 
 def test_each_optimizer_has_its_rate() -> None:

@@ -1,9 +1,12 @@
 """The positives of a split as tensors on the device, which are filled once and kept for all epochs."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.features.schema import InteractionColumns, Schema
@@ -68,3 +71,22 @@ def interaction_columns(schema: Schema) -> InteractionColumns:
     """The user and item columns of a schema that is known to have them."""
     assert schema.interactions is not None, "what needs them is refused for other datasets before workers start"
     return schema.interactions
+
+
+def num_item_rows(schema: Schema) -> int:
+    """The number of rows of the items' table."""
+    (items,) = (f.cardinality for f in schema.categorical if f.name == interaction_columns(schema).item)
+    return items
+
+
+def positive_pairs(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
+    """The positive rows of each row group as pairs: user * items + item, without those of unknown users and items."""
+    interactions = interaction_columns(dataset.schema)
+    names = [feature.name for feature in dataset.schema.categorical]
+    packer = RowPacker.of(dataset)
+    for rows in packer.read_split(dataset.split(split)):
+        user, item = (
+            rows.one_hot[names.index(name)].astype(np.int64) for name in (interactions.user, interactions.item)
+        )
+        known = (rows.label > 0.5) & (user > 0) & (item > 0)
+        yield user[known] * num_item_rows(dataset.schema) + item[known]

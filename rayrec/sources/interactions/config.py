@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from rayrec.config.base import Config
 from rayrec.config.preprocess import PreprocessConfig, SourceConfig, VocabularyPreprocessConfig
+from rayrec.config.table import LabelCondition
 
 
 class _HeldOutItems(Config):
@@ -54,7 +55,8 @@ class InteractionPreprocessConfig(VocabularyPreprocessConfig):
 class InteractionSourceConfig(SourceConfig):
     """Who chose what, and when: MovieLens' ratings, any CSV or Parquet of the same, and the files of the NCF paper.
 
-    Every row counts as a positive interaction of its user with its item, whatever the rating.
+    Every row counts as a positive interaction of its user with its item, whatever the rating, unless `choices` says
+    which ones do.
     """
 
     preprocess: ClassVar[type[PreprocessConfig]] = InteractionPreprocessConfig
@@ -68,7 +70,10 @@ class InteractionSourceConfig(SourceConfig):
     item: str | None = None
     """Column of the item; None finds movieId, movie_id, itemId, item_id, item, movie."""
     timestamp: str | None = None
-    """Column of the time, integers; None takes `timestamp` if a file has it."""
+    """Column of the time, integers or ISO 8601; None takes `timestamp` if a file has it."""
+    choices: LabelCondition | None = None
+    """The rows that are choices, such as `{column: rating, at_least: 4}`; None takes all. The item of another row is
+    known to its user: it is neither learnt, nor drawn as a negative, nor recommended."""
 
     @property
     def unneeded_columns(self) -> tuple[str, ...]:

@@ -9,18 +9,22 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.config.transforms import Vocabulary
+from rayrec.features.keyed_table import hash_texts
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
-from rayrec.ingest.dataset import KNOWN_SPLIT, Dataset, SplitInfo, Times
+from rayrec.ingest.dataset import DROPPED_FOLDER, KNOWN_SPLIT, Dataset, Dropped, SplitInfo, Times
 from rayrec.preprocessing.extension import growth_of, require_new
 from rayrec.preprocessing.extract import Extracted, extract, pieces_of
 from rayrec.preprocessing.numbers.fit import Number, summarize
-from rayrec.preprocessing.segments import Piece, Segment, make_segments, read_segment, segments_by_split
+from rayrec.preprocessing.segments import Piece, Segment, make_segments, read_piece, read_segment, segments_by_split
 from rayrec.preprocessing.vocabularies.counts import Listing
 from rayrec.preprocessing.vocabularies.fit import fit_vocabularies
 from rayrec.preprocessing.vocabularies.long import LongVocabularies, join_long_vocabularies
@@ -33,7 +37,10 @@ from rayrec.sources.interactions.config import (
 )
 from rayrec.sources.interactions.drawn_negatives import NegativeSampler
 from rayrec.sources.interactions.histories import (
+    DROPPED,
     EARLIER,
+    HISTORIES,
+    HISTORY_SCHEMA,
     LISTED,
     SPLIT,
     TEST,
@@ -45,10 +52,12 @@ from rayrec.sources.interactions.histories import (
 from rayrec.sources.interactions.inputs import resolve_interactions
 from rayrec.sources.interactions.layout import IDS, ITEM, LABEL, TIMESTAMP, USER
 from rayrec.sources.interactions.ranking_lists import HeldOut, Rows, encode_lists, read_rows, write_rows
+from rayrec.storage.files import open_parquet
+from rayrec.storage.parquet_files import new_parquet
 
 GROUP = "group"
+_RAW_ITEM = pa.field(ITEM, pa.string(), False)
 _HELD_OUT = {"validation": VALIDATION, "test": TEST}
-_HISTORIES = "histories"
 
 
 class InteractionJob:
@@ -87,18 +96,21 @@ class InteractionJob:
         listed = [segment for of_split in given.values() for segment in make_segments(of_split)]
         own = make_segments(pieces["train"])
         histories, counts = stages.run(
-            _HISTORIES,
-            tuple[list[Piece], HistoryCounts],
-            lambda _: write_histories(workspace, own, listed, config.split),
+            HISTORIES,
+            tuple[dict[str, list[Piece]], HistoryCounts],
+            lambda files: write_histories(workspace.within(files), own, listed, self._dropped_before(), config.split),
         )
         _report(progress, counts, config)
+        if histories[DROPPED]:
+            keep = partial(_keep_dropped, workspace, histories[DROPPED])
+            stages.leave(DROPPED_FOLDER, keep, workspace.folder / DROPPED_FOLDER)
 
-        segments = segments_by_split({_HISTORIES: histories, **given})
+        segments = segments_by_split({**histories, **given})
         listings = {name: Listing((name,)) for name in (USER, ITEM)}
         found = stages.run("times", tuple[Times, ...], lambda files: _times(workspace.within(files), own))
         times = found[0] if found else None
         growth = growth_of(self._parent, times, config.expire_after)
-        vocabularies = fit_vocabularies(workspace, stages, read_segment, segments[_HISTORIES], listings, growth)
+        vocabularies = fit_vocabularies(workspace, stages, read_segment, segments[HISTORIES], listings, growth)
         schema = interactions_schema(vocabularies)
         every_segment = [segment for of_split in segments.values() for segment in of_split]
         long = LongVocabularies.of(workspace, schema, config.broadcast_limit)
@@ -108,7 +120,9 @@ class InteractionJob:
         drawn, short_lists = stages.run(
             "ordered",
             tuple[dict[str, list[Piece]], dict[str, int]],
-            lambda _: write_rows(workspace, segments[_HISTORIES], encoder, Rows(schema), held_out, self._parent),
+            lambda _: write_rows(
+                workspace, segments[HISTORIES], encoder, Rows(schema), held_out, self._parent, counts.no_choices > 0
+            ),
         )
         for split, users in short_lists.items():
             progress.message(
@@ -129,7 +143,20 @@ class InteractionJob:
                 splits[split] = stages.run(f"write-{split}", SplitInfo, write, workspace.folder / split)
         if KNOWN_SPLIT in splits:
             splits[KNOWN_SPLIT] = splits[KNOWN_SPLIT].model_copy(update={"labelled": False})
-        return WrittenDataset(schema, splits, rejected, times, growth.moment)
+        dropped = _dropped(counts, config)
+        if counts.dropped_users:
+            rule = next(iter(dropped))
+            items = _unlisted_items(workspace, replace(encoder, kept=(_RAW_ITEM,)), segments[DROPPED])
+            dropped[rule] = dropped[rule].model_copy(update={"items": items})
+        return WrittenDataset(schema, splits, rejected, times, growth.moment, dropped)
+
+    def _dropped_before(self) -> list[Segment]:
+        """The interactions that the dataset which is extended has dropped."""
+        pieces = []
+        for path in self._parent.files_in(DROPPED_FOLDER) if self._parent is not None else ():
+            with open_parquet(path) as file:
+                pieces.append(Piece(path, 0, file.metadata.num_rows))
+        return make_segments(pieces)
 
     def _held_out(self, num_items: int) -> dict[str, HeldOut]:
         """The splits whose negatives are drawn, each with a sampler of its own, so that a user's lists differ."""
@@ -171,19 +198,52 @@ def interactions_schema(vocabularies: Mapping[str, Vocabulary]) -> Schema:
     return Schema(label=LABEL, group=GROUP, features=features, columns=IDS, interactions=interactions)
 
 
-def _report(progress: Progress, counts: HistoryCounts, config: InteractionPreprocessConfig) -> None:
-    """Report what was left out. Raises UserError if nothing is left."""
+def _dropped(counts: HistoryCounts, config: InteractionPreprocessConfig) -> dict[str, Dropped]:
+    """The rows that are left out, by the rule."""
+    dropped, users = {}, counts.users + counts.dropped_users + counts.users_without
     if isinstance(config.split, LeaveOneOutSplitConfig) and counts.dropped_users:
-        dropped = (
-            f"{counts.dropped_users:,} users with fewer than {config.split.min_interactions} interactions "
-            f"({counts.dropped_rows:,} rows) dropped"
+        rule = f"users with fewer than {config.split.min_interactions} interactions (preprocess.split.min_interactions)"
+        dropped[rule] = Dropped(rows=counts.dropped_rows, users=counts.dropped_users, of_users=users)
+    if counts.no_choices:
+        rule = "rows that are no choices (source.choices)"
+        dropped[rule] = Dropped(rows=counts.no_choices, users=counts.users_without, of_users=users)
+    if counts.repeated:
+        dropped["repeated interactions of a user with an item"] = Dropped(rows=counts.repeated)
+    return dropped
+
+
+def _keep_dropped(workspace: Workspace, pieces: Sequence[Piece], folder: Path) -> None:
+    """Copy dropped interactions into the dataset."""
+
+    def copy(segment: Segment) -> None:
+        with new_parquet(folder / f"part-{segment.index:05d}.parquet", HISTORY_SCHEMA) as file:
+            for batch in read_piece(segment.piece, HISTORY_SCHEMA.names, []):
+                file.write_batch(batch)
+
+    workspace.workers.run(make_segments(pieces), copy)
+
+
+def _unlisted_items(workspace: Workspace, encoder: RowEncoder, dropped: Sequence[Segment]) -> int:
+    """The number of items that only dropped users have; `encoder` keeps the item as it is."""
+
+    def hashes(segment: Segment) -> NDArray[np.int64]:
+        found = [np.empty(0, np.int64)]
+        for raw, _, item in (batch.columns for batch in encoder.encode(segment)):
+            found.append(hash_texts(raw.filter(pc.equal(item, 0))))
+        return np.unique(np.concatenate(found))
+
+    return len(np.unique(np.concatenate(workspace.workers.run(dropped, hashes))))
+
+
+def _report(progress: Progress, counts: HistoryCounts, config: InteractionPreprocessConfig) -> None:
+    """Say whom a split could not be cut from. Raises UserError if nothing is left."""
+    if counts.train == 0 and counts.dropped_users:
+        assert isinstance(config.split, LeaveOneOutSplitConfig)
+        raise UserError(
+            f"preprocess.split.min_interactions: all {counts.dropped_users:,} users have fewer than "
+            f"{config.split.min_interactions} interactions ({counts.dropped_rows:,} rows); lower it"
         )
-        if counts.train == 0:
-            raise UserError(f"preprocess.split.min_interactions: {dropped}, which leaves none; lower it")
-        progress.message(dropped)
     if counts.train == 0:
         raise UserError("preprocess.split: no good row is left for train; give more rows")
-    if counts.repeated:
-        progress.message(f"{counts.repeated:,} repeated interactions of a user with an item dropped")
     if counts.short_users:
         progress.message(f"{counts.short_users:,} users with too few interactions to hold one out stay in train")

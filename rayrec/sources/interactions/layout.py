@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.common.errors import UserError
+from rayrec.config.table import LabelCondition
 from rayrec.features.schema import RawColumn
 from rayrec.raw.files import READ_ERRORS, InputFile
 from rayrec.raw.text_lines import unquoted_fields
@@ -17,7 +18,7 @@ from rayrec.sources.interactions.config import InteractionSourceConfig
 USER, ITEM, TIMESTAMP, LABEL = "user", "item", "timestamp", "label"
 ROW_SCHEMA = pa.schema(
     [
-        pa.field(LABEL, pa.float32(), False),  # 1; 0 for the negatives of a list
+        pa.field(LABEL, pa.float32(), False),  # 1; 0 for what is no choice, such as the negatives of a list
         pa.field(USER, pa.string(), False),
         pa.field(ITEM, pa.string(), False),
         pa.field(TIMESTAMP, pa.int64()),  # null if the file has none
@@ -51,6 +52,8 @@ class FileLayout:
     has_header: bool = False
     has_quotes: bool = False
     """Whether a field may stand in double quotes."""
+    choices: tuple[int, LabelCondition] | None = None
+    """The position of the column that says which rows are choices, and how; None if all are."""
 
     @property
     def has_timestamp(self) -> bool:
@@ -86,13 +89,17 @@ def detect_layout(config: InteractionSourceConfig, file: InputFile, *, needs_tim
     is_header = found[0] is not None and found[1] is not None
     if is_header or kind == "csv" or any(_given_names(config).values()):
         columns = _check_named(config, file, names, found)
-        return FileLayout("text", separator, len(names), columns, has_header=True, has_quotes=kind == "csv")
+        choices = _choices(config, file, names)
+        return FileLayout("text", separator, len(names), columns, True, kind == "csv", choices)
     if len(names) not in (2, 4):
         raise UserError(
             f"{file.name}: {len(names)} columns without a header; needs user, item, or user, item, rating, timestamp, "
             "or a header that names them"
         )
-    return FileLayout("text", separator, len(names), (0, 1, 3 if len(names) == 4 and needs_time else None))
+    choices = _choices(config, file, [f"c{number}" for number in range(1, len(names) + 1)])
+    return FileLayout(
+        "text", separator, len(names), (0, 1, 3 if len(names) == 4 and needs_time else None), choices=choices
+    )
 
 
 def _kind_of_line(file: InputFile, line: str) -> str:
@@ -113,19 +120,32 @@ def _parquet_layout(config: InteractionSourceConfig, file: InputFile, needs_time
     columns = _check_named(config, file, schema.names, _named_columns(config, schema.names, needs_time))
     for position, side in zip(columns, _USUAL_NAMES, strict=True):
         if position is not None and not _is_readable(schema.field(position).type, side):
-            needed = "integers or times" if side == TIMESTAMP else "strings or integers"
+            needed = "integers, times or ISO 8601" if side == TIMESTAMP else "strings or numbers"
             field = schema.field(position)
             raise UserError(f"{file.name}: column '{field.name}' holds {field.type}, needs {needed}; convert it")
-    return FileLayout("parquet", columns=columns)
+    return FileLayout("parquet", columns=columns, choices=_choices(config, file, schema.names))
+
+
+def _choices(
+    config: InteractionSourceConfig, file: InputFile, names: Sequence[str]
+) -> tuple[int, LabelCondition] | None:
+    if config.choices is None:
+        return None
+    if config.choices.column not in names:
+        shown = ", ".join(repr(name) for name in names[:8])
+        raise UserError(
+            f"{file.name}: no column '{config.choices.column}' of source.choices among {shown}; name another"
+        )
+    return names.index(config.choices.column), config.choices
 
 
 def _is_readable(dtype: pa.DataType, side: str) -> bool:
     if pa.types.is_dictionary(dtype):
         return _is_readable(dtype.value_type, side)
-    if side == TIMESTAMP:
-        return pa.types.is_integer(dtype) or pa.types.is_timestamp(dtype)
-    strings = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return pa.types.is_integer(dtype) or any(test(dtype) for test in strings)
+    if side == TIMESTAMP and pa.types.is_timestamp(dtype):
+        return True
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_large_string)
+    return pa.types.is_string_view(dtype) or any(test(dtype) for test in kinds)
 
 
 def _named_columns(

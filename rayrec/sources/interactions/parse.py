@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 
 from rayrec.features.raw_values import read_column
 from rayrec.features.schema import RawColumn
+from rayrec.features.text_forms import in_form
 from rayrec.raw.blocks import ParsedLines, Reason
 from rayrec.raw.text_lines import TextLines, split_fields, unquoted_fields
-from rayrec.sources.interactions.layout import IDS, ITEM, ROW_SCHEMA, TIMESTAMP, USER, FileLayout
+from rayrec.sources.interactions.layout import IDS, ITEM, LABEL, ROW_SCHEMA, TIMESTAMP, USER, FileLayout
 
 _QUOTE = ord('"')
 _LIST = r"^\((?P<user>[^,]+),(?P<item>[^)]+)\)\t(?P<negatives>.+)$"
@@ -18,7 +19,8 @@ _LIST = r"^\((?P<user>[^,]+),(?P<item>[^)]+)\)\t(?P<negatives>.+)$"
 def parse_lines(data: bytes, layout: FileLayout) -> ParsedLines:
     """Parse whole lines of a text file, each ended by a newline (LF or CRLF), without the header.
 
-    The rows are those of `ROW_SCHEMA`, all with label 1.
+    The rows are those of `ROW_SCHEMA`, with label 1 if they are choices. Times are integers, or text of ISO 8601, in
+    seconds since 1970.
     """
     original = TextLines(data)
     # Arrow splits at one byte. No row of the `::` layout has a tab: with one it has a column too many.
@@ -32,6 +34,8 @@ def parse_lines(data: bytes, layout: FileLayout) -> ParsedLines:
     is_plain = lines.good & ~is_quoted
 
     wanted = {side: c for side, c in zip((USER, ITEM, TIMESTAMP), layout.columns, strict=True) if c is not None}
+    if layout.choices is not None:
+        wanted[LABEL] = layout.choices[0]
     names = [str(position) for position in range(layout.num_columns)]
     plain = split_fields(lines.bytes_of(is_plain), names, separator)
     positions = np.concatenate((np.flatnonzero(is_plain), np.fromiter(quoted, np.int64, len(quoted))))
@@ -43,7 +47,31 @@ def parse_lines(data: bytes, layout: FileLayout) -> ParsedLines:
             [plain.column(column), pa.array([f[column] or None for f in quoted.values()], pa.string())]
         )
         columns[side] = values.combine_chunks().take(pa.array(order)) if quoted else plain.column(column)
-    return _checked(lines, columns, positions, original)
+    label = read_choices(columns.get(LABEL), layout, len(positions))
+    return _checked(lines, columns, label, positions, original)
+
+
+def read_choices(column: pa.Array | None, layout: FileLayout, rows: int) -> pa.FloatArray:
+    """(rows,) 1 where a row is a choice, by `layout.choices` and its column; where that has no value, it is none."""
+    if layout.choices is None or column is None:
+        return pa.array(np.ones(rows, np.float32))
+    condition = layout.choices[1]
+    kind = "text" if condition.at_least is None else "number"
+    values, _ = read_column(column, RawColumn(name=LABEL, type=kind, form="number"))
+    if condition.equals is not None:
+        holds = pc.is_in(values, value_set=in_form(pa.array(condition.equals, pa.string()), "number"))
+    else:
+        holds = pc.greater_equal(values, condition.at_least)
+    return holds.fill_null(False).cast(pa.float32())
+
+
+def read_times(column: pa.Array) -> pa.Int64Array:
+    """(n,) integers as they are, texts of ISO 8601 in seconds since 1970; null where a value is neither."""
+    times, _ = read_column(column, RawColumn(name=TIMESTAMP, type="integer"))
+    if times.null_count:
+        dates, _ = read_column(column, RawColumn(name=TIMESTAMP, type="time", time_format="iso"))
+        times = pc.coalesce(times, pc.divide(dates.cast(pa.int64()), 1_000_000))
+    return times
 
 
 def _quoted_rows(lines: TextLines, numbers: NDArray[np.int64], layout: FileLayout) -> dict[int, list[str]]:
@@ -59,7 +87,11 @@ def _quoted_rows(lines: TextLines, numbers: NDArray[np.int64], layout: FileLayou
 
 
 def _checked(
-    lines: TextLines, columns: dict[str, pa.Array], positions: NDArray[np.int64], original: TextLines
+    lines: TextLines,
+    columns: dict[str, pa.Array],
+    label: pa.FloatArray,
+    positions: NDArray[np.int64],
+    original: TextLines,
 ) -> ParsedLines:
     """Rows of the columns user, item and perhaps timestamp (strings) at `positions`, the bad ones left out."""
     user, item = read_ids(columns[USER], columns[ITEM])
@@ -67,12 +99,11 @@ def _checked(
     is_good = is_filled
     timestamp: pa.Array = pa.nulls(len(positions), pa.int64())
     if TIMESTAMP in columns:
-        timestamp, _ = read_column(columns[TIMESTAMP], RawColumn(name=TIMESTAMP, type="integer"))
+        timestamp = read_times(columns[TIMESTAMP])
         is_timed = timestamp.is_valid().to_numpy(zero_copy_only=False)
         lines.reject(positions[~is_timed], Reason.INTEGER)
         is_good = is_filled & is_timed
     lines.reject(positions[~is_filled], Reason.EMPTY)
-    label = pa.array(np.ones(len(positions), np.float32))
     rows = pa.RecordBatch.from_arrays([label, user, item, timestamp], schema=ROW_SCHEMA)
     if not is_good.all():
         rows, positions = rows.filter(pa.array(is_good)), positions[is_good]

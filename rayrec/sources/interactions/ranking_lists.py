@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.features.categorical import id_dtype
@@ -62,10 +63,12 @@ def write_rows(
     rows: Rows,
     held_out: Mapping[str, HeldOut],
     parent: Dataset | None,
+    has_known: bool,
 ) -> tuple[dict[str, list[Piece]], Counter[str]]:
     """Write the rows of `train` and of the splits in `held_out`, ordered by user id, then by time.
 
-    With `parent` the pairs that were known before are known here, and all of them are written as the split `known`.
+    With `parent` the pairs of all its splits are known here, as are those that are no choices (`has_known`); they and
+    those of `train` are written as the split `known`.
 
     Returns the files by split, and for each split how many lists have fewer negatives than asked for, because the user
     knows nearly all items.
@@ -81,7 +84,8 @@ def write_rows(
             first += batch.num_rows
 
     def encoded(segment: Segment) -> Iterator[pa.RecordBatch]:
-        for batch in read_piece(segment.piece, [user, item], ()):
+        for read in read_piece(segment.piece, [user, item, rows.schema.label], ()):
+            batch = read.filter(pc.equal(read[rows.schema.label], 1.0))  # without drawn negatives
             place, code = (np.full(batch.num_rows, value) for value in (-1, EARLIER))
             yield batch_of(_PLACED, {"user": batch[user], "place": place, "item": batch[item], SPLIT: code})
 
@@ -91,7 +95,7 @@ def write_rows(
         for users in whole_groups(batches, "user", _USERS_ROWS):
             history = _History.of(users)
             write("train", history.train(rows))
-            if parent is not None:
+            if has_known:
                 write(KNOWN_SPLIT, history.known(rows))
             for split, config in held_out.items():
                 lists, short_lists = history.lists(rows, config)
@@ -99,14 +103,16 @@ def write_rows(
                 short[split] += short_lists
         return short
 
-    known = parent.split(parent.known_split).parts if parent is not None else ()
-    folder_before = parent.folder if parent is not None else workspace.folder
-    earlier = make_segments(Piece(folder_before / part.path, 0, part.rows) for part in known)
+    earlier: list[Segment] = []
+    has_known |= parent is not None
+    if parent is not None:
+        parts = [p for split in (parent.known_split, *parent.evaluation_splits) for p in parent.split(split).parts]
+        earlier = make_segments(Piece(parent.folder / part.path, 0, part.rows) for part in parts)
     sources = [(histories, encode), (earlier, encoded)]
     with gathered_rows(workspace, "number users and draw negatives", sources, _PLACED) as gathered:
         # A user lies in one range; within it, places ascend with time.
         by_user = gathered.in_ranges("user", workspace.workers.partitions).sorted_within("user", "place")
-        names = ("train", *held_out, *([KNOWN_SPLIT] if parent is not None else []))
+        names = ("train", *held_out, *([KNOWN_SPLIT] if has_known else []))
         folder = workspace.scratch / "ordered"
         pieces, short = write_partitions(by_user, folder, names, rows.arrow_schema, (), draw)
     return pieces, sum(short, Counter())
@@ -129,7 +135,7 @@ class _History:
         return rows.batch(np.ones(chosen.sum(), np.float32), self.user[chosen], self.item[chosen])
 
     def known(self, rows: Rows) -> pa.RecordBatch:
-        """The pairs that are in `train`, now or before, each once."""
+        """The pairs that are in `train`, in a dataset before, or no choices, each once."""
         chosen = np.isin(self.split, (TRAIN, EARLIER))
         user, item = _distinct(self.user[chosen], self.item[chosen])
         return rows.batch(np.ones(len(user), np.float32), user, item)

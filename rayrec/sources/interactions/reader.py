@@ -7,14 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.features.raw_values import read_column
-from rayrec.features.schema import RawColumn
 from rayrec.raw.blocks import ParsedLines, RawBlock, Reason, blocks_of, text_blocks
 from rayrec.raw.files import Chunk, InputFile
 from rayrec.raw.tables.parquet import read_layout, read_row_groups
 from rayrec.sources.interactions.config import InteractionSourceConfig
-from rayrec.sources.interactions.layout import ITEM, LABEL, ROW_SCHEMA, TIMESTAMP, USER, FileLayout, detect_layout
-from rayrec.sources.interactions.parse import parse_lines, parse_lists, read_ids
+from rayrec.sources.interactions.layout import ITEM, LABEL, ROW_SCHEMA, USER, FileLayout, detect_layout
+from rayrec.sources.interactions.parse import parse_lines, parse_lists, read_choices, read_ids, read_times
 
 
 @dataclass(frozen=True)
@@ -52,11 +50,14 @@ def _read_parquet(chunk: Chunk, layout: FileLayout) -> Iterator[ParsedLines]:
     """The rows of the row groups that begin in the chunk's bytes."""
     schema = read_layout(chunk.file).columns
     names = [None if position is None else schema.names[position] for position in layout.columns]
-    for batch in read_row_groups(chunk, [name for name in names if name is not None]):
-        yield _parse_batch(batch, names)
+    choices = None if layout.choices is None else schema.names[layout.choices[0]]
+    wanted = dict.fromkeys(name for name in (*names, choices) if name is not None)
+    for batch in read_row_groups(chunk, list(wanted)):
+        label = read_choices(None if choices is None else batch[choices], layout, len(batch))
+        yield _parse_batch(batch, names, label)
 
 
-def _parse_batch(batch: pa.RecordBatch, names: Sequence[str | None]) -> ParsedLines:
+def _parse_batch(batch: pa.RecordBatch, names: Sequence[str | None], label: pa.FloatArray) -> ParsedLines:
     user, item = read_ids(*(batch[name] for name in names[:2]))
     timestamp = pa.nulls(len(batch), pa.int64()) if names[2] is None else _as_integers(batch[names[2]])
     is_filled = pc.and_(user.is_valid(), item.is_valid()).to_numpy(zero_copy_only=False)
@@ -64,7 +65,6 @@ def _parse_batch(batch: pa.RecordBatch, names: Sequence[str | None]) -> ParsedLi
     if names[2] is not None:
         is_timed = timestamp.is_valid().to_numpy(zero_copy_only=False)
     is_good = is_filled & is_timed
-    label = pa.array(np.ones(len(batch), np.float32))
     columns = [column.filter(pa.array(is_good)) for column in (label, user, item, timestamp)]
     rejected = np.flatnonzero(~is_good)
     return ParsedLines(
@@ -84,4 +84,4 @@ def _as_integers(column: pa.Array) -> pa.Int64Array:
         decoded = decoded.cast(pa.timestamp("us", decoded.type.tz), safe=False)
     if pa.types.is_temporal(decoded.type):
         return decoded.cast(pa.int64())
-    return read_column(decoded, RawColumn(name=TIMESTAMP, type="integer"))[0]
+    return read_times(decoded)

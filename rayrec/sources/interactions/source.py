@@ -35,6 +35,8 @@ class InteractionSource(Source):
 
     def reader(self, config: SourceConfig, schema: Schema, files: Sequence[InputFile]) -> ExampleReader:
         assert isinstance(config, InteractionSourceConfig)
+        # A pair that is scored has no time, and is no choice yet.
+        config = config.model_copy(update={"choices": None})
         return InteractionReader.detect(config, files, needs_time=False)
 
     def generate(

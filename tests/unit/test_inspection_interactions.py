@@ -1,0 +1,166 @@
+"""What `rayrec inspect` makes of tables of who chose what: the columns, and a recipe that drops nobody."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.common.errors import ConfigError, UserError
+from rayrec.config.table import LabelCondition
+from rayrec.ingest.dataset import Dataset
+from rayrec.ingest.reader import first_rows
+from rayrec.inspection.table import InspectedTable, inspect_table
+from rayrec.preprocessing.workers.threads import Threads
+from rayrec.recipes import Recipe, load_recipe
+from rayrec.sources.registry import preprocessing
+
+
+def choices(people: int, least: int = 1, seed: int = 0) -> pd.DataFrame:
+    """Between `least` and nine rows a person, in no order: user, item, rating, and seconds since 1970."""
+    random = np.random.default_rng(seed)
+    user = np.repeat(np.arange(people), random.integers(least, 10, people))
+    item = random.integers(0, 80, len(user))
+    when = 1_500_000_000 + random.permutation(len(user)) * 1_000
+    return pd.DataFrame({"user": user, "item": item, "rating": random.integers(1, 6, len(user)), "time": when})
+
+
+def inspected(path: Path, model: str | None = None, label: str | None = None) -> tuple[InspectedTable, Recipe]:
+    found = inspect_table([str(path)], label, model, 100_000, "rayrec inspect")
+    (path.parent / "recipe.yaml").write_text(found.recipe)
+    return found, load_recipe(path.parent / "recipe.yaml")
+
+
+@pytest.mark.parametrize(
+    ("names", "roles"),
+    [
+        (["user_id", "item_id", "rating", "timestamp"], ["user", "item", "ignored", "time"]),
+        (["reviewerID", "asin", "overall", "unixReviewTime"], ["user", "item", "ignored", "time"]),
+        (["CustomerId", "ProductId", "Score", "Date"], ["user", "item", "ignored", "time"]),
+        (["movieId:token", "userId:token", "rating:float", "timestamp:float"], ["item", "user", "ignored", "time"]),
+    ],
+)
+def test_columns_by_their_names(tmp_path: Path, names: list[str], roles: list[str]) -> None:
+    table = choices(80)
+    columns = {"user": "user", "item": "item", "ignored": "rating", "time": "time"}
+    path = tmp_path / "table.csv"
+    pd.DataFrame({name: table[columns[role]] for name, role in zip(names, roles, strict=True)}).to_csv(
+        path, index=False
+    )
+    found, recipe = inspected(path)
+    assert [decision.role for decision in found.decisions] == roles
+    by_role = dict(zip(roles, names, strict=True))
+    source = recipe.source.model_dump()
+    assert [source[key] for key in ("kind", "user", "item", "timestamp")] == [
+        "interactions", by_role["user"], by_role["item"], by_role["time"]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "form", ["seconds", "dates", "tab, no header", "parquet", "no times", "a few bad rows", "parquet with gaps"]
+)
+def test_nobody_is_dropped_by_its_recipe(tmp_path: Path, form: str) -> None:
+    table = choices(200)
+    path = tmp_path / ("table.parquet" if form.startswith("parquet") else "table.csv")
+    ordered = table.sort_values("time", kind="stable")
+    if form in ("dates", "parquet"):
+        table["time"] = pd.to_datetime(table["time"], unit="s")
+    if form == "no times":
+        table = ordered.drop(columns="time")
+    if form == "parquet with gaps":
+        table["time"] = pd.to_datetime(table["time"], unit="s").astype(str)
+    if form in ("a few bad rows", "parquet with gaps"):
+        table.loc[::30, "user"] = None  # so that pandas writes 7.0 for 7
+        ordered = table.dropna().sort_values("time", kind="stable")
+    if path.suffix == ".parquet":
+        table.to_parquet(path)
+    else:
+        is_plain = form == "tab, no header"
+        table.to_csv(path, index=False, header=not is_plain, sep="\t" if is_plain else ",")
+    found, recipe = inspected(path, "neumf" if form == "tab, no header" else None)
+    assert bool(found.warnings) == (form in ("no times", "a few bad rows", "parquet with gaps"))
+    assert (recipe.train.recency is None) == (form == "no times")
+    preprocessing(recipe, {None: [str(path)]}, tmp_path / "dataset").run(Threads(2))
+    dataset = Dataset.open(tmp_path / "dataset")
+    assert not any(dropped.users for dropped in dataset.manifest.dropped.values())
+    # The last of each person who has another one and two more rows are held out.
+    distinct = ordered.drop_duplicates(["user", "item"]).groupby("user").size()
+    assert dataset.split("test").positives == (distinct > 2).sum()
+    assert dataset.schema.categorical[0].cardinality == 1 + len(distinct)
+
+
+def test_a_larger_table_has_another_recipe(tmp_path: Path) -> None:
+    dense, sparse = choices(400, least=8), choices(100)
+    dense = pd.concat([dense.assign(item=dense["item"] + 80 * copy) for copy in range(12)])
+    recipes = []
+    for number, table in enumerate((dense, sparse)):
+        table.to_csv(tmp_path / f"{number}.csv", index=False)
+        recipes.append(inspected(tmp_path / f"{number}.csv")[1])
+    assert recipes[0].train.embedding_l2 < recipes[1].train.embedding_l2, "what occurs often needs less"
+    assert recipes[0].preprocess.split.negatives == 99 > recipes[1].preprocess.split.negatives  # type: ignore[attr-defined]
+
+
+def test_other_columns_or_a_label_make_it_a_table(tmp_path: Path) -> None:
+    table = choices(100)
+    path = tmp_path / "table.csv"
+    table.assign(price=np.arange(len(table)) % 7).to_csv(path, index=False)
+    with pytest.raises(ConfigError, match="--label"):
+        inspected(path)
+    assert inspected(path, "neumf")[1].source.kind == "interactions"
+    assert inspected(path, label="rating>=4")[1].source.kind == "table"
+    table.assign(rating=table["rating"] % 2).to_csv(path, index=False)
+    with pytest.raises(ConfigError, match="--label"):
+        inspected(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a,b\n1,2\n3,4\n", "no one column of users"),
+        ("user,item\n1,2\n3,4\n", "no one has two rows"),
+        ("user,item\n1,2\n1,2\n", "there is one item"),
+        ("user;item\n1;2\n1;3\n", "with commas or tabs"),
+        ("1,2\n1,3\n2,2\n", "with commas or tabs"),
+        ("user,item,date\n" + "1,2,31/12/2020\n1,3,30/12/2020\n" * 30, "holds times as %d/%m/%Y"),
+    ],
+)
+def test_what_cannot_be_learnt_is_said(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(content)
+    with pytest.raises((UserError, ConfigError), match=message):
+        inspected(path, "neumf")
+
+
+def test_a_condition_says_which_rows_are_choices(tmp_path: Path) -> None:
+    """What a person did not like is known: never a positive, a drawn negative, or recommended."""
+    table, path = choices(200), tmp_path / "table.csv"
+    table.to_csv(path, index=False)
+    recipe = inspected(path, "neumf", "rating>=3")[1]
+    assert inspected(path)[1].train.embedding_l2 < recipe.train.embedding_l2, "fewer choices a person"
+    preprocessing(recipe, {None: [str(path)]}, tmp_path / "dataset").run(Threads(2))
+    dataset = Dataset.open(tmp_path / "dataset")
+    liked = table[table["rating"] >= 3]
+    dropped = dataset.manifest.dropped["rows that are no choices (source.choices)"]
+    assert (dropped.rows, dropped.users) == (len(table) - len(liked), 200 - liked["user"].nunique())
+    positives, others = (
+        {tuple(pair) for pair in rows[["user", "item"]].to_numpy().tolist()}
+        for rows in (liked, table.drop(liked.index))
+    )
+    names = [
+        pq.read_table(dataset.folder / f"vocabulary/{name}.parquet")["value"].cast(pa.int64()).to_pylist()
+        for name in ("user", "item")
+    ]
+    found: dict[tuple[str, int], set[tuple[int, ...]]] = {}
+    for split in dataset.manifest.splits:
+        for batch in first_rows(dataset, split, ["user", "item", "label"], 100_000):
+            for row in batch.to_pylist():
+                pair = (names[0][row["user"] - 1], names[1][row["item"] - 1])
+                found.setdefault((split, int(row["label"])), set()).add(pair)
+    assert found["train", 1] | found["validation", 1] | found["test", 1] == positives
+    assert found["known", 1] == found["train", 1] | {pair for pair in others if pair[0] in set(liked["user"])}
+    assert not (found["test", 0] | found["validation", 0]) & (positives | others)
+    with pytest.raises(UserError, match="no column 'stars' of source"):
+        other = recipe.source.model_copy(update={"choices": LabelCondition(column="stars", at_least=3)})
+        preprocessing(recipe.model_copy(update={"source": other}), {None: [str(path)]}, tmp_path / "other")
