@@ -393,7 +393,7 @@ BAD_ROWS = [
     _recipe(
         "label that is constant",
         ("source.label={column: rating, at_least: 9}", "source.ignore=[click, fold]"),
-        "source.label: column 'rating' is 0 in all 178 rows of train, so there is nothing to learn; give rows"
+        "source.label: column 'rating' is 0 in all 182 rows of train, so there is nothing to learn; give rows"
         " of both kinds, or change preprocess.split",
         1,
     ),

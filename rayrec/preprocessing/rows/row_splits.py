@@ -146,8 +146,9 @@ def _places_of_shares(config: HashSplitConfig, shares: NDArray[np.float64]) -> N
 
 def _places_of_values(config: ColumnSplitConfig, values: pa.Array) -> NDArray[np.int64]:
     places = np.zeros(len(values), np.int64)
+    texts = in_form(values.cast(pa.string()), "number")
     for name, of_split in config.values.items():
-        is_in = pc.is_in(values.cast(pa.string()), pa.array(of_split, pa.string()))
+        is_in = pc.is_in(texts, in_form(pa.array(of_split, pa.string()), "number"))
         places[is_in.to_numpy(zero_copy_only=False)] = SPLIT_ORDER.index(name)
     return places
 
