@@ -19,6 +19,7 @@ from serve.protocols.v2.messages import OUTPUT, InferRequest, require_known_outp
 from serve.protocols.v2.tensors import Tensor, make_tensor
 
 _CONTENTS = {
+    "BOOL": "bool_contents",
     "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents", "INT64": "int64_contents",
     "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents", "UINT64": "uint64_contents",
     "FP32": "fp32_contents", "FP64": "fp64_contents",
