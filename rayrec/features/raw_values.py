@@ -21,6 +21,7 @@ Values: TypeAlias = pa.Array | list[Any]
 Unreadable = NDArray[np.bool_]
 """(n,) whether a row's value is present, but not what the column needs."""
 Read: TypeAlias = Callable[[Any], tuple[pa.Array, Unreadable]]
+"""Reads values, and tells which of them cannot be read."""
 
 _FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 to 9999 in microseconds since 1970
 _NUMBER = r"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:inf|infinity|nan))"
@@ -96,7 +97,9 @@ def read_by_type(
             if read_lists is not None and isinstance(part[0], list | tuple):
                 return read_lists(part)
             return read(_array_of(part))
-        except (UserError, pa.ArrowException, OverflowError, TypeError, ValueError):
+        except UserError:  # no value of this type can be read
+            return pa.nulls(len(part), kind), np.array([value is not None for value in part])
+        except (pa.ArrowException, OverflowError, TypeError, ValueError):
             if len(part) == 1:
                 return pa.nulls(1, kind), np.array([part[0] is not None])
         middle = len(part) // 2  # a few wrong values cost a few calls
