@@ -146,7 +146,7 @@ def _whole_folder(request: ExportRequest) -> Iterator[Path]:
 
 
 def _judged(run: "RunFolder") -> str | None:
-    """What a card says of the metrics of a run that was trained anew on all rows; None of any other run."""
+    """Return what a card says of the metrics of a run that was trained anew on all rows; None of any other run."""
     from rayrec.ingest.dataset import Dataset
     from rayrec.training.run.folder import read_progress
 
@@ -210,7 +210,7 @@ def exported(path: Path) -> Iterator[Path]:
 
 
 def read_schema(path: Path) -> "tuple[Recipe, Schema]":
-    """The recipe and the schema of a model or run folder, which tell what it can read before it is exported."""
+    """Return the recipe and the schema of a model or run folder, which tell what it can read before it is exported."""
     from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.inference.folder.table_files import is_model_folder
     from rayrec.training.run.folder import RunFolder
@@ -233,7 +233,7 @@ def is_run_folder(path: Path) -> bool:
 
 
 def _metrics(run: "RunFolder", dataset: "Dataset", checkpoint: Path) -> "Metrics":
-    """The metrics of all splits for the best checkpoint, and of its evaluation during training for another one.
+    """Return the metrics of all splits for the best checkpoint, and of its evaluation during training for another one.
 
     Of a run that was trained anew on all rows, those of the best checkpoint of the run that it repeats.
     """

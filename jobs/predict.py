@@ -136,7 +136,7 @@ def _workers(is_small: bool, progress: Progress) -> Iterator[bool]:
 
 
 def describe(result: Result) -> str:
-    """The outcome; of raw rows, what has no score and what the model does not know."""
+    """Return the outcome; of raw rows, what has no score and what the model does not know."""
     from rayrec.inference.unknown_values import UnknownValues
     from rayrec.ingest.dataset import REJECTED_FOLDER
     from rayrec.raw.blocks import LEFT_OUT

@@ -76,7 +76,7 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
 
 
 def result_of(manifest: "Manifest", output: Path) -> Result:
-    """The result of the preprocessing that made a dataset."""
+    """Return the result of the preprocessing that made a dataset."""
     from rayrec.inspection.split_checks import split_notes, split_warnings
 
     splits = {name: split.rows for name, split in manifest.splits.items()}

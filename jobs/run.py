@@ -41,7 +41,7 @@ class RunRequest(PipelineRequest):
 
     @property
     def refits(self) -> bool:
-        """Whether the exported model is trained on all rows."""
+        """Tell whether the exported model is trained on all rows."""
         if self.refit is not None or self.continue_ is not None:
             return bool(self.refit)
         preprocess = self.load_recipe().preprocess

@@ -39,7 +39,7 @@ class RequestField:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The words that set a flag: to true and, if it is unset by default, to false."""
+        """Return the words that set a flag: to true and, if it is unset by default, to false."""
         return (self.option,) if self.default is False else (self.option, f"--no-{self.option[2:]}")
 
     @property

@@ -61,12 +61,12 @@ class Places:
 
     @property
     def refit(self) -> "Places":
-        """The places of what is made of all rows."""
+        """Return the places of what is made of all rows."""
         return Places(self.folder / "refit", judged=self.run)
 
     @property
     def exported(self) -> Path:
-        """The run that the model is made of."""
+        """Return the run that the model is made of."""
         return self.refit.run if self.refits else self.run
 
 
@@ -226,7 +226,7 @@ class RefitPhase(TrainPhase):
 
 
 def _without_split(request: PipelineRequest) -> PipelineRequest:
-    """The request with all rows in `train`."""
+    """Return the request with all rows in `train`."""
     paths = [path for of_split in request.inputs(request.load_recipe()).values() for path in of_split]
     split = "preprocess.split={kind: hash, validation: 0, test: 0}"
     return request.model_copy(update={"set": (*request.set, split), "input": tuple(paths)})

@@ -311,7 +311,7 @@ class TableSourceConfig(SourceConfig, FileFormat):
 
     @property
     def unneeded_columns(self) -> tuple[str, ...]:
-        """The columns of the label and of roles, and those of `ignore`."""
+        """Return the columns of the label and of roles, and those of `ignore`."""
         roles = (self.label_column, self.weight, self.group, self.candidate, self.time_column)
         return (*(name for name in roles if name is not None), *self.ignore)
 

@@ -133,7 +133,7 @@ class ScheduleConfig(Config):
         return self
 
     def factor(self, step: int, steps_per_epoch: int, all_steps: int) -> float:
-        """The factor at optimizer step `step`, counted from 1, of a run of `all_steps`."""
+        """Return the factor at optimizer step `step`, counted from 1, of a run of `all_steps`."""
         warmup = self.warmup_steps or self.warmup_epochs * steps_per_epoch
         if step <= warmup:
             return step / warmup
@@ -366,7 +366,7 @@ class TrainConfig(PartConfig):
 
     @property
     def drops_last(self) -> bool:
-        """Whether the last samples of an epoch are left out if they fill no batch."""
+        """Tell whether the last samples of an epoch are left out if they fill no batch."""
         return self.ingest.drop_last is not False
 
     def samples_per_epoch(self, rows: int) -> int:

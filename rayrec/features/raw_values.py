@@ -303,7 +303,7 @@ def _time_in_range(times: pa.Array, unreadable: Unreadable | None = None) -> tup
 
 
 def _present(texts: pa.Array, null_values: Sequence[str]) -> pa.Array:
-    """Texts without blanks around them; null for what is empty then, or stands for a missing value."""
+    """Return texts without blanks around them; null for what is empty then, or stands for a missing value."""
     texts = without_blanks(texts)
     if not null_values:
         return texts

@@ -143,7 +143,7 @@ class TextFacts(NamedTuple):
         return cls(has_booleans, (shortest, longest), closing)
 
     def __or__(self, other: "TextFacts") -> "TextFacts":
-        """The facts of the texts of both."""
+        """Return the facts of the texts of both."""
         lengths = [lengths for lengths in (self.fraction_lengths, other.fraction_lengths) if lengths is not None]
         bounds = (min(low for low, _ in lengths), max(high for _, high in lengths)) if lengths else None
         return TextFacts(
@@ -152,7 +152,7 @@ class TextFacts(NamedTuple):
 
     @property
     def form(self) -> TextForm:
-        """The form of the column.
+        """Return the form of the column.
 
         Fractions that end in zeros, of different lengths, are versions or the like (`1.1`, `1.10`); those of one length
         are numbers of fixed decimals.
@@ -164,12 +164,12 @@ class TextFacts(NamedTuple):
 
 
 def form_of(facts: Iterable[TextFacts]) -> TextForm:
-    """The form of a column, from the facts of its parts."""
+    """Return the form of a column, from the facts of its parts."""
     return reduce(TextFacts.__or__, facts, TextFacts()).form
 
 
 def _content(texts: pa.Array) -> tuple[NDArray[np.integer], NDArray[np.uint8]]:
-    """The offsets (n + 1,) of texts, from 0, and the bytes (uint8) that they lie in."""
+    """Return the offsets (n + 1,) of texts, from 0, and the bytes (uint8) that they lie in."""
     width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
     _, offset_buffer, data_buffer = texts.buffers()
     offsets = np.frombuffer(offset_buffer, width)[texts.offset : texts.offset + len(texts) + 1]
@@ -178,13 +178,13 @@ def _content(texts: pa.Array) -> tuple[NDArray[np.integer], NDArray[np.uint8]]:
 
 
 def _has_byte(texts: pa.Array, wanted: bytes) -> bool:
-    """Whether one of some bytes stands anywhere in the texts: one look at their memory, instead of one at each."""
+    """Tell whether one of some bytes stands anywhere in the texts: one look at their memory, instead of one at each."""
     _, data = _content(texts)
     return any((data == byte).any() for byte in wanted)
 
 
 def _has_booleans(texts: pa.Array) -> bool:
-    """Whether one of the texts is a boolean. Few texts of other columns have the length and the initial of one."""
+    """Tell whether one of the texts is a boolean. Few texts of other columns have the length and the initial of one."""
     offsets, data = _content(texts)
     lengths = np.diff(offsets)
     rows = np.flatnonzero((lengths == len("true")) | (lengths == len("false")))

@@ -126,13 +126,13 @@ class RawRows:
         return _column(self._raw[name], values)
 
     def is_unneeded(self, name: Any) -> bool:
-        """Whether rows may have a column that is no feature's, as scoring does not need it."""
+        """Tell whether rows may have a column that is no feature's, as scoring does not need it."""
         if name in self._raw:
             return False
         return name in self._known or any(matches(str(name), pattern) for pattern in self._patterns)
 
     def unknown(self, name: Any) -> str:
-        """The error message for a name that is not known."""
+        """Return the error message for a name that is not known."""
         return f"unknown feature '{str(name)[:100]}'; {did_you_mean(str(name), self.columns.names, 'features:')}"
 
     def checked(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:

@@ -34,7 +34,7 @@ class UnknownValues:
 
     @property
     def are_most(self) -> bool:
-        """Whether more values are unknown than known."""
+        """Tell whether more values are unknown than known."""
         return 2 * self.unknown > self.values
 
     def described(self, column: str) -> str:

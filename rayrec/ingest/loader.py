@@ -44,7 +44,7 @@ class EpochLoader:
         return None if self._order.longest_group is not None else self._order.row_count(batch)
 
     def share(self, batch: int) -> float:
-        """Rows of the global batch by those of a full one; with whole groups, about that."""
+        """Return the rows of the global batch by those of a full one; with whole groups, about that."""
         return self._order.row_count(batch) / self._order.global_batch_size
 
     def __enter__(self) -> Self:

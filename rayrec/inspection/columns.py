@@ -102,7 +102,7 @@ class Column:
         return len(self.codes)
 
     def without(self, words: Sequence[str]) -> "Column":
-        """The column with `words` for missing values."""
+        """Return the column with `words` for missing values."""
         if not words:
             return self
         is_word = np.append([text in words for text in self.texts], False)
@@ -212,7 +212,7 @@ def describe_column(name: str, values: pa.ChunkedArray, *, delimited: bool, name
 
 
 def _as_texts(array: pa.Array) -> pa.Array | None:
-    """The texts that preprocessing reads; None if it can read none or few of the values."""
+    """Return the texts that preprocessing reads; None if it can read none or few of the values."""
     try:
         texts, unreadable = read_column(array, RawColumn(name="", type="text"))
     except UserError:
@@ -232,7 +232,7 @@ def _encoded(array: pa.Array) -> tuple[NDArray[np.int64], pa.Array]:
 
 
 def _recoded(codes: NDArray[np.int64], spelled: pa.Array) -> tuple[NDArray[np.int64], pa.Array]:
-    """Codes and distinct texts where `spelled` are the distinct texts in a spelling that some of them share."""
+    """Return codes and distinct texts where `spelled` are the distinct texts in a spelling that some of them share."""
     new, distinct = _encoded(spelled)
     return np.append(new, -1)[codes], distinct
 
@@ -332,7 +332,7 @@ def _null_words(
     is_word: NDArray[np.bool_],
     few: int = 0,
 ) -> tuple[str, ...] | None:
-    """The texts among values (numbers, times) that stand for missing ones; None if the column is none of values.
+    """Return the texts among values (numbers, times) that stand for missing ones; None if the column is none of values.
 
     Words of several rows among more than a few values do so, and few rows may have any other text, if there are more
     than `few` values.
@@ -430,7 +430,7 @@ def _with_time(column: Column, named: bool) -> Column:
 
 
 def _text_time_formats(distinct: pa.Array) -> list[str]:
-    """The formats in which most of the first texts are times, by which day and month are the likeliest first."""
+    """Return the formats in which most of the first texts are times, by which day and month are the likeliest first."""
     tried = distinct[:_TRIED]
     if pc.mean(pc.match_substring_regex(tried, r"^.{0,12}[0-9].{0,3}[-/. :]")).as_py() < 0.5:
         return []
@@ -444,7 +444,7 @@ def _is_ambiguous(distinct: pa.Array, is_time: NDArray[np.bool_], form: str) -> 
 
 
 def _times(values: pa.Array, form: str, years: tuple[int, int]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """(n,) seconds since 1970, NaN if not a time of this format in plausible years; and which are one."""
+    """Return (n,) seconds since 1970, NaN if not a time of this format in plausible years; and which are one."""
     first, last = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in years)
     micros, is_readable = _read(values, "time", form)
     seconds = micros / 1e6

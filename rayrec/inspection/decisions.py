@@ -142,7 +142,7 @@ def _is_weight(column: Column) -> bool:
 
 
 def _is_row_time(column: Column) -> bool:
-    """Whether a column of times can be when rows were shown, as births and the like cannot."""
+    """Tell whether a column of times can be when rows were shown, as births and the like cannot."""
     assert column.seconds is not None
     is_recent = np.nanquantile(column.seconds, MOST_MISFITS) >= np.datetime64("1990-01-01", "s").astype(float)
     return column.missing_share < 0.01 and bool(is_recent) and _BIRTH_WORDS.isdisjoint(name_words(column.name))
@@ -181,7 +181,7 @@ def decide(
 
 
 def _with_a_category(decisions: Sequence[Decision]) -> list[Decision]:
-    """The decisions, with ranges of the numbers and weekdays of times if else there would be no category."""
+    """Return the decisions, with ranges of the numbers and weekdays of times if else there would be no category."""
     every = [rule for decision in decisions for rule in decision.rules]
     of_times = {part for rule in every for part in rule.get("derive", ())}
     if any(rule["kind"] in ("categorical", "list", "buckets") for rule in every) or of_times - {"age"}:
@@ -275,7 +275,7 @@ def _says_nothing(column: Column, total_rows: int) -> str | None:
 
 
 def _is_running(column: Column) -> bool:
-    """Whether numbers only rise, or only fall, from row to row; but for a few."""
+    """Tell whether numbers only rise, or only fall, from row to row; but for a few."""
     steps = np.diff(column.row_numbers[np.isfinite(column.row_numbers)])
     return bool(max((steps > 0).mean(), (steps < 0).mean()) > 1 - MOST_MISFITS)
 

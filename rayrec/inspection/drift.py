@@ -218,7 +218,7 @@ def _with_numbers_of(rows: pa.RecordBatch, now: Schema, before: Schema) -> pa.Re
 
 
 def _unreadable(cells: Sequence[Cell], columns: Mapping[str, RawColumn], rows: int) -> list[str]:
-    """The columns with too many values of another form, given these values."""
+    """Return the columns with too many values of another form, given these values."""
     counts = Counter(name for name, _ in cells)
     examples = dict(cells)
     return [

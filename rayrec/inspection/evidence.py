@@ -85,7 +85,7 @@ class Evidence:
         return self._reading([self._rates(places, size, train)[places[test]] for train, test in self._folds])
 
     def as_bins(self, numbers: NDArray[np.float64], bins: int) -> Reading:
-        """Scores by the smoothed rate of each of `bins` ranges of about as many rows; missing ones are one more."""
+        """Score by the smoothed rate of each of `bins` ranges of about as many rows; missing ones are one more."""
         scores = []
         for train, test in self._folds:
             known = numbers[train & np.isfinite(numbers)]

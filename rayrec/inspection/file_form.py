@@ -43,7 +43,7 @@ class FileForm:
 
 
 def recognize(file: InputFile, label: str | None = None) -> FileForm:
-    """The form of a file, by its name and its first lines; a line with the name of the `label` is a header.
+    """Return the form of a file, by its name and its first lines; a line with the name of the `label` is a header.
 
     Raises UserError if the file has none.
     """
@@ -94,7 +94,7 @@ def _has_loose_quotes(lines: Sequence[str], separator: str) -> bool:
 
 
 def _is_header(first: Sequence[str], others: Sequence[Sequence[str]], label: str | None) -> bool:
-    """Whether a line names columns: it has the label's name, or most columns that tell say so.
+    """Tell whether a line names columns: it has the label's name, or most columns that tell say so.
 
     A column of numbers tells by whether its first field is one, too; a column of texts, if the first one is among the
     others or looks as they do, such as dates.

@@ -49,7 +49,7 @@ class Interactions:
 
 
 def reads_interactions(model: str) -> bool:
-    """Whether models of a kind are trained on interactions of users with items."""
+    """Tell whether models of a kind are trained on interactions of users with items."""
     return bool(MODELS.load(model, "config").CONFIG.needs_interactions)
 
 
@@ -79,13 +79,13 @@ def find_interactions(columns: Mapping[str, Column], form: FileForm) -> Interact
 
 
 def _is_readable(time: Column) -> bool:
-    """Whether the source of interactions reads the times of a column."""
+    """Tell whether the source of interactions reads the times of a column."""
     is_number = time.time_format in ("s", "ms", "us") or time.is_integral
     return is_number or (time.time_format == "iso" and not time.type.startswith("date"))
 
 
 def _words(column: Column) -> set[str]:
-    """The words of a column's name; `userid` and `users` have `user` in them."""
+    """Return the words of a column's name; `userid` and `users` have `user` in them."""
     words = {*name_words(column.name)}
     ids = {word.removesuffix("id") for word in words if word.endswith("id")}
     return words | ids | {word.removesuffix("s") for word in words} | ({"id"} if ids else set())
@@ -100,7 +100,7 @@ def inspect_interactions(
     label: Label | None,
     model: str,
 ) -> tuple[list[Decision], list[str], str]:
-    """What each column becomes, what a person should look at, and the YAML of a recipe that trains unedited.
+    """Return what each column becomes, what a person should look at, and the YAML of a recipe that trains unedited.
 
     `file`: the first one; `label`: which rows are choices, None for all. Raises UserError where a model could learn
     nothing, or the source cannot read the files.

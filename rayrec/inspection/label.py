@@ -47,7 +47,7 @@ def squeezed(name: str) -> str:
 
 
 def column_of_label(given: str, names: Collection[str]) -> str | None:
-    """The one of `names` that a label, a column or a condition, speaks of; None if it is not there."""
+    """Return the one of `names` that a label, a column or a condition, speaks of; None if it is not there."""
     found = _CONDITION.fullmatch(given)
     return next((n for n in (given, found["column"] if found else given) if n in names), None)
 
@@ -107,7 +107,7 @@ def _by_condition(column: Column, condition: LabelCondition, given: str) -> Labe
 
 
 def _two_valued(column: Column, reason: str, missing: int | None) -> Label:
-    """The label of a column whose values say 0 or 1, but for a few; or whose two words do."""
+    """Return the label of a column whose values say 0 or 1, but for a few; or whose two words do."""
     column = column.without([text for text in column.texts if text in NULL_WORDS])
     condition = None if missing is None else LabelCondition(column=column.name, missing=missing)
     values, wrong = _labels(column, condition or column.name)
@@ -137,14 +137,14 @@ def _two_valued(column: Column, reason: str, missing: int | None) -> Label:
 
 
 def _labels(column: Column, label: str | LabelCondition) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """(n,) the labels of rows, NaN if missing or wrong; (n,) whether they are wrong."""
+    """Return (n,) the labels of rows, NaN if missing or wrong; (n,) whether they are wrong."""
     read, wrong, _ = read_labels(pa.array([*column.texts, None], pa.string()), label)
     values = read.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
     return np.where(wrong, np.nan, values)[column.codes], wrong[column.codes]
 
 
 def _words(column: Column) -> dict[str, list[str]]:
-    """The values of a column in lower case, and the texts of each; at most three of them."""
+    """Return the values of a column in lower case, and the texts of each; at most three of them."""
     words: dict[str, list[str]] = {}
     if column.form in ("list", "vector", "nested"):
         return words

@@ -17,7 +17,7 @@ _NOTABLE_CHANGE = 0.2
 
 
 def class_warnings(splits: Mapping[str, Mapping[str, float | None]]) -> list[str]:
-    """What is wrong with held-out splits, given their metrics `rows` and `positives`, if these were counted."""
+    """Say what is wrong with held-out splits, given their metrics `rows` and `positives`, if these were counted."""
     warnings = []
     for name, metrics in splits.items():
         rows, positives = metrics.get("rows"), metrics.get("positives")
@@ -33,7 +33,7 @@ def class_warnings(splits: Mapping[str, Mapping[str, float | None]]) -> list[str
 
 
 def split_warnings(manifest: Manifest) -> list[str]:
-    """What is wrong with the splits of a dataset."""
+    """Say what is wrong with the splits of a dataset."""
     splits, recipe = manifest.splits, Recipe.model_validate(manifest.config)
     empty = [
         f"split '{name}' has no rows; give more, or change preprocess.split"
@@ -63,7 +63,7 @@ def split_notes(manifest: Manifest) -> list[str]:
 
 
 def _is_random(recipe: Recipe) -> bool:
-    """Whether each row was dealt to a split by itself, at random."""
+    """Tell whether each row was dealt to a split by itself, at random."""
     preprocess, group = recipe.preprocess, getattr(recipe.source, "group", None)
     if not isinstance(preprocess, RowsPreprocessConfig) or group is not None:
         return False

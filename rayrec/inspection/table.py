@@ -150,7 +150,7 @@ def _plainer(column: Column, left_out: LeftOut) -> Column:
 
 
 def _bad_rows(left_out: LeftOut) -> str:
-    """How many rows are bad and why, with the first one, in one line."""
+    """Say how many rows are bad and why, with the first one, in one line."""
     counts = ", ".join(f"{n:,} {reason}" for reason, n in left_out.reasons.most_common() if reason not in LEFT_OUT)
     first = left_out.examples[0]
     where = first["file"] + (f", line {first['line']}" if first["line"] is not None else "")

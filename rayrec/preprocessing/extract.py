@@ -84,7 +84,7 @@ class Extracted(NamedTuple):
 
 
 def text_forms(chunks: Sequence[ExtractedChunk]) -> dict[str, TextForm]:
-    """The form of each column of texts, from what all chunks say of it."""
+    """Return the form of each column of texts, from what all chunks say of it."""
     names = {name for chunk in chunks for name in chunk.texts}
     return {name: form_of(chunk.texts[name] for chunk in chunks if name in chunk.texts) for name in names}
 
@@ -213,7 +213,7 @@ def _extract_chunk(
 def _check_rejected(
     extracted: Sequence[ExtractedChunk], max_fraction: float, fixes: Mapping[str, str]
 ) -> dict[str, int]:
-    """The number of lines that are no rows by reason, also of those that are left out.
+    """Return the number of lines that are no rows by reason, also of those that are left out.
 
     Raises UserError if there are no rows, or if too large a share of those that are not left out is bad.
     """

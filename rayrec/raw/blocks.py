@@ -30,7 +30,7 @@ REJECTED_SCHEMA = pa.schema(
 
 
 def describe_rejected(row: Mapping[str, Any]) -> str:
-    """Where and why a row of `REJECTED_SCHEMA` is bad, with the value."""
+    """Say where and why a row of `REJECTED_SCHEMA` is bad, with the value."""
     cell = f" (column '{row['column']}': {row['value'][:100]!a})" if row["column"] is not None else ""
     return f"{row['file']}, line {row['line']}: {row['reason']}{cell}"
 
@@ -97,7 +97,7 @@ class RawBlock:
 
 
 def blocks_of(chunk: Chunk, parsed: Iterable[ParsedLines], header_lines: int = 0) -> Iterator[RawBlock]:
-    """The blocks of a chunk, from what a parser made of each.
+    """Return the blocks of a chunk, from what a parser made of each.
 
     `header_lines` are at the beginning of the first; the parser has not seen them, but they count as lines.
     """
@@ -155,4 +155,4 @@ class ExampleReader(RowReader, Protocol):
 
     @property
     def file_columns(self) -> Sequence[str]:
-        """The names of all columns of the files; empty if they play no part."""
+        """Return the names of all columns of the files; empty if they play no part."""

@@ -60,7 +60,7 @@ class LeftOut:
 
     @property
     def share(self) -> float:
-        """The share of bad rows among the rows that are not left out."""
+        """Return the share of bad rows among the rows that are not left out."""
         return self.bad / max(self.bad + self.rows, 1)
 
 

@@ -51,7 +51,7 @@ class TableReader:
 
     @property
     def file_columns(self) -> Sequence[str]:
-        """The names of all columns of the files."""
+        """Return the names of all columns of the files."""
         return list(dict.fromkeys(name for layout in dict.fromkeys(self.layouts) for name in layout.columns.names))
 
     @property
@@ -76,7 +76,7 @@ class TableReader:
         return blocks_of(chunk, parsed, layout.header_lines if chunk.start == 0 else 0)
 
     def count_lines(self, chunk: Chunk) -> int:
-        """The number of lines of a chunk that has others after it, as `read` numbers lines."""
+        """Return the number of lines of a chunk that has others after it, as `read` numbers lines."""
         if isinstance(self.layouts[chunk.file_index], parquet.ParquetLayout):
             return parquet.count_rows(chunk)
         return sum(text.count(b"\n") for text in read_lines(chunk))

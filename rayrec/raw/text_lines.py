@@ -55,7 +55,7 @@ class TextLines:
         return np.diff(np.searchsorted(np.flatnonzero(self.raw == byte), self.ends), prepend=0)
 
     def equal_to(self, line: bytes) -> list[int]:
-        """The numbers of the lines that are `line`, which is not empty."""
+        """Return the numbers of the lines that are `line`, which is not empty."""
         found = np.flatnonzero(self.ends - self.starts == len(line))
         for place in {0, len(line) // 2, len(line) - 1}:  # a few bytes tell nearly all others apart
             found = found[self.raw[self.starts[found] + place] == line[place]]

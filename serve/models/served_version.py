@@ -125,7 +125,7 @@ class ServedVersion:
 
 
 def score_together(predictor: Predictor, requests: Sequence[Rows]) -> tuple[list[NDArray[np.float32]], ScoredPass]:
-    """The scores of each request's rows, from one pass over all of them; and the pass."""
+    """Return the scores of each request's rows, from one pass over all of them; and the pass."""
     if len(requests) == 1:
         (request,) = requests
         rows = request.columns if request.encoded else predictor.encode(request.columns)

@@ -88,7 +88,7 @@ def _read(body: bytes, raw_rows: RawRows, max_rows: int) -> pa.RecordBatch:
 
 
 def _schema(messages: pa.ipc.MessageReader, raw_rows: RawRows) -> tuple[pa.Schema, list[str]]:
-    """The schema that a stream begins with, and the names of its columns that features are made of."""
+    """Return the schema that a stream begins with, and the names of its columns that features are made of."""
     try:
         message = messages.read_next_message()
     except StopIteration:

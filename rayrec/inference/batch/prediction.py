@@ -283,7 +283,7 @@ class _ScoreChunks:
     def _scored(
         self, rows: pa.RecordBatch, lines: NDArray[np.int64], file: str
     ) -> tuple[pa.RecordBatch, dict[str, UnknownValues]]:
-        """The rows of `scores/`, and the values that the model does not know."""
+        """Return the rows of `scores/`, and the values that the model does not know."""
         predictor = self._predictor
         raw = predictor.columns_of(rows.select([name for name in rows.schema.names if name in self._features]))
         encoded = predictor.encode(raw)
@@ -296,7 +296,7 @@ class _ScoreChunks:
 
 
 def _without_score(scores: pa.RecordBatch, rows: pa.RecordBatch, lost: pa.BooleanArray) -> pa.Table:
-    """The rows of `rejected/` for those whose values are so large that the score is not a number."""
+    """Return the rows of `rejected/` for those whose values are so large that the score is not a number."""
     texts = [str(row) for row in rows.filter(lost).to_pylist()]
     nothing = pa.nulls(len(texts), pa.string())
     places = scores.filter(lost)

@@ -59,7 +59,7 @@ def model_card(
     checkpoint: str,
     judged: str | None = None,
 ) -> str:
-    """The card in Markdown; `schema` and `tables` are the model's, `checkpoint` the name of the one exported.
+    """Return the card in Markdown; `schema` and `tables` are the model's, `checkpoint` the name of the one exported.
 
     `judged`: which model the metrics are of, if not of this one.
     """

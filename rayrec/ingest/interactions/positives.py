@@ -74,7 +74,7 @@ def interaction_columns(schema: Schema) -> InteractionColumns:
 
 
 def num_item_rows(schema: Schema) -> int:
-    """The number of rows of the items' table."""
+    """Return the number of rows of the items' table."""
     (items,) = (f.cardinality for f in schema.categorical if f.name == interaction_columns(schema).item)
     return items
 

@@ -118,7 +118,7 @@ class ColumnPlan:
         return (*vectors, *(ListLength(column, values) for values, column in weights))
 
     def reader(self, log: TableFiles, source: TableSourceConfig, split: SplitConfig) -> TableReader:
-        """The reader of the rows. Raises UserError as `TableFiles.reader`."""
+        """Return the reader of the rows. Raises UserError as `TableFiles.reader`."""
         by_time = self.time if isinstance(split, TimeSplitConfig) else None
         required = [name for name in (source.group, source.candidate, by_time) if name is not None]
         return log.reader(

@@ -139,7 +139,7 @@ def keys_of_files(files: Sequence[str], parent: Dataset | None = None) -> tuple[
 
 
 def _places_of_shares(config: HashSplitConfig, shares: NDArray[np.float64]) -> NDArray[np.int64]:
-    """(n,) the places in `SPLIT_ORDER` of the splits of rows with random numbers (n,) in [0, 1)."""
+    """Return (n,) the places in `SPLIT_ORDER` of the splits of rows with random numbers (n,) in [0, 1)."""
     test_from = 1.0 - config.test
     return np.searchsorted([test_from - config.validation, test_from], shares, side="right")
 

@@ -125,7 +125,7 @@ class RowTypes:
         )
 
     def _label_or_null(self, cells: Cells) -> pa.FloatArray:
-        """The labels, null where there is none that can be read."""
+        """Return the labels, null where there is none that can be read."""
         assert self.label is not None and self.label_column is not None
         held = cells.columns.get(self.label_column, pa.nulls(len(cells.positions)))
         try:
@@ -138,7 +138,7 @@ class RowTypes:
 def read_labels(
     values: Values, label: str | LabelCondition, null_values: tuple[str, ...] = ()
 ) -> tuple[pa.FloatArray, Unreadable, Reason]:
-    """(n,) the labels of the `values` of the label's column, null if missing; which cannot be read, and why."""
+    """Return (n,) the labels of the `values` of the label's column, null if missing; which cannot be read, and why."""
     condition = label if isinstance(label, LabelCondition) else None
     number = RawColumn(name="label", type="number", null_values=null_values)
     text = number.model_copy(update={"type": "text", "form": "number"})

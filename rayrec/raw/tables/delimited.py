@@ -153,7 +153,7 @@ def read_layout(file: InputFile, text_format: FileFormat, optional: Sequence[str
 
 
 def first_line(file: InputFile) -> str | None:
-    """The first line of a file, without what ends it; None if the file is empty. Raises UserError."""
+    """Return the first line of a file, without what ends it; None if the file is empty. Raises UserError."""
     block = next(read_lines(Chunk(file, 0, 0, None if file.packing else min(file.bytes, 1))), b"")
     line = block.partition(b"\n")[0].removesuffix(b"\r")
     if b"\r" in line:

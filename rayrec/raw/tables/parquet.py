@@ -83,7 +83,7 @@ def row_groups(metadata: pq.FileMetaData) -> list[RowGroup]:
 
 
 def count_rows(chunk: Chunk) -> int:
-    """The number of rows of the chunk. Raises UserError on a damaged file."""
+    """Return the number of rows of the chunk. Raises UserError on a damaged file."""
     with open_parquet(chunk.file) as file:
         return sum(group.rows for group in row_groups(file.metadata) if _begins_in(chunk, group))
 

@@ -77,7 +77,7 @@ class InteractionSourceConfig(SourceConfig):
 
     @property
     def unneeded_columns(self) -> tuple[str, ...]:
-        """The other columns of MovieLens' files."""
+        """Return the other columns of MovieLens' files."""
         return ("rating", self.timestamp or "timestamp")
 
 

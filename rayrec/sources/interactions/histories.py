@@ -102,7 +102,7 @@ def write_histories(
 
 
 def _gather(segment: Segment, code: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a segment, of lists the positive ones, with what they are ordered by."""
+    """Return the rows of a segment, of lists the positive ones, with what they are ordered by."""
     first = segment.first
     for batch in read_piece(segment.piece, [LABEL, USER, ITEM, TIMESTAMP], []):
         positions = np.arange(first, first + batch.num_rows)
@@ -122,7 +122,7 @@ def _gather_earlier(segment: Segment) -> Iterator[pa.RecordBatch]:
 def cut_histories(
     rows: pa.RecordBatch, split: InteractionSplit
 ) -> tuple[pa.RecordBatch, pa.RecordBatch, HistoryCounts]:
-    """The histories of whole users, and the rows of dropped ones; from their rows by code.
+    """Return the histories of whole users, and the rows of dropped ones; from their rows by code.
 
     The codes are TRAIN, LISTED, EARLIER and NO_CHOICE. A user is kept with `min_interactions` rows, and at least one,
     of the first two. Only the first row of a repeated pair stays. The last of a user's remaining interactions goes to

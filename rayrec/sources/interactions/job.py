@@ -151,7 +151,7 @@ class InteractionJob:
         return WrittenDataset(schema, splits, rejected, times, growth.moment, dropped)
 
     def _dropped_before(self) -> list[Segment]:
-        """The interactions that the dataset which is extended has dropped."""
+        """Return the interactions that the dataset which is extended has dropped."""
         pieces = []
         for path in self._parent.files_in(DROPPED_FOLDER) if self._parent is not None else ():
             with open_parquet(path) as file:
@@ -199,7 +199,7 @@ def interactions_schema(vocabularies: Mapping[str, Vocabulary]) -> Schema:
 
 
 def _dropped(counts: HistoryCounts, config: InteractionPreprocessConfig) -> dict[str, Dropped]:
-    """The rows that are left out, by the rule."""
+    """Return the rows that are left out, by the rule."""
     dropped, users = {}, counts.users + counts.dropped_users + counts.users_without
     if isinstance(config.split, LeaveOneOutSplitConfig) and counts.dropped_users:
         rule = f"users with fewer than {config.split.min_interactions} interactions (preprocess.split.min_interactions)"
@@ -224,7 +224,7 @@ def _keep_dropped(workspace: Workspace, pieces: Sequence[Piece], folder: Path) -
 
 
 def _unlisted_items(workspace: Workspace, encoder: RowEncoder, dropped: Sequence[Segment]) -> int:
-    """The number of items that only dropped users have; `encoder` keeps the item as it is."""
+    """Return the number of items that only dropped users have; `encoder` keeps the item as it is."""
 
     def hashes(segment: Segment) -> NDArray[np.int64]:
         found = [np.empty(0, np.int64)]

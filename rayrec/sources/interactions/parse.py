@@ -66,7 +66,7 @@ def read_choices(column: pa.Array | None, layout: FileLayout, rows: int) -> pa.F
 
 
 def read_times(column: pa.Array) -> pa.Int64Array:
-    """(n,) integers as they are, texts of ISO 8601 in seconds since 1970; null where a value is neither."""
+    """Return (n,) integers as they are, texts of ISO 8601 in seconds since 1970; null where a value is neither."""
     times, _ = read_column(column, RawColumn(name=TIMESTAMP, type="integer"))
     if times.null_count:
         dates, _ = read_column(column, RawColumn(name=TIMESTAMP, type="time", time_format="iso"))

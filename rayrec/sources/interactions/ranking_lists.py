@@ -135,7 +135,7 @@ class _History:
         return rows.batch(np.ones(chosen.sum(), np.float32), self.user[chosen], self.item[chosen])
 
     def known(self, rows: Rows) -> pa.RecordBatch:
-        """The pairs that are in `train`, in a dataset before, or no choices, each once."""
+        """Return the pairs that are in `train`, in a dataset before, or no choices, each once."""
         chosen = np.isin(self.split, (TRAIN, EARLIER))
         user, item = _distinct(self.user[chosen], self.item[chosen])
         return rows.batch(np.ones(len(user), np.float32), user, item)
