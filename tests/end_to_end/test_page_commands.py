@@ -108,6 +108,7 @@ BEFORE = {
     "rayrec/sources/criteo/README.md": "cp -r $MADE/raw FOLDER",
     "rayrec/sources/interactions/README.md": """
         rayrec generate interactions --rows 20000 --output ml-20m
+        cp ml-20m/ratings.csv .
         mv lists FOLDER
     """,
 }

@@ -95,7 +95,11 @@ def _noted(sweep: Path) -> bool:
 def _evaluations_noted(sweep: Path, trial: str) -> int:
     """How many evaluations of a trial Tune has noted."""
     for path in sweep.glob(f"{STATE_FOLDER}/experiment_state-*.json"):
-        for state, metadata in json.loads(path.read_text())["trial_data"]:
+        try:
+            trials = json.loads(path.read_text())["trial_data"]
+        except ValueError:  # Tune writes over its own in place
+            continue
+        for state, metadata in trials:
             if json.loads(state)["trial_id"] == trial:
                 return int(json.loads(metadata)["last_result"].get(EVALUATION, 0))
     return 0
