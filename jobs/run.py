@@ -13,7 +13,6 @@ from jobs.pipeline.phases import UNFINISHED_MODEL, PipelineRequest, Places, run_
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import locked, require_absent, write_json
 from rayrec.common.progress import Progress
-from rayrec.config.preprocess import RowsPreprocessConfig
 from rayrec.storage.location import Folder
 
 PIPELINE_FILE = "pipeline.json"
@@ -30,22 +29,23 @@ class RunRequest(PipelineRequest):
 
     refit: bool | None = None
     """Train the exported model anew on all rows, the held-out ones too, for as many epochs as validation chose; by
-    default where these are the latest rows (preprocess.split.kind: time)."""
+    default where these are the latest ones (preprocess.split.kind: time or leave_one_out)."""
 
     def check(self) -> None:
         super().check()
         if self.refit and self.continue_ is not None:
             raise ConfigError("--refit: a day's model is judged by rows that it has not seen; leave it out")
-        if self.refit and not isinstance(self.load_recipe().preprocess, RowsPreprocessConfig):
-            raise ConfigError("--refit: is for sources whose rows are examples with a label; leave it out")
+        if self.refit and self.load_recipe().preprocess.split_of_all_rows is None:
+            raise ConfigError(
+                "--refit: what is held out here cannot be in train (source.kind, preprocess.split.kind); leave it out"
+            )
 
     @property
     def refits(self) -> bool:
         """Tell whether the exported model is trained on all rows."""
         if self.refit is not None or self.continue_ is not None:
             return bool(self.refit)
-        preprocess = self.load_recipe().preprocess
-        return isinstance(preprocess, RowsPreprocessConfig) and preprocess.split.kind == "time"
+        return self.load_recipe().preprocess.holds_out_latest
 
     @model_validator(mode="before")
     @classmethod

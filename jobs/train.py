@@ -120,7 +120,10 @@ def refit_recipe(recipe: Recipe, judged: "RunFolder", dataset: "Dataset") -> Rec
     from rayrec.training.run.folder import RESUMABLE_CHANGES, read_progress
 
     before, train = Dataset.open(judged.dataset_folder), recipe.train
-    rows, expected = dataset.split("train").rows, sum(split.rows for split in before.manifest.splits.values())
+    rows, splits = dataset.split("train").rows, before.manifest.splits
+    # A list of a held-out interaction has drawn negatives, too.
+    counts = "positives" if dataset.schema.interactions else "rows"
+    expected = round(sum(getattr(splits[name], counts) for name in ("train", *before.evaluation_splits)))
     if rows != expected:
         raise ConfigError(
             f"--refit-of: 'train' of {dataset.folder} has {rows:,} rows, and all splits of {before.folder} have "

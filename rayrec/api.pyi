@@ -146,7 +146,7 @@ def run(
         input: Raw file, folder, glob or URI; SPLIT=PATH if preprocess.split.kind is files; repeatable.
         continue_: Instead of --output: a folder whose model goes on with these files, those of another day.
         refit: Train the exported model anew on all rows, the held-out ones too, for as many epochs as validation chose;
-            by default where these are the latest rows (preprocess.split.kind: time).
+            by default where these are the latest ones (preprocess.split.kind: time or leave_one_out).
         output: Folder of all phases (dataset/, run/, perhaps refit/, model/); an earlier attempt in it is continued.
         workers: Worker processes (train.workers), by default as in the recipe; MIN:MAX trains elastically.
         device: Device to train on (train.device), by default as in the recipe.

@@ -227,9 +227,12 @@ class RefitPhase(TrainPhase):
 
 def _without_split(request: PipelineRequest) -> PipelineRequest:
     """Return the request with all rows in `train`."""
-    paths = [path for of_split in request.inputs(request.load_recipe()).values() for path in of_split]
-    split = "preprocess.split={kind: hash, validation: 0, test: 0}"
-    return request.model_copy(update={"set": (*request.set, split), "input": tuple(paths)})
+    recipe = request.load_recipe()
+    split = recipe.preprocess.split_of_all_rows
+    assert split is not None
+    settings = (*request.set, f"preprocess.split={split.model_dump_json()}")
+    paths = tuple(path for of_split in request.inputs(recipe).values() for path in of_split)
+    return request.model_copy(update={"set": settings, "input": paths})
 
 
 class ExportPhase(Phase):

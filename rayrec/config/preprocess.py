@@ -170,6 +170,16 @@ class PreprocessConfig(Config):
         """Whether the command line names the files of each split (`--input train=PATH`)."""
         return False
 
+    @property
+    def split_of_all_rows(self) -> Config | None:
+        """The section `split` that leaves all rows in `train`; None if there is none."""
+        return None
+
+    @property
+    def holds_out_latest(self) -> bool:
+        """Whether the held-out rows are the latest, the most like those to come."""
+        return False
+
 
 class VocabularyPreprocessConfig(PreprocessConfig):
     """Settings of the preprocessing of sources with vocabularies."""
@@ -200,6 +210,14 @@ class RowsPreprocessConfig(VocabularyPreprocessConfig):
     @property
     def reads_splits_from_files(self) -> bool:
         return self.split.kind == "files"
+
+    @property
+    def split_of_all_rows(self) -> Config:
+        return HashSplitConfig(validation=0.0, test=0.0)
+
+    @property
+    def holds_out_latest(self) -> bool:
+        return self.split.kind == "time"
 
 
 class SourceConfig(Config):

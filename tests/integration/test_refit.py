@@ -13,6 +13,7 @@ from jobs.export import run as export
 from jobs.run import RunRequest, run
 from jobs.train import TrainRequest
 from jobs.train import run as train
+from rayrec import load_recommender
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.predictor import load_model
@@ -141,6 +142,48 @@ def test_only_the_same_recipe_on_all_rows(
 def test_what_cannot_be_refitted(files: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--refit: a day's model is judged"):
         request(files, continue_=tmp_path, refit=True).check()
-    interactions = RunRequest(recipe="neumf-ml-1m-debug", input=("x",), output=tmp_path, refit=True)
-    with pytest.raises(ConfigError, match="--refit: is for sources whose rows"):
-        interactions.check()
+    lists = ("preprocess.split={kind: files}",)
+    for recipe, settings in (("wide-deep-outbrain-debug", ()), ("neumf-ml-1m-debug", lists)):
+        given = RunRequest(recipe=recipe, input=("x",), output=tmp_path, set=settings, refit=True)
+        with pytest.raises(ConfigError, match="--refit: what is held out here"):
+            given.check()
+        assert not given.model_copy(update={"refit": None}).refits
+
+
+PAIRS = """
+name: pairs
+source: {kind: interactions, choices: {column: stars, at_least: 4}}
+preprocess: {split: {kind: leave_one_out, min_interactions: 3, validation: true, negatives: 5}}
+model: {kind: neumf, parts: [gmf], factors: 4}
+train:
+  global_batch_size: 32
+  epochs: 3
+  device: cpu
+  sharding: {default: data_parallel}
+  evaluations_per_epoch: 1
+  checkpoint: {every_minutes: null, keep_best: hr@10}
+  tracking: {tensorboard: false}
+evaluate: {ranking: {k: [10], metrics: [hr]}}
+"""
+
+
+def test_interactions_are_refitted_on_the_latest_ones(tmp_path: Path) -> None:
+    chosen = {f"u{user}": [f"i{(user * 5 + place * 3) % 23}" for place in range(4)] for user in range(30)}
+    rows = [f"{user},{item},{place},5" for user, items in chosen.items() for place, item in enumerate(items)]
+    rows += ["u0,only last,9,5", "u0,disliked,10,1", "rare,i1,1,5", "rare,i2,2,5"]
+    (tmp_path / "ratings.csv").write_text("\n".join(["user,item,timestamp,stars", *rows, ""]))
+    (tmp_path / "recipe.yaml").write_text(PAIRS)
+    output = tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        result = run(request((tmp_path / "recipe.yaml", tmp_path / "ratings.csv"), output=output), SilentProgress())
+    assert set(result.metrics) == {"validation", "test"}
+
+    first, anew = (Dataset.open(output / name) for name in ("dataset", "refit/dataset"))
+    assert first.manifest.splits["train"].rows == 61 and anew.manifest.splits["train"].rows == 121
+    assert anew.evaluation_splits == [] and anew.manifest.dropped == first.manifest.dropped != {}
+    best, end = (read_progress(RunFolder.open(output / name).checkpoint("best")) for name in ("run", "refit/run"))
+    assert end.epoch == best.epoch >= 1
+    assert "trained anew on all 121 rows" in (output / "model" / "MODEL_CARD.md").read_text()
+    offered = set(load_recommender(output / "model").recommend("u0", 30).items)
+    assert not offered & {*chosen["u0"], "only last", "disliked"} and {"i1", "i2"} & offered

@@ -24,6 +24,8 @@ class LeaveOneOutSplitConfig(_HeldOutItems):
     """The last interaction of each user is `test`, each with drawn negatives."""
 
     kind: Literal["leave_one_out"] = "leave_one_out"
+    test: bool = True
+    """false holds no `test` out: with `validation` the last interaction is that split, without it all are `train`."""
     min_interactions: NonNegativeInt = 20
     """Users with fewer rows, repeated ones counted, are dropped; 0 keeps all."""
 
@@ -50,6 +52,16 @@ class InteractionPreprocessConfig(VocabularyPreprocessConfig):
     @property
     def reads_splits_from_files(self) -> bool:
         return self.split.kind == "files"
+
+    @property
+    def split_of_all_rows(self) -> Config | None:
+        if isinstance(self.split, InteractionFilesSplitConfig):
+            return None
+        return self.split.model_copy(update={"validation": False, "test": False})
+
+    @property
+    def holds_out_latest(self) -> bool:
+        return self.split_of_all_rows not in (None, self.split)
 
 
 class InteractionSourceConfig(SourceConfig):

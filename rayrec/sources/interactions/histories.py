@@ -126,8 +126,8 @@ def cut_histories(
 
     The codes are TRAIN, LISTED, EARLIER and NO_CHOICE. A user is kept with `min_interactions` rows, and at least one,
     of the first two. Only the first row of a repeated pair stays. The last of a user's remaining interactions goes to
-    `test` and, with `validation`, the one before to `validation`, as long as one is left for `train`. If the test comes
-    as a file, the last one goes to `validation`.
+    `test` and, with `validation`, the one before to `validation`, as long as one is left for `train`. If no test is cut
+    (`test: false`, or it comes as a file), the last one goes to `validation`.
     """
     least = split.min_interactions if isinstance(split, LeaveOneOutSplitConfig) else 0
     starts = group_starts(rows[USER])
@@ -150,7 +150,7 @@ def cut_histories(
     rows, user, code = rows.take(pa.array(first)), user[first], code[first]
 
     is_own = code == TRAIN
-    held_out = _held_out(split)
+    held_out = held_out_codes(split)
     from_end = _places_from_end(user[is_own])
     num_own = np.bincount(user[is_own], minlength=len(starts))
     is_long = num_own > len(held_out)
@@ -173,9 +173,9 @@ def cut_histories(
     return history, dropped.cast(HISTORY_SCHEMA), counts
 
 
-def _held_out(split: InteractionSplit) -> tuple[int, ...]:
+def held_out_codes(split: InteractionSplit) -> tuple[int, ...]:
     """Codes of the interactions that are cut from the end of a history, the last one first."""
-    test = (TEST,) if isinstance(split, LeaveOneOutSplitConfig) else ()
+    test = (TEST,) if isinstance(split, LeaveOneOutSplitConfig) and split.test else ()
     return (*test, VALIDATION) if split.validation else test
 
 

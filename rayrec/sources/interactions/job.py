@@ -47,6 +47,7 @@ from rayrec.sources.interactions.histories import (
     TRAIN,
     VALIDATION,
     HistoryCounts,
+    held_out_codes,
     write_histories,
 )
 from rayrec.sources.interactions.inputs import resolve_interactions
@@ -161,17 +162,17 @@ class InteractionJob:
     def _held_out(self, num_items: int) -> dict[str, HeldOut]:
         """The splits whose negatives are drawn, each with a sampler of its own, so that a user's lists differ."""
         split, seed = self._config.split, self._config.seed
-        names = [*(["validation"] if split.validation else [])]
-        names += ["test"] if isinstance(split, LeaveOneOutSplitConfig) else []
+        codes = held_out_codes(split)
         known = (TRAIN, VALIDATION, TEST, LISTED, EARLIER) if split.sampling == "distinct" else (TRAIN, EARLIER)
         return {
             name: HeldOut(
-                _HELD_OUT[name],
+                code,
                 # The lists of a user differ by split, and from those of every other small seed.
-                NegativeSampler(num_items, split.negatives, split.sampling, seed + (_HELD_OUT[name] << 32)),
+                NegativeSampler(num_items, split.negatives, split.sampling, seed + (code << 32)),
                 known,
             )
-            for name in names
+            for name, code in _HELD_OUT.items()
+            if code in codes
         }
 
 
