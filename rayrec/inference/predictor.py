@@ -168,14 +168,15 @@ class Predictor:
         if isinstance(rows, Sequence):
             return self.raw_rows.from_rows(rows)
         if hasattr(rows, "iloc"):  # pandas' columns may have values of several types
-            names = [str(name) for name in rows.columns]
+            names = self.raw_rows.named(rows.columns)
             self.raw_rows.require_features(names)
             needed = [place for place, name in enumerate(names) if not self.raw_rows.is_unneeded(name)]
             columns = {names[place]: _values_of(rows.iloc[:, place]) for place in needed}
         else:
             table = pa.table(rows)
-            columns = {name: table[name].combine_chunks() for name in table.column_names}
-            self.raw_rows.require_features(table.column_names)
+            names = self.raw_rows.named(table.column_names)
+            self.raw_rows.require_features(names)
+            columns = {name: column.combine_chunks() for name, column in zip(names, table.columns, strict=True)}
         return self.raw_rows.from_columns(columns, len(rows))
 
     def _logits(self, rows: pa.RecordBatch) -> NDArray[np.float32]:

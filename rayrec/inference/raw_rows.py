@@ -7,7 +7,7 @@ the row (from 0) and the field.
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from numbers import Real
 from typing import Any
 
@@ -61,6 +61,9 @@ class RawRows:
                 raise UserError(f"row {index}: {shown(row)}; a row is an object of feature names and values")
             if not row.keys() <= known:
                 unknown = next((name for name in row if name not in known and not self.is_unneeded(name)), None)
+                if unknown is not None and str(unknown).strip() in self._known:
+                    self.require_features(self.named(row))
+                    return self.from_rows([self._renamed(row) for row in rows])
                 if unknown is not None:
                     raise UserError(f"row {index}: {self.unknown(unknown)}")
                 # Rows have the same columns, as a rule; a set for each row would take long if they do not.
@@ -95,8 +98,9 @@ class RawRows:
 
         Columns are read as those of files are (`read_column`), so that texts may hold numbers, for one.
         """
-        self.require_features(batch.schema.names)
-        return self.from_columns(dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)
+        names = self.named(batch.schema.names)
+        self.require_features(names)
+        return self.from_columns(dict(zip(names, batch.columns, strict=True)), batch.num_rows)
 
     def from_columns(self, given: Mapping[str, Values], rows: int) -> pa.RecordBatch:
         """Read columns of known features, of `rows` values each, as `from_batch` does; values may be Python's."""
@@ -112,6 +116,17 @@ class RawRows:
             if name not in columns:
                 columns[name] = _column(raw, given[name]) if name in given else pa.nulls(rows, raw.arrow)
         return self.checked([columns[name] for name in self._raw])
+
+    def named(self, names: Iterable[Any]) -> list[str]:
+        """Return names of columns as the schema has them: blanks around them say nothing, as in a file's header."""
+        texts = [str(name) for name in names]
+        return [text.strip() if text not in self._known and text.strip() in self._known else text for text in texts]
+
+    def _renamed(self, row: Any) -> Any:
+        """Name the values of a row as `named` does; what is no row stays, for `from_rows` to refuse."""
+        if not isinstance(row, Mapping):
+            return row
+        return dict(zip(self.named(row), row.values(), strict=True))
 
     def require_features(self, names: Sequence[str]) -> None:
         """Raise UserError if a column's name is not known, or if that of a feature is given twice."""

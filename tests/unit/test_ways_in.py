@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import Schema
 from rayrec.inference.raw_rows import RawRows
@@ -177,6 +178,7 @@ def test_rows_are_encoded_alike_in_every_way(datasets: dict[str, Dataset], tmp_p
         "columns of Python": raw_rows.from_columns({name: table[name].tolist() for name in table}, len(table)),
         "Arrow": raw_rows.from_batch(_typed(table).combine_chunks().to_batches()[0]),
         "Arrow of floats": raw_rows.from_batch(_as_floats(_typed(table)).combine_chunks().to_batches()[0]),
+        "names with blanks": raw_rows.from_rows(_records(table.rename(columns=lambda name: f" {name} "))),
         "one by one": pa.concat_batches([raw_rows.from_rows([row]) for row in _records(table)]),
     }  # fmt: skip
     for name, write in FILES.items():
@@ -200,3 +202,11 @@ def test_texts_that_stand_for_nothing_do_so_in_every_way(datasets: dict[str, Dat
     for word in (None, "", "  ", "n/a", " n/a ", float("nan")):
         assert raw_rows.from_rows([dict.fromkeys(columns, word)]).equals(nothing)
     assert raw_rows.from_batch(pa.record_batch({name: ["n/a"] for name in columns})).equals(nothing)
+
+
+def test_blanks_around_names_say_nothing(datasets: dict[str, Dataset]) -> None:
+    raw_rows = RawRows(datasets["plain CSV"].schema)
+    expected = raw_rows.from_rows([{"item": 517, "site": "news"}])
+    assert raw_rows.from_batch(pa.record_batch({" item": [517], "site\t": ["news"]})).equals(expected)
+    with pytest.raises(UserError, match="'item': given 2 times"):
+        raw_rows.from_rows([{"item": 517, " item": 518}])
