@@ -15,7 +15,7 @@ from rayrec.inspection.interactions import find_interactions, inspect_interactio
 from rayrec.inspection.label import find_label
 from rayrec.inspection.recipe_text import write_recipe
 from rayrec.preprocessing.rows.columns import plan_columns
-from rayrec.raw.blocks import LEFT_OUT, Reason
+from rayrec.raw.blocks import LEFT_OUT, Reason, describe_rejected
 from rayrec.raw.files import list_inputs
 from rayrec.raw.sample import LeftOut, Sample, read_again, sample_rows
 from rayrec.raw.table import open_table
@@ -152,11 +152,8 @@ def _plainer(column: Column, left_out: LeftOut) -> Column:
 def _bad_rows(left_out: LeftOut) -> str:
     """Say how many rows are bad and why, with the first one, in one line."""
     counts = ", ".join(f"{n:,} {reason}" for reason, n in left_out.reasons.most_common() if reason not in LEFT_OUT)
-    first = left_out.examples[0]
-    where = first["file"] + (f", line {first['line']}" if first["line"] is not None else "")
-    cell = f" (column '{first['column']}': {first['value'][:100]!a})" if first["column"] is not None else ""
-    total = left_out.bad + left_out.rows
-    return f"{left_out.bad:,} of {total:,} rows are bad ({counts}); the first is {where}: {first['reason']}{cell}"
+    total, first = left_out.bad + left_out.rows, describe_rejected(left_out.examples[0])
+    return f"{left_out.bad:,} of {total:,} rows are bad ({counts}); the first is {first}"
 
 
 def _describe(sample: Sample, form: FileForm) -> dict[str, Column]:

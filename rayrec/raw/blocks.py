@@ -30,9 +30,10 @@ REJECTED_SCHEMA = pa.schema(
 
 
 def describe_rejected(row: Mapping[str, Any]) -> str:
-    """Say where and why a row of `REJECTED_SCHEMA` is bad, with the value."""
+    """Say where and why a row of `REJECTED_SCHEMA` is bad, with the value; its line is None if it is not known."""
+    line = f", line {row['line']}" if row["line"] is not None else ""
     cell = f" (column '{row['column']}': {row['value'][:100]!a})" if row["column"] is not None else ""
-    return f"{row['file']}, line {row['line']}: {row['reason']}{cell}"
+    return f"{row['file']}{line}: {row['reason']}{cell}"
 
 
 class Reason(StrEnum):
