@@ -333,6 +333,9 @@ class TrainConfig(PartConfig):
     parts: dict[str, PartConfig] = {}
     """Parts of the model that are trained otherwise than the rest, by the names that the model gives them. A part takes
     what it leaves out from the fields above; a part that is not named here is trained with the rest."""
+    threads: PositiveInt | None = None
+    """Threads of a worker on a CPU. Unset: the CPUs that it may use, shared with the machine's other workers. The model
+    is the same."""
     gradient_accumulation: PositiveInt = 1
     """Parts in which a worker's share of the batch passes the dense network; the step stays that of the whole batch."""
     initial_weights: InitialWeightsConfig | None = None

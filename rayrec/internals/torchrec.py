@@ -1,5 +1,6 @@
 """Private parts of TorchRec, and of torch's ShardedTensor, in which TorchRec keeps what is sharded."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -72,6 +73,39 @@ def drop_cached_rows(model: "nn.Module") -> None:
             for lookup in module._lookups:
                 own = lookup.module if isinstance(lookup, DistributedDataParallel) else lookup
                 own.purge()
+
+
+@dataclass(frozen=True)
+class TableKernel:
+    """Tables that FBGEMM looks up, and updates, in one call."""
+
+    module: "nn.Module"
+    """Called with `indices`, `offsets` and `per_sample_weights`; returns (B, sum of `widths`) float32."""
+    features: list[str]
+    """The features whose ids it takes, one after the other."""
+    keys: list[str]
+    """TorchRec's names of its outputs."""
+    widths: list[int]
+    """The columns of each output."""
+
+
+def table_kernels(model: "nn.Module") -> list[TableKernel]:
+    """List the kernels of a sharded collection, of which one worker holds all."""
+    from torch.nn.parallel import DistributedDataParallel
+    from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+
+    kernels = []
+    for module in model.modules():
+        if isinstance(module, ShardedEmbeddingBagCollection):
+            for lookup in module._lookups:
+                # With one worker the replication of data-parallel tables only copies gradients.
+                own = lookup.module if isinstance(lookup, DistributedDataParallel) else lookup
+                for part in own._emb_modules:
+                    c = part.config
+                    kernels.append(
+                        TableKernel(part.emb_module, c.feature_names(), c.embedding_names(), c.embedding_dims())
+                    )
+    return kernels
 
 
 def call_tables_directly(model: "nn.Module") -> None:

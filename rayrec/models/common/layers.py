@@ -1,6 +1,8 @@
 """Multi-layer perceptrons, and the dtype in which they compute under autocast."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -13,6 +15,8 @@ from rayrec.internals import onednn
 _LEAST_PRODUCTS = 2**20
 """Multiplications of a layer from which on oneDNN takes less time than torch; a call costs 10 microseconds more."""
 
+_DROPOUT = threading.local()
+
 
 class Linear(nn.Linear):
     """A linear layer that computes a ReLU behind it, too.
@@ -24,6 +28,31 @@ class Linear(nn.Linear):
     def forward(self, input: Tensor, relu: bool = False) -> Tensor:
         """(..., in_features) -> (..., out_features), in autocast's dtype where autocast is on."""
         return _linear(input, self.weight, self.bias, relu)
+
+
+class Dropout(nn.Dropout):
+    """Dropout whose masks, on a CPU, come from a generator that the block around the call names.
+
+    torch has one generator for all threads, so that the masks of threads beside each other would depend on their turns.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Any shape -> the same."""
+        generator = getattr(_DROPOUT, "generator", None)
+        if generator is None or not self.training or not self.p:
+            return super().forward(input)
+        mask = torch.empty_like(input).bernoulli_(1 - self.p, generator=generator).div_(1 - self.p)
+        return input * mask
+
+
+@contextmanager
+def drawing_dropout_from(generator: torch.Generator | None) -> Iterator[None]:
+    """Let this thread's `Dropout` draw from `generator` during the block; from torch's own where it is None."""
+    _DROPOUT.generator = generator
+    try:
+        yield
+    finally:
+        _DROPOUT.generator = None
 
 
 class LinearOfPadded(Linear):
@@ -65,7 +94,7 @@ def hidden_layers(
     for width in widths:
         layers += [linear(in_features, width, device=device), nn.ReLU()]
         if dropout is not None:
-            layers.append(nn.Dropout(dropout))
+            layers.append(Dropout(dropout))
         in_features = width
     return Layers(*layers)
 

@@ -8,6 +8,7 @@ but updates each table once, exactly as without it.
 While the dense network computes, the ids of the next batch set out to the ranks that hold their tables.
 """
 
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from rayrec.config.train import LearningRates, OptimizerConfig, TrainConfig
 from rayrec.models.common.batch import Batch, group_numbers
 from rayrec.models.common.initialization import derived_seed
+from rayrec.models.common.layers import drawing_dropout_from
 from rayrec.training.loop.loss import BatchTotals, batch_loss
 from rayrec.training.loop.precision import LossScale, Precision
 from rayrec.training.optimizers.build import build_optimizer
@@ -69,9 +71,10 @@ class TrainStep:
         none does. What is computed is the same.
         """
         self._set_learning_rates(step)
-        if self._has_dropout:
-            # Masks depend on no earlier step, so that a resumed run repeats them; each rank draws its own.
-            torch.manual_seed(derived_seed(self._config.seed, "dropout", step, dist.get_rank()))
+        # Masks depend on no earlier step, so that a resumed run repeats them; each rank draws its own.
+        self._dropout_seed = derived_seed(self._config.seed, "dropout", step, dist.get_rank())
+        if self._has_dropout and self.model.device.type == "cuda":
+            torch.cuda.default_generators[self.model.device.index or 0].manual_seed(self._dropout_seed)
         sent = self._sent if self._sent is not None and self._sent.batch is batch else None
         self._sent = None if following is None else self.model.send_ids(following)
         with torch.set_grad_enabled(self.model.trains_tables):
@@ -128,30 +131,87 @@ class TrainStep:
         Returns the loss and the logits, as `StepOutcome` has them.
         """
         listwise = self._config.loss.listwise
-        sizes = _part_sizes(batch, self._config.gradient_accumulation, cuts_groups=not listwise)
-        columns = (batch.dense, boundary, batch.label, batch.weight)
-        chunks = list(zip(*(column.split(sizes) for column in columns), strict=True))
+        count = max(self._config.gradient_accumulation, self.model.parts_of(batch.size))
+        sizes = _part_sizes(batch, count, cuts_groups=not listwise)
+        columns = [column.split(sizes) for column in (batch.dense, batch.label, batch.weight)]
         groups = batch.group.split(sizes) if batch.group is not None else [None] * len(sizes)
-        total, parts = torch.zeros((), device=self.model.device), []
-        for index, ((dense, pooled, label, weight), group) in enumerate(zip(chunks, groups, strict=True)):
-            last = index == len(chunks) - 1
+
+        def forward(number: int, network: nn.Module, pooled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """The loss and the logits of a part, and the number to go backward from."""
+            dense, label, weight = (column[number] for column in columns)
+            with self._precision.autocast(), drawing_dropout_from(self._dropout_generator(number)):
+                logits = network(dense, pooled).float()
+            loss = batch_loss(logits, label, weight, groups[number], totals, listwise)
+            # Both DDP and TorchRec average gradients over ranks; the loss is a sum over them. The mean of a small
+            # batch is mostly noise: a step by it as long as a full one would undo what the others have shown.
+            scaled = loss * (self._world_size * totals.share)
+            if self.loss_scale is not None:
+                scaled = scaled * self.loss_scale.scale
+            return loss.detach(), logits.detach(), scaled
+
+        total, logits = torch.zeros((), device=self.model.device), []
+        beside = 0
+        if self.model.has_threads and len(sizes) > 1:
+            # DDP sums gradients over the ranks in the backward pass of the last part, which therefore comes by itself.
+            beside = len(sizes) - (self.model.dense is not self.model.dense_network)
+            for loss, part in self._passes_of_threads(forward, boundary, sizes, beside):
+                total += loss
+                logits.append(part)
+        pooled = boundary.split(sizes)
+        for number in range(beside, len(sizes)):
+            last = number == len(sizes) - 1
             with nullcontext() if last else self.model.without_dense_sync():
-                with self._precision.autocast():
-                    logits = self.model.dense(dense, pooled).float()
-                loss = batch_loss(logits, label, weight, group, totals, listwise)
-                if index == 0 and self._sent is not None:
+                loss, part, scaled = forward(number, self.model.dense, pooled[number])
+                if number == beside and self._sent is not None:
                     # By now their numbers are known, and until the backward pass no other collective is due.
                     self._sent.send()
-                # Both DDP and TorchRec average gradients over ranks; the loss is a sum over them. The mean of a small
-                # batch is mostly noise: a step by it as long as a full one would undo what the others have shown.
-                scaled = loss * (self._world_size * totals.share)
-                if self.loss_scale is not None:
-                    scaled = scaled * self.loss_scale.scale
                 if scaled.requires_grad:
                     scaled.backward()
-            total += loss.detach()
-            parts.append(logits.detach())
-        return total, torch.cat(parts)
+            total += loss
+            logits.append(part)
+        return total, torch.cat(logits)
+
+    def _passes_of_threads(
+        self,
+        forward: Callable[[int, nn.Module, Tensor], tuple[Tensor, ...]],
+        boundary: Tensor,
+        sizes: list[int],
+        count: int,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield loss and logits of the first `count` parts, which threads compute beside each other.
+
+        Gradients are summed in the order of the parts, whichever was there first.
+        """
+        parameters = [p for of_part in self.model.dense_parameters.values() for p in of_part]
+        rows, of_rows = boundary.detach().split(sizes), []
+        if boundary.requires_grad:
+            boundary.grad = torch.empty_like(boundary)
+            of_rows = list(boundary.grad.split(sizes))
+
+        def there_and_back(number: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+            pooled = rows[number].requires_grad_(boundary.requires_grad)
+            loss, logits, scaled = forward(number, self.model.dense_network, pooled)
+            inputs = [*parameters, pooled] if of_rows else parameters
+            found = list(torch.autograd.grad(scaled, inputs, materialize_grads=True)) if inputs else []
+            if of_rows:
+                of_rows[number].copy_(found.pop())
+            return loss, logits, found
+
+        sums: list[Tensor] = []
+        for loss, logits, found in self.model.threads.map(there_and_back, range(count)):
+            sums = list(torch._foreach_add(sums, found)) if sums else found
+            yield loss, logits
+        for parameter, gradient in zip(parameters, sums, strict=True):
+            parameter.grad = gradient
+        for remaining in of_rows[count:]:
+            remaining.zero_()
+
+    def _dropout_generator(self, part: int) -> torch.Generator | None:
+        """The masks of a part come from a generator of its own; None on a GPU, whose own generator draws them."""
+        if not self._has_dropout or self.model.device.type == "cuda":
+            return None
+        seed = derived_seed(self._dropout_seed, part) if part else self._dropout_seed
+        return torch.Generator().manual_seed(seed)
 
     def _with_penalty(self, boundary: Tensor, weight: Tensor, totals: BatchTotals) -> Tensor:
         """The gradient of `boundary` with that of the L2 penalty, whose own value the reported loss leaves out."""

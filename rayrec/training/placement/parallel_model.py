@@ -22,15 +22,23 @@ from rayrec.common.memory import available_memory, keep_freed_memory
 from rayrec.common.units import parse_bytes
 from rayrec.config.train import ShardingConfig
 from rayrec.features.schema import Schema
-from rayrec.internals.torchrec import call_tables_directly, drop_cached_rows, local_shards
+from rayrec.internals.torchrec import call_tables_directly, drop_cached_rows, local_shards, table_kernels
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.initialization import initialize_dense, initialize_shard
 from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.training.optimizers.tables import TableOptimizer, set_fused_optimizers
+from rayrec.training.placement.local_tables import LocalTables
 from rayrec.training.placement.sharding import EmbeddingTables, plan_sharding, torchrec_plan
 from rayrec.training.placement.wire import WireFormat
+from rayrec.training.placement.worker_threads import WorkerThreads
+
+_LEAST_WORK = 2e8
+"""Multiplications of a part of a batch, forward, for which the few hundred calls of its way cost next to nothing."""
+_WORK_OF_COLUMN = 100
+"""What a column of the pooled embeddings costs beside the products that read it, in multiplications."""
+_MOST_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -43,10 +51,16 @@ class RankContext:
     device: torch.device
 
     def prepare_process(self) -> None:
-        """Give the process, on a CPU, its share of the threads, and let it keep the memory that it frees."""
+        """Let operators run on one thread, on a CPU (see `WorkerThreads`), and the process keep the memory it frees."""
         if self.device.type == "cpu":
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.local_world_size))
+            torch.set_num_threads(1)
             keep_freed_memory()
+
+    def threads(self, wanted: int | None) -> int:
+        """The threads of this process: `wanted` (`train.threads`), or its share of the machine's."""
+        if self.device.type != "cpu":
+            return 1
+        return wanted or max(1, (os.cpu_count() or 1) // self.local_world_size)
 
     def memory_per_worker(self, config: ShardingConfig) -> int:
         """Bytes that every worker may use: what the recipe says, or what the smallest worker has. A collective."""
@@ -136,6 +150,10 @@ class ParallelModel:
         self.stated_tables, self._outputs = whole.tables, whole.outputs
         self.trains_tables = "embeddings" not in train.freeze
         dense_kernels = self.plan.tables_by("dense")
+        self.threads = WorkerThreads(context.threads(train.threads))
+        self.has_threads = self.device.type == "cpu" and not train.compile
+        """Whether `threads` compute parts of the dense network beside each other."""
+        self._is_local = context.world_size == 1 and self.device.type == "cpu"
         set_fused_optimizers(whole.embeddings, [t for t in whole.tables if t.name not in dense_kernels], train)
         # TorchRec divides the ranks into nodes by this variable.
         os.environ["LOCAL_WORLD_SIZE"] = str(local_world_size)
@@ -146,7 +164,9 @@ class ParallelModel:
             plan=torchrec_plan(self.plan, self.device, local_world_size),
             sharders=[EmbeddingBagCollectionSharder(qcomm_codecs_registry=self._wire.registry)],
         )
-        if context.world_size == 1:
+        if self._is_local:
+            self._local_tables = LocalTables(table_kernels(self.tables), whole.schema)
+        elif context.world_size == 1:
             call_tables_directly(self.tables)
         self.table_optimizer = TableOptimizer(train, self.tables, whole.tables, dense_kernels)
         self.dense_network = whole.dense_network.to_empty(device=self.device)
@@ -164,6 +184,8 @@ class ParallelModel:
         for name, parameter in self.dense_network.named_parameters():
             if parameter.requires_grad:
                 self.dense_parameters[train.trained_part(whole.part_of_dense(name))].append(parameter)
+        columns = sum(output.table.dim for output in whole.pooled)
+        self._work_of_row = sum(p.numel() for p in self.dense_network.parameters()) + _WORK_OF_COLUMN * columns
         self.penalties: list[tuple[slice, float]] = []
         """Columns of `pooled` whose L2 penalty (`PartConfig.embedding_l2`) is not 0, and the penalty."""
         start = 0
@@ -205,16 +227,19 @@ class ParallelModel:
             yield batch, following
             batch = following
 
-    def send_ids(self, batch: Batch) -> SentIds:
-        """Begin to send a batch's ids to the ranks that hold their tables; a collective."""
-        return SentIds(self.tables.module.embeddings, batch, self._ahead)
+    def send_ids(self, batch: Batch) -> SentIds | None:
+        """Begin to send a batch's ids to the ranks that hold their tables; a collective. None if they go nowhere."""
+        return None if self._is_local else SentIds(self.tables.module.embeddings, batch, self._ahead)
 
     def pooled(self, batch: Batch, sent: SentIds | None = None) -> Tensor:
         """Pooled embeddings (B, sum of dims) in the order of `RankingModel.pooled`; a collective.
 
         `sent`: the batch's ids, if they were sent before.
         """
-        sums = self.tables(batch.sparse) if sent is None else sent.sums()
+        if self._is_local:
+            sums = self._local_tables(batch.sparse)
+        else:
+            sums = self.tables(batch.sparse) if sent is None else sent.sums()
         return self._outputs(sums, batch.sparse)
 
     @torch.no_grad()
@@ -222,7 +247,20 @@ class ParallelModel:
         """Logits (B,) float32 without gradients; a collective, as every rank holds a part of the tables."""
         with self._wire.exact():
             pooled = self.pooled(batch)
-        return self.dense_network(batch.dense, pooled)
+        size = -(-batch.size // self.parts_of(batch.size))
+
+        @torch.no_grad()  # which each thread has for itself
+        def logits_of(part: tuple[Tensor, Tensor]) -> Tensor:
+            return cast(Tensor, self.dense_network(*part))
+
+        parts = zip(batch.dense.split(size), pooled.split(size), strict=True)
+        return torch.cat(list(self.threads.map(logits_of, parts)))
+
+    def parts_of(self, rows: int) -> int:
+        """The number of parts that the dense network takes a batch of so many rows in, for `WorkerThreads`."""
+        if not self.has_threads:
+            return 1
+        return max(1, min(_MOST_PARTS, int(rows * self._work_of_row / _LEAST_WORK)))
 
     def without_dense_sync(self) -> AbstractContextManager[None]:
         """Gradients of the dense network stay local in this block and are summed into the next pass outside it."""
