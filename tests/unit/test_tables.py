@@ -1,6 +1,7 @@
 """Embedding tables: several of one feature, widths that the kernels do not take, pooling, unusable names."""
 
 import math
+import random
 from typing import Literal
 
 import pytest
@@ -27,6 +28,7 @@ IDS = KeyedJaggedTensor.from_lengths_sync(
     keys=["a", "b"], values=torch.tensor([0, 1, 2, 2, 0, 1, 1]), lengths=torch.tensor([1, 1, 1, 3, 0, 1])
 )
 """Rows: a 0, 1, 2; b [2, 0, 1], [], [1]."""
+POOLINGS: tuple[Literal["sum", "mean"], ...] = ("sum", "sum", "mean")
 
 
 def table(name: str, *features: str, rows: int = 3, dim: int = 4) -> EmbeddingTable:
@@ -106,6 +108,34 @@ def test_outputs_go_by_key_whatever_their_order() -> None:
     a, b = output(table("a")), output(table("b"))
     assert PooledOutputs([a, b])(sums, IDS).tolist() == [[4.0, 5.0, 6.0, 7.0, 0.0, 1.0, 2.0, 3.0]]
     assert PooledOutputs([b, a])(sums, IDS).tolist() == [list(range(8))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_gradients_are_those_of_slices_by_key(seed: int, dtype: torch.dtype) -> None:
+    """For widths, means and orders of all kinds; padding gets a gradient of 0, and an order may change."""
+    draw = random.Random(seed)
+    outputs = [
+        output(table(f"t{number}", "ab"[number % 2], dim=draw.choice([1, 1, 4, 8, 7])), pooling=draw.choice(POOLINGS))
+        for number in range(9)
+    ]
+    keys = [f"{o.feature}@{o.table.name}" for o in outputs]
+    taken = PooledOutputs(outputs)
+    for order in (range(9), draw.sample(range(9), 9)):
+        widths = [outputs[index].table.columns for index in order]
+        values = torch.randn(3, sum(widths)).to(dtype).requires_grad_()
+        sums = KeyedTensor([keys[index] for index in order], widths, values)
+        found = taken(sums, IDS)
+        by_key = sums.to_dict()
+        divisors = {name: IDS[name].lengths().clamp(min=1).unsqueeze(1) for name in "ab"}
+        slices = [by_key[key][:, : o.table.dim] for key, o in zip(keys, outputs, strict=True)]
+        slices = [s / divisors[o.feature] if o.pooling == "mean" else s for s, o in zip(slices, outputs, strict=True)]
+        expected = torch.cat(slices, dim=1)
+        assert found.dtype == dtype and found.equal(expected)
+        grad = torch.randn(expected.shape).to(dtype)
+        before = grad.clone()
+        gradients = [torch.autograd.grad(pooled, values, grad)[0] for pooled in (found, expected)]
+        assert gradients[0].equal(gradients[1]) and grad.equal(before)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ collection of them, and their pooled outputs in the model's order."""
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import MAIN_PART
@@ -197,20 +198,104 @@ class PooledOutputs:
         tables = Counter(output.feature for output in pooled)
         # TorchRec's keys: a feature that has several tables is named with each of them.
         self._keys = [f"{o.feature}@{o.table.name}" if tables[o.feature] > 1 else o.feature for o in pooled]
-        self._are_whole = all(o.pooling == "sum" and o.table.dim == o.table.columns for o in pooled)
+        self._order: list[str] = []
+        """The keys of the last sums, in their order; what follows holds for it."""
+        self._runs: list[_Run] = []
+        self._starts: list[tuple[int, int]] = []
+        """The first column of each output in the sums, and in what is returned."""
 
     def __call__(self, sums: "KeyedTensor", sparse: "KeyedJaggedTensor") -> Tensor:
-        """(B, sum of dims) float32 from a collection's outputs for the ids `sparse`."""
-        if self._are_whole and self._keys == sums.keys():
+        """(B, sum of dims) from a collection's outputs for the ids `sparse`, in the outputs' dtype."""
+        if self._order != sums.keys():
+            self._follow(sums)
+        means = [
+            (*starts, output.table.dim, _divisors(sparse[output.feature]).unsqueeze(1))
+            for starts, output in zip(self._starts, self._pooled, strict=True)
+            if output.pooling == "mean"
+        ]
+        if not means and len(self._runs) == 1 and self._runs[0].dim == self._runs[0].columns:
             return sums.values()
-        by_key = sums.to_dict()
-        outputs = []
-        for key, stated in zip(self._keys, self._pooled, strict=True):
-            output = by_key[key][:, : stated.table.dim]
-            if stated.pooling == "mean":
-                output = output / _divisors(sparse[stated.feature]).unsqueeze(1)
-            outputs.append(output)
-        return torch.cat(outputs, dim=1)
+        return cast(Tensor, _TakenColumns.apply(sums.values(), self._runs, means))
+
+    def _follow(self, sums: "KeyedTensor") -> None:
+        self._order, self._runs, self._starts = list(sums.keys()), [], []
+        starts = dict(zip(self._order, sums.offset_per_key(), strict=False))
+        end = 0
+        for key, output in zip(self._keys, self._pooled, strict=True):
+            dim, columns = output.table.dim, output.table.columns
+            run = _Run(starts[key], end, dim, 1, 1) if dim == columns else _Run(starts[key], end, 1, dim, columns)
+            self._starts.append((starts[key], end))
+            end += dim
+            if self._runs and (longer := self._runs[-1].followed_by(run)) is not None:
+                self._runs[-1] = longer
+            else:
+                self._runs.append(run)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Outputs side by side, in a collection's sums and in the pooled columns: the first `dim` of `columns` of each.
+
+    Of whole tables every column counts as an output, so that their widths may differ.
+    """
+
+    start: int
+    """The first column in the sums."""
+    target: int
+    """The first column in what is returned."""
+    outputs: int
+    dim: int
+    columns: int
+
+    def followed_by(self, other: "_Run") -> "_Run | None":
+        """Both as one, or None where they are not side by side, or not of one width."""
+        follows = other == _Run(
+            self.start + self.outputs * self.columns,
+            self.target + self.outputs * self.dim,
+            other.outputs,
+            self.dim,
+            self.columns,
+        )
+        return replace(self, outputs=self.outputs + other.outputs) if follows else None
+
+    def of_sums(self, sums: Tensor) -> Tensor:
+        """A view of (B, outputs, columns)."""
+        width = self.outputs * self.columns
+        return sums[:, self.start : self.start + width].unflatten(1, (self.outputs, self.columns))
+
+    def of_pooled(self, pooled: Tensor) -> Tensor:
+        """A view of (B, outputs, dim)."""
+        width = self.outputs * self.dim
+        return pooled[:, self.target : self.target + width].unflatten(1, (self.outputs, self.dim))
+
+
+class _TakenColumns(torch.autograd.Function):
+    """The runs of a collection's sums, with the means of what is in `means`: one copy a run in either direction.
+
+    `means`: (first column in the sums, first column in the result, columns, divisors (B, 1)) of each.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, runs: list[_Run], means: list[tuple[int, int, int, Tensor]]) -> Tensor:
+        ctx.runs, ctx.means, ctx.width = runs, means, sums.shape[1]
+        pooled = sums.new_empty(sums.shape[0], sum(run.outputs * run.dim for run in runs))
+        for run in runs:
+            run.of_pooled(pooled).copy_(run.of_sums(sums)[:, :, : run.dim])
+        for _, start, dim, divisors in means:
+            pooled[:, start : start + dim].div_(divisors)
+        return pooled
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        grad_sums = grad.new_empty(grad.shape[0], ctx.width)
+        for run in ctx.runs:
+            of_sums = run.of_sums(grad_sums)
+            of_sums[:, :, : run.dim].copy_(run.of_pooled(grad))
+            of_sums[:, :, run.dim :].zero_()  # the padding of tables stays 0
+        for start, _, dim, divisors in ctx.means:
+            grad_sums[:, start : start + dim].div_(divisors)
+        return grad_sums, None, None
 
 
 def _divisors(ids: "JaggedTensor") -> Tensor:
