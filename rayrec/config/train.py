@@ -356,8 +356,10 @@ class TrainConfig(PartConfig):
     early_stop: EarlyStopConfig | None = None
     """Stop as soon as an evaluation is good enough."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    compile: bool = False
-    """torch.compile the dense network."""
+    compile: bool | Literal["auto"] = "auto"
+    """Let torch.compile make fewer and larger kernels of the dense network; a GPU runs them as a CUDA graph, which costs
+    the processor one call. The first steps take up to a minute longer. Batches of another size than the usual one, and
+    lists of rows, are computed as without it; parts of batches without a graph. `auto`: on GPUs where Triton works."""
     max_failures: NonNegativeInt = 3
     """Times a dead worker restarts the run from its last checkpoint."""
     log_every_steps: PositiveInt = 100

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, cast
@@ -17,6 +18,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
+from cuda_ops import triton_works
 from rayrec.common.errors import ConfigError
 from rayrec.common.memory import available_memory, keep_freed_memory
 from rayrec.common.units import parse_bytes
@@ -106,6 +108,34 @@ class SentIds:
         return self._tables.compute_and_output_dist(self._context, ids)
 
 
+class CompiledNetwork(nn.Module):
+    """A dense network, compiled for batches of one size; those of other sizes it computes as it was.
+
+    A batch of another size is the last one of an epoch, which is not worth a compilation, or one of lists of rows, of
+    which each may have a size of its own.
+
+    On a GPU the forward and the backward pass are CUDA graphs that torch's compiler captures and replays
+    (`torch._inductor.cudagraph_trees`). It copies the inputs to where the graph reads them, and draws from the device's
+    generator as it was seeded before the step. What a replay returns is overwritten by the next one: logits and
+    gradients must be used up or copied by then, so there is no graph where gradients are summed over several passes.
+    """
+
+    def __init__(self, network: nn.Module, rows: int, *, has_graph: bool) -> None:
+        super().__init__()
+        self.network, self._rows = network, rows
+        self._mode = "reduce-overhead" if has_graph else None
+
+    @cached_property
+    def _compiled(self) -> Callable[[Tensor, Tensor], Tensor]:
+        # At the first use: it takes seconds to import the compiler, which evaluation does without.
+        return torch.compile(self.network, dynamic=False, mode=self._mode)
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        """As that of `RankingModel.dense_network`."""
+        network = self._compiled if pooled.shape[0] == self._rows else self.network
+        return cast(Tensor, network(dense, pooled))
+
+
 class ParallelModel:
     """The two halves of a `RankingModel`, each distributed in its own way.
 
@@ -157,8 +187,9 @@ class ParallelModel:
         for parameter in frozen_parameters(self.dense_network, train.freeze):
             parameter.requires_grad_(False)
         called: nn.Module = self.dense_network
-        if train.compile:
-            called = cast(nn.Module, torch.compile(self.dense_network))
+        if train.compile is True or (train.compile == "auto" and self.device.type == "cuda" and triton_works()):
+            rows = -(-train.global_batch_size // (context.world_size * train.gradient_accumulation))
+            called = CompiledNetwork(called, rows, has_graph=train.gradient_accumulation == 1)
         self.dense_parameters: dict[str, list[nn.Parameter]] = {part: [] for part in train.by_part}
         """Parameters of the dense network that are trained, by the keys of `train.by_part`."""
         for name, parameter in self.dense_network.named_parameters():
