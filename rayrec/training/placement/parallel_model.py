@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -24,7 +24,7 @@ from rayrec.common.memory import available_memory, keep_freed_memory
 from rayrec.common.units import parse_bytes
 from rayrec.config.train import ShardingConfig
 from rayrec.features.schema import Schema
-from rayrec.internals.torchrec import call_tables_directly, drop_cached_rows, local_shards
+from rayrec.internals.torchrec import call_tables_directly, drop_cached_rows, local_shards, set_output_dtype
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.initialization import initialize_dense, initialize_shard
 from rayrec.models.common.tables import EmbeddingTable
@@ -143,15 +143,23 @@ class ParallelModel:
     the other, so that the trainer can stop between their backward passes. Initial values do not depend on the plan.
     """
 
-    def __init__(self, recipe: Recipe, schema: Schema, context: RankContext, wire: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        schema: Schema,
+        context: RankContext,
+        wire: torch.dtype = torch.float32,
+        pooled: torch.dtype = torch.float32,
+    ) -> None:
         """Needs the default process group; every rank must call it with the same recipe and schema.
 
-        `wire`: the format in which pooled embeddings and their gradients travel between ranks while the model trains.
+        While the model trains, pooled embeddings and their gradients travel between ranks in the format `wire`, and are
+        used in the format `pooled`: float32, or on GPUs that of the wire. Evaluations are exact.
 
         Raises UserError where the model does not suit the features, or the workers cannot hold its tables.
         """
         train, whole = recipe.train, build_model(recipe.model, schema, device="meta")
-        self.device, self._wire = context.device, WireFormat(wire)
+        self.device, self._wire, self._pooled_dtype = context.device, WireFormat(wire, pooled), pooled
         local_world_size = context.workers_per_node()
         self.plan = plan_sharding(
             whole.tables,
@@ -178,6 +186,8 @@ class ParallelModel:
         )
         if context.world_size == 1:
             call_tables_directly(self.tables)
+        if self.device.type == "cuda":
+            set_output_dtype(self.tables, pooled)
         self.table_optimizer = TableOptimizer(train, self.tables, whole.tables, dense_kernels)
         self.dense_network = whole.dense_network.to_empty(device=self.device)
         with torch.no_grad():
@@ -241,7 +251,7 @@ class ParallelModel:
         return SentIds(self.tables.module.embeddings, batch, self._ahead)
 
     def pooled(self, batch: Batch, sent: SentIds | None = None) -> Tensor:
-        """Pooled embeddings (B, sum of dims) in the order of `RankingModel.pooled`; a collective.
+        """Pooled embeddings (B, sum of dims) in the order of `RankingModel.pooled`, to train on; a collective.
 
         `sent`: the batch's ids, if they were sent before.
         """
@@ -251,9 +261,21 @@ class ParallelModel:
     @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B,) float32 without gradients; a collective, as every rank holds a part of the tables."""
-        with self._wire.exact():
+        with self._wire.exact(), self._exact_kernels():
             pooled = self.pooled(batch)
         return self.dense_network(batch.dense, pooled)
+
+    @contextmanager
+    def _exact_kernels(self) -> Iterator[None]:
+        """Let the tables' kernels return float32 in the block."""
+        if self.device.type != "cuda" or self._pooled_dtype == torch.float32:
+            yield
+            return
+        set_output_dtype(self.tables, torch.float32)
+        try:
+            yield
+        finally:
+            set_output_dtype(self.tables, self._pooled_dtype)
 
     def without_dense_sync(self) -> AbstractContextManager[None]:
         """Gradients of the dense network stay local in this block and are summed into the next pass outside it."""
