@@ -135,7 +135,7 @@ def _overflow(rank: int, rendezvous: str, data: str, changes: dict[str, Any]) ->
     dist.destroy_process_group()
 
 
-PENALIZED = {"embedding_optimizer": {"kind": "rowwise_adagrad", "lr": 0.1}, "embedding_l2": 0.1}
+PENALIZED: dict[str, Any] = {"embedding_optimizer": {"kind": "rowwise_adagrad", "lr": 0.1}, "embedding_l2": 0.1}
 """The penalty has a gradient whether or not there is an overflow."""
 OVERFLOWS = {
     "dlrm": {"sharding": SHARDING, "embedding_optimizer": {"kind": "adagrad", "lr": 0.1}},
