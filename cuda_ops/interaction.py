@@ -178,6 +178,11 @@ def _kernels() -> ModuleType | None:
     return interaction_kernels
 
 
+def triton_works() -> bool:
+    """Whether Triton can compile kernels here; a warning says where not."""
+    return _kernels() is not None
+
+
 @_forward.register_kernel("cuda")
 def _forward_on_gpu(dense: Tensor | None, embeddings: Tensor, dtype: torch.dtype, padding: int = 0) -> Tensor:
     # No kernel is worth it for float64, which is for checks of gradients.

@@ -180,8 +180,8 @@ def check_compiler(*, has_gpu: bool) -> Check:
     names = [name for name in (os.environ.get("CC"), "gcc", "clang") if name]
     compiler = next((path for name in names if (path := shutil.which(name)) is not None), None)
     if compiler is not None or not has_gpu:
-        return _check("C compiler", compiler or "none: only GPUs and train.compile need one", True, "")
-    found = "none: DLRM's interaction runs without its kernel, and train.compile fails"
+        return _check("C compiler", compiler or "none: only GPUs and train.compile=true need one", True, "")
+    found = "none: DLRM's interaction runs without its kernel, and dense networks are not compiled"
     fix = "apt-get install g++, or set CC to a compiler"
     return _check("C compiler", found, "warn", fix)
 

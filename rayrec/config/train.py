@@ -187,8 +187,8 @@ class ShardingConfig(Config):
     """Memory for tables and their optimizer state on one worker, such as `80GB`; unset: what the device has."""
     wire: Literal["auto", "fp32", "bf16"] = "auto"
     """Number format in which pooled embeddings and their gradients travel between workers in training: half the bytes
-    in `bf16`. `auto`: bf16 where GPUs train in bf16, else fp32. There is no fp16, in which the gradients of large
-    batches would vanish."""
+    in `bf16`; GPUs that train in bf16 then also look them up and join them in it. `auto`: bf16 where GPUs train in
+    bf16, else fp32. There is no fp16, in which the gradients of large batches would vanish."""
 
 
 class CheckpointConfig(Config):
@@ -359,8 +359,11 @@ class TrainConfig(PartConfig):
     early_stop: EarlyStopConfig | None = None
     """Stop as soon as an evaluation is good enough."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    compile: bool = False
-    """torch.compile the dense network."""
+    compile: bool | Literal["auto"] = "auto"
+    """Let torch.compile make fewer and larger kernels of the dense network; a GPU runs them as a CUDA graph, which
+    costs the processor one call. The first steps take up to a minute longer. Batches of another size than the usual
+    one, and lists of rows, are computed as without it; parts of batches without a graph. `auto`: on GPUs where Triton
+    works."""
     max_failures: NonNegativeInt = 3
     """Times a dead worker restarts the run from its last checkpoint."""
     log_every_steps: PositiveInt = 100

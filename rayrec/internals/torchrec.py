@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     TableTensor = Any
@@ -106,6 +107,19 @@ def table_kernels(model: "nn.Module") -> list[TableKernel]:
                         TableKernel(part.emb_module, c.feature_names(), c.embedding_names(), c.embedding_dims())
                     )
     return kernels
+
+
+def set_output_dtype(model: "nn.Module", dtype: "torch.dtype") -> None:
+    """Let the kernels of sharded tables return sums in `dtype`, and so take their gradients in it, from now on."""
+    from fbgemm_gpu.split_embedding_configs import SparseType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        DenseTableBatchedEmbeddingBagsCodegen,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    for module in model.modules():
+        if isinstance(module, (DenseTableBatchedEmbeddingBagsCodegen, SplitTableBatchedEmbeddingBagsCodegen)):
+            module.output_dtype = SparseType.from_dtype(dtype).as_int()
 
 
 def call_tables_directly(model: "nn.Module") -> None:

@@ -57,6 +57,39 @@ def test_pooled_embeddings_travel_in_half(dataset: Path, tmp_path: Path) -> None
     assert torch.equal(*logits)
 
 
+def test_pooled_embeddings_are_used_in_half(dataset: Path, tmp_path: Path) -> None:
+    """As on GPUs, with penalties and the columns of padded tables: near float32 in training, exact in evaluations."""
+    run_ranks(_used_in_half, str(tmp_path / "rendezvous"), str(dataset), ranks=2)
+
+
+def _used_in_half(rank: int, rendezvous: str, data: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    dataset, context = Dataset.open(data), RankContext(rank, 2, 2, torch.device("cpu"))
+    wide_deep = {"kind": "wide_deep", "embedding_dim": 8, "mlp": [16]}
+    wide = {"wide": {"embedding_optimizer": {"kind": "adagrad", "lr": 0.1}, "embedding_l2": 0.0}}
+    sharding = {"tables": {"C1": "row_wise"}, "default": "table_wise", "memory_per_worker": "1GB"}
+    config = recipe(model=wide_deep, precision="bf16", parts=wide, sharding=sharding, **PENALIZED)
+    formats = {"float32": (torch.float32, torch.float32), "half": (torch.bfloat16, torch.bfloat16)}
+    losses: dict[str, list[float]] = {}
+    scores = {}
+    for name, (wire, pooled) in formats.items():
+        model = ParallelModel(config, dataset.schema, context, wire, pooled)
+        step = TrainStep(model, config.train, resolve_precision("bf16", "cpu"), steps_per_epoch=31)
+        with open_batches(
+            dataset, "train", config.train.ingest, global_batch_size=64, rank=rank, world_size=2, drop_last=True
+        ) as loader:
+            batches = list(loader)
+        scores[name] = model.logits(batches[0])
+        assert model.pooled(batches[0]).dtype == pooled
+        losses[name] = [
+            step(batch, BatchTotals(64, None), number).loss.item() for number, batch in enumerate(batches[:10], 1)
+        ]
+    assert scores["half"].equal(scores["float32"])
+    assert losses["half"] == pytest.approx(losses["float32"], rel=2e-2) and losses["half"] != losses["float32"]
+    dist.destroy_process_group()
+
+
 def _overflow(rank: int, rendezvous: str, data: str, changes: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
@@ -102,7 +135,7 @@ def _overflow(rank: int, rendezvous: str, data: str, changes: dict[str, Any]) ->
     dist.destroy_process_group()
 
 
-PENALIZED = {"embedding_optimizer": {"kind": "rowwise_adagrad", "lr": 0.1}, "embedding_l2": 0.1}
+PENALIZED: dict[str, Any] = {"embedding_optimizer": {"kind": "rowwise_adagrad", "lr": 0.1}, "embedding_l2": 0.1}
 """The penalty has a gradient whether or not there is an overflow."""
 OVERFLOWS = {
     "dlrm": {"sharding": SHARDING, "embedding_optimizer": {"kind": "adagrad", "lr": 0.1}},

@@ -27,6 +27,7 @@ from rayrec.internals.torchrec import (
     drop_cached_rows,
     local_shards,
     set_fused_parameters,
+    set_output_dtype,
     set_planned_optimizer,
     sharded_like,
     whole_shape,
@@ -154,6 +155,23 @@ def test_torchrec_reads_what_is_set_on_a_weight(one_rank: None, monkeypatch: pyt
     assert len(emptied) == 2, message
     call_tables_directly(torch.nn.ModuleList([sharded]))
     assert not any(isinstance(lookup, DistributedDataParallel) for lookup in sharded._lookups), message
+
+
+def test_fbgemms_kernels_are_asked_at_each_call_for_their_output() -> None:
+    """In float16, which those of CPUs have."""
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        DenseTableBatchedEmbeddingBagsCodegen,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    kernel = SplitTableBatchedEmbeddingBagsCodegen([(10, 8, EmbeddingLocation.HOST, ComputeDevice.CPU)])
+    model = torch.nn.ModuleList([kernel, DenseTableBatchedEmbeddingBagsCodegen([(10, 8)], use_cpu=True)])
+    ids, offsets = torch.tensor([1, 2, 2]), torch.tensor([0, 1, 3])
+    for dtype in (torch.float16, torch.float32):
+        set_output_dtype(model, dtype)
+        assert kernel(ids, offsets).dtype == dtype, GONE.format("FBGEMM", "torchrec")
 
 
 def test_a_callback_can_forget_the_work_that_has_not_begun() -> None:

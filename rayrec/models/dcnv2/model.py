@@ -45,8 +45,9 @@ class DCNv2DenseNetwork(nn.Module):
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """dense (B, N) float32, pooled (B, sum of widths) in the schema's order -> logits (B,) float32."""
-        x0_BW = pooled if self.bottom_mlp is None else torch.cat([self.bottom_mlp(dense), pooled], dim=1)
-        x0_BW = to_autocast_dtype(x0_BW)
+        x0_BW = to_autocast_dtype(pooled)
+        if self.bottom_mlp is not None:
+            x0_BW = torch.cat([to_autocast_dtype(self.bottom_mlp(dense)), x0_BW], dim=1)
         x_BW = x0_BW
         for layer in self.cross_layers:
             x_BW = layer(x0_BW, x_BW)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rayrec.common.errors import UserError
 from rayrec.features.schema import Schema
 from rayrec.models.common.initialization import copy_uniform
-from rayrec.models.common.layers import Linear, hidden_layers
+from rayrec.models.common.layers import Linear, hidden_layers, to_autocast_dtype
 from rayrec.models.common.ranking import RankingModel
 from rayrec.models.common.tables import Normal, pooled_features
 from rayrec.models.neumf.config import NeuMFConfig
@@ -56,8 +56,9 @@ class NeuMFDenseNetwork(nn.Module):
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """dense is unused, pooled (B, 2 W) in the schema's order -> logits (B,) float32."""
-        # One split of both sides: its backward pass is one concatenation, and those took a tenth of a step.
-        sides_B2W = pooled.unflatten(1, (2, -1))
+        # One cast for both parts, and one split of both sides: its backward pass is one concatenation, and those took a
+        # tenth of a step.
+        sides_B2W = to_autocast_dtype(pooled).unflatten(1, (2, -1))
         gmf_B2G, mlp_B2H = sides_B2W.split([self._gmf_width, self._mlp_width], dim=2)
         vectors = []
         dot_B1: Tensor | float = 0.0
@@ -65,7 +66,7 @@ class NeuMFDenseNetwork(nn.Module):
             one_BG, other_BG = gmf_B2G.unbind(1)
             product_BG = one_BG * other_BG
             if self._adds_up_gmf:
-                dot_B1 = product_BG.sum(1, keepdim=True)
+                dot_B1 = product_BG.sum(1, keepdim=True, dtype=torch.float32)
             else:
                 vectors.append(product_BG)
         if self.mlp is not None:

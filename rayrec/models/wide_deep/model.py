@@ -51,7 +51,7 @@ class WideDeepDenseNetwork(nn.Module):
             self.deep = scoring_layers(width, config.mlp, device, linear=GlorotLinear, dropout=config.dropout)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """dense (B, N) float32, pooled (B, D + T) float32 -> logits (B,) float32."""
+        """dense (B, N) float32, pooled (B, D + T) -> logits (B,) float32."""
         deep_BD = wide_BT = pooled
         if self.deep is not None and self.wide is not None:
             # One split, whose backward pass is one concatenation; that of two slices fills the whole width twice.
@@ -60,7 +60,8 @@ class WideDeepDenseNetwork(nn.Module):
         if self.wide is not None:
             logits.append(self.wide(dense, wide_BT))
         if self.deep is not None:
-            logits.append(self.deep(to_autocast_dtype(torch.cat([deep_BD, dense], dim=1))).squeeze(1).float())
+            inputs = torch.cat([to_autocast_dtype(deep_BD), to_autocast_dtype(dense)], dim=1)
+            logits.append(self.deep(inputs).squeeze(1).float())
         return logits[0] if len(logits) == 1 else logits[0] + logits[1]
 
 
@@ -73,8 +74,8 @@ class WidePart(nn.Module):
         self.bias = nn.Parameter(torch.empty((), device=device))
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """dense (B, N), pooled (B, T), both float32 -> logits (B,) float32, also under autocast."""
-        return (dense * self.weight).sum(1) + pooled.sum(1) + self.bias
+        """dense (B, N) float32, pooled (B, T) -> logits (B,) float32, also under autocast."""
+        return (dense * self.weight).sum(1) + pooled.sum(1, dtype=torch.float32) + self.bias
 
     def initialize(self, generator: torch.Generator) -> None:
         """Set everything to 0."""

@@ -34,6 +34,13 @@ class Precision:
         is_half = wanted == "bf16" or (wanted == "auto" and self.name == "bf16" and self.device == "cuda")
         return torch.bfloat16 if is_half else torch.float32
 
+    def pooled(self, wire: torch.dtype) -> torch.dtype:
+        """The format of pooled embeddings in training: that of the wire where the network rounds to it anyway.
+
+        Only GPUs: FBGEMM's kernels for CPUs have no bfloat16.
+        """
+        return wire if self.name == "bf16" and self.device == "cuda" else torch.float32
+
     def apply_to_process(self) -> None:
         """Set the process-wide matmul mode."""
         torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")

@@ -219,7 +219,7 @@ class TrainStep:
         assert gradient is not None
         for columns, penalty in self.model.penalties:
             factors = weight * (penalty * self._world_size * totals.share / totals.weight)
-            gradient[:, columns].addcmul_(boundary.detach()[:, columns], factors.unsqueeze(1).to(gradient.dtype))
+            gradient[:, columns].addcmul_(boundary.detach()[:, columns], factors.unsqueeze(1))
         return gradient
 
     def _unscale(self, boundary: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class _Training:
         precision = resolve_precision(self._config.precision, "cuda" if context.device.type == "cuda" else "cpu")
         precision.apply_to_process()
         wire = precision.on_the_wire(self._config.sharding.wire)
-        self._model = ParallelModel(recipe, dataset.schema, context, wire)
+        self._model = ParallelModel(recipe, dataset.schema, context, wire, precision.pooled(wire))
         steps_per_epoch = self._config.steps_per_epoch(dataset.split("train").rows)
         self._step = TrainStep(self._model, self._config, precision, steps_per_epoch)
         self._splits = SplitReader(

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, cast
@@ -17,12 +18,19 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
+from cuda_ops import triton_works
 from rayrec.common.errors import ConfigError
 from rayrec.common.memory import available_memory, keep_freed_memory
 from rayrec.common.units import parse_bytes
 from rayrec.config.train import ShardingConfig
 from rayrec.features.schema import Schema
-from rayrec.internals.torchrec import call_tables_directly, drop_cached_rows, local_shards, table_kernels
+from rayrec.internals.torchrec import (
+    call_tables_directly,
+    drop_cached_rows,
+    local_shards,
+    set_output_dtype,
+    table_kernels,
+)
 from rayrec.models.common.batch import Batch
 from rayrec.models.common.initialization import initialize_dense, initialize_shard
 from rayrec.models.common.tables import EmbeddingTable
@@ -120,6 +128,34 @@ class SentIds:
         return self._tables.compute_and_output_dist(self._context, ids)
 
 
+class CompiledNetwork(nn.Module):
+    """A dense network, compiled for batches of one size; those of other sizes it computes as it was.
+
+    A batch of another size is the last one of an epoch, which is not worth a compilation, or one of lists of rows, of
+    which each may have a size of its own.
+
+    On a GPU the forward and the backward pass are CUDA graphs that torch's compiler captures and replays
+    (`torch._inductor.cudagraph_trees`). It copies the inputs to where the graph reads them, and draws from the device's
+    generator as it was seeded before the step. What a replay returns is overwritten by the next one: logits and
+    gradients must be used up or copied by then, so there is no graph where gradients are summed over several passes.
+    """
+
+    def __init__(self, network: nn.Module, rows: int, *, has_graph: bool) -> None:
+        super().__init__()
+        self.network, self._rows = network, rows
+        self._mode = "reduce-overhead" if has_graph else None
+
+    @cached_property
+    def _compiled(self) -> Callable[[Tensor, Tensor], Tensor]:
+        # At the first use: it takes seconds to import the compiler, which evaluation does without.
+        return torch.compile(self.network, dynamic=False, mode=self._mode)
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        """As that of `RankingModel.dense_network`."""
+        network = self._compiled if pooled.shape[0] == self._rows else self.network
+        return cast(Tensor, network(dense, pooled))
+
+
 class ParallelModel:
     """The two halves of a `RankingModel`, each distributed in its own way.
 
@@ -127,15 +163,23 @@ class ParallelModel:
     the other, so that the trainer can stop between their backward passes. Initial values do not depend on the plan.
     """
 
-    def __init__(self, recipe: Recipe, schema: Schema, context: RankContext, wire: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        schema: Schema,
+        context: RankContext,
+        wire: torch.dtype = torch.float32,
+        pooled: torch.dtype = torch.float32,
+    ) -> None:
         """Needs the default process group; every rank must call it with the same recipe and schema.
 
-        `wire`: the format in which pooled embeddings and their gradients travel between ranks while the model trains.
+        While the model trains, pooled embeddings and their gradients travel between ranks in the format `wire`, and are
+        used in the format `pooled`: float32, or on GPUs that of the wire. Evaluations are exact.
 
         Raises UserError where the model does not suit the features, or the workers cannot hold its tables.
         """
         train, whole = recipe.train, build_model(recipe.model, schema, device="meta")
-        self.device, self._wire = context.device, WireFormat(wire)
+        self.device, self._wire, self._pooled_dtype = context.device, WireFormat(wire, pooled), pooled
         local_world_size = context.workers_per_node()
         self.plan = plan_sharding(
             whole.tables,
@@ -151,7 +195,7 @@ class ParallelModel:
         self.trains_tables = "embeddings" not in train.freeze
         dense_kernels = self.plan.tables_by("dense")
         self.threads = WorkerThreads(context.threads(train.threads))
-        self.has_threads = self.device.type == "cpu" and not train.compile
+        self.has_threads = self.device.type == "cpu" and train.compile is not True
         """Whether `threads` compute parts of the dense network beside each other."""
         self._is_local = context.world_size == 1 and self.device.type == "cpu"
         set_fused_optimizers(whole.embeddings, [t for t in whole.tables if t.name not in dense_kernels], train)
@@ -168,6 +212,8 @@ class ParallelModel:
             self._local_tables = LocalTables(table_kernels(self.tables), whole.schema)
         elif context.world_size == 1:
             call_tables_directly(self.tables)
+        if self.device.type == "cuda":
+            set_output_dtype(self.tables, pooled)
         self.table_optimizer = TableOptimizer(train, self.tables, whole.tables, dense_kernels)
         self.dense_network = whole.dense_network.to_empty(device=self.device)
         with torch.no_grad():
@@ -177,8 +223,9 @@ class ParallelModel:
         for parameter in frozen_parameters(self.dense_network, train.freeze):
             parameter.requires_grad_(False)
         called: nn.Module = self.dense_network
-        if train.compile:
-            called = cast(nn.Module, torch.compile(self.dense_network))
+        if train.compile is True or (train.compile == "auto" and self.device.type == "cuda" and triton_works()):
+            rows = -(-train.global_batch_size // (context.world_size * train.gradient_accumulation))
+            called = CompiledNetwork(called, rows, has_graph=train.gradient_accumulation == 1)
         self.dense_parameters: dict[str, list[nn.Parameter]] = {part: [] for part in train.by_part}
         """Parameters of the dense network that are trained, by the keys of `train.by_part`."""
         for name, parameter in self.dense_network.named_parameters():
@@ -232,7 +279,7 @@ class ParallelModel:
         return None if self._is_local else SentIds(self.tables.module.embeddings, batch, self._ahead)
 
     def pooled(self, batch: Batch, sent: SentIds | None = None) -> Tensor:
-        """Pooled embeddings (B, sum of dims) in the order of `RankingModel.pooled`; a collective.
+        """Pooled embeddings (B, sum of dims) in the order of `RankingModel.pooled`, to train on; a collective.
 
         `sent`: the batch's ids, if they were sent before.
         """
@@ -245,7 +292,7 @@ class ParallelModel:
     @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B,) float32 without gradients; a collective, as every rank holds a part of the tables."""
-        with self._wire.exact():
+        with self._wire.exact(), self._exact_kernels():
             pooled = self.pooled(batch)
         size = -(-batch.size // self.parts_of(batch.size))
 
@@ -261,6 +308,18 @@ class ParallelModel:
         if not self.has_threads:
             return 1
         return max(1, min(_MOST_PARTS, int(rows * self._work_of_row / _LEAST_WORK)))
+
+    @contextmanager
+    def _exact_kernels(self) -> Iterator[None]:
+        """Let the tables' kernels return float32 in the block."""
+        if self.device.type != "cuda" or self._pooled_dtype == torch.float32:
+            yield
+            return
+        set_output_dtype(self.tables, torch.float32)
+        try:
+            yield
+        finally:
+            set_output_dtype(self.tables, self._pooled_dtype)
 
     def without_dense_sync(self) -> AbstractContextManager[None]:
         """Gradients of the dense network stay local in this block and are summed into the next pass outside it."""

@@ -10,21 +10,22 @@ from torchrec.distributed.types import CommOp, NoOpQuantizedCommCodec, Quantized
 
 
 class WireFormat(NoOpQuantizedCommCodec[None]):
-    """What TorchRec calls before and after the collectives of a sharded collection; sums of rows are float32 again.
+    """What TorchRec calls before and after the collectives of a sharded collection.
 
     FBGEMM has such codecs, but none of bfloat16 on CPUs, and none that an evaluation could do without.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+    def __init__(self, dtype: torch.dtype, arrival: torch.dtype = torch.float32) -> None:
+        """`arrival`: the format of what has arrived."""
+        self._dtype, self._arrival = dtype, arrival
 
     def encode(self, input_tensor: Tensor, ctx: None = None) -> Tensor:
         """The tensor in the format that travels."""
         return input_tensor.to(self._dtype)
 
     def decode(self, input_grad: Tensor, ctx: None = None) -> Tensor:
-        """What has travelled, in float32."""
-        return input_grad.float()
+        """What has travelled, in the format in which it is used."""
+        return input_grad.to(self._arrival)
 
     @property
     def quantized_dtype(self) -> torch.dtype:
@@ -42,9 +43,10 @@ class WireFormat(NoOpQuantizedCommCodec[None]):
 
     @contextmanager
     def exact(self) -> Iterator[None]:
-        """Let float32 travel in the block."""
-        dtype, self._dtype = self._dtype, torch.float32
+        """Let float32 travel, and arrive, in the block."""
+        formats = self._dtype, self._arrival
+        self._dtype = self._arrival = torch.float32
         try:
             yield
         finally:
-            self._dtype = dtype
+            self._dtype, self._arrival = formats
