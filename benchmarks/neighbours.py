@@ -1,7 +1,7 @@
 """Training on a CPU alone, beside busy neighbours and on one CPU: rayrec, another checkout of it, plain torch.
 
     python -m benchmarks.neighbours --output benchmarks/results/neighbours.json [--rounds 3] [--before CHECKOUT]
-        [--seconds 3] [--only NAME ...]
+        [--seconds 2] [--only NAME ...]
 
 Workloads: the recipe that `rayrec inspect` writes for a table of 100,000 rows and 31 columns, its batch as written; and
 DLRM as in `benchmarks.cpu_training`, float32, at batches of 512 and 8,192. Sides: `rayrec train`, one worker, of this
@@ -9,12 +9,12 @@ checkout and of CHECKOUT (with the Python of its `.venv`, if it has one, else wi
 torch with its own choice of threads; and DLRM with FBGEMM's tables by hand. Conditions: those of
 `benchmarks.conditions`.
 
-A side trains until it has been measured, without evaluations and checkpoints. Its first steps count for the loss alone;
-then the neighbours wake. From the first record that began after that on, all are measured for `--seconds` at least:
-samples/s over all of them. On one CPU it is from its start on. Losses are those of every so many steps, for all runs
-the same: rayrec's have to be equal in all conditions; plain torch has other weights at the start, and its batches in
-the order of the files. Each round runs everything once, in an order that turns with the rounds; a program that is
-started again adds what is missing.
+A side trains until it has been measured, without evaluations and checkpoints: one process alone, then beside the
+neighbours as they come and go, another one on one CPU from its start on. Its first steps count for the loss alone. A
+condition is measured for `--seconds` at least, from the first record that began under it on: samples/s over all
+records. Losses are those of every so many steps, the same for all runs: rayrec's have to be equal under all conditions;
+plain torch has other weights at the start, and its batches in the order of the files. Each round runs everything once,
+in an order that turns with the rounds; a program that is started again adds what is missing.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,6 @@ from tests.environments import environment_without_cluster
 
 HERE = Path(__file__).resolve().parents[1]
 TABLE_ROWS = 100_000
-CONDITIONS = (*NEIGHBOURS, ONE_CPU)
 _SETTINGS = {
     "workers": 1,
     "device": "cpu",
@@ -72,7 +71,7 @@ class Workload:
     window: int
     """Steps of a record."""
     first_steps: int
-    """Before the neighbours wake; also, losses are kept of every so many steps."""
+    """Before the first condition is measured; also, losses are kept of every so many steps."""
     programs: dict[str, str]
     """What has to be run of `benchmarks/peers/programs`, by side."""
     arguments: dict[str, Any]
@@ -82,7 +81,7 @@ class Workload:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement, at least")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement, at least")
     parser.add_argument("--before", type=Path, help="another checkout of rayrec")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="of a workload, a side and a condition")
     parser.add_argument("--output", type=Path, required=True)
@@ -93,22 +92,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="rayrec-neighbours-") as name:
         folder = Path(name)
         runs = [
-            (workload, condition, side)
+            (workload, side, conditions)
             for workload in (_inspected(folder / "inspected"), *_dlrm(folder / "dlrm"))
-            for condition in CONDITIONS
+            for conditions in (NEIGHBOURS, (ONE_CPU,))
             for side in (*checkouts, *workload.programs)
-            if {workload.name, condition, side}.issuperset(options.only)
+            if any({workload.name, side, condition}.issuperset(options.only) for condition in conditions)
         ]
         for number in range(options.rounds):
             turned = number * len(runs) // options.rounds
-            for workload, condition, side in runs[turned:] + runs[:turned]:
-                row = {"workload": workload.name, "condition": condition, "side": side, "round": number}
-                if not results.has(**row):
+            for workload, side, conditions in runs[turned:] + runs[:turned]:
+                key = {"workload": workload.name, "side": side, "round": number}
+                if not all(results.has(**key, condition=condition) for condition in conditions):
                     with tempfile.TemporaryDirectory(dir=folder) as empty:
-                        found = _measure(
-                            workload, condition, side, checkouts.get(side), Path(empty) / "run", options.seconds
-                        )
-                    results.add({**row, **found, "machine": machine()})
+                        run = Path(empty) / "run"
+                        found = _measure(workload, side, checkouts.get(side), conditions, run, options.seconds)
+                    for condition, measured in found.items():
+                        results.add({**key, "condition": condition, **measured, "machine": machine()})
     print(text_table(_summary(results.read())))
 
 
@@ -155,9 +154,14 @@ def _dlrm(folder: Path) -> Iterator[Workload]:
 
 
 def _measure(
-    workload: Workload, condition: str, side: str, checkout: Path | None, folder: Path, seconds: float
-) -> dict[str, Any]:
-    """Train in a new folder until it is measured; `checkout` is None for a peer's program."""
+    workload: Workload,
+    side: str,
+    checkout: Path | None,
+    conditions: Sequence[str],
+    folder: Path,
+    seconds: float,
+) -> dict[str, dict[str, Any]]:
+    """Train in a new folder until each condition is measured; `checkout` is None for a peer's program."""
     history = folder / HISTORY_FILE
     if checkout is None:
         folder.mkdir()
@@ -172,30 +176,39 @@ def _measure(
         command = _python(checkout, "rayrec.cli", "train", *files, *settings)
     environment = {**environment_without_cluster(), "PYTHONPATH": str(checkout or HERE)}
     log = folder.with_suffix(".log")
-    with log.open("wb") as said, one_cpu() if condition == ONE_CPU else nullcontext():
+    results = {}
+    with log.open("wb") as said, one_cpu() if ONE_CPU in conditions else nullcontext():
         process = subprocess.Popen(command, cwd=checkout or HERE, env=environment, stdout=said, stderr=said)
         try:
-            first = _records(process, history, log, lambda found: found[-1]["step"] >= workload.first_steps)
-            with neighbours(condition if condition in NEIGHBOURS else ALONE):
-                woken = time.perf_counter()
+            records = _records(process, history, log, lambda found: found[-1]["step"] >= workload.first_steps)
+            for condition in conditions:
+                known, woken = len(records), time.perf_counter()
 
-                def is_measured(found: list[dict[str, Any]]) -> bool:
-                    count, took = len(found) - len(first) - 1, time.perf_counter() - woken
+                def are_enough(found: list[dict[str, Any]], known: int = known, woken: float = woken) -> bool:
+                    count, took = len(found) - known - 1, time.perf_counter() - woken
                     return count >= 1 and took >= seconds * (1 if count >= _ENOUGH else _PATIENCE)
 
-                records = _records(process, history, log, is_measured)
+                with neighbours(ALONE if condition == ONE_CPU else condition):
+                    records = _records(process, history, log, are_enough)
+                results[condition] = _measured(workload, records, known + 1)
         finally:
             process.terminate()
             process.wait()
-    measured = list(itertools.pairwise(records))[len(first) :]
-    steps = [record["step"] - before["step"] for before, record in measured]
-    batches_a_second = [record["samples_per_second"] / workload.arguments["batch"] for _, record in measured]
-    took = sum(count / speed for count, speed in zip(steps, batches_a_second, strict=True))
+    return results
+
+
+def _measured(workload: Workload, records: list[dict[str, Any]], first: int) -> dict[str, Any]:
+    """The speed by the records from the `first` on, and the losses so far."""
+    steps, seconds = 0, 0.0
+    for before, record in itertools.pairwise(records[first - 1 :]):
+        count = record["step"] - before["step"]
+        steps += count
+        seconds += count * workload.arguments["batch"] / record["samples_per_second"]
     losses = {record["step"]: record["loss"] for record in records if record["step"] % workload.first_steps == 0}
     return {
-        "samples_per_second": round(sum(steps) * workload.arguments["batch"] / took, 1),
-        "seconds": round(took, 2),
-        "steps": sum(steps),
+        "samples_per_second": round(steps * workload.arguments["batch"] / seconds, 1),
+        "steps": steps,
+        "seconds": round(seconds, 2),
         "loss": losses[workload.first_steps],
         "losses": losses,
     }
