@@ -32,10 +32,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pyarrow import csv
 
 from benchmarks import cpu_training
 from benchmarks.conditions import ALONE, NEIGHBOURS, ONE_CPU, neighbours, one_cpu
-from benchmarks.mixed_table import LABEL, write_table
+from benchmarks.mixed_table import LABEL, mixed_table
 from benchmarks.process_tree import machine
 from benchmarks.result_rows import ResultRows
 from jobs.command.result import text_table
@@ -114,7 +115,7 @@ def main() -> None:
 def _inspected(folder: Path) -> Workload:
     folder.mkdir()
     table, recipe, dataset = folder / "table.csv", folder / "recipe.yaml", folder / "dataset"
-    write_table(table, TABLE_ROWS)
+    csv.write_csv(mixed_table(TABLE_ROWS), table)
     for words in (
         ["inspect", table, "--label", LABEL, "--output", recipe],
         ["preprocess", recipe, "--input", table, "--output", dataset],
