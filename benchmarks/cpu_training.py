@@ -58,7 +58,7 @@ def main() -> None:
     results = ResultRows(arguments.output, ("round", "side"), ("round", "side", "samples_per_second"))
     with tempfile.TemporaryDirectory(prefix="rayrec-cpu-training-") as name:
         folder = Path(name)
-        sides = _sides(arguments, _write_dataset(folder / "dataset"))
+        sides = _sides(arguments, write_dataset(folder / "dataset"))
         for number in range(arguments.rounds):
             names = [side for side in sides if arguments.only is None or side in arguments.only]
             turned = number % len(names)
@@ -90,27 +90,14 @@ def _rayrec(
     checkout: Path, dataset: Dataset, precision: str, workers: int, window: int, windows: int, folder: Path
 ) -> list[float]:
     steps = window * windows
-    sgd = {"kind": "sgd", "lr": LEARNING_RATE}
-    recipe = {
-        "name": "cpu-training",
-        "source": {"kind": "criteo"},
-        "preprocess": {"split": {"kind": "hash"}},
-        "model": {"kind": "dlrm", "embedding_dim": DIM, "bottom_mlp": BOTTOM, "top_mlp": TOP, "interaction": "dot"},
-        "train": {
-            "global_batch_size": BATCH,
-            "epochs": -(-steps // STEPS_AN_EPOCH),
-            "max_steps": steps,
-            "workers": workers,
-            "device": "cpu",
-            "precision": precision,
-            "embedding_optimizer": sgd,
-            "dense_optimizer": sgd,
-            "evaluations_per_epoch": 0,
-            "log_every_steps": window,
-            "tracking": {"tensorboard": False},
-        },
+    train = {
+        "epochs": -(-steps // STEPS_AN_EPOCH),
+        "max_steps": steps,
+        "workers": workers,
+        "precision": precision,
+        "log_every_steps": window,
     }
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(_plain(recipe)))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(dlrm_recipe(BATCH, train)))
     files = [str(folder / "recipe.yaml"), "--data", str(dataset.folder), "--output", str(folder / "run")]
     subprocess.run(
         [checkout / ".venv" / "bin" / "python", "-m", "rayrec.cli", "train", *files],
@@ -149,14 +136,34 @@ def _dlrm(checkout: Path, window: int, windows: int, folder: Path) -> list[float
     return [1000 * BATCH / float(milliseconds) for milliseconds in re.findall(r"([\d.]+) ms/it", printed)]
 
 
-def _plain(value: Any) -> Any:
-    """With lists for tuples, which YAML does not have."""
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+def dlrm_recipe(batch: int, train: dict[str, Any]) -> dict[str, Any]:
+    """A recipe for the model of `write_dataset`'s rows, which trains on a CPU by SGD and does nothing besides."""
+    sgd = {"kind": "sgd", "lr": LEARNING_RATE}
+    own = {
+        "global_batch_size": batch,
+        "device": "cpu",
+        "embedding_optimizer": sgd,
+        "dense_optimizer": sgd,
+        "evaluations_per_epoch": 0,
+        "tracking": {"tensorboard": False},
+    }
+    return {
+        "name": "cpu-training",
+        "source": {"kind": "criteo"},
+        "preprocess": {"split": {"kind": "hash"}},
+        "model": {
+            "kind": "dlrm",
+            "embedding_dim": DIM,
+            "bottom_mlp": list(BOTTOM),
+            "top_mlp": list(TOP),
+            "interaction": "dot",
+        },
+        "train": {**own, **train},
+    }
 
 
-def _write_dataset(folder: Path) -> Dataset:
+def write_dataset(folder: Path) -> Dataset:
+    """Write rows whose values and labels are drawn at random, `STEPS_AN_EPOCH` batches of `BATCH`."""
     schema = make_schema(NUMERIC, TABLES, cardinalities=(ROWS,))
     rng = np.random.default_rng(0)
     rows = BATCH * STEPS_AN_EPOCH

@@ -1,9 +1,11 @@
 """rayrec beside its peers: the same data and model, in turns, on this machine.
 
-    python -m benchmarks.peers [--rounds 5] [--only CASE ...] [--environments build/peers]
+    python -m benchmarks.peers [--rounds 5] [--only CASE ...] [--beside NEIGHBOURS] [--environments build/peers]
 
 - `preprocess`: a million generated rows of Criteo's layout to vocabularies, ids, logarithms, shuffled Parquet files;
   seconds of the whole program.
+- `table`: a generated table of a million rows and 31 columns to scores of 100,000 other rows; seconds of `rayrec
+  inspect`, `run` and `predict` together, and the AUC of the scores.
 - `dlrm`: DLRM with 26 tables of 100,000 x 64, float32, SGD, batches of 8,192; samples/s after ten steps.
 - `wide_deep`: Wide & Deep on the same rows with tables of width 16, Adagrad; samples/s of the second epoch.
 - `neumf`: NeuMF as the NCF paper's code has it by default, on a million generated interactions with four negatives
@@ -12,14 +14,15 @@
   at a time, and of four that ask for 256.
 
 rayrec's side is what a user runs: `rayrec preprocess` and `rayrec train`, Ray included, reading from disk. The peers
-are small programs in `benchmarks/peers/programs`, written as their users write them; their rows are in memory before
-the clock starts. A server written by hand, with FastAPI, shares the torch module with rayrec. polars, DeepCTR-Torch and
-RecBole are installed into environments of their own (a minute, once); plain torch, TorchRec and PySpark run in
-rayrec's, in the same versions. Where pip finds no CPU build of torch, set
+are small programs in `benchmarks/peers/programs`, written as their users write them; rows to train on are in memory
+before the clock starts. A server written by hand, with FastAPI, shares the torch module with rayrec. polars, DuckDB,
+DeepCTR-Torch and RecBole are installed into environments of their own (a minute, once); plain torch, TorchRec, FBGEMM,
+LightGBM and PySpark run in rayrec's, in the same versions. Where pip finds no CPU build of torch, set
 PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
 
-Results go to benchmarks/results/peers.json; a table is printed. The ratio is rayrec's speed divided by the peer's, of
-one round; its median and its extremes over the rounds are given.
+Results go to benchmarks/results/peers.json, by case and condition; a table is printed. The ratio is rayrec's speed
+divided by the peer's, of one round; its median and its extremes over the rounds are given. With `--beside`, the busy
+loops of `benchmarks.conditions` run all the while that sides do.
 """
 
 import argparse
@@ -37,9 +40,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import yaml
+from pyarrow import csv
+from sklearn.metrics import roc_auc_score
 
 from benchmarks import serving
+from benchmarks.conditions import ALONE, NEIGHBOURS, neighbours
+from benchmarks.mixed_table import LABEL, mixed_table
 from benchmarks.peers.environments import python_of
 from benchmarks.process_tree import machine
 from cluster.java import provide_java
@@ -63,6 +71,7 @@ RESULTS = REPOSITORY / "benchmarks" / "results" / "peers.json"
 THREADS = os.cpu_count() or 1
 
 PREPROCESSED_ROWS, FREQUENCY_LIMIT = 1_000_000, 10
+TABLE_CASE_ROWS, HELD_OUT_ROWS = 1_000_000, 100_000
 BATCH, WARM_UP, STEPS = 8192, 10, 30
 TABLE_ROWS, DIM, BOTTOM_MLP, TOP_MLP = 100_000, 64, [512, 256, 64], [512, 256]
 WIDE_DEEP_DIM, WIDE_DEEP_MLP = 16, [512, 256]
@@ -91,6 +100,8 @@ class Case:
     equal: str
     """Another key, which has to agree: the sides did the same work."""
     tolerance: float = 0.0
+    shown: tuple[str, ...] = ()
+    """What else the table gives of each side."""
 
 
 def _preprocess(folder: Path, environments: Path, stack: ExitStack) -> dict[str, Side]:
@@ -110,8 +121,39 @@ def _preprocess(folder: Path, environments: Path, stack: ExitStack) -> dict[str,
     return {
         "rayrec preprocess": by_rayrec,
         "polars": partial(by, python_of("polars", environments), "polars_preprocess"),
+        "DuckDB": partial(by, python_of("duckdb", environments), "duckdb_preprocess"),
         "PySpark": partial(by, Path(sys.executable), "spark_preprocess"),
     }
+
+
+def _table_case(folder: Path, environments: Path, stack: ExitStack) -> dict[str, Side]:
+    rows = mixed_table(TABLE_CASE_ROWS + HELD_OUT_ROWS)
+    train, held_out = folder / "train.csv", folder / "held-out.csv"
+    csv.write_csv(rows.slice(0, TABLE_CASE_ROWS), train)
+    csv.write_csv(rows.slice(TABLE_CASE_ROWS), held_out)
+    label = rows[LABEL].slice(TABLE_CASE_ROWS).to_numpy()
+
+    def measured_by(scores: Path) -> dict[str, Any]:
+        found = pq.read_table(scores)["score"].to_numpy()
+        return {"rows": len(found), "auc": float(roc_auc_score(label, found))}
+
+    def by_rayrec(output: Path) -> dict[str, Any]:
+        output.mkdir()
+        recipe, run, scores = output / "recipe.yaml", output / "run", output / "scores"
+        began = time.perf_counter()
+        _rayrec("inspect", str(train), "--label", LABEL, "--output", str(recipe))
+        _rayrec("run", str(recipe), "--input", str(train), "--output", str(run))
+        _rayrec("predict", str(run / "model"), "--raw", "--input", str(held_out), "--output", str(scores))
+        return {"seconds": time.perf_counter() - began, **measured_by(scores / "scores")}
+
+    def by_lightgbm(output: Path) -> dict[str, Any]:
+        output.mkdir()
+        scores = output / "scores.parquet"
+        files = {"train": str(train), "held_out": str(held_out), "scores": str(scores)}
+        arguments = {**files, "label": LABEL, "threads": THREADS}
+        return {**_program(Path(sys.executable), "lightgbm_table", arguments), **measured_by(scores)}
+
+    return {"rayrec inspect, run, predict": by_rayrec, "LightGBM": by_lightgbm}
 
 
 def _encoded_rows(folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -143,6 +185,7 @@ def _dlrm(folder: Path, environments: Path, stack: ExitStack) -> dict[str, Side]
         "rayrec train, 2 workers": partial(_train, recipe, dataset, 2),
         "plain torch": lambda _: _program(here, "torch_dlrm", arguments),
         "TorchRec by hand": lambda _: _program(here, "torchrec_dlrm", arguments),
+        "FBGEMM by hand": lambda _: _program(here, "tbe_dlrm", arguments),
     }
 
 
@@ -212,6 +255,7 @@ def _serving(rows: int, clients: int, folder: Path, environments: Path, stack: E
 
 CASES = {
     "preprocess": Case(_preprocess, "seconds", equal="ids"),
+    "table": Case(_table_case, "seconds", equal="rows", shown=("auc",)),
     # TorchRec's layers start with other weights.
     "dlrm": Case(_dlrm, "samples_per_second", equal="loss", tolerance=0.02),
     "wide_deep": Case(_wide_deep, "samples_per_second", equal="loss", tolerance=0.02),
@@ -225,6 +269,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
+    parser.add_argument(
+        "--beside", choices=NEIGHBOURS[1:], default=ALONE, metavar="NEIGHBOURS", help=str(NEIGHBOURS[1:])
+    )
     parser.add_argument("--environments", type=Path, default=Path("build/peers"), help="folder of the peers' packages")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -236,10 +283,13 @@ def main() -> None:
             ExitStack() as stack,
         ):
             sides = CASES[name].prepare(Path(folder), options.environments.resolve(), stack)
-            rounds = _rounds(CASES[name], sides, Path(folder), options.rounds)
-        results[name] = {"machine": machine(), "rounds": rounds, "table": _table(CASES[name], rounds)}
+            with neighbours(options.beside):
+                rounds = _rounds(CASES[name], sides, Path(folder), options.rounds)
+        key = name if options.beside == ALONE else f"{name}, {options.beside}"
+        table = _table(CASES[name], rounds)
+        results[key] = {"machine": machine(), "condition": options.beside, "rounds": rounds, "table": table}
         write_json(options.output, results)
-        print(f"{name}\n{text_table(results[name]['table'])}\n", flush=True)
+        print(f"{key}\n{text_table(table)}\n", flush=True)
 
 
 def _rounds(case: Case, sides: dict[str, Side], folder: Path, count: int) -> list[dict[str, dict[str, Any]]]:
@@ -275,6 +325,7 @@ def _table(case: Case, rounds: list[dict[str, dict[str, Any]]]) -> list[dict[str
         table.append({
             "side": name,
             case.figure: round(statistics.median(values), 1),
+            **{key: round(statistics.median(found[name][key] for found in rounds), 4) for key in case.shown},
             "rayrec's speed / its": round(statistics.median(ratios), 2),
             "from": round(min(ratios), 2),
             "to": round(max(ratios), 2),

@@ -20,14 +20,16 @@ def main() -> None:
     began = time.perf_counter()
     schema = {"label": pl.Int8, **dict.fromkeys(NUMBERS, pl.Int32), **dict.fromkeys(CATEGORIES, pl.String)}
     rows = pl.read_csv(arguments["input"], separator="\t", has_header=False, quote_char=None, schema=schema)
-    vocabularies = {name: vocabulary(rows, name, arguments["limit"]) for name in CATEGORIES}
+    # Streaming from the file would read the text twice, which takes three times as long.
+    counted = pl.collect_all([vocabulary(rows.lazy(), name, arguments["limit"]) for name in CATEGORIES])
+    vocabularies = dict(zip(CATEGORIES, counted, strict=True))
     encoded = rows.lazy().with_columns(
         *(
             pl.when(pl.col(name) > -3).then((pl.col(name).cast(pl.Float32) + 3).log()).fill_null(0.0).alias(name)
             for name in NUMBERS
         ),
         *(
-            pl.col(name).replace_strict(listed["value"], listed["id"], default=0, return_dtype=pl.Int32)
+            pl.col(name).cast(pl.Enum(listed["value"]), strict=False).to_physical().cast(pl.Int32).add(1).fill_null(0)
             for name, listed in vocabularies.items()
         ),
     )
@@ -40,18 +42,16 @@ def main() -> None:
     print(json.dumps({"seconds": time.perf_counter() - began, "ids": sizes}))
 
 
-def vocabulary(rows: pl.DataFrame, name: str, limit: int) -> pl.DataFrame:
+def vocabulary(rows: pl.LazyFrame, name: str, limit: int) -> pl.LazyFrame:
     """Columns `value` and `id`; a missing value has none."""
     return (
-        rows.lazy()
-        .select(pl.col(name).alias("value"))
+        rows.select(pl.col(name).alias("value"))
         .drop_nulls()
         .group_by("value")
         .len()
         .filter(pl.col("len") >= limit)
         .sort(["len", "value"], descending=[True, False])
         .select("value", pl.int_range(1, pl.len() + 1, dtype=pl.Int32).alias("id"))
-        .collect()
     )
 
 

@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,10 +86,15 @@ def timed(steps: Iterator[Tensor], batch: int, warmup: int) -> dict[str, float]:
     return {"samples_per_second": statistics.median(rates), "loss": sum(map(float, losses)) / len(losses)}
 
 
-def main() -> None:
-    arguments = json.loads(sys.argv[1])
+def batches(label: Tensor, batch: int) -> Iterator[slice]:
+    """The rows of one batch after the other, in their order, again and again; what is left of them fills none."""
+    starts = range(0, len(label) - batch + 1, batch)
+    return (slice(start, start + batch) for start in itertools.cycle(starts))
+
+
+def training(arguments: dict[str, Any]) -> Iterator[Tensor]:
+    """Read the rows and build the model, then train step after step, without an end: the loss () of each."""
     torch.manual_seed(0)
-    torch.set_num_threads(arguments["threads"])
     dense, ids, label = read(arguments["parts"])
     model = DLRM(
         [arguments["rows_of_table"]] * len(ids),
@@ -98,19 +104,20 @@ def main() -> None:
         arguments["top_mlp"],
     )
     optimizer, loss_of = torch.optim.SGD(model.parameters(), lr=arguments["lr"]), nn.BCEWithLogitsLoss()
-    batch = arguments["batch"]
-    offsets = torch.arange(batch)
+    offsets = torch.arange(arguments["batch"])
+    for rows in batches(label, arguments["batch"]):
+        loss = loss_of(model(dense[rows], offsets, ids[:, rows]), label[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss.detach()
 
-    def steps() -> Iterator[Tensor]:
-        for step in range(arguments["warmup"] + arguments["steps"]):
-            rows = slice(step * batch, (step + 1) * batch)
-            loss = loss_of(model(dense[rows], offsets, ids[:, rows]), label[rows])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            yield loss.detach()
 
-    print(json.dumps(timed(steps(), batch, arguments["warmup"])))
+def main() -> None:
+    arguments = json.loads(sys.argv[1])
+    torch.set_num_threads(arguments["threads"])
+    steps = itertools.islice(training(arguments), arguments["warmup"] + arguments["steps"])
+    print(json.dumps(timed(steps, arguments["batch"], arguments["warmup"])))
 
 
 if __name__ == "__main__":
