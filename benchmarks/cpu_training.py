@@ -173,7 +173,7 @@ def write_dataset(folder: Path) -> Dataset:
     part = write_part(folder, "train/part-00000.parquet", pa.table(columns), 8192)
     schema.save(folder)
     split = SplitInfo(rows=rows, positives=float(columns[schema.label].to_numpy().sum()), parts=(part,))
-    config = load_recipe("dlrm-criteo").model_dump(mode="json")
+    config = load_recipe("dlrm-criteo").model_dump(mode="json", exclude_unset=True)
     Manifest(splits={"train": split}, rejected={}, sources=(), config=config).save(folder)
     return Dataset.open(folder)
 

@@ -94,7 +94,7 @@ def main() -> None:
         folder = Path(name)
         runs = [
             (workload, side, conditions)
-            for workload in (_inspected(folder / "inspected"), *_dlrm(folder / "dlrm"))
+            for workload in (_inspected(folder / "inspected", options.before or HERE), *_dlrm(folder / "dlrm"))
             for conditions in (NEIGHBOURS, (ONE_CPU,))
             for side in (*checkouts, *workload.programs)
             if any({workload.name, side, condition}.issuperset(options.only) for condition in conditions)
@@ -112,7 +112,8 @@ def main() -> None:
     print(text_table(_summary(results.read())))
 
 
-def _inspected(folder: Path) -> Workload:
+def _inspected(folder: Path, oldest: Path) -> Workload:
+    """Write the table, its recipe and its dataset; `oldest` preprocesses, as others read what it writes."""
     folder.mkdir()
     table, recipe, dataset = folder / "table.csv", folder / "recipe.yaml", folder / "dataset"
     csv.write_csv(mixed_table(TABLE_ROWS), table)
@@ -120,7 +121,10 @@ def _inspected(folder: Path) -> Workload:
         ["inspect", table, "--label", LABEL, "--output", recipe],
         ["preprocess", recipe, "--input", table, "--output", dataset],
     ):
-        subprocess.run(_python(HERE, "rayrec.cli", *words), cwd=HERE, check=True, capture_output=True)
+        environment = {**environment_without_cluster(), "PYTHONPATH": str(oldest)}
+        subprocess.run(
+            _python(oldest, "rayrec.cli", *words), cwd=oldest, env=environment, check=True, capture_output=True
+        )
     written = load_recipe(recipe)
     schema, model, train = Schema.load(dataset), written.model, written.train
     assert isinstance(model, WideDeepConfig)

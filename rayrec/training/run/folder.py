@@ -29,7 +29,7 @@ PROGRESS_FILE = "progress.json"
 RESUMABLE_CHANGES = frozenset({
     "workers", "min_workers", "elastic_interval_seconds", "device", "precision", "epochs", "max_steps",
     "gradient_accumulation", "sharding", "checkpoint", "evaluation_split", "evaluations_per_epoch", "early_stop",
-    "compile", "max_failures", "log_every_steps", "tracking",
+    "compile", "threads", "max_failures", "log_every_steps", "tracking",
 })  # fmt: skip
 
 # Fields of train.ingest that a resumed run may change, set alike for a comparison.
