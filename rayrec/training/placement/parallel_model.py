@@ -17,6 +17,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
+from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import ConfigError
 from rayrec.common.memory import available_memory, keep_freed_memory
 from rayrec.common.units import parse_bytes
@@ -45,7 +46,7 @@ class RankContext:
     def prepare_process(self) -> None:
         """Give the process, on a CPU, its share of the threads, and let it keep the memory that it frees."""
         if self.device.type == "cpu":
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.local_world_size))
+            torch.set_num_threads(max(1, available_cpus() // self.local_world_size))
             keep_freed_memory()
 
     def memory_per_worker(self, config: ShardingConfig) -> int:
