@@ -41,13 +41,14 @@ import yaml
 
 from benchmarks import serving
 from benchmarks.peers.environments import python_of
-from benchmarks.process_tree import machine
 from cluster.java import provide_java
 from jobs.benchmark_serve import measured
 from jobs.command.result import text_table
 from jobs.serve import ServeRequest
 from jobs.serve import serving as serve
+from rayrec.common.cpus import available_cpus
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema
@@ -60,7 +61,7 @@ from tests.model_folders import make_model_folder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "peers.json"
-THREADS = os.cpu_count() or 1
+THREADS = available_cpus()
 
 PREPROCESSED_ROWS, FREQUENCY_LIMIT = 1_000_000, 10
 BATCH, WARM_UP, STEPS = 8192, 10, 30
@@ -231,13 +232,14 @@ def main() -> None:
     provide_java()
     results = json.loads(options.output.read_text()) if options.output.exists() else {}
     for name in options.only:
+        machine = Machine()
         with (
             tempfile.TemporaryDirectory(prefix="rayrec-peers-", ignore_cleanup_errors=True) as folder,
             ExitStack() as stack,
         ):
             sides = CASES[name].prepare(Path(folder), options.environments.resolve(), stack)
             rounds = _rounds(CASES[name], sides, Path(folder), options.rounds)
-        results[name] = {"machine": machine(), "rounds": rounds, "table": _table(CASES[name], rounds)}
+        results[name] = {"machine": machine.described(), "rounds": rounds, "table": _table(CASES[name], rounds)}
         write_json(options.output, results)
         print(f"{name}\n{text_table(results[name]['table'])}\n", flush=True)
 
