@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.common.cpus import cpu_limits
-from rayrec.common.memory import available_memory
 
 _PACKAGES = (
     "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy", "pyarrow", "ray", "raydp", "pyspark", "triton",
 )  # fmt: skip
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -26,8 +24,6 @@ class Machine:
 
     def described(self) -> dict[str, Any]:
         """What a file of results says of it, when the measurement ends; loads are averages over 1, 5 and 15 minutes."""
-        import psutil
-
         limits = cpu_limits()
         return {
             "cpu": _cpu_model(),
@@ -35,8 +31,7 @@ class Machine:
             "cpus_usable": limits.available,
             "load_at_start": [round(load, 2) for load in self.load_at_start],
             "load_at_end": [round(load, 2) for load in os.getloadavg()],
-            "memory_gib": round(psutil.virtual_memory().total / _GIB, 1),
-            "memory_free_gib": round(available_memory() / _GIB, 1),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
             "versions": {"rayrec": _own_version(), "python": platform.python_version(), **_versions()},
         }
 
