@@ -18,6 +18,7 @@ import rayrec
 from benchmarks.in_process import metrics, train
 from jobs.command.result import text_table
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.ingest.dataset import Dataset
 
 RESULTS = Path(__file__).parent / "results"
@@ -101,9 +102,10 @@ def main() -> None:
     generated.add_argument("--rows", type=int, default=1_000_000)
     generated.add_argument("--seed", type=int, default=0)
     options = vars(parser.parse_args())
+    machine = Machine()
     part = options.pop("part")
     table = measure_real(**options) if part == "real" else measure_generated(**options)
-    write_json(RESULTS / f"accuracy_{part}.json", table)
+    write_json(RESULTS / f"accuracy_{part}.json", {"machine": machine.described(), "rows": table})
     print(text_table([{k: v for k, v in row.items() if not isinstance(v, dict)} for row in table]))
 
 

@@ -34,9 +34,9 @@ import pyarrow.parquet as pq
 from sklearn.metrics import roc_auc_score
 
 from benchmarks.line_chart import line_chart
-from benchmarks.process_tree import machine
 from jobs.command.result import text_table
 from rayrec.common.files import write_atomically, write_json
+from rayrec.common.machine import Machine
 
 RECIPE = "dlrm-criteo-debug"
 # The debug recipe for more rows; one worker, whose start takes less of the time that is compared.
@@ -62,11 +62,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=500_000, help="of a day")
     parser.add_argument("--seed", type=int, default=0, help="of the rows")
     options = parser.parse_args()
+    machine = Machine()
     with tempfile.TemporaryDirectory(prefix="rayrec-daily-") as temporary:
         days = measure(Path(temporary), options.days, options.rows, options.seed)
     shown = summary(days)
-    report = {"machine": machine(), "recipe": RECIPE, "rows_of_a_day": options.rows, "seed": options.seed, **shown}
-    write_json(options.output, {**report, "days": days})
+    report = {"recipe": RECIPE, "rows_of_a_day": options.rows, "seed": options.seed, **shown, "days": days}
+    write_json(options.output, {"machine": machine.described(), **report})
     write_atomically(options.plot, plot(days))
     print(text_table([_row(day) for day in days]))
     print(json.dumps(shown, indent=2))

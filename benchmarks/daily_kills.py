@@ -31,6 +31,7 @@ import requests
 
 from benchmarks.killable import attempt, moments, started
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.common.ports import free_port
 
 RECIPE = "dlrm-criteo-debug"
@@ -61,6 +62,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=6_000, help="rows of a day")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     options = parser.parse_args()
+    machine = Machine()
     with tempfile.TemporaryDirectory(prefix="rayrec-daily-") as temporary:
         folder = Path(temporary)
         size = ("--rows", options.rows * DAYS, "--days", DAYS)
@@ -74,7 +76,7 @@ def main() -> None:
             "follow": followed(folder, options.kills, chance),
             "serve": served(folder, options.kills, chance),
         }
-    write_json(options.output, report)
+    write_json(options.output, {"machine": machine.described(), **report})
     print(json.dumps(report, indent=2))
     sys.exit(0 if all(report[part]["same"] for part in ("continue", "follow", "serve")) else 1)
 

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow.fs as fs
 
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.config.preprocess import ShardLayoutConfig
 from rayrec.features.text_forms import TextFacts
 from rayrec.inference.batch.pool import rows_of_parts
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
+    machine = Machine()
     runs = []
     for rows in arguments.rows:
         steps = {}
@@ -50,7 +52,8 @@ def main() -> None:
             steps[name] = _in_own_process(step, rows, arguments.nodes)
             print(f"{rows:,} {name}: {steps[name]}", flush=True)
         runs.append({"rows": rows, "steps": steps})
-    write_json(arguments.output, {"nodes": arguments.nodes, "gpus_a_node": _GPUS_A_NODE, "runs": runs})
+    report = {"nodes": arguments.nodes, "gpus_a_node": _GPUS_A_NODE, "runs": runs}
+    write_json(arguments.output, {"machine": machine.described(), **report})
 
 
 def _in_own_process(step: Callable[[int, int], dict[str, Any]], *arguments: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typing import Any
 
 import rayrec
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.training.run.history import read_history
 from tests.environments import environment_of_open_cluster
 from tests.ray_head import kill_node, ray_head, ray_nodes
@@ -39,9 +40,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     options = parser.parse_args()
+    machine = Machine()
     with tempfile.TemporaryDirectory(prefix="rayrec-elastic-") as temporary:
         report = measure(Path(temporary), options.rows, options.epochs)
-    write_json(options.output, report)
+    write_json(options.output, {"machine": machine.described(), **report})
     print(json.dumps(report, indent=2))
     held = report["loss_is_continuous"] and report["largest_difference_of_auc"] <= 0.002
     sys.exit(0 if report["workers"] == [2, 1, 2] and held else 1)

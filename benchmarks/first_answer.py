@@ -24,6 +24,7 @@ from typing import Any
 import yaml
 
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.common.ports import free_port
 from rayrec.config.validation import parse_yaml
 from tests.environments import environment_without_cluster
@@ -136,12 +137,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(LOGS))
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
+    machine = Machine()
     report = {}
     for name in options.only:
         with tempfile.TemporaryDirectory(prefix="rayrec-first-") as folder:
             report[name] = first_answer(LOGS[name], options.data.resolve(), Path(folder))
         print(name, report[name]["seconds"], flush=True)
-        write_json(options.output, report)
+        write_json(options.output, {"machine": machine.described(), **report})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.process_tree import MIB, folder_size, machine
+from benchmarks.process_tree import MIB, folder_size
 from benchmarks.repeated import repeated
 from benchmarks.result_rows import add_by_rows, parser_by_rows
 from rayrec.raw.files import list_inputs
@@ -60,7 +60,7 @@ def _measure(folder: Path, rows: int, interval: float) -> dict[str, Any]:
         "predict a split": ["predict", model, "--input", data, "--split", "train", "--output", str(folder / "split")],
     }
     found = {name: _watched(folder, command, interval) for name, command in commands.items()}
-    return {"rows": rows, "machine": machine(), "raw_mib": folder_size(raw) // MIB, "commands": found}
+    return {"rows": rows, "raw_mib": folder_size(raw) // MIB, "commands": found}
 
 
 def _watched(folder: Path, arguments: list[str], interval: float) -> dict[str, Any]:

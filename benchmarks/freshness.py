@@ -10,7 +10,6 @@ trained on it; all rows of a file count alike. Client, server, follower and gene
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -21,6 +20,7 @@ import requests
 
 from benchmarks.killable import attempt, started
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.common.ports import free_port
 
 RECIPE = "dlrm-criteo-debug"
@@ -35,9 +35,10 @@ def main() -> None:
     parser.add_argument("--rows-per-second", type=int, default=1_000)
     parser.add_argument("--first-rows", type=int, default=50_000)
     options = parser.parse_args()
+    machine = Machine()
     with tempfile.TemporaryDirectory(prefix="rayrec-fresh-") as temporary:
         report = measure(Path(temporary), options.seconds, options.rows_per_second, options.first_rows)
-    write_json(options.output, report)
+    write_json(options.output, {"machine": machine.described(), **report})
     print(json.dumps(report, indent=2))
 
 
@@ -86,7 +87,6 @@ def measure(folder: Path, seconds: int, rows: int, first_rows: int) -> dict[str,
         "rows_per_second": rows,
         "files": seconds,
         "versions": len(answered) - 1,
-        "cores": os.cpu_count(),
         "median_seconds": round(statistics.median(ages), 2),
         "worst_seconds": round(ages[-1], 2),
         "least_seconds": round(ages[0], 2),

@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from rayrec.common.machine import Machine
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "gpu_check.json"
 TESTS = ("tests/gpu", "tests/integration/test_shipped_recipes.py")
@@ -69,8 +71,8 @@ def main() -> int:
 
 
 def _run(sections: Mapping[str, tuple[str, Callable[[], list[Row]]]], results: dict[str, Row]) -> int:
-    machine = describe_machine()
-    print_table("Machine", [machine])
+    machine, gpu = Machine(), describe_gpu()
+    print_table("GPU", [gpu])
     failed = []
     for name, (title, measure) in sections.items():
         began = time.perf_counter()
@@ -80,7 +82,7 @@ def _run(sections: Mapping[str, tuple[str, Callable[[], list[Row]]]], results: d
             rows = [{"ok": False, "error": f"{type(error).__name__}: {error}"}]
         torch.cuda.empty_cache()  # what this process keeps, others lack
         seconds = round(time.perf_counter() - began, 1)
-        results[name] = {"title": title, "seconds": seconds, "machine": machine, "rows": rows}
+        results[name] = {"title": title, "seconds": seconds, "machine": {**machine.described(), **gpu}, "rows": rows}
         print_table(f"{title} ({seconds} s)", rows)
         if any(row.get("ok") is False for row in rows):
             failed.append(name)
@@ -90,17 +92,13 @@ def _run(sections: Mapping[str, tuple[str, Callable[[], list[Row]]]], results: d
     return 1 if failed else 0
 
 
-def describe_machine() -> Row:
-    import triton
-
+def describe_gpu() -> Row:
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": properties.name,
-        "memory GiB": round(properties.total_memory / 2**30, 1),
+        "GPU memory GiB": round(properties.total_memory / 2**30, 1),
         "SMs": properties.multi_processor_count,
-        "torch": torch.__version__,
         "CUDA": torch.version.cuda,
-        "triton": triton.__version__,
     }
 
 

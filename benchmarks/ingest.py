@@ -8,8 +8,6 @@ written down.
 """
 
 import argparse
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +21,7 @@ import pyarrow.parquet as pq
 from benchmarks.repeated import repeated
 from cluster.ray_session import ray_session
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.config.train import IngestConfig
 from rayrec.ingest import reads
 from rayrec.ingest.dataset import Dataset, Manifest, SplitInfo
@@ -44,16 +43,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
+    machine = Machine()
     with tempfile.TemporaryDirectory() as folder, ray_session():
         dataset = _write_dataset(Path(folder) / "small", arguments.rows)
         result = {
             "rows": arguments.rows,
             "global_batch_size": arguments.batch_size,
             "rows_per_row_group": _ROWS_PER_ROW_GROUP,
-            "machine": {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine()},
             "throughput": _measure_throughput(dataset, arguments.batch_size, arguments.repeats),
             "memory": _measure_memory(Path(folder), arguments.rows, arguments.batch_size),
-            "load_average_at_the_end": os.getloadavg()[0],
+            "machine": machine.described(),
         }
     write_json(arguments.output, result)
     print(arguments.output.read_text())

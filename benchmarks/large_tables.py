@@ -11,7 +11,6 @@ requests of 256 rows of raw values, whose ranks follow Zipf's law (exponent 1.1)
 
 import argparse
 import json
-import os
 import shutil
 import threading
 import time
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config.transforms import Fill, Vocabulary
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
+    machine = Machine()
     rows = int(arguments.gib * 2**30 / (4 * _DIM * _TABLES))
     made = _make(arguments.folder, rows, arguments.table_memory_gib) if not arguments.folder.exists() else {}
     began = time.perf_counter()
@@ -73,7 +74,7 @@ def main() -> None:
             most = max(most, replica.memory_info().rss)
             time.sleep(0.2)
     result = {
-        "machine": {"cores": os.cpu_count(), "load_average_at_the_end": os.getloadavg()[0]},
+        "machine": machine.described(),
         "tables_gib": _gib(arguments.folder, "weights/tables/*"),
         "values": _TABLES * (rows - 1),
         "vocabularies_gib": _gib(arguments.folder, "vocabulary/*/index.arrow"),

@@ -9,8 +9,6 @@ loader, from building the epoch on; the best counts, all are written down.
 
 import argparse
 import json
-import os
-import platform
 import resource
 import subprocess
 import sys
@@ -21,6 +19,7 @@ from typing import Any
 import torch
 
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.config.train import NegativesConfig
 from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.batch_order import BatchOrder, Units
@@ -49,6 +48,7 @@ def main() -> None:
         shape, config = arguments.case
         print(json.dumps(_measure(shape, config, arguments.samples, arguments.batch_size, arguments.repeats)))
         return
+    machine = Machine()
     cases = [
         {"interactions": shape, "negatives": config, **_in_own_process(shape, config)}
         for shape in _SHAPES
@@ -57,13 +57,9 @@ def main() -> None:
     result = {
         "global_batch_size": arguments.batch_size,
         "samples_per_repeat": arguments.samples,
-        "machine": {
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "processor": platform.processor() or platform.machine(),
-        },
+        "machine": machine.described(),
+        "threads": torch.get_num_threads(),
         "cases": cases,
-        "load_average_at_the_end": os.getloadavg()[0],
     }
     write_json(arguments.output, result)
     print(arguments.output.read_text())

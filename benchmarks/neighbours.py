@@ -37,7 +37,6 @@ from pyarrow import csv
 from benchmarks import cpu_training
 from benchmarks.conditions import ALONE, NEIGHBOURS, ONE_CPU, neighbours, one_cpu
 from benchmarks.mixed_table import LABEL, mixed_table
-from benchmarks.process_tree import machine
 from benchmarks.result_rows import ResultRows
 from jobs.command.result import text_table
 from rayrec.features.schema import Schema
@@ -108,7 +107,7 @@ def main() -> None:
                         run = Path(empty) / "run"
                         found = _measure(workload, side, checkouts.get(side), conditions, run, options.seconds)
                     for condition, measured in found.items():
-                        results.add({**key, "condition": condition, **measured, "machine": machine()})
+                        results.add({**key, "condition": condition, **measured})
     print(text_table(_summary(results.read())))
 
 

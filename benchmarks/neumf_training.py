@@ -20,7 +20,6 @@ Results go to benchmarks/results/neumf_training.json.
 """
 
 import argparse
-import os
 import shutil
 import statistics
 import tempfile
@@ -39,6 +38,7 @@ from torch.utils.data import Dataset as TorchDataset
 import rayrec
 from jobs.command.result import text_table
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.interactions.positives import Positives
 from rayrec.models.neumf.config import NeuMFConfig
@@ -152,7 +152,6 @@ def measure(data: Path, recipe: Recipe, repeats: int) -> dict[str, Any]:
         "embedding_l2": recipe.train.embedding_l2,
         "model": recipe.model.model_dump(mode="json"),
         "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(),
     }
 
 
@@ -243,13 +242,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
+    machine = Machine()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     results = {}
     for name in arguments.models:
         print(f"{name}:", flush=True)
         recipe = rayrec.load_recipe(RECIPE, {**BARE, **MODELS[name]})
         results[name] = measure(arguments.data, recipe, arguments.repeats)
-    write_json(RESULTS / "neumf_training.json", results)
+    write_json(RESULTS / "neumf_training.json", {"machine": machine.described(), **results})
     rows = [
         {"model": name, **{way: f"{value:,.0f}" for way, value in result["median"].items()}}
         | {key: f"{value:.2f}" for key, value in result.items() if key.startswith("rayrec_to")}

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import yaml
 
-from benchmarks.process_tree import MIB, folder_size, machine, sampled
+from benchmarks.process_tree import MIB, folder_size, sampled
 from benchmarks.result_rows import add_by_rows, parser_by_rows
 from rayrec.ingest.dataset import Dataset
 from tests.dataset_cells import compare_datasets
@@ -48,7 +48,7 @@ def _measure(folder: Path, rows: int, interval: float) -> dict[str, Any]:
     recipe = folder / "recipe.yaml"
     sections = {"source": source, "preprocess": preprocess, "model": {"kind": "dcnv2", "embedding_dim": 8}}
     recipe.write_text(yaml.safe_dump(sections, sort_keys=False))
-    result: dict[str, Any] = {"rows": rows, "files": _FILES, "machine": machine()}
+    result: dict[str, Any] = {"rows": rows, "files": _FILES}
     result |= {"seconds_to_generate": round(time.perf_counter() - started, 1)}
     for form in ("csv", "parquet"):
         result[form] = _preprocess(recipe, folder, form, rows, interval)

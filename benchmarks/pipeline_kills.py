@@ -9,7 +9,6 @@ Ray of its own, which dies with it.
 """
 
 import argparse
-import json
 import random
 import subprocess
 import sys
@@ -21,6 +20,8 @@ from typing import Any
 from safetensors.numpy import load_file
 
 from benchmarks.killable import attempt
+from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 
 RECIPE = "dlrm-criteo-debug"
 PHASES = ("preprocess", "train", "export")
@@ -33,9 +34,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     options = parser.parse_args()
+    machine = Machine()
     with tempfile.TemporaryDirectory(prefix="rayrec-kills-") as temporary:
         report = measure(Path(temporary), options.kills, options.rows, options.seed)
-    options.output.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(options.output, {"machine": machine.described(), **report})
     sys.exit(0 if all(pipeline["same_weights"] for pipeline in report["pipelines"]) else 1)
 
 

@@ -18,11 +18,12 @@ from typing import Any, Literal
 
 import psutil
 
-from benchmarks.process_tree import MIB, folder_size, machine, sampled
+from benchmarks.process_tree import MIB, folder_size, sampled
 from benchmarks.result_rows import parser_by_rows
 from cluster.ray_session import ray_session
 from cluster.spark_session import spark_session
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.common.progress import SilentProgress
 from rayrec.config.preprocess import SparkConfig
 from rayrec.internals.spark import java
@@ -38,6 +39,7 @@ def main() -> None:
     parser = parser_by_rows(__doc__, rows=[100_000, 1_000_000], interval=2.0)
     parser.add_argument("--feature-set", choices=["full", "lean"], default="full")
     arguments = parser.parse_args()
+    machine = Machine()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
         os.environ["SPARK_LOCAL_DIRS"] = str(folder / "spark")
@@ -45,7 +47,7 @@ def main() -> None:
             runs = []
             for rows in [_WARM_UP_ROWS, *arguments.rows]:
                 runs.append(_measure(spark, folder, rows, arguments.feature_set, arguments.interval))
-                settings = {"feature_set": arguments.feature_set, "machine": machine()}
+                settings = {"feature_set": arguments.feature_set, "machine": machine.described()}
                 write_json(arguments.output, {**settings, "runs": runs[1:]})
 
 

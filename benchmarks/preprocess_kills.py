@@ -26,7 +26,6 @@ from typing import Any
 import yaml
 
 import rayrec
-from benchmarks.process_tree import machine
 from benchmarks.result_rows import ResultRows
 from cluster.ray_session import ray_session
 from jobs.command import RESULT_FILE
@@ -97,7 +96,6 @@ def measure(folder: Path, kind: str, rows: int, kills: int, seed: int) -> dict[s
     return {
         "kind": kind,
         "rows": rows,
-        "machine": machine(),
         "seconds_undisturbed": round(work, 1),
         "seconds_by_stage": undisturbed.seconds_by_stage(),
         "kills": killed,

@@ -12,7 +12,6 @@ second largest input to the largest, in which no start is counted.
 
 import argparse
 import json
-import os
 import re
 import shutil
 import statistics
@@ -23,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.preprocess_kills import files_of
-from benchmarks.process_tree import machine
+from rayrec.common.cpus import available_cpus
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.ingest.dataset import MANIFEST_FILE
 from tests.environments import environment_of_a_user
 
@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 4_000_000, 16_000_000])
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    machine = Machine()
     checkouts = {"after": REPOSITORY}
     if options.before:
         checkouts = {"before": options.before.resolve(), **checkouts}
@@ -53,7 +54,7 @@ def main() -> None:
                         {"checkout": name, "rows": rows, "round": number + 1, **_measure(checkout, folder, name)}
                     )
                     print(runs[-1], flush=True)
-                    write_json(options.output, _report(runs))
+                    write_json(options.output, {"machine": machine.described(), **_report(runs)})
                 files = [files_of(Path(folder) / name) for name in checkouts]
                 for of_side in files:
                     del of_side[MANIFEST_FILE]  # it has the recipe, to which keys may have been added
@@ -87,8 +88,8 @@ def _report(runs: list[dict[str, Any]]) -> dict[str, Any]:
     for name, by_rows in medians.items():
         if len(by_rows) > 1:
             (few, before), (many, after) = sorted(by_rows.items())[-2:]
-            added[name] = round((many - few) / (after - before) / (os.cpu_count() or 1))
-    return {"machine": machine(), "medians": medians, "rows_added_per_second_and_core": added, "runs": runs}
+            added[name] = round((many - few) / (after - before) / available_cpus())
+    return {"medians": medians, "rows_added_per_second_and_core": added, "runs": runs}
 
 
 if __name__ == "__main__":

@@ -59,11 +59,6 @@ def folder_size(folder: Path) -> int:
     return total
 
 
-def machine() -> dict[str, int]:
-    """What results state of the machine."""
-    return {"cores": os.cpu_count() or 1, "memory_gib": round(psutil.virtual_memory().total / 2**30)}
-
-
 def _tree(root: psutil.Process) -> list[psutil.Process]:
     """`root` and all that it started."""
     with suppress(psutil.Error):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.ingest.batch_order import BatchOrder, Units
 from rayrec.ingest.dataset import PartInfo
 
@@ -23,12 +24,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
+    machine = Machine()
     rows = []
     for row_groups in _ROW_GROUPS:
         for workers in _WORKERS:
             rows.append({"row_groups": row_groups, "workers": workers, **_decoded(row_groups, workers)})
             print(rows[-1], flush=True)
-    write_json(arguments.output, {"rows_per_row_group": _ROWS, "read_streams": BatchOrder.read_streams, "runs": rows})
+    report = {"rows_per_row_group": _ROWS, "read_streams": BatchOrder.read_streams, "runs": rows}
+    write_json(arguments.output, {"machine": machine.described(), **report})
 
 
 def _decoded(row_groups: int, workers: int) -> dict[str, Any]:

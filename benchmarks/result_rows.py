@@ -4,11 +4,12 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class ResultRows:
     keys: tuple[str, ...]
     printed: tuple[str, ...]
     """What is printed of a row that is added."""
+    machine: Machine = field(default_factory=Machine)
+    """Described in each row, as rows may be of different days."""
 
     def read(self) -> list[dict[str, Any]]:
         """All rows, those added last at the end."""
@@ -31,7 +34,7 @@ class ResultRows:
     def add(self, row: dict[str, Any]) -> None:
         """Write and print a row, in place of one with the same keys."""
         others = [other for other in self.read() if any(other.get(key) != row.get(key) for key in self.keys)]
-        write_json(self.path, [*others, row])
+        write_json(self.path, [*others, {**row, "machine": self.machine.described()}])
         print({key: row[key] for key in self.printed}, flush=True)
 
 

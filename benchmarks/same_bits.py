@@ -39,6 +39,8 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
+from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.common.ports import free_port
 from tests.environments import environment_of_open_cluster
 from tests.ray_head import ray_head
@@ -322,6 +324,7 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, default=0.0, help="how much numbers with a fraction may differ")
     parser.add_argument("--output", type=Path, help="file to write the table to, as JSON")
     options = parser.parse_args()
+    machine = Machine()
     before = options.before.resolve()
     with tempfile.TemporaryDirectory(prefix="rayrec-same-bits-") as temporary:
         folders = [_folder(checkout, options.work, Path(temporary)) for checkout in (before, REPOSITORY)]
@@ -343,7 +346,7 @@ def main() -> None:
     if options.output:
         report = {"commits": [folder.name for folder in folders], "rows": options.rows, "intended": INTENDED}
         report |= {"tolerance": options.tolerance, "largest_differences": largest, "differences": differences}
-        options.output.write_text(json.dumps(report, indent=2) + "\n")
+        write_json(options.output, {"machine": machine.described(), **report})
     sys.exit(any(differences.values()))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from jobs.command.result import text_table
 from rayrec.common.errors import UserError
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.config import TrainConfig
 from rayrec.config.train import EmbeddingOptimizerConfig
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
@@ -81,7 +82,8 @@ def main() -> None:
         for model, limit, accelerator, gpus in itertools.product(MODELS, CARDINALITIES, accelerators, (1, 8, 64))
     ]
     preprocessing = [_preprocessing(cores) for cores in (16, 128, 1024)]
-    write_json(output, {"checks": checks, "criteo_terabyte": terabyte, "preprocessing": preprocessing})
+    report = {"checks": checks, "criteo_terabyte": terabyte, "preprocessing": preprocessing}
+    write_json(output, {"machine": Machine().described(), **report})
     for table in (checks, terabyte, preprocessing):
         print(text_table(table), end="\n\n")
 

@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.process_tree import machine
 from jobs.benchmark_serve import ServeBenchmarkRequest, measured, post_of
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.predictor import Predictor, load_model
@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="another checkout, whose server takes part, with one replica")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
+    machine = Machine()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "dlrm"
         make_model_folder(folder, config=CONFIG, numeric=13, categorical=26, replicas=arguments.replicas)
@@ -93,7 +94,7 @@ def main() -> None:
                 for name, post in of_rows.items()
             ]
         result = {
-            "machine": {**machine(), "load_average_at_the_end": os.getloadavg()[0]},
+            "machine": machine.described(),
             "seconds": arguments.seconds,
             "replicas": arguments.replicas,
             "medians": _medians(rounds),

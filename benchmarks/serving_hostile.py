@@ -10,7 +10,6 @@ the replica's memory before, at most and after, and the honest requests that fai
 import argparse
 import asyncio
 import json
-import os
 import tempfile
 import threading
 import time
@@ -31,6 +30,7 @@ from benchmarks.repeated import repeated
 from benchmarks.serving_overload import replicas
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.config import ServeConfig
@@ -295,7 +295,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--only", help="attacks whose names contain this")
     arguments = parser.parse_args()
-    result: dict[str, Any] = {"machine": {"cores": os.cpu_count()}, "bound_mib": BOUND_MIB, "attacks": {}}
+    machine = Machine()
+    result: dict[str, Any] = {"bound_mib": BOUND_MIB, "attacks": {}}
     with server() as target:
         under(_http(_whole(b"{}"), 100, 4), target)  # the first requests allocate what stays
         (replica,) = replicas()
@@ -307,8 +308,7 @@ def main() -> None:
         most = max(found["resident_mib"]["most"] for found in result["attacks"].values())
         result["grown_by_mib_at_most"] = most - idle
         result["honest_failed"] = sum(found["honest"]["failed"] for found in result["attacks"].values())
-    result["machine"]["load_average_at_the_end"] = os.getloadavg()[0]
-    write_json(arguments.output, result)
+    write_json(arguments.output, {"machine": machine.described(), **result})
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import psutil
 from benchmarks.repeated import repeated
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.models.dlrm.config import DLRMConfig
@@ -47,7 +48,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of the overload")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    result: dict[str, Any] = {"machine": {"cores": os.cpu_count()}, "rows_per_request": 500}
+    machine = Machine()
+    result: dict[str, Any] = {"rows_per_request": 500}
     with server("replicas=1") as post:
         result["overload"] = overload(post, arguments.seconds)
     capacity = result["overload"]["capacity_per_second"]
@@ -56,8 +58,7 @@ def main() -> None:
     # By Little's law two requests in work, at the capacity, are a latency of two answers' time.
     with server("replicas=1", "max_replicas=2", "target_ongoing_requests=2") as post:
         result["autoscaling"] = autoscaling(post)
-    result["machine"]["load_average_at_the_end"] = os.getloadavg()[0]
-    write_json(arguments.output, result)
+    write_json(arguments.output, {"machine": machine.described(), **result})
     print(arguments.output.read_text())
 
 

@@ -14,7 +14,6 @@ to the first answer with its score, and to the last with the score before it.
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import tempfile
@@ -26,6 +25,7 @@ from typing import Any
 
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.inference.folder.delta import write_delta
@@ -52,14 +52,14 @@ def main() -> None:
     parser.add_argument("--values", type=int, default=20_000, help="rows of each of the 26 tables, with --deltas")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
+    machine = Machine()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if arguments.deltas:
             found = measure_deltas(folder, arguments.requests, arguments.per_second, arguments.values)
         else:
             found = measure_switch(folder, arguments.seconds)
-    machine = {"cores": os.cpu_count(), "load_average_at_the_end": os.getloadavg()[0]}
-    write_json(arguments.output, {"machine": machine, **found})
+    write_json(arguments.output, {"machine": machine.described(), **found})
     print(arguments.output.read_text())
 
 

@@ -9,8 +9,6 @@ process's own (CPU) time, so that other work on the machine disturbs little; the
 
 import argparse
 import itertools
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.config.transforms import Fill, Log, Vocabulary
 from rayrec.features.encoder import FeatureEncoder
 from rayrec.features.schema import CategoricalFeature, NumericFeature, Schema
@@ -44,6 +43,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
+    machine = Machine()
     with tempfile.TemporaryDirectory() as folder:
         schema, table = _encoded_rows(Path(folder), arguments.rows)
         layouts = [
@@ -56,8 +56,7 @@ def main() -> None:
     result = {
         "rows": arguments.rows,
         "bytes_in_memory": table.nbytes,
-        "machine": {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine()},
-        "pyarrow": pa.__version__,
+        "machine": machine.described(),
         "layouts": layouts,
         "types": types,
     }

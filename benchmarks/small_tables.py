@@ -37,6 +37,7 @@ from benchmarks.in_process import train as train_in_process
 from cluster.ray_session import ray_session
 from cluster.spark_session import spark_session
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.config.preprocess import SparkConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.preprocessing.workers.spark import SparkWorkers
@@ -210,6 +211,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[table.name for table in TABLES])
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
+    machine = Machine()
     report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="rayrec-tables-") as temporary:
         for table in (table for table in TABLES if table.name in options.only):
@@ -221,7 +223,7 @@ def main() -> None:
                 name: {"mean": float(np.mean(values)), "folds": values} for name, values in aucs.items()
             }
             print(table.name, {name: round(found["mean"], 4) for name, found in report[table.name].items()}, flush=True)
-            write_json(options.output, report)
+            write_json(options.output, {"machine": machine.described(), **report})
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.process_tree import machine
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.common.ports import free_port
 from tests.environments import environment_of_a_user
 
@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    machine = Machine()
     # A shell that starts this in the background has all of its processes ignore Ctrl-C, which ends the server.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     checkouts = {"before": options.before.resolve(), "after": REPOSITORY}
@@ -100,7 +101,7 @@ def main() -> None:
             for name, checkout in checkouts.items():
                 rounds[name].append(measure(checkout, Path(folder)))
                 print(number + 1, name, rounds[name][-1], flush=True)
-            write_json(options.output, _report(checkouts, rounds))
+            write_json(options.output, {"machine": machine.described(), **_report(checkouts, rounds)})
 
 
 def _report(checkouts: dict[str, Path], rounds: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def _report(checkouts: dict[str, Path], rounds: dict[str, list[dict[str, float]]
         for name, of_side in rounds.items()
     }
     commits = {name: commit(checkout) for name, checkout in checkouts.items()}
-    return {"machine": machine(), "rows": ROWS, "commits": commits, "medians": medians, "rounds": rounds}
+    return {"rows": ROWS, "commits": commits, "medians": medians, "rounds": rounds}
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from typing import Any
 import rayrec
 from benchmarks.in_process import metrics, train
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.ingest.dataset import Dataset
 from tests.environments import environment_without_cluster
 from tune.trial_folder import TRIAL_FILE, TrialRecord
@@ -49,9 +50,10 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=16)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
+    machine = Machine()
     with tempfile.TemporaryDirectory(prefix="rayrec-tune-") as temporary:
         report = measure(Path(temporary), options.rows, options.data_seed, options.trials, options.seeds)
-    write_json(options.output, report)
+    write_json(options.output, {"machine": machine.described(), **report})
     print(json.dumps({name: value for name, value in report.items() if name != "trials"}, indent=2))
     is_shown = report["gain"] > SURE * report["standard_error_of_the_gain"] and report["untouched_by_the_kill"]
     sys.exit(0 if is_shown else 1)

@@ -14,12 +14,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
+from rayrec.common.cpus import available_cpus
 from rayrec.common.ports import free_ports
 
 HAPROXY_SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
 GRPC_LIMIT = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
 NICENESS = "RAY_worker_niceness"
-"""How far Ray's processes stand back behind others, 0 to 19: by default 15, which is for work that nobody waits for."""
+"""How far Ray's workers stand back behind others, 0 to 19: by default 15, which is for work that nobody waits for."""
 SETTINGS = {
     HAPROXY_SWITCH: "1",
     # One event loop in a replica, without threads beside it, and an HTTP server in each replica.
@@ -153,5 +154,5 @@ def _environment(folder: Path, haproxy: str) -> dict[str, str]:
         # ports, so that one would answer the requests of another.
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_http),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
-        "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, available_cpus())),
     }

@@ -11,7 +11,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cluster.java import provide_java
-from cluster.ray_serve import serve_behind_haproxy
+from cluster.ray_serve import NICENESS, serve_behind_haproxy
+from rayrec.common.cpus import CPUS_OF_COMMAND, available_cpus
 from rayrec.common.errors import UserError
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.common.ray_blocks import has_other_nodes
@@ -123,13 +124,16 @@ def _start(environment: Mapping[str, str]) -> None:
     """Start Ray on this machine; try again if the machine is so busy that Ray's fixed half minute is too short.
 
     Ray's processes have the variables of `environment` that are not set otherwise; this process does not keep them.
+    Somebody waits for their work, so they stand back behind no others.
 
-    It declares more CPUs than the machine has, because the steps of a pipeline mostly wait for each other, and a step
+    It declares more CPUs than it may use, because the steps of a pipeline mostly wait for each other, and a step
     without a CPU would wait forever.
     """
     import ray
 
-    num_cpus = max(8, 4 * (os.cpu_count() or 1))
+    cpus = available_cpus()
+    num_cpus = max(8, 4 * cpus)
+    environment = {NICENESS: "0", CPUS_OF_COMMAND: str(cpus), **environment}
     missing = {name: value for name, value in environment.items() if name not in os.environ}
     os.environ.update(missing)
     try:

@@ -15,6 +15,7 @@ from uuid import uuid4
 from cluster.java import require_java_on_nodes
 from cluster.nodes import ask_nodes
 from rayrec.common import errors
+from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import UserError
 from rayrec.config.preprocess import SparkConfig
 from rayrec.internals.ray_core import remove_java_libraries
@@ -163,8 +164,8 @@ def _size(config: SparkConfig, on_all_nodes: bool) -> Executors:
         free = {name: min(free.get(name, 0), own.get(name, 0)) for name in ("CPU", "memory")}
     free_cpus = int(free.get("CPU", 0))
     if len(nodes) == 1:
-        # A Ray session on one machine may declare more CPUs than the machine has; executors count real ones.
-        nodes = [min(free_cpus, os.cpu_count() or 1)]
+        # A Ray session on one machine may declare more CPUs than it may use; executors count these.
+        nodes = [min(free_cpus, available_cpus())]
     return size_executors(config, nodes, free_cpus, int(free.get("memory", 0)))
 
 

@@ -10,6 +10,7 @@ from pydantic import PositiveInt
 
 from jobs.command import Command, Positional, Result, TrainingRecipeRequest, main, text_table
 from rayrec.common.errors import UserError
+from rayrec.common.machine import Machine, describe_machine
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
 
@@ -33,12 +34,13 @@ class BenchmarkRequest(TrainingRecipeRequest):
 
 
 def run(request: BenchmarkRequest, progress: Progress) -> Result:
-    """Measure; `details` has the rows of the table."""
+    """Measure; `details` has the rows of the table, and the machine."""
     from rayrec.ingest.dataset import Dataset
 
+    machine = Machine()
     dataset = Dataset.open(request.data)
     table = _inference(request, dataset) if request.what == "inference" else _training(request, dataset, progress)
-    return Result(command="benchmark", details={"what": request.what, "table": table})
+    return Result(command="benchmark", details={"what": request.what, "machine": machine.described(), "table": table})
 
 
 def _training(request: BenchmarkRequest, dataset: "Dataset", progress: Progress) -> list[dict[str, Any]]:
@@ -152,8 +154,8 @@ def _random_batch(schema: Any, rows: int, generator: Any) -> Any:
 
 
 def describe(result: Result) -> str:
-    """The table as text."""
-    return text_table(result.details["table"])
+    """The table as text, and below it the machine."""
+    return f"{text_table(result.details['table'])}\n{describe_machine(result.details['machine'])}"
 
 
 COMMAND = Command("benchmark", BenchmarkRequest, run, describe)

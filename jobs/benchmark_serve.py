@@ -13,6 +13,7 @@ from jobs.command import Command, Positional, Request, Result, main, text_table
 from jobs.export import exported
 from jobs.serve import ServeRequest, serving
 from rayrec.common.errors import UserError
+from rayrec.common.machine import Machine, describe_machine
 from rayrec.common.ports import free_port
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.storage.location import Folder
@@ -47,12 +48,15 @@ class ServeBenchmarkRequest(Request):
 
 
 def run(request: ServeBenchmarkRequest, progress: Progress) -> Result:
-    """Measure; `details.table` has a row for each protocol, number of rows and number of clients."""
+    """Measure; `details.table` has a row for each protocol, number of rows and number of clients.
+
+    `details.machine` says where, and beside what load.
+    """
     from rayrec.inference.folder.examples import Examples
     from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.inference.raw_rows import RawRows
 
-    table = []
+    machine, table = Machine(), []
     with ExitStack() as stack:
         progress.stage("start server")
         folder = stack.enter_context(exported(request.model))
@@ -68,7 +72,7 @@ def run(request: ServeBenchmarkRequest, progress: Progress) -> Result:
                     each = {"protocol": protocol, "rows": rows, "clients": clients, **found}
                     table.append({**each, "rows_per_second": round(rows * found["requests_per_second"])})
         progress.finish()
-    return Result(command="benchmark serve", details={"table": table})
+    return Result(command="benchmark serve", details={"machine": machine.described(), "table": table})
 
 
 def measured(post: "Post", clients: int, seconds: float) -> dict[str, Any]:
@@ -139,8 +143,8 @@ def _tensors(columns: "pa.RecordBatch", rows: Sequence[Mapping[str, Any]]) -> tu
 
 
 def describe(result: Result) -> str:
-    """The table as text."""
-    return text_table(result.details["table"])
+    """The table as text, and below it the machine."""
+    return f"{text_table(result.details['table'])}\n{describe_machine(result.details['machine'])}"
 
 
 COMMAND = Command("benchmark serve", ServeBenchmarkRequest, run, describe)

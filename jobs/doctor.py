@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from cluster.java import provide_java
 from jobs.command import Command, Request, Result, main
+from rayrec.common.cpus import cpu_limits
 from rayrec.common.memory import available_memory
 from rayrec.common.progress import Progress
 from rayrec.config import Config
@@ -45,7 +46,7 @@ class Check(Config):
 def run(request: DoctorRequest, progress: Progress) -> Result:
     """Run every check (`details.checks`); the status is `failed` if one fails."""
     progress.stage("checking this machine")
-    checks = [*check_java(), *check_versions(), *check_torch(), check_memory(), *check_disks()]
+    checks = [*check_java(), *check_versions(), *check_torch(), check_cpus(), check_memory(), *check_disks()]
     failed = [check.name for check in checks if check.status == "fail"]
     return Result(
         command="doctor",
@@ -184,6 +185,11 @@ def check_compiler(*, has_gpu: bool) -> Check:
     found = "none: DLRM's interaction runs without its kernel, and dense networks are not compiled"
     fix = "apt-get install g++, or set CC to a compiler"
     return _check("C compiler", found, "warn", fix)
+
+
+def check_cpus() -> Check:
+    """Tell how many CPUs rayrec uses, and what limits them."""
+    return _check("CPUs", str(cpu_limits()), True, "")
 
 
 def check_memory() -> Check:

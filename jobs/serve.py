@@ -118,7 +118,7 @@ def run(request: ServeRequest, progress: Progress) -> Result:
 @contextmanager
 def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
     """Serve during the block; yields the URL, and shows it with a request to try."""
-    from cluster.ray_serve import GRPC_LIMIT, HAPROXY_SWITCH, NICENESS
+    from cluster.ray_serve import GRPC_LIMIT, HAPROXY_SWITCH
     from cluster.ray_session import ray_session
     from rayrec.recipes import CONFIG_FILE, load_recipe
     from serve.arguments import ServeArguments
@@ -140,7 +140,6 @@ def serving(request: ServeRequest, progress: Progress) -> Iterator[str]:
         models = {name: next(iter(source.versions.values())) for name, source in scan(served).items()}
         # Opened as a whole later: to import what opens it takes longer than to read its recipe.
         settings = arguments.settings(load_recipe(next(iter(models.values())) / CONFIG_FILE).serve)
-        os.environ.setdefault(NICENESS, "0")
         os.environ.setdefault(GRPC_LIMIT, str(int(settings.max_body_mib * 2**20)))
         if request.tls_certificate is not None:
             # HAProxy has no TLS here; Serve's own proxy does.

@@ -1,10 +1,10 @@
 """`rayrec verify`: compares every file of a dataset folder with the checksums in its manifest."""
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated
 
 from jobs.command import Command, Positional, Request, Result, main
+from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import UserError
 from rayrec.common.files import sha256_in
 from rayrec.common.progress import Progress
@@ -41,7 +41,7 @@ def run(request: VerifyRequest, progress: Progress) -> Result:
         return wrong
 
     progress.stage("files", len(files))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # computing a hash lets other threads run
+    with ThreadPoolExecutor(available_cpus()) as pool:  # computing a hash lets other threads run
         damaged = [wrong for wrong in pool.map(check, files) if wrong is not None]
     for wrong in damaged:
         progress.message(wrong)

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from rayrec.common.background import in_background
+from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import Progress
 from rayrec.ingest.dataset import Dataset
@@ -145,12 +146,12 @@ def _concurrent_trials(recipe: Recipe, trials: int, wanted: int | None) -> int:
 
 
 def _cores(cpus: int) -> int:
-    """CPUs that really compute: a Ray session on this machine alone may declare more than the machine has."""
+    """CPUs that really compute: a Ray session on this machine alone may declare more than it may use."""
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
     is_here = len(nodes) == 1 and nodes[0]["NodeManagerHostname"] == socket.gethostname()
-    return min(cpus, os.cpu_count() or 1) if is_here else cpus
+    return min(cpus, available_cpus()) if is_here else cpus
 
 
 def _finish(settings: SweepSettings, known: set[str]) -> list[TrialOutcome]:

@@ -49,13 +49,14 @@ from benchmarks import serving
 from benchmarks.conditions import ALONE, NEIGHBOURS, neighbours
 from benchmarks.mixed_table import LABEL, mixed_table
 from benchmarks.peers.environments import python_of
-from benchmarks.process_tree import machine
 from cluster.java import provide_java
 from jobs.benchmark_serve import measured
 from jobs.command.result import text_table
 from jobs.serve import ServeRequest
 from jobs.serve import serving as serve
+from rayrec.common.cpus import available_cpus
 from rayrec.common.files import write_json
+from rayrec.common.machine import Machine
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
 from rayrec.features.schema import Schema
@@ -68,7 +69,7 @@ from tests.model_folders import make_model_folder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "peers.json"
-THREADS = os.cpu_count() or 1
+THREADS = available_cpus()
 
 PREPROCESSED_ROWS, FREQUENCY_LIMIT = 1_000_000, 10
 TABLE_CASE_ROWS, HELD_OUT_ROWS = 1_000_000, 100_000
@@ -278,6 +279,7 @@ def main() -> None:
     provide_java()
     results = json.loads(options.output.read_text()) if options.output.exists() else {}
     for name in options.only:
+        machine = Machine()
         with (
             tempfile.TemporaryDirectory(prefix="rayrec-peers-", ignore_cleanup_errors=True) as folder,
             ExitStack() as stack,
@@ -287,7 +289,7 @@ def main() -> None:
                 rounds = _rounds(CASES[name], sides, Path(folder), options.rounds)
         key = name if options.beside == ALONE else f"{name}, {options.beside}"
         table = _table(CASES[name], rounds)
-        results[key] = {"machine": machine(), "condition": options.beside, "rounds": rounds, "table": table}
+        results[key] = {"machine": machine.described(), "condition": options.beside, "rounds": rounds, "table": table}
         write_json(options.output, results)
         print(f"{key}\n{text_table(table)}\n", flush=True)
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from rayrec.common.cpus import limit_libraries
 from rayrec.common.errors import UserError
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -22,6 +23,7 @@ _OBJECTS_BETWEEN_COLLECTIONS = 50_000
 def run_program(program: Any, name: str, arguments: Sequence[str] | None = None) -> int:
     """Run a program made by typer on `arguments` (by default the process's own); returns the exit code."""
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+    limit_libraries()
     try:
         code = program.main(args=arguments, prog_name=name, standalone_mode=False)
     except typer.TyperException as error:

@@ -1,6 +1,5 @@
 """The reads of a rank in the order of its batches: streamed by tasks or threads, or from memory, all the same bits."""
 
-import os
 from collections import Counter, deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +10,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from rayrec.common.cpus import available_cpus
 from rayrec.common.ray_blocks import ReportingTask, has_other_nodes, stream_blocks
 from rayrec.ingest.batch_order import BatchOrder, RowOrder, Units
 from rayrec.ingest.dataset import Dataset
@@ -107,7 +107,7 @@ def arrange(order: BatchOrder, decoded: Iterator[PackedRows], peers: Peers | Non
 def _decode_in_threads(dataset: Dataset, order: BatchOrder, decoded: list[int]) -> Generator[PackedRows]:
     """Decode and pack whole row groups in threads; their rows are in the epoch's order."""
     reader, units = _Reader(RowPacker.of(dataset), order.row_order), order.units
-    count = max(1, min(_MOST_THREADS, (os.cpu_count() or 1) // order.world_size))  # all ranks are on this node
+    count = max(1, min(_MOST_THREADS, available_cpus() // order.world_size))  # all ranks are on this node
     ahead: deque[Future[PackedRows]] = deque()
     with ThreadPoolExecutor(count, "rayrec-decode") as threads:
         try:

@@ -1,5 +1,6 @@
 """The Ray session that a command starts for itself: what training in it does without, and how it ends."""
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import psutil
 import ray
 import requests
 
+from rayrec.common.cpus import available_cpus
 from rayrec.training.driver import train
 from rayrec.training.run.history import read_history
 from tests.builders import make_dataset
@@ -36,6 +38,16 @@ def test_training_starts_only_what_it_needs(ray_cluster: str, tmp_path: Path) ->
     started = [actor["ActorClassName"] for name, actor in ray._private.state.actors().items() if name not in before]
     assert started.count("RayTrainWorker") == 2 and "TrainController" in started
     assert not {"PlacementGroupCleaner", "DatasetManager", "PreemptionWatcher"} & set(started)
+
+
+def test_workers_may_use_the_cpus_of_the_command(ray_cluster: str) -> None:
+    """Ray gives each of them an OMP_NUM_THREADS for the CPUs that it asks for, one by default."""
+
+    @ray.remote
+    def look() -> tuple[str | None, int]:
+        return os.environ.get("OMP_NUM_THREADS"), available_cpus()
+
+    assert ray.get(look.remote()) == (os.environ.get("OMP_NUM_THREADS", "1"), available_cpus())
 
 
 def test_training_publishes_its_newest_figures(ray_cluster: str, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """What batch jobs share: a pool of workers that each hold a model and write Parquet parts; the driver sees reports."""
 
 import logging
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder
-from rayrec.common.ray_blocks import ReportingWorker, stream_blocks
+from rayrec.common.ray_blocks import ReportingWorker, has_other_nodes, stream_blocks
 from rayrec.storage.files import delete_remote_files, new_remote_file, open_parquet
 from rayrec.storage.location import staged_root
 from rayrec.storage.parquet_files import new_parquet
@@ -54,7 +54,7 @@ def _run_in_threads(tasks: Sequence[pa.Table], worker: _Worker, arguments: dict[
 
     threads = torch.get_num_threads()
     try:
-        with ThreadPoolExecutor(min(len(tasks), os.cpu_count() or 1), "rayrec-predict") as pool:
+        with ThreadPoolExecutor(min(len(tasks), available_cpus()), "rayrec-predict") as pool:
             yield from pool.map(run, tasks)
     finally:
         torch.set_num_threads(threads)  # workers beside each other take one each
@@ -70,9 +70,9 @@ def _run_in_actors(tasks: Sequence[pa.Table], worker: _Worker, arguments: dict[s
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    # A Ray session on one machine may declare more CPUs than there are.
-    nodes = sum(node["Alive"] for node in ray.nodes())
-    actors = max(1, min(len(tasks), nodes * (os.cpu_count() or 1)))
+    # A Ray session on one machine may declare more CPUs than it may use.
+    cpus = int(ray.cluster_resources()["CPU"]) if has_other_nodes() else available_cpus()
+    actors = min(len(tasks), cpus)
     with DataContext.current(context):
         data: RayDataset = ray.data.from_arrow(list(tasks)).map_batches(
             ReportingWorker,

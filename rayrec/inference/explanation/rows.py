@@ -1,6 +1,5 @@
 """The rows of a split that a model is explained on: scored by threads, measured as a whole and in blocks."""
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import UserError
 from rayrec.config.evaluate import EvaluateConfig
 from rayrec.evaluation.binary import BinaryMetrics
@@ -162,7 +162,7 @@ def in_threads(work: Callable[[TaskT], ResultT], tasks: Iterable[TaskT]) -> list
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(os.cpu_count(), "rayrec-explain") as pool:
+        with ThreadPoolExecutor(available_cpus(), "rayrec-explain") as pool:
             return list(pool.map(work, tasks))
     finally:
         torch.set_num_threads(threads)

@@ -1,6 +1,5 @@
 """Workers that are threads of this process, with rows held in memory: small inputs are done before Spark starts."""
 
-import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rayrec.common.cpus import available_cpus
 from rayrec.features.keyed_table import HASH
 from rayrec.preprocessing.workers.contract import Counter, Item, Result, Work
 
@@ -120,8 +120,8 @@ class Threads:
 
     @classmethod
     def of_this_machine(cls) -> Self:
-        """A thread for each CPU."""
-        return cls(os.cpu_count() or 1)
+        """A thread for each CPU that this process may use."""
+        return cls(available_cpus())
 
     @property
     def partitions(self) -> int:

@@ -19,6 +19,7 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from cuda_ops import triton_works
+from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import ConfigError
 from rayrec.common.memory import available_memory, keep_freed_memory
 from rayrec.common.units import parse_bytes
@@ -68,7 +69,7 @@ class RankContext:
         """The threads of this process: `wanted` (`train.threads`), or its share of the machine's."""
         if self.device.type != "cpu":
             return 1
-        return wanted or max(1, (os.cpu_count() or 1) // self.local_world_size)
+        return wanted or max(1, available_cpus() // self.local_world_size)
 
     def memory_per_worker(self, config: ShardingConfig) -> int:
         """Bytes that every worker may use: what the recipe says, or what the smallest worker has. A collective."""

@@ -1,0 +1,179 @@
+"""The CPUs that a process may use: by affinity, by the quotas of cgroups, by the user's variable; in Ray's workers."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from rayrec.common.cpus import CpuLimits, cpu_limits, limit_libraries
+
+V1, V2 = "cgroup cgroup rw,cpu,cpuacct", "cgroup2 cgroup2 rw,nsdelegate"
+
+
+def _process(folder: Path, cgroup: str, mounts: list[tuple[str, str, str]], files: Mapping[str, str]) -> Path:
+    """A folder of /proc: `cgroup`, mounts (root, folder, kind) and the files of cgroups, all below `folder`."""
+    process = folder / "proc"
+    process.mkdir()
+    (process / "cgroup").write_text(cgroup)
+    lines = ["22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=continue\n"]
+    for number, (root, mounted, kind) in enumerate(mounts):
+        place = str(folder / mounted).replace(" ", "\\040")
+        lines.append(f"{31 + number} 22 0:{number} {root} {place} rw,nosuid shared:9 - {kind}\n")
+    (process / "mountinfo").write_text("".join(lines))
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "mounts", "files", "quota"),
+    [
+        pytest.param("0::/\n", [("/", "cg", V2)], {"cg/cpu.max": "150000 100000\n"}, 1.5, id="v2, container"),
+        pytest.param("0::/\n", [("/", "cg", V2)], {"cg/cpu.max": "max 100000\n"}, None, id="v2, max"),
+        pytest.param("0::/\n", [("/", "cg", V2)], {}, None, id="v2, no file"),
+        pytest.param("0::/a\n", [("/", "cg", V2)], {"cg/a/cpu.max": "what\n"}, None, id="v2, nonsense"),
+        pytest.param(
+            "0::/pods/pod/box\n",
+            [("/", "cg", V2)],
+            {
+                "cg/pods/cpu.max": "900000 100000\n",
+                "cg/pods/pod/cpu.max": "200000 100000\n",
+                "cg/pods/pod/box/cpu.max": "max 100000\n",
+            },
+            2.0,
+            id="v2, the parent's is the least",
+        ),
+        pytest.param(
+            "4:memory:/m\n1:cpu,cpuacct:/a/b\n",
+            [("/", "memory", "cgroup cgroup rw,memory"), ("/", "cpu", V1)],
+            {
+                "memory/m/cpu.cfs_quota_us": "1\n",
+                "memory/m/cpu.cfs_period_us": "1\n",
+                "cpu/a/cpu.cfs_quota_us": "300000\n",
+                "cpu/a/cpu.cfs_period_us": "100000\n",
+                "cpu/a/b/cpu.cfs_quota_us": "-1\n",
+                "cpu/a/b/cpu.cfs_period_us": "100000\n",
+            },
+            3.0,
+            id="v1, the parent's",
+        ),
+        pytest.param(
+            "1:cpu:/docker/x\n",
+            [("/docker/x", "cpu", V1)],
+            {"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            0.5,
+            id="v1, a container that sees its own cgroup as the root",
+        ),
+        pytest.param(
+            "1:cpu:/\n",
+            [("/docker/x", "cpu", V1)],
+            {"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            0.5,
+            id="v1, a container with other names",
+        ),
+        pytest.param(
+            "1:cpu:/a\n0::/b\n",
+            [("/", "cpu", V1), ("/", "unified", V2)],
+            {
+                "cpu/a/cpu.cfs_quota_us": "400000\n",
+                "cpu/a/cpu.cfs_period_us": "100000\n",
+                "unified/b/cpu.max": "800000 100000\n",
+            },
+            4.0,
+            id="both",
+        ),
+        pytest.param(
+            "0::/here\n",
+            [("/there", "other", V2), ("/", "my cg", V2)],
+            {"other/cpu.max": "1 1\n", "my cg/here/cpu.max": "200000 100000\n"},
+            2.0,
+            id="another's cgroup is mounted, too; a blank",
+        ),
+        pytest.param("0::/../x\n", [("/", "cg/y", V2)], {"cg/x/cpu.max": "1 1\n"}, None, id="v2, outside the mount"),
+        pytest.param("0::/a\n", [], {}, None, id="nothing is mounted"),
+    ],
+)
+def test_the_least_quota_above_a_process_counts(
+    cgroup: str, mounts: list[tuple[str, str, str]], files: dict[str, str], quota: float | None, tmp_path: Path
+) -> None:
+    assert cpu_limits({}, _process(tmp_path, cgroup, mounts, files)).quota == quota
+
+
+def test_what_cannot_be_read_limits_nothing(tmp_path: Path) -> None:
+    assert cpu_limits({}, tmp_path / "nowhere").quota is None
+    process = _process(tmp_path, "0::/\n", [("/", "cg", V2)], {"cg/cpu.max/is a folder": ""})
+    assert cpu_limits({}, process).quota is None
+
+
+@pytest.mark.parametrize(
+    ("affinity", "quota", "variable", "available"),
+    [
+        (8, None, None, 8),
+        (8, 3.5, None, 4),
+        (8, 0.2, None, 1),
+        (2, 3.5, None, 2),
+        (8, 3.5, ("OMP_NUM_THREADS", 3), 3),
+        (4, None, ("OMP_NUM_THREADS", 64), 4),
+    ],
+)
+def test_the_least_limit_counts(
+    affinity: int, quota: float | None, variable: tuple[str, int] | None, available: int
+) -> None:
+    limits = CpuLimits(machine=8, affinity=affinity, quota=quota, variable=variable)
+    assert limits.available == available
+    assert str(limits).startswith(f"{available} of 8")
+
+
+def test_what_lowers_the_number_is_said_and_nothing_else() -> None:
+    limits = CpuLimits(machine=96, affinity=64, quota=3.5, variable=("OMP_NUM_THREADS", 16))
+    assert all(part in str(limits) for part in ("64", "3.5")) and "OMP_NUM_THREADS" not in str(limits)
+
+
+@pytest.mark.parametrize(
+    ("environment", "variable"),
+    [
+        ({"OMP_NUM_THREADS": "3"}, ("OMP_NUM_THREADS", 3)),
+        ({"OMP_NUM_THREADS": " 4,2"}, ("OMP_NUM_THREADS", 4)),
+        ({"OMP_NUM_THREADS": "0"}, None),
+        ({"OMP_NUM_THREADS": "-2"}, None),
+        ({"OMP_NUM_THREADS": "all"}, None),
+        ({"OMP_NUM_THREADS": ""}, None),
+        ({}, None),
+        # In Ray's workers and in the command of a job Ray itself has set it.
+        ({"RAY_RAYLET_PID": "7", "OMP_NUM_THREADS": "1"}, None),
+        ({"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}", "OMP_NUM_THREADS": "1"}, None),
+        ({"RAY_RAYLET_PID": "7", "OMP_NUM_THREADS": "1", "RAYREC_CPUS": "2"}, ("RAYREC_CPUS", 2)),
+    ],
+)
+def test_the_users_variable_counts_and_rays_does_not(
+    environment: dict[str, str], variable: tuple[str, int] | None, tmp_path: Path
+) -> None:
+    assert cpu_limits(environment, tmp_path).variable == variable
+
+
+def test_a_pinned_process_has_the_cpus_it_is_pinned_to() -> None:
+    program = "import os; from rayrec.common.cpus import available_cpus as n; print(n(), end=' '); "
+    program += "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(n())"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert 1 <= int(done[0]) <= len(os.sched_getaffinity(0)) and done[1] == "1"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="there is nothing to limit on one CPU")
+def test_libraries_are_told_of_a_quota_but_the_user_has_the_last_word(tmp_path: Path) -> None:
+    limited = _process(tmp_path, "0::/\n", [("/", "cg", V2)], {"cg/cpu.max": "20000 100000\n"})
+    for process, before, after in (
+        (limited, {}, {"OMP_NUM_THREADS": "1"}),
+        (limited, {"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "2"}),
+        (tmp_path / "nowhere", {}, {}),
+    ):
+        environment: dict[str, str] = dict(before)
+        limit_libraries(environment, process)
+        assert environment == after
