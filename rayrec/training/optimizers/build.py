@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.optim import RowWiseAdagrad
 
+from cuda_ops import rmsprop_
 from rayrec.config.train import DenseOptimizerConfig, EmbeddingOptimizerConfig
 from rayrec.training.optimizers.ftrl import FTRL
 
@@ -31,15 +32,14 @@ def build_optimizer(
         case "rowwise_adagrad":
             return RowWiseAdagrad(parameters, lr=lr, eps=eps, initial_accumulator_value=accumulator)
         case "rmsprop":
-            rmsprop = torch.optim.RMSprop(
-                parameters, lr=lr, alpha=config.rho, eps=eps, momentum=momentum, weight_decay=decay
-            )
+            kind = RMSpropOfTables if is_table else torch.optim.RMSprop
+            rmsprop = kind(parameters, lr=lr, alpha=config.rho, eps=eps, momentum=momentum, weight_decay=decay)
             return _with_state(rmsprop, parameters, "square_avg") if is_table else rmsprop
         case "adam" | "adamw":
             # For tables AdamW, as the weight decay of FBGEMM's Adam is decoupled. It updates a row as the fused one
             # does, but all rows at every step. `fused` here: a loop over small parameters took as long as the tables.
-            kind = torch.optim.Adam if config.kind == "adam" and not is_table else torch.optim.AdamW
-            adam = kind(parameters, lr=lr, betas=config.betas, eps=eps, weight_decay=decay, fused=True)
+            rule = torch.optim.Adam if config.kind == "adam" and not is_table else torch.optim.AdamW
+            adam = rule(parameters, lr=lr, betas=config.betas, eps=eps, weight_decay=decay, fused=True)
             return _with_state(adam, parameters, "exp_avg", "exp_avg_sq") if is_table else adam
         case "ftrl":
             return FTRL(
@@ -51,6 +51,19 @@ def build_optimizer(
                 l2=config.l2,
                 beta=config.beta,
             )
+
+
+class RMSpropOfTables(torch.optim.RMSprop):
+    """torch's RMSprop without momentum, in one pass over each table (`cuda_ops.rmsprop`)."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient; without a closure."""
+        for group in self.param_groups:
+            settings = {name: group[name] for name in ("lr", "alpha", "eps", "weight_decay")}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    rmsprop_(parameter, self.state[parameter]["square_avg"], parameter.grad, **settings)
 
 
 def table_moments(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
