@@ -4,9 +4,10 @@
 
 One model of Criteo's shape (13 numbers, 26 categories) with random weights; each server gets `--replicas` processes of
 one thread. Clients that each wait for an answer before the next request ask for the scores of the same rows: of `rayrec
-serve` as JSON, as binary tensors of the Open Inference Protocol and as Arrow streams, of the server written by hand as
-JSON. So is, of the same model, `rayrec serve` of another checkout, which needs an environment in `.venv`, as `make
-setup` makes it. The servers take turns, round after round; the file has every round, and the medians.
+serve` as JSON, as binary tensors of the Open Inference Protocol and as Arrow streams; as JSON of a server written by
+hand with FastAPI, and of `benchmarks.bare_server`, which has an environment of its own (see `benchmarks.peers`). So is,
+of the same model, `rayrec serve` of another checkout, which needs an environment in `.venv`, as `make setup` makes it.
+The servers take turns, round after round; the file has every round, and the medians.
 """
 
 import argparse
@@ -19,13 +20,14 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.peers.environments import python_of
 from jobs.benchmark_serve import ServeBenchmarkRequest, measured, post_of
 from jobs.serve import ServeRequest, serving
 from rayrec.common.files import write_json
@@ -39,8 +41,8 @@ from serve.protocols.v1 import parse_instances, predictions
 from tests.environments import environment_of_a_user
 from tests.model_folders import make_model_folder, make_raw_rows
 
+BY_HAND, BARE, BEFORE = "FastAPI by hand", "bare ASGI, NumPy", "rayrec before, json"
 CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))
-BY_HAND, BEFORE = "FastAPI by hand", "rayrec before, json"
 _PROTOCOLS = ServeBenchmarkRequest.model_fields["protocol"].default
 _SERVER_BEFORE = """
 import pathlib, sys
@@ -66,6 +68,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--before", type=Path, help="another checkout, whose server takes part, with one replica")
+    parser.add_argument("--environments", type=Path, default=Path("build/peers"), help="folder of the bare server's")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     machine = Machine()
@@ -75,10 +78,10 @@ def main() -> None:
         predictor = load_model(folder)
         with (
             serving(ServeRequest(model=(folder,), port=free_port()), SilentProgress()) as url,
-            server_by_hand(folder, arguments.replicas) as plain,
+            servers_by_hand(folder, arguments.environments.resolve(), arguments.replicas) as by_hand,
             server_before(arguments.before, Path(temporary) / "before") as before,
         ):
-            posts = {rows: posts_of(predictor, rows, url, plain, before) for rows in arguments.rows}
+            posts = {rows: posts_of(predictor, rows, url, by_hand, before) for rows in arguments.rows}
             require_equal_scores(posts[arguments.rows[0]])
             rounds = [
                 {
@@ -106,14 +109,16 @@ def main() -> None:
         print(row)
 
 
-def posts_of(predictor: Predictor, rows: int, url: str, plain: str, before: str | None = None) -> dict[str, Post]:
+def posts_of(
+    predictor: Predictor, rows: int, url: str, by_hand: Mapping[str, str], before: str | None = None
+) -> dict[str, Post]:
     """The same rows as requests, by server."""
     instances = make_raw_rows(predictor.schema, rows)
     body = json.dumps({"instances": instances}).encode()
     posts = {f"rayrec, {p}": post_of(url, "dlrm", p, predictor.raw_rows, instances) for p in _PROTOCOLS}
     if before is not None:
         posts[BEFORE] = json_post(f"{before}/v1/models/dlrm:predict", body)
-    return {**posts, BY_HAND: json_post(f"{plain}/predict", body)}
+    return posts | {name: json_post(f"{address}/predict", body) for name, address in by_hand.items()}
 
 
 def _medians(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -172,7 +177,7 @@ def _milliseconds(what: Callable[[], object]) -> float:
 def require_equal_scores(posts: dict[str, Post]) -> None:
     """All must be servers of the same model, or the comparison says nothing."""
     scores = []
-    for name in (BY_HAND, f"rayrec, {_PROTOCOLS[0]}", BEFORE):
+    for name in (BY_HAND, BARE, f"rayrec, {_PROTOCOLS[0]}", BEFORE):
         if name not in posts:
             continue
         request = urllib.request.Request(posts[name].url, posts[name].body, dict(posts[name].headers))
@@ -182,9 +187,22 @@ def require_equal_scores(posts: dict[str, Post]) -> None:
 
 
 @contextmanager
-def server_by_hand(folder: Path, processes: int = 1) -> Iterator[str]:
+def servers_by_hand(folder: Path, environments: Path, processes: int = 1) -> Iterator[dict[str, str]]:
+    """The addresses of servers of the model in `folder`, by name; `environments`: see `python_of`."""
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(_server_by_hand(python, module, folder, processes))
+            for name, python, module in (
+                (BY_HAND, Path(sys.executable), "benchmarks.plain_server"),
+                (BARE, python_of("bare_server", environments), "benchmarks.bare_server"),
+            )
+        }
+
+
+@contextmanager
+def _server_by_hand(python: Path, module: str, folder: Path, processes: int) -> Iterator[str]:
     port = free_port()
-    command = [sys.executable, "-m", "uvicorn", "benchmarks.plain_server:app", "--port", str(port)]
+    command = [str(python), "-m", "uvicorn", f"{module}:app", "--port", str(port)]
     environment = {**os.environ, "MODEL_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([*command, "--workers", str(processes), "--log-level", "warning"], env=environment)
     try:

@@ -15,9 +15,10 @@
 
 rayrec's side is what a user runs: `rayrec preprocess` and `rayrec train`, Ray included, reading from disk. The peers
 are small programs in `benchmarks/peers/programs`, written as their users write them; rows to train on are in memory
-before the clock starts. A server written by hand, with FastAPI, shares the torch module with rayrec. polars, DuckDB,
-DeepCTR-Torch and RecBole are installed into environments of their own (a minute, once); plain torch, TorchRec, FBGEMM,
-LightGBM and PySpark run in rayrec's, in the same versions. Where pip finds no CPU build of torch, set
+before the clock starts. A server written by hand, with FastAPI, shares the torch module with rayrec; one without a
+framework, in NumPy, shares nothing. polars, DuckDB, DeepCTR-Torch, RecBole and that server are installed into
+environments of their own (a minute, once); plain torch, TorchRec, FBGEMM, LightGBM and PySpark run in rayrec's, in the
+same versions. Where pip finds no CPU build of torch, set
 PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
 
 Results go to benchmarks/results/peers.json, by case and condition; a table is printed. The ratio is rayrec's speed
@@ -243,7 +244,7 @@ def _serving(rows: int, clients: int, folder: Path, environments: Path, stack: E
     model = folder / "dlrm"
     make_model_folder(model, config=serving.CONFIG, numeric=13, categorical=26)
     url = stack.enter_context(serve(ServeRequest(model=(model,), port=free_port()), SilentProgress()))
-    by_hand = stack.enter_context(serving.server_by_hand(model))
+    by_hand = stack.enter_context(serving.servers_by_hand(model, environments))
     posts = serving.posts_of(load_model(model), rows, url, by_hand)
     serving.require_equal_scores(posts)
 

@@ -1,6 +1,6 @@
 """Raw rows -> what a model reads: every transform of a schema, for a table in Spark and for a request in serving."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from rayrec.common.errors import UserError
 from rayrec.config.transforms import HashIds, NumericTransform, Vocabulary
 from rayrec.features.categorical import encode_categorical, encode_cross, encode_multi_hot, fold_ids, id_dtype
+from rayrec.features.few_rows import EncodedRows, PlainColumns, PlainRows
 from rayrec.features.lists import weighted_type
 from rayrec.features.lookups import Lookups
-from rayrec.features.numeric import encode_numeric
+from rayrec.features.numeric import as_float64, encode_numeric, finite_float32, transformed_numbers
 from rayrec.features.raw_values import read_column
 from rayrec.features.schema import (
     CategoricalFeature,
@@ -95,6 +96,7 @@ class FeatureEncoder:
             if column.name == feature.columns[0] and column.type != feature.reads
         }
         """What features of texts read from columns of integers."""
+        self._plain_columns = PlainColumns.of(self.raw_schema)
         self._alike: dict[tuple[NumericTransform, ...], list[int]] = {}
         for index, feature in enumerate(schema.features):
             inputs = self._inputs[index]
@@ -113,6 +115,21 @@ class FeatureEncoder:
         """Features of one id of a vocabulary, which at most one `HashIds` changes, and their positions."""
         self._cardinalities = np.array([[feature.cardinality] for _, feature in self._one_listed])
         self._folds = np.array([[_buckets(feature)] for _, feature in self._one_listed])
+        self.number_places = tuple(place for places in self._alike.values() for place in places)
+        """The places of the features in `EncodedRows.numbers`."""
+        self.id_places = tuple(place for place, _ in self._one_listed)
+        """The places of the features in `EncodedRows.ids`."""
+        together = {*self.number_places, *self.id_places}
+        self._apart = [(place, f) for place, f in enumerate(schema.features) if place not in together]
+        """Features that are encoded one by one, and their positions."""
+        numbers, texts = self._plain_columns.numbers, self._plain_columns.texts
+        self._read_numbers = {
+            transforms: np.array([numbers.index(self._inputs[place][0]) for place in places])
+            for transforms, places in self._alike.items()
+        }
+        """Of features with the same transforms, the rows of `PlainRows.numbers` that they read."""
+        self._read_texts = [texts.index(self._inputs[place][0]) for place in self.id_places]
+        self._id_rows = {feature.name: row for row, (_, feature) in enumerate(self._one_listed)}
         self.encoded_schema = encoded_schema(schema)
         """The columns that `encode` returns."""
         self.string_columns = [
@@ -130,6 +147,10 @@ class FeatureEncoder:
         """Look up what n raw rows lack, and encode them as `encode_completed` does."""
         return self.encode_completed(raw if self._tables is None else self._tables.complete(raw))
 
+    def encode_few(self, raw: PlainRows) -> pa.RecordBatch | EncodedRows:
+        """Encode a few rows as `encode` does; of columns that are looked up Arrow's batch is made first."""
+        return self._encode_together(raw) if self._tables is None else self.encode(raw.batch())
+
     def encode_completed(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """Encode n raw rows. Columns are found by name; an absent one is missing in every row; others are ignored.
 
@@ -144,45 +165,61 @@ class FeatureEncoder:
         names = self.raw_schema.names
         given = raw.columns if as_expected else [_column(raw, name) for name in names]
         columns = dict(zip(names, given, strict=True))
-        together: dict[int, pa.Array] = {}
         if as_expected and raw.num_rows <= _FEW_ROWS:
-            together = {**self._encode_numbers_together(columns), **self._encode_listed_together(columns)}
+            return self._encode_together(_few(columns, raw.num_rows, self._plain_columns)).batch()
         encoded: dict[str, pa.Array] = {}
         for index, feature in enumerate(self.schema.features):
-            done = together.get(index)
-            if done is None:
-                done = self._encode(feature, [columns[name] for name in self._inputs[index]], encoded)
-            encoded[feature.name] = done
+            given = [columns[name] for name in self._inputs[index]]
+            encoded[feature.name] = self._encode(feature, given, lambda name: encoded[name].to_numpy())
         return pa.RecordBatch.from_arrays(list(encoded.values()), schema=self.encoded_schema)
 
-    def _encode_numbers_together(self, columns: dict[str, pa.Array]) -> dict[int, pa.Array]:
-        """The encoded numeric columns by position; columns with the same transforms are encoded in one call."""
-        encoded: dict[int, pa.Array] = {}
-        for transforms, places in self._alike.items():
-            together = pa.concat_arrays([columns[self._inputs[place][0]] for place in places])
-            values = encode_numeric(self.schema.features[places[0]].name, together, transforms)
-            encoded |= _columns_of(places, values)
-        return encoded
+    def _encode_together(self, raw: PlainRows) -> EncodedRows:
+        """Encode a few rows: numbers with the same transforms in one call, and so all ids of vocabularies."""
+        rows = raw.num_rows
+        numbers = np.empty((len(self.number_places), rows), np.float32)
+        done = 0
+        for transforms, read in self._read_numbers.items():
+            values = transformed_numbers(raw.numbers[read].ravel(), transforms)
+            numbers[done : done + len(read)] = finite_float32(values).reshape(len(read), rows)
+            done += len(read)
+        ids = self._listed_ids(raw)
+        others: dict[int, pa.Array] = {}
 
-    def _encode_listed_together(self, columns: dict[str, pa.Array]) -> dict[int, pa.Array]:
-        """The encoded features of one id of a vocabulary by position, as `encode_categorical` gives them."""
+        def ids_of(name: str) -> NDArray[np.signedinteger]:
+            if name in self._id_rows:
+                return ids[self._id_rows[name]]
+            return others[self.encoded_schema.get_field_index(name)].to_numpy()
+
+        for place, feature in self._apart:
+            others[place] = self._encode(feature, [raw.column(name) for name in self._inputs[place]], ids_of)
+        return EncodedRows(self.encoded_schema, rows, self.number_places, numbers, self.id_places, ids, others)
+
+    def _listed_ids(self, raw: PlainRows) -> NDArray[np.int32]:
+        """(features, n) ids of the features of one id of a vocabulary, as `encode_categorical` gives them."""
         if not self._one_listed:
-            return {}
-        found = [self.vocabularies[f.name].ids(columns[self._inputs[index][0]]) for index, f in self._one_listed]
-        ids = np.stack(found)
+            return np.empty((0, raw.num_rows), np.int32)
+        found = [
+            self.vocabularies[feature.name].ids_of_few(raw.texts[column])
+            for (_, feature), column in zip(self._one_listed, self._read_texts, strict=True)
+        ]
+        ids = np.array(found, np.int64)
         ids = np.where(ids > 0, fold_ids(ids, self._folds), 0)
-        ids = np.where(ids < self._cardinalities, ids, 0).astype(np.int32)
-        return _columns_of([index for index, _ in self._one_listed], ids.ravel())
+        return np.where(ids < self._cardinalities, ids, 0).astype(np.int32)
 
-    def _encode(self, feature: Feature, given: Sequence[pa.Array], encoded: dict[str, pa.Array]) -> pa.Array:
-        """Encode a feature from its raw columns, or from the features that it crosses."""
+    def _encode(
+        self,
+        feature: Feature,
+        given: Sequence[pa.Array],
+        ids_of: Callable[[str], NDArray[np.signedinteger]],
+    ) -> pa.Array:
+        """Encode a feature from its raw columns, or from the ids of the features that it crosses."""
         match feature:
             case NumericFeature():
                 return pa.array(encode_numeric(feature.name, given[0], feature.transforms, *given[1:]))
             case VectorFeature():
                 return encode_vector(feature, given[0])
             case CategoricalFeature() if not given:
-                return pa.array(encode_cross(feature, [encoded[name].to_numpy() for name in feature.inputs]))
+                return pa.array(encode_cross(feature, [ids_of(name) for name in feature.inputs]))
             case MultiHotFeature():
                 values, lookup = self._as_read(feature, given[0]), self.vocabularies.get(feature.name)
                 return encode_multi_hot(feature, values, lookup, *given[1:])
@@ -195,10 +232,14 @@ class FeatureEncoder:
         return column if wanted is None else read_column(column, wanted)[0]
 
 
-def _columns_of(places: Sequence[int], values: NDArray[np.generic]) -> dict[int, pa.Array]:
-    """Columns of n values each, which follow each other in `values`, by their place."""
-    together, rows = pa.array(values), len(values) // len(places)
-    return {place: together.slice(index * rows, rows) for index, place in enumerate(places)}
+def _few(columns: Mapping[str, pa.Array], rows: int, kinds: PlainColumns) -> PlainRows:
+    """Read a few rows from all raw columns of a schema."""
+    numbers = np.empty((len(kinds.numbers), rows))
+    if kinds.numbers:
+        together = pa.concat_arrays([columns[name] for name in kinds.numbers])
+        numbers[:] = as_float64(kinds.numbers[0], together).reshape(numbers.shape)
+    texts = [columns[name].to_pylist() for name in kinds.texts]
+    return PlainRows(kinds, rows, numbers, texts, {name: columns[name] for name in kinds.others})
 
 
 def _buckets(feature: CategoricalFeature) -> int:

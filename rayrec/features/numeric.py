@@ -59,6 +59,11 @@ def transformed(
         transforms = transforms[1:]
     else:
         values = as_float64(name, column)
+    return transformed_numbers(values, transforms)
+
+
+def transformed_numbers(values: NDArray[np.float64], transforms: Sequence[NumericTransform]) -> NDArray[np.float64]:
+    """Apply transforms other than `Elapsed` to (n,) finite numbers, NaN if missing, as `transformed` does."""
     with np.errstate(over="ignore"):
         for transform in transforms:
             values = _apply(transform, values)

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,12 +16,13 @@ from torch.nn import functional as F
 
 from rayrec.common.errors import UserError
 from rayrec.features.encoder import FeatureEncoder
+from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.features.lists import ids_of
 from rayrec.features.raw_values import Values
 from rayrec.features.schema import STATISTICS_FOLDER, MultiHotFeature, Schema, VectorFeature
-from rayrec.inference.folder.changed_rows import StoredTable
+from rayrec.inference.folder.changed_rows import JoinedArrays, StoredTable
 from rayrec.inference.folder.model_folder import Metrics, ModelFolder
-from rayrec.inference.folder.table_files import TableMemory
+from rayrec.inference.folder.table_files import SCALE_TENSOR, TABLE_TENSOR, MappedTable, TableMemory
 from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.unknown_values import ENOUGH, count_unknown
 from rayrec.models.common.ranking import ScoresPairs
@@ -64,7 +66,7 @@ class Predictor:
         self._dense_network = _load_dense_network(model_folder)
         multi_hot = {feature.name for feature in self.schema.features if isinstance(feature, MultiHotFeature)}
         tables = {table: model_folder.mapped_table(table) for table in model_folder.tables}
-        self._lookups = [
+        lookups = [
             _Lookup(
                 feature=output.feature,
                 dim=output.table.dim,
@@ -73,13 +75,22 @@ class Predictor:
             )
             for output in model_folder.pooled
         ]
+        self._lookups = lookups
+        self._id_rows = {self.encoded_columns.names[place]: row for row, place in enumerate(self._encoder.id_places)}
+        self._together = _joined(lookups, self._id_rows)
+        """All look-ups for a few rows, those of tables that are read as one joined."""
         self._warned: set[str] = set()
         self._memory = memory
         if memory is not None:
             for mapped in (*tables.values(), *self.vocabularies.values()):
                 for file in mapped.mapped:
                     memory.add(file)
-        self._dense, self._dense_width = self.schema.dense, self.schema.dense_width
+        self._dense_width = self.schema.dense_width
+        widths = [feature.size if isinstance(feature, VectorFeature) else 1 for feature in self.schema.dense]
+        starts = np.cumsum([0, *widths]).tolist()
+        self._dense = dict(zip((feature.name for feature in self.schema.dense), starts, strict=False))
+        """The first column of each feature in the dense input."""
+        self._dense_of_numbers = [self._dense[self.encoded_columns.names[p]] for p in self._encoder.number_places]
         self._pooled_width = sum(lookup.dim for lookup in self._lookups)
 
     def predict(
@@ -105,15 +116,23 @@ class Predictor:
         """Encode n rows of raw features that `raw_rows` has checked, for `predict_encoded`."""
         return self._encoder.encode(rows)
 
-    def predict_encoded(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
+    def encode_few(self, rows: PlainRows) -> pa.RecordBatch | EncodedRows:
+        """Encode a few rows of raw features that `raw_rows` has checked, for `predict_encoded`."""
+        return self._encoder.encode_few(rows)
+
+    def predict_encoded(self, rows: pa.RecordBatch | EncodedRows) -> NDArray[np.float32]:
         """Probabilities (n,) float32 of n encoded rows: columns of a dataset folder, found by name.
 
         Raises UserError if a feature has no column.
         """
         return torch.sigmoid(torch.from_numpy(self.logits_encoded(rows))).numpy()
 
-    def logits_encoded(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
+    def logits_encoded(self, rows: pa.RecordBatch | EncodedRows) -> NDArray[np.float32]:
         """Logits (n,) float32 of n encoded rows, as `predict_encoded` takes them."""
+        if isinstance(rows, EncodedRows):
+            if rows.num_rows <= CHUNK_ROWS:
+                return self._logits(*self._inputs_of_few(rows))
+            rows = rows.batch()
         # What `encode` gives has exactly these columns; to find each by name would take as long as to read it.
         if not rows.schema.equals(self.encoded_columns):
             for feature in self.schema.features:
@@ -122,8 +141,9 @@ class Predictor:
                     raise UserError(message)
             rows = rows.select(self.encoded_columns.names)
         if 0 < rows.num_rows <= CHUNK_ROWS:
-            return self._logits(rows)
-        parts = [self._logits(rows.slice(start, CHUNK_ROWS)) for start in range(0, rows.num_rows, CHUNK_ROWS)]
+            return self._logits(*self._inputs(rows))
+        slices = (rows.slice(start, CHUNK_ROWS) for start in range(0, rows.num_rows, CHUNK_ROWS))
+        parts = [self._logits(*self._inputs(part)) for part in slices]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
     def predict_pairs(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -179,24 +199,50 @@ class Predictor:
             columns = {name: column.combine_chunks() for name, column in zip(names, table.columns, strict=True)}
         return self.raw_rows.from_columns(columns, len(rows))
 
-    def _logits(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
+    def _inputs(self, rows: pa.RecordBatch) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The inputs of the dense network, (n, `dense_width`) and (n, sum of widths), for n encoded rows."""
         columns = dict(zip(self.encoded_columns.names, rows.columns, strict=True))
         dense = np.empty((rows.num_rows, self._dense_width), np.float32)
-        column = 0
-        for feature in self._dense:
-            if isinstance(feature, VectorFeature):
-                numbers = columns[feature.name].flatten().to_numpy()
-                dense[:, column : column + feature.size] = numbers.reshape(-1, feature.size)
-                column += feature.size
-            else:
-                dense[:, column] = columns[feature.name].to_numpy()
-                column += 1
+        for name in self._dense:
+            self._set_dense(dense, name, columns[name])
         pooled = np.empty((rows.num_rows, self._pooled_width), np.float32)
         start = 0
         for lookup in self._lookups:
             read = lookup.read(columns[lookup.feature], out=pooled[:, start : start + lookup.dim])
             start += lookup.dim
             self._note(read)
+        return dense, pooled
+
+    def _inputs_of_few(self, rows: EncodedRows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """What `_inputs` returns."""
+        others = {self.encoded_columns.names[place]: column for place, column in rows.others.items()}
+        dense = np.empty((rows.num_rows, self._dense_width), np.float32)
+        dense[:, self._dense_of_numbers] = rows.numbers.T
+        for name in self._dense.keys() & others.keys():
+            self._set_dense(dense, name, others[name])
+        pooled = np.empty((rows.num_rows, self._pooled_width), np.float32)
+        start = 0
+        for lookup in self._together:
+            out = pooled[:, start : start + lookup.width]
+            start += lookup.width
+            if isinstance(lookup, _JoinedLookups):
+                self._note(lookup.read(rows.ids, out))
+            elif lookup.feature in others:
+                self._note(lookup.read(others[lookup.feature], out))
+            else:
+                self._note(lookup.read_one_hot(rows.ids[self._id_rows[lookup.feature]], out))
+        return dense, pooled
+
+    def _set_dense(self, dense: NDArray[np.float32], name: str, column: pa.Array) -> None:
+        """Write the encoded column of a feature to its columns of the dense input."""
+        start = self._dense[name]
+        if pa.types.is_fixed_size_list(column.type):
+            size = column.type.list_size
+            dense[:, start : start + size] = column.flatten().to_numpy().reshape(-1, size)
+        else:
+            dense[:, start] = column.to_numpy()
+
+    def _logits(self, dense: NDArray[np.float32], pooled: NDArray[np.float32]) -> NDArray[np.float32]:
         with torch.inference_mode():
             logits: Tensor = self._dense_network(torch.from_numpy(dense), torch.from_numpy(pooled))
             return logits.numpy()
@@ -224,14 +270,23 @@ class _Lookup:
     pooling: Literal["sum", "mean"] | None
     """None for a feature of one id a row."""
 
+    @property
+    def width(self) -> int:
+        """The columns that `read` writes."""
+        return self.dim
+
+    def read_one_hot(self, ids: NDArray[np.integer], out: NDArray[np.float32]) -> int:
+        """Write the (B, dim) embeddings of B ids; returns how many rows of the table were read."""
+        self.rows.read(ids, out)
+        return len(ids)
+
     def read(self, ids: pa.Array, out: NDArray[np.float32]) -> int:
         """Write the (B, dim) pooled embeddings of B rows of ids (int32 or int64, or lists of them, or with weights).
 
         Returns how many rows of the table were read.
         """
         if self.pooling is None:
-            self.rows.read(ids.to_numpy(), out)
-            return len(ids)
+            return self.read_one_hot(ids.to_numpy(), out)
         # `offsets` of a slice do not begin at 0; `flatten` respects the slice.
         offsets, elements = ids.offsets.to_numpy().astype(np.int64), ids.flatten()
         values = ids_of(elements).to_numpy()
@@ -249,6 +304,49 @@ class _Lookup:
                 pooled = _pooled(torch.from_numpy(read), bags, self.pooling)
         out[:] = pooled.numpy()
         return len(values)
+
+
+class _JoinedLookups:
+    """Look-ups of one id a row in whole tables of one shape, whose embeddings follow each other, as one look-up."""
+
+    def __init__(self, lookups: Sequence[_Lookup], ids: Sequence[int]) -> None:
+        """`ids`: for each look-up the row of `EncodedRows.ids` that it reads."""
+        tables = [lookup.rows.stored for lookup in lookups if isinstance(lookup.rows, MappedTable)]
+        self._dim = lookups[0].dim
+        self._ids = np.array(ids)
+        self._numbers = np.arange(len(tables))
+        self._rows = JoinedArrays([table[TABLE_TENSOR][:, : self._dim] for table in tables])
+        has_scales = SCALE_TENSOR in tables[0]
+        self._scales = JoinedArrays([table[SCALE_TENSOR] for table in tables]) if has_scales else None
+        self.width = len(tables) * self._dim
+
+    def read(self, ids: NDArray[np.int32], out: NDArray[np.float32]) -> int:
+        """Write the (n, width) embeddings of n rows, of (columns, n) ids; returns how many rows were read."""
+        places = ids[self._ids].T.astype(np.int64)
+        embeddings = out.reshape(len(places), -1, self._dim)
+        rows = self._rows.take(self._numbers, places)
+        if self._scales is None:
+            embeddings[:] = rows
+        else:
+            np.multiply(rows, self._scales.take(self._numbers, places)[..., None], out=embeddings)
+        return places.size
+
+
+def _joined(lookups: Sequence[_Lookup], id_rows: Mapping[str, int]) -> list[_Lookup | _JoinedLookups]:
+    """The look-ups in their order, those joined that can be; `id_rows`: rows of `EncodedRows.ids`, by feature."""
+
+    def shape(lookup: _Lookup) -> Any:
+        table = lookup.rows
+        if lookup.feature not in id_rows or not isinstance(table, MappedTable):
+            return None
+        weights = table.stored[TABLE_TENSOR]
+        return lookup.dim, weights.dtype, weights.strides
+
+    found: list[_Lookup | _JoinedLookups] = []
+    for key, group in groupby(lookups, shape):
+        alike = list(group)
+        found += alike if key is None else [_JoinedLookups(alike, [id_rows[one.feature] for one in alike])]
+    return found
 
 
 def _pooled(rows: Tensor, bags: Tensor, mode: Literal["sum", "mean"], weights: Tensor | None = None) -> Tensor:

@@ -13,16 +13,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError, did_you_mean
 from rayrec.config.table import matches
+from rayrec.features.few_rows import PlainColumns, PlainRows
 from rayrec.features.lists import wrong_lists
-from rayrec.features.raw_values import Values, element_of, needs, read_column, read_values
+from rayrec.features.raw_values import Values, element_of, needs, read_column, read_few_texts, read_values
 from rayrec.features.schema import ListLength, RawColumn, Schema
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _MOST_TOGETHER = 65_536
 """Most texts of several columns that are copied into one."""
+MOST_PLAIN = 32
+"""Most rows that are read without Arrow; about as many take as long either way."""
+_EXACT = 2.0**53
+"""Integers up to this have a float64 of their own."""
 _OR_NULL = ", or null if it is missing"
 _PLAIN = {
     kind: frozenset({*types, type(None)})
@@ -45,6 +51,8 @@ class RawRows:
                 self._alike.setdefault(column.model_copy(update={"name": ""}), []).append(column.name)
         self.columns = pa.schema([(column.name, column.arrow) for column in schema.raw_columns])
         """The Arrow columns that it makes: those of `FeatureEncoder.raw_schema`."""
+        self._plain = PlainColumns.of(self.columns)
+        self._alike_texts = [(raw, names) for raw, names in self._alike.items() if raw.type == "text"]
         self._known = frozenset({*self._raw, *schema.other_columns, *unneeded})
         self._patterns = tuple(name for name in unneeded if "*" in name or "?" in name)
 
@@ -55,6 +63,55 @@ class RawRows:
         a text as a number or a boolean, a time as a text, a number or a `datetime`, a list as a text where the column
         has a separator.
         """
+        rows = self._of_known_names(rows)
+        together = self._plain_together(rows)
+        return self.checked(
+            [
+                together[name] if name in together else self.from_values(name, [row.get(name) for row in rows])
+                for name in self._raw
+            ]
+        )
+
+    def few(self, rows: Sequence[Mapping[str, Any]]) -> PlainRows | pa.RecordBatch:
+        """Read rows as `from_rows` does; a batch, if they are many, or if a number or a text is not plain."""
+        if not 0 < len(rows) <= MOST_PLAIN:
+            return self.from_rows(rows)
+        rows = self._of_known_names(rows)
+        numbers, texts = self._plain_numbers(rows), self._plain_texts(rows)
+        if numbers is None or texts is None:
+            return self.from_rows(rows)
+        others = {name: self.from_values(name, [row.get(name) for row in rows]) for name in self._plain.others}
+        self._check_lists(others)
+        return PlainRows(self._plain, len(rows), numbers, texts, others)
+
+    def _plain_numbers(self, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64] | None:
+        """(columns of numbers, n), NaN where missing; None if a value is not a number that a float64 holds exactly."""
+        values = [row.get(name) for name in self._plain.numbers for row in rows]
+        if not set(map(type, values)) <= _PLAIN["number"]:
+            return None
+        try:
+            numbers = np.array(values, np.float64).reshape(-1, len(rows))
+        except OverflowError:
+            return None
+        return None if (np.abs(numbers) > _EXACT).any() else numbers
+
+    def _plain_texts(self, rows: Sequence[Mapping[str, Any]]) -> list[list[str | None]] | None:
+        """The values of each column of texts; None if one is not a text that UTF-8 can hold."""
+        columns: dict[str, list[str | None]] = {}
+        for raw, names in self._alike_texts:
+            values = [row.get(name) for name in names for row in rows]
+            if not set(map(type, values)) <= _PLAIN["text"]:
+                return None
+            try:
+                "".join(filter(None, values)).encode()
+            except UnicodeEncodeError:
+                return None
+            values = read_few_texts(values, raw)
+            columns |= {name: values[at * len(rows) : (at + 1) * len(rows)] for at, name in enumerate(names)}
+        return [columns[name] for name in self._plain.texts]
+
+    def _of_known_names(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Return the rows, with the names of the schema. Raises UserError naming a row or a name that is not known."""
         known: Set[str] = self._known
         for index, row in enumerate(rows):
             if not isinstance(row, Mapping):
@@ -63,19 +120,13 @@ class RawRows:
                 unknown = next((name for name in row if name not in known and not self.is_unneeded(name)), None)
                 if unknown is not None and str(unknown).strip() in self._known:
                     self.require_features(self.named(row))
-                    return self.from_rows([self._renamed(row) for row in rows])
+                    return self._of_known_names([self._renamed(row) for row in rows])
                 if unknown is not None:
                     raise UserError(f"row {index}: {self.unknown(unknown)}")
                 # Rows have the same columns, as a rule; a set for each row would take long if they do not.
                 known = known if isinstance(known, set) else set(known)
                 known.update(row)
-        together = self._plain_together(rows)
-        return self.checked(
-            [
-                together[name] if name in together else self.from_values(name, [row.get(name) for row in rows])
-                for name in self._raw
-            ]
-        )
+        return rows
 
     def _plain_together(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
         """Columns by name. Those that are read alike are read in one call, unless one of their values may be wrong.
@@ -152,13 +203,15 @@ class RawRows:
 
     def checked(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
         """The columns as a batch, if vectors are as long as they must be and values have weights. Raises UserError."""
-        by_name = dict(zip(self._raw, columns, strict=True))
+        self._check_lists(dict(zip(self._raw, columns, strict=True)))
+        return pa.RecordBatch.from_arrays(columns, schema=self.columns)
+
+    def _check_lists(self, by_name: Mapping[str, pa.Array]) -> None:
         for needed in self._list_lengths:
             wrong = wrong_lists(needed, by_name)
             if wrong.any():
                 row = int(wrong.argmax())
                 raise UserError(f"row {row}, '{needed.column}': {_wrong_list(needed, by_name, row)}")
-        return pa.RecordBatch.from_arrays(columns, schema=self.columns)
 
 
 def _wrong_list(needed: ListLength, columns: Mapping[str, pa.Array], row: int) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from rayrec.common.errors import UserError
 from rayrec.config import ServeConfig
+from rayrec.features.few_rows import PlainRows
 from rayrec.inference.explanation.additive import Explanation, explainer_of
 from rayrec.inference.folder.examples import Examples
 from rayrec.inference.folder.table_files import TableMemory
@@ -34,8 +36,12 @@ ResultT = TypeVar("ResultT")
 class Rows:
     """The checked rows of one request: raw columns (`RawRows.columns`), or encoded ones as a dataset holds them."""
 
-    columns: pa.RecordBatch
+    columns: pa.RecordBatch | PlainRows
     encoded: bool = False
+
+    def batch(self) -> pa.RecordBatch:
+        """Return the columns as Arrow's batch."""
+        return self.columns.batch() if isinstance(self.columns, PlainRows) else self.columns
 
 
 class ServedVersion:
@@ -126,21 +132,32 @@ class ServedVersion:
 
 def score_together(predictor: Predictor, requests: Sequence[Rows]) -> tuple[list[NDArray[np.float32]], ScoredPass]:
     """Return the scores of each request's rows, from one pass over all of them; and the pass."""
+    plain = [request.columns for request in requests if isinstance(request.columns, PlainRows)]
+    if len(plain) == len(requests):
+        few = PlainRows.joined(plain)
+        encoded_few = predictor.encode_few(few)
+        scores = predictor.predict_encoded(encoded_few)
+        return _split(scores, plain), ScoredPass(len(requests), few, encoded_few, scores)
     if len(requests) == 1:
         (request,) = requests
-        rows = request.columns if request.encoded else predictor.encode(request.columns)
+        rows = request.batch() if request.encoded else predictor.encode(request.batch())
         scores = predictor.predict_encoded(rows)
-        return [scores], ScoredPass(1, None if request.encoded else request.columns, rows, scores)
+        return [scores], ScoredPass(1, None if request.encoded else request.batch(), rows, scores)
     order = sorted(range(len(requests)), key=lambda index: requests[index].encoded)
-    raw = [requests[index].columns for index in order if not requests[index].encoded]
-    encoded = [requests[index].columns for index in order if requests[index].encoded]
+    raw = [requests[index].batch() for index in order if not requests[index].encoded]
+    encoded = [requests[index].batch() for index in order if requests[index].encoded]
     together = pa.concat_batches(raw) if raw else None
     if together is not None:
         encoded.insert(0, predictor.encode(together))
     rows = pa.concat_batches(encoded)
     scores = predictor.predict_encoded(rows)
-    ends = np.cumsum([requests[index].columns.num_rows for index in order])
     answers: list[NDArray[np.float32]] = [scores] * len(requests)
-    for index, part in zip(order, np.split(scores, ends[:-1]), strict=True):
+    for index, part in zip(order, _split(scores, [requests[index].columns for index in order]), strict=True):
         answers[index] = part
     return answers, ScoredPass(len(requests), together, rows, scores)
+
+
+def _split(scores: NDArray[np.float32], parts: Sequence[pa.RecordBatch | PlainRows]) -> list[NDArray[np.float32]]:
+    """Return the scores of each part, of scores of one part after the other."""
+    ends = list(accumulate(part.num_rows for part in parts))
+    return [scores[end - part.num_rows : end] for end, part in zip(ends, parts, strict=True)]

@@ -48,7 +48,7 @@ class Shadow:
         try:
             # The shadow's schema may be another.
             if not rows.encoded and not rows.columns.schema.equals(raw_rows.columns):
-                rows = Rows(raw_rows.from_batch(rows.columns))
+                rows = Rows(raw_rows.from_batch(rows.batch()))
             difference = np.abs(await self.version.score(rows) - scores)
         except (RequestError, UserError, pa.ArrowException) as error:
             self._counts["failed"] += 1

@@ -15,6 +15,7 @@ import ray
 from numpy.typing import NDArray
 from ray.util.metrics import Counter, Gauge, Histogram
 
+from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.origin import Origin
 from rayrec.inference.folder.reference_traffic import ReferenceTraffic, score_counts, unknown_counts
@@ -67,9 +68,9 @@ class ScoredPass(NamedTuple):
 
     requests: int
     """How many requests it joined."""
-    raw: pa.RecordBatch | None
+    raw: pa.RecordBatch | PlainRows | None
     """The rows that came as raw columns, which are the first ones; None if all came encoded."""
-    encoded: pa.RecordBatch
+    encoded: pa.RecordBatch | EncodedRows
     scores: NDArray[np.float32]
     """(n,) of n encoded rows."""
 
@@ -135,15 +136,16 @@ class VersionStatistics:
         for one in passes:
             self.metrics.batch_requests.observe(one.requests, self._tags)
             self.metrics.batch_rows.observe(len(one.scores), self._tags)
-        encoded = pa.concat_batches([one.encoded for one in passes])
+        batches = _batches(passes)
+        encoded = pa.concat_batches([of_pass for _, of_pass in batches])
         for name, (unknown, ids) in unknown_counts(self.folder.schema, encoded).items():
             before = self._ids.get(name, (0, 0))
             self._ids[name] = (before[0] + unknown, before[1] + ids)
-        if raw := [one.raw for one in passes if one.raw is not None]:
+        if raw := [given for given, _ in batches if given is not None]:
             # A table of batches copies nothing of the columns whose values are all known.
             rows = pa.Table.from_batches(raw)
             if rows.num_rows < encoded.num_rows:
-                encoded = pa.concat_batches([one.encoded[: one.raw.num_rows] for one in passes if one.raw is not None])
+                encoded = pa.concat_batches([of[: given.num_rows] for given, of in batches if given is not None])
             self._count_unknown(rows, encoded)
         if self._scores is not None:
             self._scores += score_counts(np.concatenate([one.scores for one in passes]), self._edges)
@@ -180,6 +182,23 @@ class VersionStatistics:
         self.metrics.drift.set(self._reference.drift(self._scores), self._tags)
         if self._scores.sum() > _WINDOW:
             self._scores /= 2
+
+
+def _batches(passes: list[ScoredPass]) -> list[tuple[pa.RecordBatch | None, pa.RecordBatch]]:
+    """Return the raw and the encoded rows of passes as Arrow's batches, one for all passes that have none."""
+    batches: list[tuple[pa.RecordBatch | None, pa.RecordBatch]] = []
+    raw_rows: list[PlainRows] = []
+    encoded_rows: list[EncodedRows] = []
+    for one in passes:
+        if isinstance(one.encoded, EncodedRows):
+            assert isinstance(one.raw, PlainRows)
+            raw_rows.append(one.raw)
+            encoded_rows.append(one.encoded)
+        else:
+            batches.append((one.raw.batch() if isinstance(one.raw, PlainRows) else one.raw, one.encoded))
+    if raw_rows:
+        batches.append((PlainRows.joined(raw_rows).batch(), EncodedRows.joined(encoded_rows).batch()))
+    return batches
 
 
 def of_all_nodes() -> bytes:

@@ -21,7 +21,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rayrec.common.errors import UserError
+from rayrec.features.few_rows import PlainRows
 from rayrec.inference.ranker import Ranking
 from rayrec.inference.raw_rows import RawRows
 from rayrec.inference.recommender import UnknownUserError
@@ -44,13 +45,14 @@ from serve.protocols.http import call_of, parse_json, read_body
 MOST_EXPLAINED = 8
 """Rows that a request may have explained: one takes as long as thousands of scores."""
 
+RowsT = TypeVar("RowsT")
 Verb = Callable[[ServedModel, ServedVersion, bytes, Admission], Awaitable[bytes]]
 """(model, version, body, admission) -> body of the answer. Raises RequestError."""
 
 
 async def _predict(model: ServedModel, version: ServedVersion, body: bytes, admission: Admission) -> bytes:
     max_rows = admission.settings.max_rows_per_request
-    parse = partial(parse_instances, body, version.predictor.raw_rows, max_rows)
+    parse = partial(parse_plain_instances, body, version.predictor.raw_rows, max_rows)
     # Every row is an object. Who sends few rows is not to wait with those who send many.
     async with admission.parsed(len(body), body.count(b"{"), version.row_bytes, parse) as rows:
         return predictions(model.name, version.version, await model.score(version, Rows(rows)))
@@ -192,13 +194,23 @@ class RankRequest:
 
 def parse_instances(body: bytes, raw_rows: RawRows, max_rows: int) -> pa.RecordBatch:
     """The checked raw rows of a request. Raises RequestError: 400 not JSON, 413 too many, 422 wrong content."""
+    return _read(body, raw_rows.from_rows, max_rows)
+
+
+def parse_plain_instances(body: bytes, raw_rows: RawRows, max_rows: int) -> PlainRows | pa.RecordBatch:
+    """What `parse_instances` gives, without Arrow's arrays where rows are few and plain (`RawRows.few`)."""
+    return _read(body, raw_rows.few, max_rows)
+
+
+def _read(body: bytes, read: Callable[[list[Any]], RowsT], max_rows: int) -> RowsT:
+    """Read the instances of a request. Raises RequestError: 400 not JSON, 413 too many, 422 wrong content."""
     rows = _instances(parse_json(body, '{"instances": [{"FEATURE": VALUE, ...}, ...]}'))
     if not rows:
         raise RequestError(422, "instances: empty; send at least one row")
     if len(rows) > max_rows:
         raise RequestError(413, f"instances: {len(rows)} rows, at most {max_rows} a request; send several requests")
     try:
-        return raw_rows.from_rows(rows)
+        return read(rows)
     except UserError as error:
         raise RequestError(422, str(error)) from None
 

@@ -8,7 +8,7 @@ import mmap
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
@@ -81,23 +81,27 @@ class VocabularyLookup(ABC):
     def ids(self, values: pa.Array) -> NDArray[np.int64]:
         """(n,) ids of n values (string, large_string or a dictionary of them); 0 for null, empty and unlisted ones."""
         if len(values) <= REQUEST_VALUES:
-            return self._ids_of_request(values.to_pylist())
+            return np.array(self.ids_of_few(values.to_pylist()), np.int64)
         if pa.types.is_dictionary(values.type) and len(values.dictionary) > len(values):
             values = values.dictionary_decode()  # a slice of a long column, most of whose dictionary it does not use
         # Columns repeat values, so that most of the rows are served by a gather.
         return by_distinct_text(values, self._ids_of, 0)
 
-    def _ids_of_request(self, values: list[str | None]) -> NDArray[np.int64]:
+    def ids_of_few(self, values: list[str | None]) -> list[int]:
+        """Look up ids as `ids` does, of the values of a request."""
         remembered = self._remembered
-        with suppress(KeyError):
-            return np.fromiter(map(remembered.__getitem__, values), np.int64, len(values))
+        # The cheapest way to try, and for one row there is one for each of its columns.
+        try:
+            return list(map(remembered.__getitem__, values))
+        except KeyError:
+            pass
         new = list(set(values).difference(remembered))
         if len(new) <= SCALAR_LOOKUPS:
             found = [self._id_of(value) for value in new]
         else:
             found = self._ids_of(pa.array(new, pa.large_string())).tolist()
         answers = dict(zip(new, found, strict=True))
-        ids = np.array([answers[value] if value in answers else remembered[value] for value in values], np.int64)
+        ids = [answers[value] if value in answers else remembered[value] for value in values]
         if len(remembered) + len(answers) > _REMEMBERED:
             self._remembered = answers
         else:

@@ -90,10 +90,10 @@ class OverlaidTable:
         self._places: NDArray[np.int64] = places[order][is_newest]
         """Where each of them is; the others are in the base, where a row's place is its id."""
         self._changes = changes
-        self._rows = _Joined([part.stored[TABLE_TENSOR][:, : self.dim] for part in self._parts])
-        self._scales: _Joined | None = None
+        self._rows = JoinedArrays([part.stored[TABLE_TENSOR][:, : self.dim] for part in self._parts])
+        self._scales: JoinedArrays | None = None
         if SCALE_TENSOR in base.stored:
-            self._scales = _Joined([part.stored[SCALE_TENSOR] for part in self._parts])
+            self._scales = JoinedArrays([part.stored[SCALE_TENSOR] for part in self._parts])
 
     def __len__(self) -> int:
         return self._length
@@ -136,7 +136,7 @@ class OverlaidTable:
         return rows
 
 
-class _Joined:
+class JoinedArrays:
     """Arrays of equal rows, wherever they are in memory, as one array: a gather takes rows from all of them at once.
 
     A gather from each array for itself takes longer with every array, for rows of a request several times as long as
