@@ -81,15 +81,14 @@ def run_cases(
     *,
     workers_per_node: int | None = None,
     device: str = "cpu",
-    threads: int = 1,
 ) -> None:
     """Run the cases one after the other on `workers` processes, on one node or as if on nodes of some of them.
 
-    `device`: cpu, or cuda for a GPU a process. `threads`: of a process.
+    `device`: cpu, or cuda for a GPU a process.
     """
     # Not as they are: their classes would be pickled by reference to this module under pytest's name.
     described = [(str(c.folder), c.recipe.model_dump(mode="json"), c.warm_start, c.reset) for c in cases]
-    arguments = pickle.dumps((threads, str(dataset), described))
+    arguments = pickle.dumps((str(dataset), described))
     rendezvous = cases[0].folder.parent / f".rendezvous-{workers}-{cases[0].folder.name}"
     rendezvous.unlink(missing_ok=True)
     run_ranks(_worker, workers, workers_per_node or workers, device, str(rendezvous), arguments, ranks=workers)
@@ -123,8 +122,7 @@ def join_ranks(rank: int, workers: int, workers_per_node: int, device: str, rend
 
 def _worker(rank: int, workers: int, workers_per_node: int, device: str, rendezvous: str, arguments: bytes) -> None:
     context = join_ranks(rank, workers, workers_per_node, device, rendezvous)
-    threads, data, cases = pickle.loads(arguments)
-    torch.set_num_threads(threads)
+    data, cases = pickle.loads(arguments)
     dataset = Dataset.open(data)
     for folder, content, warm_start, reset in cases:
         case = Recipe.model_validate(content)

@@ -276,6 +276,7 @@ def _only_rank() -> Iterator["RankContext"]:
     from rayrec.training.placement.parallel_model import RankContext
 
     context = RankContext(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
+    threads = torch.get_num_threads()
     context.prepare_process()
     # TorchRec uses parts of torch that warn of their end; users can do nothing about it.
     logging.getLogger("torch.fx").setLevel(logging.ERROR)
@@ -286,6 +287,7 @@ def _only_rank() -> Iterator["RankContext"]:
             yield context
     finally:
         dist.destroy_process_group()
+        torch.set_num_threads(threads)  # what else this process does has them again
 
 
 def _on_worker(arguments: dict[str, Any]) -> Any:

@@ -4,7 +4,6 @@ The staging folder of the first node, where commands run, is hidden from the oth
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -62,8 +61,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = {"train": 360_000, "validation": 60_000, "test": TEST_ROWS}
     # Long parts: beside a short one its footer, which every process reads for itself, would count.
     made = make_dataset(folder / "data", rows, 3, 4, rows_per_part=120_000, rows_per_row_group=12_000, seed=3)
-    # A worker that has a node to itself has all its threads, by whose number sums are cut.
-    run_cases(NODES, made.folder, [Case(folder / "run", _recipe(in_memory=True))], threads=os.cpu_count() or 1)
+    run_cases(NODES, made.folder, [Case(folder / "run", _recipe(in_memory=True))])
     return folder
 
 
@@ -210,7 +208,7 @@ def test_raw_files_to_a_model(cluster: Cluster, local: Path) -> None:
     made = load_recipe("dlrm-criteo-debug", [*settings, "train.ingest.in_memory=true"])
     dataset, run, model = (local / "here" / name for name in ("dataset", "run", "model"))
     preprocessing(made, {None: [str(local / "raw")]}, dataset).run(Threads(2))
-    run_cases(NODES, dataset, [Case(run, made)], workers_per_node=1, threads=os.cpu_count() or 1)
+    run_cases(NODES, dataset, [Case(run, made)], workers_per_node=1)
     run_module("jobs.export", run, "--output", model, environment={**cluster.environment, "RAY_ADDRESS": "local"})
     out = cluster.fetch("s3://bucket/out")
     _require_same_weights(out / "model", model)
