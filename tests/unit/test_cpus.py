@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from ray._private.ray_constants import RAY_INTERNAL_FLAGS
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
 from rayrec.common.cpus import CpuLimits, cpu_limits, limit_libraries
 
@@ -154,6 +156,12 @@ def test_the_users_variable_counts_and_rays_does_not(
     environment: dict[str, str], variable: tuple[str, int] | None, tmp_path: Path
 ) -> None:
     assert cpu_limits(environment, tmp_path).variable == variable
+
+
+def test_the_variables_of_processes_beneath_ray_are_rays() -> None:
+    """An upgrade may change these private names: adapt rayrec/common/cpus.py."""
+    assert "RAY_RAYLET_PID" in RAY_INTERNAL_FLAGS
+    assert RAY_JOB_CONFIG_JSON_ENV_VAR == "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 def test_a_pinned_process_has_the_cpus_it_is_pinned_to() -> None:
