@@ -1,12 +1,25 @@
-"""What only a GPU can show: the kernels' tests and speed, training in every way that rayrec has, and how fast it is.
+"""What only a GPU can show: how fast training is and where its time goes, training in every way, the kernels.
 
     python -m benchmarks.gpu_check [SECTION ...]      (from the repository's root; `make gpu-check` runs all)
 
-Training is that of `rayrec train`: its worker loop with NCCL in a process a GPU, evaluation, checkpoints, resuming and
-negatives drawn on the device, with every optimizer and number format; then Ray Train; then the published recipes beside
-NVIDIA's figures. The kernels need torch and Triton only; what else is missing is skipped, with a line that says so.
-Meant to take eight minutes. Prints tables and writes benchmarks/results/gpu_check.json as it goes; the sections that
-are named (tests, errors, speed, training, ray, recipes, networks) replace those of an earlier run there. Exit code: 0
+The sections, by what they tell in little time; each should take less than four minutes (seconds on one H100;
+minutes are estimates):
+
+    dlrm-criteo, dcnv2-criteo, wide-deep-outbrain-lean, neumf-ml-20m
+                steps of a published recipe on batches that lie on the device, compiled and not, with pooled embeddings
+                in float32 and bfloat16: beside NVIDIA's figures, with the profile of ten steps (1 to 2 minutes each)
+    memory, streamed
+                whole runs of the four from Parquet (2 to 3 minutes each)
+    training    training in every way that rayrec has, with NCCL in a process a GPU, evaluation, checkpoints, resuming,
+                negatives drawn on the device (77 s)
+    tests       the kernels' tests, and training by the shipped recipes (77 s)
+    ray         Ray Train and its workers (25 s)
+    errors, speed
+                the kernels' errors (6 s) and speed (52 s)
+    networks    dense networks alone, eager and compiled (44 s)
+
+The kernels need torch and Triton only; what else is missing is skipped, with a line that says so. Prints tables and
+writes benchmarks/results/gpu_check.json as each section ends, in place of that section's earlier results. Exit code: 0
 if all that ran passed, or if there is no GPU.
 """
 
@@ -17,7 +30,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +45,8 @@ RESULTS = REPOSITORY / "benchmarks" / "results" / "gpu_check.json"
 TESTS = ("tests/gpu", "tests/integration/test_shipped_recipes.py")
 """The first needs torch and Triton alone."""
 Row = dict[str, Any]
+Sections = dict[str, tuple[str, Callable[[], list[Row]]]]
+"""Title, and what measures, by name."""
 
 
 def main() -> int:
@@ -41,58 +57,81 @@ def main() -> int:
 
     needed = ("torchrec", "fbgemm_gpu", "pydantic", "pyarrow")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    sections: dict[str, tuple[str, Callable[[], list[Row]]]] = {
-        "tests": ("Tests", partial(run_tests, TESTS[:1] if missing else TESTS)),
-        "errors": ("Dot interaction against the float64 reference", gpu_kernels.measure_errors),
-        "speed": ("Dot interaction: speed", gpu_kernels.measure_speed),
-    }
+    sections: Sections = {}
     with tempfile.TemporaryDirectory(prefix="rayrec-gpu-check-") as folder:
         if missing:
             print(f"training is skipped: {', '.join(missing)} not installed")
         else:
-            from benchmarks import gpu_models, gpu_training
+            sections |= training_sections(Path(folder), "cuda", torch.cuda.device_count())
+        sections |= {
+            "tests": ("Tests", partial(run_tests, TESTS[:1] if missing else TESTS)),
+            "errors": ("Dot interaction against the float64 reference", gpu_kernels.measure_errors),
+            "speed": ("Dot interaction: speed", gpu_kernels.measure_speed),
+        }
+        if not missing:
+            from benchmarks import gpu_models
 
-            gpus = torch.cuda.device_count()
-            train = partial(gpu_training.check_training, Path(folder) / "ways", "cuda", gpus)
-            with_ray = partial(gpu_training.train_with_ray, Path(folder) / "ray", "cuda", gpus)
-            recipes = partial(gpu_training.measure_training, Path(folder) / "speed", "cuda", gpus)
-            sections |= {
-                "training": ("Training in every way", train),
-                "ray": ("Ray Train", with_ray),
-                "recipes": ("Published recipes: training and scoring beside NVIDIA's A100", recipes),
-                "networks": ("Dense networks of the published models: speed", gpu_models.measure_dense_networks),
-            }
+            sections["networks"] = (
+                "Dense networks of the published models: speed",
+                gpu_models.measure_dense_networks,
+            )
         chosen = sys.argv[1:] or list(sections)
         if unknown := set(chosen) - sections.keys():
             print(f"gpu-check: no such section: {', '.join(sorted(unknown))}; use {', '.join(sections)}")
             return 2
-        earlier = json.loads(RESULTS.read_text())["sections"] if sys.argv[1:] and RESULTS.exists() else {}
-        return _run({name: sections[name] for name in chosen}, earlier)
+        return run_sections({name: sections[name] for name in chosen}, RESULTS)
 
 
-def _run(sections: Mapping[str, tuple[str, Callable[[], list[Row]]]], results: dict[str, Row]) -> int:
-    machine, gpu = Machine(), describe_gpu()
+def training_sections(folder: Path, device: str, workers: int, *, batch: int | None = None, **smaller: int) -> Sections:
+    """Those that train, on GPUs, or on CPUs by the same functions.
+
+    `batch` and `smaller` (`largest`, `steps`) make the recipes' smaller than they were published.
+    """
+    from benchmarks import gpu_training as training
+
+    speeds = [speed if batch is None else replace(speed, batch=batch) for speed in training.SPEEDS]
+    sections: Sections = {}
+    for speed in speeds:
+        steps = partial(training.measure_steps, folder / "steps" / speed.recipe, device, workers, speed, **smaller)
+        sections[speed.recipe] = (f"Steps of {speed.recipe}, beside NVIDIA's on an A100", steps)
+    for name, in_memory in (("memory", True), ("streamed", False)):
+        runs = partial(training.measure_runs, folder / name, device, workers, speeds, in_memory=in_memory, **smaller)
+        sections[name] = (f"Whole runs from Parquet: {name}", runs)
+    ways = partial(training.check_training, folder / "ways", device, workers)
+    with_ray = partial(training.train_with_ray, folder / "ray", device, workers)
+    return sections | {"training": ("Training in every way", ways), "ray": ("Ray Train", with_ray)}
+
+
+def run_sections(sections: Sections, output: Path) -> int:
+    """Run the sections in order, and write each into `output` as it ends; the exit code."""
+    gpu = describe_gpu()
     print_table("GPU", [gpu])
+    content = json.loads(output.read_text()) if output.exists() else {"sections": {}}
     failed = []
     for name, (title, measure) in sections.items():
-        began = time.perf_counter()
+        began, machine = time.perf_counter(), Machine()
         try:
             rows = measure()
         except Exception as error:  # the sections after it are still worth their time
             rows = [{"ok": False, "error": f"{type(error).__name__}: {error}"}]
-        torch.cuda.empty_cache()  # what this process keeps, others lack
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # what this process keeps, others lack
         seconds = round(time.perf_counter() - began, 1)
-        results[name] = {"title": title, "seconds": seconds, "machine": {**machine.described(), **gpu}, "rows": rows}
+        described = {"day": time.strftime("%Y-%m-%d"), "seconds": seconds, "machine": {**machine.described(), **gpu}}
+        content["sections"][name] = {"title": title, **described, "rows": rows}
         print_table(f"{title} ({seconds} s)", rows)
         if any(row.get("ok") is False for row in rows):
             failed.append(name)
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps({"sections": results}, indent=1) + "\n")
-    print(f"\n{'FAILED: ' + ', '.join(failed) if failed else 'all passed'}; written to {RESULTS}")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"\n{'FAILED: ' + ', '.join(failed) if failed else 'all passed'}; written to {output}")
     return 1 if failed else 0
 
 
 def describe_gpu() -> Row:
+    """What a section's results say of the GPU, beside the machine; nothing where there is none."""
+    if not torch.cuda.is_available():
+        return {}
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": properties.name,

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import fmean
@@ -22,9 +23,10 @@ import torch
 import torch.distributed as dist
 
 import rayrec
-from benchmarks.scaling import CARDINALITIES
-from rayrec.features.schema import CategoricalFeature, InteractionColumns, NumericFeature, Schema
+from benchmarks.operator_calls import profiled, published_schema
+from rayrec.features.schema import CategoricalFeature, InteractionColumns, Schema
 from rayrec.ingest.dataset import Dataset
+from rayrec.internals.torchrec import set_output_dtype
 from rayrec.recipes import Recipe
 from rayrec.training.loop.loss import BatchTotals
 from rayrec.training.loop.precision import PrecisionName, resolve_precision
@@ -153,6 +155,7 @@ def check_training(folder: Path, device: str, workers: int) -> list[Row]:
 def _recipe(kind: Kind, device: str, **train: Any) -> Recipe:
     common = {
         "device": device,
+        "compile": False,  # but in the kind that is there for it: it takes half a minute each time
         "max_steps": STEPS,
         "checkpoint": {"every_steps": RESUMED_AT, "every_minutes": None},
         "evaluations_per_epoch": 2,
@@ -257,73 +260,115 @@ class Speed:
     recipe: str
     published: Mapping[PrecisionName, float]
     batch: int
-    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 SPEEDS = (
-    Speed("dlrm-criteo", {"tf32": 2.88e6, "fp16": 4.02e6, "bf16": 4.02e6}, 65_536),
+    Speed("dlrm-criteo", {"tf32": 2.88e6, "bf16": 4.02e6}, 65_536),
     Speed("dcnv2-criteo", {"tf32": 0.689e6, "bf16": 1.37e6}, 65_536),
-    Speed("neumf-ml-20m", {"tf32": 22.6e6, "bf16": 34.1e6}, 2**20),
     Speed("wide-deep-outbrain-lean", {"tf32": 1.64e6, "bf16": 2.31e6}, 131_072),
+    Speed("neumf-ml-20m", {"tf32": 22.6e6, "bf16": 34.1e6}, 2**20),
 )
 """Of AMP, which is fp16 there, where rayrec's `auto` is bf16."""
 
 
-def measure_training(
-    folder: Path, device: str, workers: int, speeds: Sequence[Speed] = SPEEDS, *, largest: int = 2**31, steps: int = 40
-) -> list[Row]:
-    """M samples/s of steps on batches that lie on the device, in each number format, and beside NVIDIA's; and of a
-    whole run, which reads from memory and has smaller tables, as it ends with a checkpoint.
+@dataclass(frozen=True)
+class Variant:
+    """How the steps of a recipe are computed."""
 
-    `largest`: the most rows of a table.
+    precision: PrecisionName
+    compiled: bool
+    pooled: PrecisionName
+    """The format of pooled embeddings: fp32 or bf16."""
+
+
+VARIANTS = (
+    Variant("bf16", True, "bf16"),
+    Variant("bf16", False, "fp32"),
+    Variant("bf16", False, "bf16"),
+    Variant("bf16", True, "fp32"),
+    Variant("tf32", True, "fp32"),
+)
+"""The first is what `auto` is on a GPU; the second what there was before it."""
+ON_CPU = (Variant("bf16", False, "fp32"), Variant("fp32", False, "fp32"))
+
+
+def measure_steps(
+    folder: Path, device: str, workers: int, speed: Speed, *, largest: int = 2**31, steps: int = 40
+) -> list[Row]:
+    """M samples/s of steps, and of scoring, on batches that lie on the device, beside NVIDIA's; and ten steps' profile.
+
+    A row a variant; several workers have the first alone. `largest`: the most rows of a table.
+    """
+    write_rows(folder / "data", published_schema(speed.recipe, largest), 8 * speed.batch)
+    case = rayrec.load_recipe(speed.recipe, _settings(speed, device, workers, steps))
+    run_ranks(_measure_steps, workers, device, str(folder), case.model_dump(mode="json"), steps, ranks=workers)
+    rows = []
+    for found in json.loads((folder / "steps.json").read_text()):
+        row: Row = {"recipe": speed.recipe, "workers": workers, **found, "ok": True}
+        if (published := speed.published.get(found["precision"])) is not None:
+            faster = found["steps alone, M/s"] * 1e6 / workers / published
+            row |= {"one A100, M/s": published / 1e6, "times A100": round(faster, 3)}
+        rows.append(row)
+    return rows
+
+
+def measure_runs(
+    folder: Path,
+    device: str,
+    workers: int,
+    speeds: Sequence[Speed],
+    *,
+    in_memory: bool,
+    largest: int = 100_000,
+    steps: int = 40,
+) -> list[Row]:
+    """M samples/s of whole runs from Parquet, by the loop of `rayrec train`: rows in memory, or streamed.
+
+    Tables have 100,000 rows at most, as a run ends with a checkpoint. The figures are of the second half of the steps.
     """
     rows = []
     for speed in speeds:
         place = folder / speed.recipe
-        batches = 8
-        _write_rows(place / "data", _schema(speed.recipe, largest), batches * speed.batch)
-        _write_rows(place / "of-run", _schema(speed.recipe, min(largest, 100_000)), batches * speed.batch)
-        settings = {
-            "train.global_batch_size": speed.batch,
-            "train.workers": workers,
-            "train.device": device,
-            "train.precision": "bf16",
-            "train.ingest.in_memory": True,
-            "train.max_steps": 2 * steps,
-            "train.epochs": 2 * steps,
-            "train.log_every_steps": max(1, steps // 4),
-            "train.evaluations_per_epoch": 0,
-            "train.checkpoint.every_minutes": None,
-            "train.checkpoint.keep_best": None,
-            "train.tracking.tensorboard": False,
-            "evaluate.ranking": None,
-            **speed.changes,
-        }
+        row: Row = {"recipe": speed.recipe, "workers": workers, "rows": "in memory" if in_memory else "streamed"}
+        write_rows(place / "data", published_schema(speed.recipe, min(largest, 100_000)), 8 * speed.batch)
+        settings = {**_settings(speed, device, workers, steps), "train.ingest.in_memory": in_memory}
         case = rayrec.load_recipe(speed.recipe, settings)
-        formats = [name for name in speed.published if device == "cuda" or name != "tf32"]
-        row: Row = {"recipe": speed.recipe, "workers": workers}
+        began = time.perf_counter()
         try:
-            arguments = (workers, device, str(place), case.model_dump(mode="json"), formats, steps)
-            run_ranks(_measure_steps, *arguments, ranks=workers)
-            run_cases(workers, place / "of-run", [Case(place / "run", case)], device=device)
-        except Exception as error:
+            run_cases(workers, place / "data", [Case(place / "run", case)], device=device)
+        except Exception as error:  # the other recipes are still worth their time
             rows.append({**row, "ok": False, "error": str(error).strip().rsplit("\n", 1)[-1]})
             continue
         records = [json.loads(line) for line in (place / "run" / "history.jsonl").read_text().splitlines()]
         measured = [r for r in records if r["event"] == "train" and r["step"] > steps]
-        for precision, found in json.loads((place / "steps.json").read_text()).items():
-            published = speed.published[precision]
-            faster = found["steps alone, M/s"] * 1e6 / workers / published
-            rows.append({**row, "precision": precision, **found})
-            rows[-1] |= {"one A100, M/s": published / 1e6, "times A100": round(faster, 3), "ok": True}
-            if precision == "bf16":
-                whole = fmean(r["samples_per_second"] for r in measured) / 1e6
-                waiting = fmean(r["data_wait_share"] for r in measured)
-                rows[-1] |= {"whole run, M/s": round(whole, 3), "waiting for data": round(waiting, 2)}
+        row["whole run, M/s"] = float(f"{fmean(r['samples_per_second'] for r in measured) / 1e6:.4g}")
+        row["waiting for data"] = round(fmean(r["data_wait_share"] for r in measured), 2)
+        rows.append({**row, "seconds": round(time.perf_counter() - began, 1), "ok": True})
     return rows
 
 
-def _write_rows(folder: Path, schema: Schema, samples: int) -> None:
+def _settings(speed: Speed, device: str, workers: int, steps: int) -> dict[str, Any]:
+    return {
+        "train.global_batch_size": speed.batch,
+        "train.workers": workers,
+        "train.device": device,
+        "train.precision": "bf16",
+        "train.ingest.in_memory": True,
+        "train.max_steps": 2 * steps,
+        "train.epochs": 2 * steps,
+        "train.log_every_steps": max(1, steps // 4),
+        "train.evaluations_per_epoch": 0,
+        "train.checkpoint.every_minutes": None,
+        "train.checkpoint.keep_best": None,
+        "train.tracking.tensorboard": False,
+        "evaluate.ranking": None,
+        # A CPU has Adam for copies of tables alone.
+        **({"train.sharding.default": "data_parallel"} if device == "cpu" and "dcnv2" in speed.recipe else {}),
+    }
+
+
+def write_rows(folder: Path, schema: Schema, samples: int) -> None:
+    """A dataset of random rows that give `samples` samples; with a few rows of `test`."""
     # A positive comes with four drawn negatives.
     count = samples if schema.interactions is None else samples // 5
     tables = {split: make_rows(schema, n, seed=0) for split, n in (("train", count), ("test", 64))}
@@ -332,52 +377,41 @@ def _write_rows(folder: Path, schema: Schema, samples: int) -> None:
     write_dataset(folder, schema, tables, rows_per_part=2**20, rows_per_row_group=2**15)
 
 
-def _schema(recipe_name: str, largest: int) -> Schema:
-    """The published columns, with tables of at most `largest` rows."""
-    if recipe_name.startswith("wide-deep"):
-        # Only here, as it imports the source's preprocessing.
-        from tests.display_models import display_schema
-        from tests.outbrain_statistics import make_constants
-
-        return display_schema(make_constants(feature_set="lean"), largest)
-    if recipe_name.startswith("neumf"):
-        sizes, numeric = {"user": 138_494, "item": 26_745}, 0
-    else:
-        sizes, numeric = {f"C{number}": size for number, size in enumerate(CARDINALITIES["15"], 1)}, 13
-    numbers = [NumericFeature(name=f"I{number}") for number in range(1, numeric + 1)]
-    tables = [CategoricalFeature(name=name, cardinality=min(size, largest)) for name, size in sizes.items()]
-    if numeric:
-        return Schema(label="label", features=(*numbers, *tables))
-    interactions = InteractionColumns(user="user", item="item")
-    return Schema(label="label", group="group", features=tuple(tables), interactions=interactions)
-
-
-def _measure_steps(
-    rank: int, workers: int, device: str, place: str, content: dict[str, Any], formats: list[PrecisionName], steps: int
-) -> None:
+def _measure_steps(rank: int, workers: int, device: str, place: str, content: dict[str, Any], steps: int) -> None:
     context = join_ranks(rank, workers, workers, device, f"{place}/rendezvous")
     config, dataset = Recipe.model_validate(content), Dataset.open(Path(place) / "data")
-    model = ParallelModel(config, dataset.schema, context)
+    first = resolve_precision("bf16", "cuda" if device == "cuda" else "cpu")
+    wire = first.on_the_wire("auto")
+    model = ParallelModel(config, dataset.schema, context, wire, first.pooled(wire))
     reader = SplitReader(dataset, config.train.ingest, context, negatives=config.train.negatives)
     size = config.train.global_batch_size
     with reader.open("train", global_batch_size=size, drop_last=True, seed=1) as loader:
         batches = list(islice(loader, 6))
     totals = BatchTotals(size, None)
-    found = {}
-    for name in formats:
-        precision = resolve_precision(name, "cuda" if device == "cuda" else "cpu")
+    networks = {True: model.dense, False: model.dense_network}
+    found: list[Row] = []
+    variants = VARIANTS if device == "cuda" else ON_CPU
+    for number, variant in enumerate(variants if workers == 1 else variants[:1]):
+        if number:
+            model.dense = networks[variant.compiled]
+            set_output_dtype(model.tables, torch.bfloat16 if variant.pooled == "bf16" else torch.float32)
+        precision = resolve_precision(variant.precision, first.device)
         precision.apply_to_process()
-        step = TrainStep(model, config.train, precision, steps_per_epoch=1_000)
+        train = TrainStep(model, config.train, precision, steps_per_epoch=1_000)
         pairs = enumerate(model.with_next(cycle(batches)), 1)
-        training = _seconds((step(batch, totals, n, following) for n, (batch, following) in pairs), steps, context)
-        with precision.autocast():
-            scoring = _seconds((model.logits(batch) for batch in cycle(batches)), steps, context)
-        found[name] = {
-            "steps alone, M/s": float(f"{steps * size / training / 1e6:.4g}"),
-            "scoring, M/s": float(f"{steps * size / scoring / 1e6:.4g}"),
-        }
-    if rank == 0:
-        (Path(place) / "steps.json").write_text(json.dumps(found))
+        results = (train(batch, totals, step, following) for step, (batch, following) in pairs)
+        began = time.perf_counter()
+        next(results)
+        row: Row = {**asdict(variant), "first step, s": round(time.perf_counter() - began, 1)}
+        row["steps alone, M/s"] = float(f"{steps * size / _seconds(results, steps, context) / 1e6:.4g}")
+        row |= profiled(partial(next, results), min(steps, 10), context.device)
+        if number == 0:
+            with precision.autocast():
+                scoring = _seconds((model.logits(batch) for batch in cycle(batches)), steps, context)
+            row["scoring, M/s"] = float(f"{steps * size / scoring / 1e6:.4g}")
+        found.append(row)
+        if rank == 0:
+            (Path(place) / "steps.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 

@@ -1,20 +1,14 @@
 """What `make gpu-check` runs of training on GPUs, in a small form on CPUs: two ranks with gloo."""
 
-from dataclasses import replace
+import json
+from importlib import metadata
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from benchmarks.gpu_training import (
-    SPEEDS,
-    check_training,
-    kinds,
-    losses_of,
-    measure_training,
-    train_each,
-    train_with_ray,
-)
+from benchmarks.gpu_check import run_sections, training_sections
+from benchmarks.gpu_training import SPEEDS, check_training, kinds, losses_of, train_each, train_with_ray
 from rayrec.config.train import DenseOptimizerConfig, EmbeddingOptimizerConfig
 from tests.builders import make_dataset
 from tests.training_runs import Case, recipe
@@ -49,15 +43,28 @@ def test_no_optimizer_is_left_out() -> None:
         assert {changes[section]["kind"] for changes in trained if section in changes} == names
 
 
-def test_speeds_of_published_recipes(tmp_path: Path) -> None:
-    """Their networks as they are, on few rows and tables of a hundred."""
-    copies = {"train.sharding.default": "data_parallel"}  # a CPU has Adam for copies of tables alone
-    speeds = [replace(s, batch=320, changes=copies if s.recipe.startswith("dcnv2") else {}) for s in SPEEDS]
-    rows = measure_training(tmp_path, "cpu", 2, speeds, largest=100, steps=2)
-    assert [row for row in rows if not row["ok"]] == []
-    assert {row["recipe"] for row in rows} == {speed.recipe for speed in SPEEDS}
-    assert all(row["steps alone, M/s"] > 0 and row["scoring, M/s"] > 0 for row in rows)
-    assert sum("whole run, M/s" in row for row in rows) == len(SPEEDS)
+@pytest.mark.minutes
+def test_published_recipes_are_measured(tmp_path: Path) -> None:
+    """Their networks as they are, on few rows and small tables; the results are there as each section ends."""
+    sections = training_sections(tmp_path / "work", "cpu", 1, batch=320, largest=100, steps=2)
+    recipes = [speed.recipe for speed in SPEEDS]
+    chosen = {name: sections[name] for name in (*recipes, "memory", "streamed")}
+    results = tmp_path / "results.json"
+    results.write_text('{"notes": ["kept"], "sections": {"speed": {"rows": []}}}')
+    assert run_sections(chosen, results) == 0, results.read_text()
+    content = json.loads(results.read_text())
+    assert content["notes"] == ["kept"] and list(content["sections"]) == ["speed", *chosen]
+    for name in chosen:
+        section = content["sections"][name]
+        assert section["machine"]["torch"] == metadata.version("torch") and section["seconds"] > 0
+        rows = section["rows"]
+        if name in recipes:
+            assert [(row["recipe"], row["precision"]) for row in rows] == [(name, "bf16"), (name, "fp32")]
+            assert all(row["steps alone, M/s"] > 0 for row in rows) and rows[0]["scoring, M/s"] > 0
+            assert all(row["operator calls"] > row["of them outermost"] > 50 for row in rows)
+        else:
+            assert [row["recipe"] for row in rows] == recipes
+            assert all(row["whole run, M/s"] > 0 for row in rows)
 
 
 def test_the_command_itself(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, cast
@@ -38,6 +37,7 @@ from rayrec.models.common.tables import EmbeddingTable
 from rayrec.models.registry import build_model
 from rayrec.recipes import Recipe
 from rayrec.training.optimizers.tables import TableOptimizer, set_fused_optimizers
+from rayrec.training.placement.compiled_network import CompiledNetwork
 from rayrec.training.placement.local_tables import LocalTables
 from rayrec.training.placement.sharding import EmbeddingTables, plan_sharding, torchrec_plan
 from rayrec.training.placement.wire import WireFormat
@@ -127,34 +127,6 @@ class SentIds:
             ids.record_stream(current)
             self._context.record_stream(current)
         return self._tables.compute_and_output_dist(self._context, ids)
-
-
-class CompiledNetwork(nn.Module):
-    """A dense network, compiled for batches of one size; those of other sizes it computes as it was.
-
-    A batch of another size is the last one of an epoch, which is not worth a compilation, or one of lists of rows, of
-    which each may have a size of its own.
-
-    On a GPU the forward and the backward pass are CUDA graphs that torch's compiler captures and replays
-    (`torch._inductor.cudagraph_trees`). It copies the inputs to where the graph reads them, and draws from the device's
-    generator as it was seeded before the step. What a replay returns is overwritten by the next one: logits and
-    gradients must be used up or copied by then, so there is no graph where gradients are summed over several passes.
-    """
-
-    def __init__(self, network: nn.Module, rows: int, *, has_graph: bool) -> None:
-        super().__init__()
-        self.network, self._rows = network, rows
-        self._mode = "reduce-overhead" if has_graph else None
-
-    @cached_property
-    def _compiled(self) -> Callable[[Tensor, Tensor], Tensor]:
-        # At the first use: it takes seconds to import the compiler, which evaluation does without.
-        return torch.compile(self.network, dynamic=False, mode=self._mode)
-
-    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """As that of `RankingModel.dense_network`."""
-        network = self._compiled if pooled.shape[0] == self._rows else self.network
-        return cast(Tensor, network(dense, pooled))
 
 
 class ParallelModel:
