@@ -56,7 +56,7 @@ def test_published_recipes_are_measured(tmp_path: Path) -> None:
     assert content["notes"] == ["kept"] and list(content["sections"]) == ["speed", *chosen]
     for name in chosen:
         section = content["sections"][name]
-        assert section["machine"]["torch"] == metadata.version("torch") and section["seconds"] > 0
+        assert section["machine"]["versions"]["torch"] == metadata.version("torch") and section["seconds"] > 0
         rows = section["rows"]
         if name in recipes:
             assert [(row["recipe"], row["precision"]) for row in rows] == [(name, "bf16"), (name, "fp32")]
