@@ -1,8 +1,7 @@
 """Wide & Deep by hand in plain torch, of a recipe that `rayrec inspect` writes: two embeddings a column, Adagrad.
 
 `training` takes `parts` (Parquet files), `rows_of_tables`, `dim`, `mlp`, `dropout`, `lr_embeddings`, `lr_dense`, `l2`
-and `batch`. All rows are read into tensors first. Gradients are dense: with tables of a few thousand rows that is
-faster than sparse ones.
+and `batch`. All rows are read into tensors first. Gradients are dense, as torch has it by default.
 """
 
 import itertools
