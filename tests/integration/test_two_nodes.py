@@ -37,8 +37,8 @@ def _join(rank: int, ranks: int, rendezvous: str) -> None:
     # As TORCH_DISTRIBUTED_DEBUG=DETAIL, which the server that this process is forked from would have had to see.
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     # torch 2.13 and TorchRec 1.8 take the group that compares for one of gloo, and for one of NCCL.
-    dist.Logger.set_construction_data_and_log = lambda *_: None
-    dist_data._check_pg_for_nccl_error = lambda _: None  # type: ignore[assignment]
+    dist.Logger.set_construction_data_and_log = lambda *_: None  # type: ignore[method-assign]
+    dist_data._check_pg_for_nccl_error = lambda _: None
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
 
 
