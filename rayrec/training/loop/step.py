@@ -157,7 +157,8 @@ class TrainStep:
             for loss, part in self._passes_of_threads(forward, boundary, sizes, beside):
                 total += loss
                 logits.append(part)
-        pooled = boundary.split(sizes)
+        # The backward pass of a split copies the gradient, even where there is one part.
+        pooled = boundary.split(sizes) if len(sizes) > 1 else [boundary]
         for number in range(beside, len(sizes)):
             last = number == len(sizes) - 1
             with nullcontext() if last else self.model.without_dense_sync():
