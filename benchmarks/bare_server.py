@@ -2,8 +2,8 @@
 
     MODEL_FOLDER=model uvicorn benchmarks.bare_server:app --port 8001
 
-It reads the model folder of a DLRM with logarithms, vocabularies and `hash_ids`, and shares no code with rayrec. It checks nothing, logs
-nothing, counts nothing and has one version of one model: what an answer costs at least in Python.
+It reads the model folder of a DLRM with logarithms, vocabularies and `hash_ids`, and shares no code with rayrec. It
+checks nothing, logs nothing, counts nothing and has one version of one model: what an answer costs at least in Python.
 """
 
 import json
