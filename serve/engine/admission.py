@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
+import os
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -220,4 +220,4 @@ def request_id(given: str | None) -> str:
     """The id that a client, or Serve's proxy, gave a request; a new one unless that is a plain, short word."""
     if given and len(given) <= 128 and given.isascii() and given.isprintable():
         return given
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()

@@ -47,6 +47,7 @@ _MODELS, _PREDICT = "/v1/models/", ":predict"
 MOST_EXPLAINED = 8
 """Rows that a request may have explained: one takes as long as thousands of scores."""
 
+_JSON = json.JSONEncoder(allow_nan=False)
 RowsT = TypeVar("RowsT")
 Verb = Callable[[ServedModel, ServedVersion, bytes, Admission], Awaitable[bytes]]
 """(model, version, body, admission) -> body of the answer. Raises RequestError."""
@@ -208,7 +209,7 @@ def predictions(model: str, version: str, scores: NDArray[np.float32]) -> bytes:
 
 
 def _answer(model: str, version: str, **content: Any) -> bytes:
-    return json.dumps({"model": model, "version": version, **content}, allow_nan=False).encode()
+    return _JSON.encode({"model": model, "version": version, **content}).encode()
 
 
 def _with_scores(kind: str, ids: Iterable[Any], scores: NDArray[np.float32]) -> list[dict[str, Any]]:
