@@ -1,17 +1,20 @@
-"""Latency and throughput of `rayrec serve` beside a server written by hand and the bare forward pass.
+"""Latency and throughput of `rayrec serve` beside servers written by hand, Ray Serve alone and the bare forward pass.
 
     python -m benchmarks.serving --output benchmarks/results/serving.json [--before CHECKOUT]
 
 One model of Criteo's shape (13 numbers, 26 categories) with random weights; each server gets `--replicas` processes of
 one thread. Clients that each wait for an answer before the next request ask for the scores of the same rows: of `rayrec
 serve` as JSON, as binary tensors of the Open Inference Protocol and as Arrow streams, of the server written by hand as
-JSON. So is, of the same model, `rayrec serve` of another checkout, which needs an environment in `.venv`, as `make
-setup` makes it. The servers take turns, round after round; the file has every round, and the medians.
+JSON: FastAPI, and a bare ASGI function with orjson and NumPy in an environment of its own. So is, of the same model,
+`rayrec serve` of another checkout, which needs an environment in `.venv`, as `make setup` makes it. A deployment that
+returns a constant, through the same HAProxy and past it, shows what of a lone row's time is Ray Serve's. The servers
+take turns, round after round; the file has every round, and the medians.
 """
 
 import argparse
 import json
 import os
+import re
 import socket
 import statistics
 import subprocess
@@ -21,11 +24,15 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ray import serve as ray_serve
 
+from benchmarks.constant_deployment import Constant
+from benchmarks.peers.environments import python_of
 from benchmarks.process_tree import machine
 from jobs.benchmark_serve import ServeBenchmarkRequest, measured, post_of
 from jobs.serve import ServeRequest, serving
@@ -40,7 +47,8 @@ from tests.environments import environment_of_a_user
 from tests.model_folders import make_model_folder, make_raw_rows
 
 CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))
-BY_HAND, BEFORE = "FastAPI by hand", "rayrec before, json"
+BY_HAND, BARE, BEFORE = "FastAPI by hand", "bare ASGI", "rayrec before, json"
+CONSTANT, PAST_PROXY = "Ray Serve, a constant", ", past HAProxy"
 _PROTOCOLS = ServeBenchmarkRequest.model_fields["protocol"].default
 _SERVER_BEFORE = """
 import pathlib, sys
@@ -66,6 +74,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--before", type=Path, help="another checkout, whose server takes part, with one replica")
+    parser.add_argument("--environments", type=Path, default=Path("build/peers"), help="folder of the peers' packages")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -75,10 +84,13 @@ def main() -> None:
         with (
             serving(ServeRequest(model=(folder,), port=free_port()), SilentProgress()) as url,
             server_by_hand(folder, arguments.replicas) as plain,
+            bare_server(folder, arguments.replicas, python_of("bare_server", arguments.environments.resolve())) as bare,
             server_before(arguments.before, Path(temporary) / "before") as before,
         ):
-            posts = {rows: posts_of(predictor, rows, url, plain, before) for rows in arguments.rows}
+            posts = {rows: posts_of(predictor, rows, url, plain, before, bare) for rows in arguments.rows}
             require_equal_scores(posts[arguments.rows[0]])
+            if 1 in posts:
+                posts[1] |= floor_of(posts[1]["rayrec, json"], url)
             rounds = [
                 {
                     "round": number,
@@ -105,18 +117,41 @@ def main() -> None:
         print(row)
 
 
-def posts_of(predictor: Predictor, rows: int, url: str, plain: str, before: str | None = None) -> dict[str, Post]:
+def posts_of(
+    predictor: Predictor, rows: int, url: str, plain: str, before: str | None = None, bare: str | None = None
+) -> dict[str, Post]:
     """The same rows as requests, by server."""
     instances = make_raw_rows(predictor.schema, rows)
     body = json.dumps({"instances": instances}).encode()
     posts = {f"rayrec, {p}": post_of(url, "dlrm", p, predictor.raw_rows, instances) for p in _PROTOCOLS}
     if before is not None:
         posts[BEFORE] = json_post(f"{before}/v1/models/dlrm:predict", body)
+        posts["rayrec before, arrow"] = post_of(before, "dlrm", "arrow", predictor.raw_rows, instances)
+        posts["rayrec before, oip"] = post_of(before, "dlrm", "oip", predictor.raw_rows, instances)
+    if bare is not None:
+        posts[BARE] = json_post(f"{bare}/predict", body)
     return {**posts, BY_HAND: json_post(f"{plain}/predict", body)}
 
 
+def floor_of(post: Post, url: str) -> dict[str, Post]:
+    """The same request to a deployment that returns a constant, and to the replicas' own ports, past HAProxy."""
+    ray_serve.run(Constant.bind(), name="constant", route_prefix="/constant")
+    folder = Path(os.environ["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"]).parent
+    ports: dict[str, str] = {}
+    while len(ports) < 2:  # HAProxy hears of the new replica a moment later
+        time.sleep(0.5)
+        config = "".join(file.read_text() for file in folder.rglob("*.cfg"))
+        ports = dict(re.findall(r"server SERVE_REPLICA_(\w+)-\S+ (\S+)", config))
+    time.sleep(2.0)
+    return {
+        f"rayrec, json{PAST_PROXY}": replace(post, url=post.url.replace(url, f"http://{ports['rayrec']}")),
+        CONSTANT: replace(post, url=f"{url}/constant/"),
+        f"{CONSTANT}{PAST_PROXY}": replace(post, url=f"http://{ports['constant']}/constant/"),
+    }
+
+
 def _medians(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Over the rounds, of each number of rows and clients and each server; and beside the server written by hand.
+    """Over the rounds, of each number of rows and clients and each server; and beside FastAPI and the bare server.
 
     A ratio is that of one round, so that what else the machine does in a round is on both sides.
     """
@@ -124,13 +159,14 @@ def _medians(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
     keys = list(dict.fromkeys((found["rows"], found["clients"], found["server"]) for found in rounds))
     by_key = {key: [f for f in rounds if (f["rows"], f["clients"], f["server"]) == key] for key in keys}
     for (rows, clients, server), found in by_key.items():
-        by_hand = by_key[rows, clients, BY_HAND]
+        by_hand, bare = by_key[rows, clients, BY_HAND], by_key[rows, clients, BARE]
         names = ("requests_per_second", "p50_ms", "p95_ms", "p99_ms")
         middle = {name: statistics.median(one[name] for one in found) for name in names}
         ratios = [one["p50_ms"] / other["p50_ms"] for one, other in zip(found, by_hand, strict=True)]
         rates = [
             one["requests_per_second"] / other["requests_per_second"] for one, other in zip(found, by_hand, strict=True)
         ]
+        to_bare = [one["p50_ms"] / other["p50_ms"] for one, other in zip(found, bare, strict=True)]
         table.append({
             "rows": rows,
             "clients": clients,
@@ -140,6 +176,7 @@ def _medians(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "errors": sum(one["errors"] for one in found),
             "p50_to_by_hand": [round(x, 2) for x in (min(ratios), statistics.median(ratios), max(ratios))],
             "rate_to_by_hand": [round(x, 2) for x in (min(rates), statistics.median(rates), max(rates))],
+            "p50_to_bare": [round(x, 2) for x in (min(to_bare), statistics.median(to_bare), max(to_bare))],
         })  # fmt: skip
     return table
 
@@ -171,7 +208,7 @@ def _milliseconds(what: Callable[[], object]) -> float:
 def require_equal_scores(posts: dict[str, Post]) -> None:
     """All must be servers of the same model, or the comparison says nothing."""
     scores = []
-    for name in (BY_HAND, f"rayrec, {_PROTOCOLS[0]}", BEFORE):
+    for name in (BY_HAND, BARE, f"rayrec, {_PROTOCOLS[0]}", BEFORE):
         if name not in posts:
             continue
         request = urllib.request.Request(posts[name].url, posts[name].body, dict(posts[name].headers))
@@ -184,7 +221,22 @@ def require_equal_scores(posts: dict[str, Post]) -> None:
 def server_by_hand(folder: Path, processes: int = 1) -> Iterator[str]:
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", "benchmarks.plain_server:app", "--port", str(port)]
-    environment = {**os.environ, "MODEL_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
+    with _uvicorn(command, folder, processes, port) as url:
+        yield url
+
+
+@contextmanager
+def bare_server(folder: Path, processes: int, python: Path) -> Iterator[str]:
+    port = free_port()
+    command = [str(python), "-m", "uvicorn", "benchmarks.bare_server:app", "--port", str(port)]
+    with _uvicorn(command, folder, processes, port) as url:
+        yield url
+
+
+@contextmanager
+def _uvicorn(command: list[str], folder: Path, processes: int, port: int) -> Iterator[str]:
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment = {**os.environ, "MODEL_FOLDER": str(folder), **threads}
     process = subprocess.Popen([*command, "--workers", str(processes), "--log-level", "warning"], env=environment)
     try:
         _wait_for(port, process)
