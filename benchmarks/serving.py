@@ -137,7 +137,7 @@ def posts_of(
 
 def floor_of(post: Post, url: str) -> dict[str, Post]:
     """The same request to a deployment that returns a constant, and to the replicas' own ports, past HAProxy."""
-    ray_serve.run(Constant.bind(), name="constant", route_prefix="/constant")
+    ray_serve.run(Constant.bind(), name="constant", route_prefix="/constant")  # type: ignore[attr-defined]
     folder = Path(os.environ["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"]).parent
     ports: dict[str, str] = {}
     while len(ports) < 2:  # HAProxy hears of the new replica a moment later
