@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
+import orjson  # type: ignore[import-not-found]
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
@@ -74,7 +74,8 @@ def scores(rows: list[dict[str, Any]]) -> NDArray[np.float32]:
     for weight, bias in inner:
         hidden = np.maximum(hidden @ weight + bias, 0.0)
     logits: NDArray[np.float32] = (hidden @ last + last_bias)[:, 0]
-    return 1.0 / (1.0 + np.exp(-logits))
+    found: NDArray[np.float32] = (1.0 / (1.0 + np.exp(-logits))).astype(np.float32)
+    return found
 
 
 async def app(

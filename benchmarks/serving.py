@@ -1,18 +1,20 @@
-"""Latency and throughput of `rayrec serve` beside a server written by hand and the bare forward pass.
+"""Latency and throughput of `rayrec serve` beside servers written by hand, Ray Serve alone and the bare forward pass.
 
     python -m benchmarks.serving --output benchmarks/results/serving.json [--before CHECKOUT]
 
 One model of Criteo's shape (13 numbers, 26 categories) with random weights; each server gets `--replicas` processes of
 one thread. Clients that each wait for an answer before the next request ask for the scores of the same rows: of `rayrec
-serve` as JSON, as binary tensors of the Open Inference Protocol and as Arrow streams; as JSON of a server written by
-hand with FastAPI, and of `benchmarks.bare_server`, which has an environment of its own (see `benchmarks.peers`). So is,
-of the same model, `rayrec serve` of another checkout, which needs an environment in `.venv`, as `make setup` makes it.
-The servers take turns, round after round; the file has every round, and the medians.
+serve` as JSON, as binary tensors of the Open Inference Protocol and as Arrow streams, of the server written by hand as
+JSON: FastAPI, and a bare ASGI function with orjson and NumPy in an environment of its own. So is, of the same model,
+`rayrec serve` of another checkout, which needs an environment in `.venv`, as `make setup` makes it. A deployment that
+returns a constant, through the same HAProxy and past it, shows what of a lone row's time is Ray Serve's. The servers
+take turns, round after round; the file has every round, and the medians.
 """
 
 import argparse
 import json
 import os
+import re
 import socket
 import statistics
 import subprocess
@@ -22,11 +24,15 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from ray import serve as ray_serve
 
+from benchmarks.constant_deployment import Constant
 from benchmarks.peers.environments import python_of
 from jobs.benchmark_serve import ServeBenchmarkRequest, measured, post_of
 from jobs.serve import ServeRequest, serving
@@ -34,15 +40,17 @@ from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.common.ports import free_port
 from rayrec.common.progress import SilentProgress
+from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.inference.predictor import Predictor, load_model
 from rayrec.models.dlrm.config import DLRMConfig
 from serve.operations.load import Post, json_post
-from serve.protocols.v1 import parse_instances, predictions
+from serve.protocols.v1 import parse_plain_instances, predictions
 from tests.environments import environment_of_a_user
 from tests.model_folders import make_model_folder, make_raw_rows
 
-BY_HAND, BARE, BEFORE = "FastAPI by hand", "bare ASGI, NumPy", "rayrec before, json"
 CONFIG = DLRMConfig(embedding_dim=64, bottom_mlp=(512, 256, 64), top_mlp=(512, 256))
+BY_HAND, BARE, BEFORE = "FastAPI by hand", "bare ASGI", "rayrec before, json"
+CONSTANT, PAST_PROXY = "Ray Serve, a constant", ", past HAProxy"
 _PROTOCOLS = ServeBenchmarkRequest.model_fields["protocol"].default
 _SERVER_BEFORE = """
 import pathlib, sys
@@ -68,7 +76,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--before", type=Path, help="another checkout, whose server takes part, with one replica")
-    parser.add_argument("--environments", type=Path, default=Path("build/peers"), help="folder of the bare server's")
+    parser.add_argument("--environments", type=Path, default=Path("build/peers"), help="folder of the peers' packages")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     machine = Machine()
@@ -83,6 +91,8 @@ def main() -> None:
         ):
             posts = {rows: posts_of(predictor, rows, url, by_hand, before) for rows in arguments.rows}
             require_equal_scores(posts[arguments.rows[0]])
+            if 1 in posts:
+                posts[1] |= floor_of(posts[1]["rayrec, json"], url)
             rounds = [
                 {
                     "round": number,
@@ -121,8 +131,25 @@ def posts_of(
     return posts | {name: json_post(f"{address}/predict", body) for name, address in by_hand.items()}
 
 
+def floor_of(post: Post, url: str) -> dict[str, Post]:
+    """The same request to a deployment that returns a constant, and to the replicas' own ports, past HAProxy."""
+    ray_serve.run(Constant.bind(), name="constant", route_prefix="/constant")  # type: ignore[attr-defined]
+    folder = Path(os.environ["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"]).parent
+    ports: dict[str, str] = {}
+    while len(ports) < 2:  # HAProxy hears of the new replica a moment later
+        time.sleep(0.5)
+        config = "".join(file.read_text() for file in folder.rglob("*.cfg"))
+        ports = dict(re.findall(r"server SERVE_REPLICA_(\w+)-\S+ (\S+)", config))
+    time.sleep(2.0)
+    return {
+        f"rayrec, json{PAST_PROXY}": replace(post, url=post.url.replace(url, f"http://{ports['rayrec']}")),
+        CONSTANT: replace(post, url=f"{url}/constant/"),
+        f"{CONSTANT}{PAST_PROXY}": replace(post, url=f"http://{ports['constant']}/constant/"),
+    }
+
+
 def _medians(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Over the rounds, of each number of rows and clients and each server; and beside the server written by hand.
+    """Over the rounds, of each number of rows and clients and each server; and beside FastAPI and the bare server.
 
     A ratio is that of one round, so that what else the machine does in a round is on both sides.
     """
@@ -130,13 +157,14 @@ def _medians(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
     keys = list(dict.fromkeys((found["rows"], found["clients"], found["server"]) for found in rounds))
     by_key = {key: [f for f in rounds if (f["rows"], f["clients"], f["server"]) == key] for key in keys}
     for (rows, clients, server), found in by_key.items():
-        by_hand = by_key[rows, clients, BY_HAND]
+        by_hand, bare = by_key[rows, clients, BY_HAND], by_key[rows, clients, BARE]
         names = ("requests_per_second", "p50_ms", "p95_ms", "p99_ms")
         middle = {name: statistics.median(one[name] for one in found) for name in names}
         ratios = [one["p50_ms"] / other["p50_ms"] for one, other in zip(found, by_hand, strict=True)]
         rates = [
             one["requests_per_second"] / other["requests_per_second"] for one, other in zip(found, by_hand, strict=True)
         ]
+        to_bare = [one["p50_ms"] / other["p50_ms"] for one, other in zip(found, bare, strict=True)]
         table.append({
             "rows": rows,
             "clients": clients,
@@ -146,18 +174,23 @@ def _medians(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "errors": sum(one["errors"] for one in found),
             "p50_to_by_hand": [round(x, 2) for x in (min(ratios), statistics.median(ratios), max(ratios))],
             "rate_to_by_hand": [round(x, 2) for x in (min(rates), statistics.median(rates), max(rates))],
+            "p50_to_bare": [round(x, 2) for x in (min(to_bare), statistics.median(to_bare), max(to_bare))],
         })  # fmt: skip
     return table
 
 
 def _parts(predictor: Predictor, body: bytes) -> dict[str, float]:
     """Milliseconds of each part of an answer, alone in this process, and of the bare forward pass."""
-    rows = parse_instances(body, predictor.raw_rows, 10**9)
-    encoded = predictor.encode(rows)
+    rows = parse_plain_instances(body, predictor.raw_rows, 10**9)
+
+    def encode() -> pa.RecordBatch | EncodedRows:
+        return predictor.encode_few(rows) if isinstance(rows, PlainRows) else predictor.encode(rows)
+
+    encoded = encode()
     scores = predictor.predict_encoded(encoded)
     return {
-        "parse and check": _milliseconds(lambda: parse_instances(body, predictor.raw_rows, 10**9)),
-        "encode": _milliseconds(lambda: predictor.encode(rows)),
+        "parse and check": _milliseconds(lambda: parse_plain_instances(body, predictor.raw_rows, 10**9)),
+        "encode": _milliseconds(encode),
         "forward": _milliseconds(lambda: predictor.predict_encoded(encoded)),
         "answer": _milliseconds(lambda: predictions("dlrm", "1", scores)),
     }

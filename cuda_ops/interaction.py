@@ -82,10 +82,15 @@ def reference_forward(
     n, width = count + (dense is not None), 0 if dense is None else dim
     side = n + -n % _FAST_MULTIPLE
     triangle = _triangle(n, side, embeddings.device)
+    parts = _parts(embeddings, n)
+    if len(parts) == 1 and not padding:  # what is copied around below takes as long as the products of a few rows
+        vectors = _stack(dense, embeddings, None, dtype, zeros=side - n)
+        pairs = _columns(torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1), triangle)
+        return pairs if dense is None else torch.cat([dense.to(dtype), pairs], dim=1)
     end = width + triangle.numel()
     result = embeddings.new_empty(rows, end + padding, dtype=dtype)
     result[:, end:] = 0.0
-    for part in _parts(embeddings, n):
+    for part in parts:
         vectors = _stack(dense, embeddings, part, dtype, zeros=side - n)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         result[part, width:end] = _columns(products, triangle)
@@ -127,10 +132,12 @@ def _parts(embeddings: Tensor, n: int) -> list[slice]:
     return [slice(start, start + step) for start in range(0, rows, step)]
 
 
-def _stack(dense: Tensor | None, embeddings: Tensor, part: slice, dtype: torch.dtype, zeros: int = 0) -> Tensor:
-    """All vectors of some rows, and as many `zeros` behind them: (rows, n + zeros, D), in `dtype`."""
-    found = embeddings[part].to(dtype)
-    pieces = [found] if dense is None else [dense[part].to(dtype).unsqueeze(1), found]
+def _stack(dense: Tensor | None, embeddings: Tensor, part: slice | None, dtype: torch.dtype, zeros: int = 0) -> Tensor:
+    """All vectors of some rows (None: all), and as many `zeros` behind them: (rows, n + zeros, D), in `dtype`."""
+    if part is not None:
+        embeddings, dense = embeddings[part], None if dense is None else dense[part]
+    found = embeddings.to(dtype)
+    pieces = [found] if dense is None else [dense.to(dtype).unsqueeze(1), found]
     if zeros:
         pieces.append(found.new_zeros(len(found), zeros, found.shape[2]))
     return torch.cat(pieces, dim=1) if len(pieces) > 1 else found

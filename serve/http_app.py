@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -9,6 +10,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.engine.admission import Admission
 from serve.errors import RequestError
@@ -24,6 +26,21 @@ _PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+
+
+class Application(Starlette):
+    """An application that answers requests for scores before its middleware and routes do."""
+
+    def __init__(self, predict: ASGIApp, **arguments: Any) -> None:
+        """`predict` answers what `v1.asked_to_predict` describes."""
+        super().__init__(**arguments)
+        self._predict = predict
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if v1.asked_to_predict(scope) is not None:
+            await self._predict(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 def create_app(models: ServedModels, admission: Admission) -> Starlette:
@@ -52,7 +69,8 @@ def create_app(models: ServedModels, admission: Admission) -> Starlette:
         message = f"{request.method} {request.url.path[:200]}: {error.detail}; there are {paths}"
         return error_response(RequestError(error.status_code, message, error.headers))
 
-    return Starlette(
+    return Application(
+        Gate(v1.predict_app(models, admission), admission),
         # The first route that fits answers: most requests are for scores.
         routes=[
             *v1.routes(models, admission),

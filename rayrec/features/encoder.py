@@ -1,7 +1,7 @@
 """Raw rows -> what a model reads: every transform of a schema, for a table in Spark and for a request in serving."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,8 @@ from rayrec.features.schema import (
 from rayrec.features.vector import encode_vector
 from rayrec.features.vocabularies.vocabulary import VocabularyLookup
 
+_FEWEST_ROWS = 8
+"""Most rows whose ids are listed before there is an array of them."""
 _FEW_ROWS = 1024
 """Most rows of a request; for larger batches the overhead of a call does not matter."""
 
@@ -149,7 +151,9 @@ class FeatureEncoder:
 
     def encode_few(self, raw: PlainRows) -> pa.RecordBatch | EncodedRows:
         """Encode a few rows as `encode` does; of columns that are looked up Arrow's batch is made first."""
-        return self._encode_together(raw) if self._tables is None else self.encode(raw.batch())
+        if self._tables is not None:
+            return self.encode(raw.batch())
+        return self._encode_together(raw.num_rows, raw.numbers, raw.texts.__getitem__, raw.column)
 
     def encode_completed(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """Encode n raw rows. Columns are found by name; an absent one is missing in every row; others are ignored.
@@ -166,23 +170,34 @@ class FeatureEncoder:
         given = raw.columns if as_expected else [_column(raw, name) for name in names]
         columns = dict(zip(names, given, strict=True))
         if as_expected and raw.num_rows <= _FEW_ROWS:
-            return self._encode_together(_few(columns, raw.num_rows, self._plain_columns)).batch()
+            numbers = _numbers(columns, self._plain_columns.numbers, raw.num_rows)
+            texts = self._plain_columns.texts
+            encode = partial(self._encode_together, raw.num_rows, numbers)
+            return encode(lambda column: columns[texts[column]].to_pylist(), columns.__getitem__).batch()
         encoded: dict[str, pa.Array] = {}
         for index, feature in enumerate(self.schema.features):
             given = [columns[name] for name in self._inputs[index]]
             encoded[feature.name] = self._encode(feature, given, lambda name: encoded[name].to_numpy())
         return pa.RecordBatch.from_arrays(list(encoded.values()), schema=self.encoded_schema)
 
-    def _encode_together(self, raw: PlainRows) -> EncodedRows:
-        """Encode a few rows: numbers with the same transforms in one call, and so all ids of vocabularies."""
-        rows = raw.num_rows
+    def _encode_together(
+        self,
+        rows: int,
+        raw_numbers: NDArray[np.float64],
+        texts: Callable[[int], list[str | None]],
+        column: Callable[[str], pa.Array],
+    ) -> EncodedRows:
+        """Encode a few rows: numbers with the same transforms in one call, and so all ids of vocabularies.
+
+        `raw_numbers` and, by place, `texts` are what `PlainRows` has, and `column` gives raw columns by name.
+        """
         numbers = np.empty((len(self.number_places), rows), np.float32)
         done = 0
         for transforms, read in self._read_numbers.items():
-            values = transformed_numbers(raw.numbers[read].ravel(), transforms)
+            values = transformed_numbers(raw_numbers[read].ravel(), transforms)
             numbers[done : done + len(read)] = finite_float32(values).reshape(len(read), rows)
             done += len(read)
-        ids = self._listed_ids(raw)
+        ids = self._listed_ids(rows, texts)
         others: dict[int, pa.Array] = {}
 
         def ids_of(name: str) -> NDArray[np.signedinteger]:
@@ -191,18 +206,19 @@ class FeatureEncoder:
             return others[self.encoded_schema.get_field_index(name)].to_numpy()
 
         for place, feature in self._apart:
-            others[place] = self._encode(feature, [raw.column(name) for name in self._inputs[place]], ids_of)
+            others[place] = self._encode(feature, [column(name) for name in self._inputs[place]], ids_of)
         return EncodedRows(self.encoded_schema, rows, self.number_places, numbers, self.id_places, ids, others)
 
-    def _listed_ids(self, raw: PlainRows) -> NDArray[np.int32]:
+    def _listed_ids(self, rows: int, texts: Callable[[int], list[str | None]]) -> NDArray[np.int32]:
         """(features, n) ids of the features of one id of a vocabulary, as `encode_categorical` gives them."""
         if not self._one_listed:
-            return np.empty((0, raw.num_rows), np.int32)
-        found = [
-            self.vocabularies[feature.name].ids_of_few(raw.texts[column])
-            for (_, feature), column in zip(self._one_listed, self._read_texts, strict=True)
-        ]
-        ids = np.array(found, np.int64)
+            return np.empty((0, rows), np.int32)
+        lookups = (self.vocabularies[feature.name] for _, feature in self._one_listed)
+        given = zip(lookups, self._read_texts, strict=True)
+        if rows <= _FEWEST_ROWS:
+            ids = np.array([lookup.ids_of_few(texts(column)) for lookup, column in given], np.int64)
+        else:
+            ids = np.stack([lookup.ids_of_request(texts(column)) for lookup, column in given])
         ids = np.where(ids > 0, fold_ids(ids, self._folds), 0)
         return np.where(ids < self._cardinalities, ids, 0).astype(np.int32)
 
@@ -232,14 +248,11 @@ class FeatureEncoder:
         return column if wanted is None else read_column(column, wanted)[0]
 
 
-def _few(columns: Mapping[str, pa.Array], rows: int, kinds: PlainColumns) -> PlainRows:
-    """Read a few rows from all raw columns of a schema."""
-    numbers = np.empty((len(kinds.numbers), rows))
-    if kinds.numbers:
-        together = pa.concat_arrays([columns[name] for name in kinds.numbers])
-        numbers[:] = as_float64(kinds.numbers[0], together).reshape(numbers.shape)
-    texts = [columns[name].to_pylist() for name in kinds.texts]
-    return PlainRows(kinds, rows, numbers, texts, {name: columns[name] for name in kinds.others})
+def _numbers(columns: Mapping[str, pa.Array], names: Sequence[str], rows: int) -> NDArray[np.float64]:
+    """(columns, n) the numbers of some columns of n rows, as `PlainRows` has them."""
+    if not names:
+        return np.empty((0, rows))
+    return as_float64(names[0], pa.concat_arrays([columns[name] for name in names])).reshape(len(names), rows)
 
 
 def _buckets(feature: CategoricalFeature) -> int:

@@ -75,10 +75,10 @@ def _apply(transform: NumericTransform, values: NDArray[np.float64]) -> NDArray[
     match transform:
         case Log(offset=offset):
             shifted = values + offset
-            return np.log(shifted, out=np.full_like(shifted, np.nan), where=shifted > 0.0)
+            return np.log(shifted, out=np.full(shifted.shape, np.nan), where=shifted > 0.0)
         case Log2(scale=scale):
             scaled = 1.0 + scale * values
-            return np.log2(scaled, out=np.full_like(scaled, np.nan), where=scaled > 0.0)
+            return np.log2(scaled, out=np.full(scaled.shape, np.nan), where=scaled > 0.0)
         case MinMax(min=low, max=high, clip=clip):
             # NaN stays NaN through all of these.
             shares = (values - low) / (high - low) if high > low else values * 0.0

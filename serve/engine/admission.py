@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+import os
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from rayrec.config import ServeConfig
@@ -80,33 +81,20 @@ class Admission:
         object.__setattr__(self, "bodies", Memory(half))
         object.__setattr__(self, "_parsed", Memory(half))
 
-    @asynccontextmanager
-    async def receive(self, call: Call) -> AsyncIterator[None]:
+    def receive(self, call: Call) -> "_Limits":
         """Read the body of a request within the block; if it is not refused, `admit` records it later.
 
         Raises RequestError as `admit`.
         """
-        began = time.perf_counter()
-        try:
-            async with self._limits(call):
-                yield
-        except BaseException:
-            self._record(call, time.perf_counter() - began)
-            raise
+        return _Limits(self, call, is_last=False)
 
-    @asynccontextmanager
-    async def admit(self, call: Call) -> AsyncIterator[None]:
+    def admit(self, call: Call) -> "_Limits":
         """Answer a request within the block, which sets `call.status` as soon as the answer begins.
 
         Raises RequestError: 401 no valid token, 413 too large, 504 too slow, 500 for an unexpected error, and whatever
         the block raises; other errors come through only if the answer has already begun.
         """
-        began = time.perf_counter()
-        try:
-            async with self._limits(call):
-                yield
-        finally:
-            self._record(call, time.perf_counter() - began)
+        return _Limits(self, call, is_last=True)
 
     @asynccontextmanager
     async def parsed(
@@ -133,36 +121,23 @@ class Admission:
                 raise content
             yield content
 
-    @asynccontextmanager
-    async def _limits(self, call: Call) -> AsyncIterator[None]:
-        try:
-            self._check(call)
-            async with asyncio.timeout(self.settings.request_timeout_seconds):
-                yield
-        except RequestError as error:
-            call.status = error.status
-            raise
-        except Exception as error:
-            if call.status:
-                raise
-            refused = self._unanswered(call, error)
-            call.status = refused.status
-            raise refused from None
-
-    def _check(self, call: Call) -> None:
+    def check(self, call: Call) -> None:
+        """Raises RequestError: 401 no valid token, 413 too large."""
         if call.needs_token and not is_allowed(call.authorization, self.tokens):
             headers = {"WWW-Authenticate": "Bearer"}
             raise RequestError(401, "no valid token; send 'Authorization: Bearer TOKEN' (gRPC: as metadata)", headers)
         require_size(call.size, self.settings)
 
-    def _unanswered(self, call: Call, error: Exception) -> RequestError:
+    def unanswered(self, call: Call, error: Exception) -> RequestError:
+        """Return what a client is told of an error that nobody expected; the log has it."""
         if isinstance(error, TimeoutError):
             seconds = self.settings.request_timeout_seconds
             return RequestError(504, f"not done within {seconds:g} s; send fewer rows, or try again")
         logger.error("%s %s failed", call.http_method, call.path, exc_info=error)
         return RequestError(500, "internal error; the server's log has the details")
 
-    def _record(self, call: Call, seconds: float) -> None:
+    def record(self, call: Call, seconds: float) -> None:
+        """Count a request that took so long, and log it."""
         status = call.status or CLIENT_LEFT
         tags = {"model": call.model, "version": call.version, "method": call.method}
         self.metrics.requests.inc(1, {**tags, "status": str(status)})
@@ -171,6 +146,46 @@ class Admission:
         if self.access_log is not None:
             request = {name: getattr(call, name) for name in ("request_id", "client", "http_method", "path")}
             self.access_log.write({**request, **tags, "status": status, "seconds": round(seconds, 6)})
+
+
+class _Limits:
+    """The block in which a request is received or answered. A generator would cost as much as half of its checks."""
+
+    __slots__ = ("_admission", "_began", "_call", "_is_last", "_timeout")
+
+    def __init__(self, admission: Admission, call: Call, *, is_last: bool) -> None:
+        """`is_last`: the request is recorded after the block in any case, not only if it fails."""
+        self._admission, self._call, self._is_last = admission, call, is_last
+
+    async def __aenter__(self) -> None:
+        self._began = time.perf_counter()
+        try:
+            self._admission.check(self._call)
+        except RequestError as error:
+            self._end(error)
+            raise
+        self._timeout = asyncio.timeout(self._admission.settings.request_timeout_seconds)
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        raised = error
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError as late:
+            raised = late
+        if isinstance(raised, Exception) and not isinstance(raised, RequestError) and not self._call.status:
+            raised = self._admission.unanswered(self._call, raised)
+        self._end(raised)
+        if raised is not error and raised is not None:
+            raise raised from None
+
+    def _end(self, error: BaseException | None) -> None:
+        if isinstance(error, RequestError):
+            self._call.status = error.status
+        if self._is_last or error is not None:
+            self._admission.record(self._call, time.perf_counter() - self._began)
 
 
 def _attempt(parse: Callable[[], ResultT]) -> ResultT | RequestError:
@@ -205,4 +220,4 @@ def request_id(given: str | None) -> str:
     """The id that a client, or Serve's proxy, gave a request; a new one unless that is a plain, short word."""
     if given and len(given) <= 128 and given.isascii() and given.isprintable():
         return given
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()

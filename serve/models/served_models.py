@@ -33,7 +33,8 @@ class ServedModel:
     def version(self, wanted: str | None = None) -> ServedVersion:
         """The version that answers a request. Raises RequestError 404 if the one it names is not loaded."""
         if wanted is None:
-            (wanted,) = random.choices(list(self.weights), list(self.weights.values()))
+            names = list(self.weights)
+            (wanted,) = names if len(names) == 1 else random.choices(names, list(self.weights.values()))
         if wanted not in self.versions:
             why = ", it failed to load" if wanted in self.failed else ""
             there = ", ".join(sorted(self.versions, key=int))

@@ -3,12 +3,11 @@
 Plain ASGI: the middleware of Starlette that reads requests costs as much as the rest of the application.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pydantic_core
-from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -18,7 +17,9 @@ from rayrec.config import ServeConfig
 from serve.engine.admission import CLIENT_LEFT, MOST_VALUES, Admission, Call, of_this_replica, request_id, require_size
 from serve.errors import RequestError
 
-_CALL = "rayrec.call"
+_CALL, _BODY = "rayrec.call", "rayrec.body"
+"""What the intake leaves in the scope of a request for those who answer it."""
+_REQUEST_ID, _LENGTH = b"x-request-id", b"content-length"
 _OPEN_PATHS = frozenset({"/", "/healthz", "/v2/health/live", "/v2/health/ready"})
 
 
@@ -34,11 +35,14 @@ class Intake:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         admission = of_this_replica()
-        headers = Headers(scope=scope) if scope["type"] == "http" else None
-        if admission is None or headers is None or not _has_body(headers):
+        headers = headers_of(scope) if scope["type"] == "http" else {}
+        if admission is None or not _has_body(headers):
             await self.app(scope, receive, send)
             return
-        call = _call(scope, headers)
+        call = scope[_CALL] = _call(scope, headers)
+        if _REQUEST_ID not in headers:
+            # Otherwise Ray Serve gives it another one.
+            scope["headers"] = [*scope["headers"], (_REQUEST_ID, call.request_id.encode())]
         with admission.bodies.hold() as share:
             try:
                 async with admission.receive(call), share.arriving():
@@ -53,7 +57,7 @@ class Intake:
             except RequestError as error:
                 await error_response(error, call.request_id)(scope, receive, send)
                 return
-            body = b"".join(chunks)
+            body = scope[_BODY] = b"".join(chunks)
             chunks.clear()
             await self.app(scope, _received(body, receive), send)
 
@@ -74,7 +78,9 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        call = scope[_CALL] = _call(scope, Headers(scope=scope))
+        if _CALL not in scope:
+            scope[_CALL] = _call(scope, headers_of(scope))
+        call: Call = scope[_CALL]
 
         async def send_noting_status(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -94,20 +100,26 @@ def error_response(error: RequestError, request_id: str | None = None) -> JSONRe
     return JSONResponse({"error": error.message}, status_code=error.status, headers=headers)
 
 
-def _call(scope: Scope, headers: Headers) -> Call:
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """The headers of a request by name, in small letters; of those that are given twice the first."""
+    return dict(reversed(scope["headers"]))
+
+
+def _call(scope: Scope, headers: Mapping[bytes, bytes]) -> Call:
+    authorization = headers.get(b"authorization")
     return Call(
-        request_id=request_id(headers.get("X-Request-Id")),
+        request_id=request_id(headers.get(_REQUEST_ID, b"").decode("latin-1")),
         client=(scope.get("client") or ("",))[0],
         http_method=scope["method"],
         path=scope["path"],
-        authorization=headers.get("Authorization"),
+        authorization=None if authorization is None else authorization.decode("latin-1"),
         size=_stated_size(headers),
         needs_token=scope["path"] not in _OPEN_PATHS,
     )
 
 
-def _has_body(headers: Headers) -> bool:
-    return "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0"
+def _has_body(headers: Mapping[bytes, bytes]) -> bool:
+    return b"transfer-encoding" in headers or headers.get(_LENGTH, b"0") != b"0"
 
 
 async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
@@ -139,9 +151,12 @@ def call_of(request: Request) -> Call:
 
 async def read_body(request: Request, settings: ServeConfig) -> bytes:
     """The whole body, read no further than the limit. Raises RequestError: 413 too large, 415 compressed."""
-    encoding = request.headers.get("Content-Encoding", "identity")
+    encoding = headers_of(request.scope).get(b"content-encoding", b"identity").decode("latin-1")
     if encoding.lower() != "identity":
         raise RequestError(415, f"Content-Encoding '{encoding[:50]}': send the body as it is")
+    if _BODY in request.scope:
+        body: bytes = request.scope[_BODY]
+        return body
     chunks, size = [], 0
     async for chunk in _chunks(request.receive):
         size += len(chunk)
@@ -166,7 +181,7 @@ def parse_json(body: bytes, example: str) -> Any:
         raise RequestError(400, f"the body is not valid JSON: {error}") from None
 
 
-def _stated_size(headers: Headers) -> int:
+def _stated_size(headers: Mapping[bytes, bytes]) -> int:
     """Content-Length, or 0 if it is absent or not a number."""
-    length = headers.get("Content-Length", "0")
-    return int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
+    length = headers.get(_LENGTH, b"0")
+    return int(length) if length.isdigit() and len(length) < 20 else 0

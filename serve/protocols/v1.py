@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rayrec.common.errors import UserError
 from rayrec.features.few_rows import PlainRows
@@ -40,11 +41,13 @@ from serve.errors import RequestError
 from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import Rows, ServedVersion
 from serve.protocols import arrow
-from serve.protocols.http import call_of, parse_json, read_body
+from serve.protocols.http import call_of, headers_of, parse_json, read_body
 
+_MODELS, _PREDICT = "/v1/models/", ":predict"
 MOST_EXPLAINED = 8
 """Rows that a request may have explained: one takes as long as thousands of scores."""
 
+_JSON = json.JSONEncoder(allow_nan=False)
 RowsT = TypeVar("RowsT")
 Verb = Callable[[ServedModel, ServedVersion, bytes, Admission], Awaitable[bytes]]
 """(model, version, body, admission) -> body of the answer. Raises RequestError."""
@@ -118,16 +121,8 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
         if request.method != "POST":
             raise RequestError(405, "use POST with a JSON body", {"Allow": "POST"})
         model = models.model(name)
-        chosen = model.version(request.path_params.get("version"))
-        call_of(request).answered_by(name, chosen.version, verb)
-        is_arrow = request.headers.get("Content-Type", "").partition(";")[0].strip().lower() == arrow.MEDIA_TYPE
-        if is_arrow and verb != "predict":
-            raise RequestError(415, f"':{verb}' takes JSON; Arrow is for :predict")
-        body = await read_body(request, admission.settings)
-        if is_arrow:
-            return Response(await _predict_columns(model, chosen, body, admission), media_type=arrow.MEDIA_TYPE)
-        content = await VERBS[verb](model, chosen, body, admission)
-        return Response(content, media_type="application/json")
+        content, media_type = await _content(request, model, request.path_params.get("version"), verb, admission)
+        return Response(content, media_type=media_type)
 
     async def names(_: Request) -> Response:
         return JSONResponse({"models": sorted(models.current)})
@@ -150,6 +145,53 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
     ]
 
 
+def asked_to_predict(scope: Scope) -> tuple[str, str | None] | None:
+    """The model and the version that a POST to `:predict` names, as the routes read it; None for other requests."""
+    if scope["type"] != "http" or scope["method"] != "POST" or scope.get("root_path"):
+        return None
+    path: str = scope["path"]
+    if not (path.startswith(_MODELS) and path.endswith(_PREDICT)):
+        return None
+    match path[len(_MODELS) : -len(_PREDICT)].split("/"):
+        case [name] if name:
+            return name, None
+        case [name, "versions", version] if name and version:
+            return name, version
+    return None
+
+
+def predict_app(models: ServedModels, admission: Admission) -> ASGIApp:
+    """What answers `asked_to_predict` as the routes do, without Starlette, which takes as long as a row's score."""
+
+    async def predict(scope: Scope, receive: Receive, send: Send) -> None:
+        asked = asked_to_predict(scope)
+        assert asked is not None
+        name, version = asked
+        model = models.model(name)
+        content, media_type = await _content(Request(scope, receive), model, version, "predict", admission)
+        headers = [(b"content-length", str(len(content)).encode()), (b"content-type", media_type.encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+    return predict
+
+
+async def _content(
+    request: Request, model: ServedModel, version: str | None, verb: str, admission: Admission
+) -> tuple[bytes, str]:
+    """The body of the answer to a POST request, and its media type. Raises RequestError."""
+    chosen = model.version(version)
+    call_of(request).answered_by(model.name, chosen.version, verb)
+    given = headers_of(request.scope).get(b"content-type", b"").decode("latin-1")
+    is_arrow = given.partition(";")[0].strip().lower() == arrow.MEDIA_TYPE
+    if is_arrow and verb != "predict":
+        raise RequestError(415, f"':{verb}' takes JSON; Arrow is for :predict")
+    body = await read_body(request, admission.settings)
+    if is_arrow:
+        return await _predict_columns(model, chosen, body, admission), arrow.MEDIA_TYPE
+    return await VERBS[verb](model, chosen, body, admission), "application/json"
+
+
 def _described(name: str, version: ServedVersion) -> dict[str, Any]:
     return {
         "name": name,
@@ -167,7 +209,7 @@ def predictions(model: str, version: str, scores: NDArray[np.float32]) -> bytes:
 
 
 def _answer(model: str, version: str, **content: Any) -> bytes:
-    return json.dumps({"model": model, "version": version, **content}, allow_nan=False).encode()
+    return _JSON.encode({"model": model, "version": version, **content}).encode()
 
 
 def _with_scores(kind: str, ids: Iterable[Any], scores: NDArray[np.float32]) -> list[dict[str, Any]]:

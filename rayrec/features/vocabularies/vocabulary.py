@@ -8,7 +8,7 @@ import mmap
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
@@ -81,14 +81,20 @@ class VocabularyLookup(ABC):
     def ids(self, values: pa.Array) -> NDArray[np.int64]:
         """(n,) ids of n values (string, large_string or a dictionary of them); 0 for null, empty and unlisted ones."""
         if len(values) <= REQUEST_VALUES:
-            return np.array(self.ids_of_few(values.to_pylist()), np.int64)
+            return self.ids_of_request(values.to_pylist())
         if pa.types.is_dictionary(values.type) and len(values.dictionary) > len(values):
             values = values.dictionary_decode()  # a slice of a long column, most of whose dictionary it does not use
         # Columns repeat values, so that most of the rows are served by a gather.
         return by_distinct_text(values, self._ids_of, 0)
 
+    def ids_of_request(self, values: list[str | None]) -> NDArray[np.int64]:
+        """(n,) ids, looked up as `ids` does, of the values of a request."""
+        with suppress(KeyError):
+            return np.fromiter(map(self._remembered.__getitem__, values), np.int64, len(values))
+        return np.array(self.ids_of_few(values), np.int64)
+
     def ids_of_few(self, values: list[str | None]) -> list[int]:
-        """Look up ids as `ids` does, of the values of a request."""
+        """Look up ids as `ids_of_request` does, of so few values that an array would take longer."""
         remembered = self._remembered
         # The cheapest way to try, and for one row there is one for each of its columns.
         try:

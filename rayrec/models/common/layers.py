@@ -69,15 +69,22 @@ class LinearOfPadded(Linear):
 class Layers(nn.Sequential):
     """Modules that are called one after the other; a linear layer computes the ReLU behind it."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """(..., columns that the first module takes) -> (..., columns that the last one returns)."""
+    def __init__(self, *modules: Any) -> None:
+        super().__init__(*modules)
+        self._steps: list[tuple[nn.Module, dict[str, bool]]] = []
+        """What is called, with which arguments: to find out anew takes as long as a layer takes for one row."""
         before = None
         for module, following in zip(self, [*self, None][1:], strict=True):
             if isinstance(module, Linear):
-                input = module(input, relu=isinstance(following, nn.ReLU))
+                self._steps.append((module, {"relu": isinstance(following, nn.ReLU)}))
             elif not (isinstance(module, nn.ReLU) and isinstance(before, Linear)):
-                input = module(input)
+                self._steps.append((module, {}))
             before = module
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., columns that the first module takes) -> (..., columns that the last one returns)."""
+        for module, arguments in self._steps:
+            input = module(input, **arguments)
         return input
 
 
@@ -108,9 +115,8 @@ def scoring_layers(
     dropout: float | None = None,
 ) -> Layers:
     """Hidden layers of `widths`, then a linear layer to one logit: (B, in_features) -> (B, 1)."""
-    layers = hidden_layers(in_features, widths, device, linear=linear, dropout=dropout)
-    layers.append(linear(widths[-1], 1, device=device))
-    return layers
+    hidden = hidden_layers(in_features, widths, device, linear=linear, dropout=dropout)
+    return Layers(*hidden, linear(widths[-1], 1, device=device))
 
 
 def to_autocast_dtype(tensor: Tensor) -> Tensor:
@@ -138,7 +144,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> T
             output = cast(Tensor, _OneDNNLinear.apply(input.reshape(-1, input.shape[-1]), weight, bias, relu))
             return output.view(*input.shape[:-1], weight.shape[0])
     output = F.linear(input, weight, bias)
-    return F.relu(output) if relu else output
+    return torch.relu(output) if relu else output
 
 
 class _OneDNNLinear(torch.autograd.Function):

@@ -55,7 +55,9 @@ class DLRMDenseNetwork(nn.Module):
         hidden = self.bottom_mlp(dense) if self.bottom_mlp is not None else None
         if self._dot_width is not None:
             padding = aligned_padding(self._width, pooled.device)
-            interaction = dot_interaction(hidden, pooled.unflatten(1, (-1, self._dot_width)), padding)
+            rows, columns = pooled.shape
+            vectors = pooled.reshape(rows, columns // self._dot_width, self._dot_width)
+            interaction = dot_interaction(hidden, vectors, padding)
         else:
             interaction = pooled if hidden is None else torch.cat([hidden, pooled], dim=1)
         logits: Tensor = self.top_mlp(interaction)
