@@ -1,10 +1,10 @@
 """Loads the batches of one epoch onto a device: a thread reads ahead of the consumer, from a stream or from memory."""
 
 import contextlib
-import queue
 import threading
 import time
 from collections.abc import Generator, Iterator
+from queue import SimpleQueue
 from typing import Self, Unpack
 
 import torch
@@ -146,7 +146,12 @@ class BatchLoader(EpochLoader):
         # Each thread has its own current device, so "cuda" is resolved here, in the caller's thread.
         is_current = device.type == "cuda" and device.index is None
         self._device = torch.device("cuda", torch.cuda.current_device()) if is_current else device
-        self._ready: queue.Queue[_Item] = queue.Queue(config.prefetch_batches)
+        # Not a `Queue`: the exception of a signal (Ctrl-C) can leave its lock taken, and then nobody would end.
+        self._ready: SimpleQueue[_Item] = SimpleQueue()
+        self._room: SimpleQueue[None] = SimpleQueue()
+        """An entry for each batch that may still be made ready."""
+        for _ in range(config.prefetch_batches):
+            self._room.put(None)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="rayrec-ingest", daemon=True)
 
@@ -158,6 +163,7 @@ class BatchLoader(EpochLoader):
         while True:
             with self._waited_for():
                 item = self._ready.get()
+            self._room.put(None)
             if item is None:
                 self._ready.put(None)  # another loop ends at once, as over any exhausted iterator
                 return
@@ -175,11 +181,9 @@ class BatchLoader(EpochLoader):
         self._stopped.set()
         if self._peers is not None:
             self._peers.leave()
-        while self._thread.is_alive():
-            # This unblocks a producer that waits for room; one that waits for Ray Data ends with the next read.
-            with contextlib.suppress(queue.Empty):
-                self._ready.get_nowait()
-            self._thread.join(timeout=0.01)
+        # This unblocks a producer that waits for room; one that waits for Ray Data ends with the next read.
+        self._room.put(None)
+        self._thread.join()
 
     def _produce(self) -> None:
         try:
@@ -218,10 +222,9 @@ class BatchLoader(EpochLoader):
 
     def _put(self, item: _Item) -> bool:
         """Put an item as soon as there is room; False if the consumer has left."""
-        while not self._stopped.is_set():
-            try:
-                self._ready.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+        if not self._stopped.is_set():
+            self._room.get()
+        if self._stopped.is_set():
+            return False
+        self._ready.put(item)
+        return True
