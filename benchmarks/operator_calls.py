@@ -106,6 +106,8 @@ def steps_of(
     """A function that trains a published recipe by one more step; needs the default process group, of one rank."""
     on_cpu = context.device.type == "cpu"
     changes: dict[str, Any] = {"train.global_batch_size": batch, "train.precision": precision}
+    if on_cpu:
+        changes["train.threads"] = 1  # the profiler sees those of the caller's thread alone
     if on_cpu and recipe_name.startswith("dcnv2"):  # a CPU has Adam for copies of tables alone
         changes["train.sharding.default"] = "data_parallel"
     recipe = rayrec.load_recipe(recipe_name, changes)

@@ -157,6 +157,8 @@ class TrainStep:
             for loss, part in self._passes_of_threads(forward, boundary, sizes, beside):
                 total += loss
                 logits.append(part)
+            if beside == len(sizes) and self._sent is not None:
+                self._sent.send()
         # The backward pass of a split copies the gradient, even where there is one part.
         pooled = boundary.split(sizes) if len(sizes) > 1 else [boundary]
         for number in range(beside, len(sizes)):

@@ -47,6 +47,8 @@ _LEAST_WORK = 2e8
 """Multiplications of a part of a batch, forward, for which the few hundred calls of its way cost next to nothing."""
 _WORK_OF_COLUMN = 100
 """What a column of the pooled embeddings costs beside the products that read it, in multiplications."""
+_LEAST_ROWS = 256
+"""Of a part: each adds its gradient of the whole network, which is as much for few rows as for many."""
 _MOST_PARTS = 8
 
 
@@ -280,7 +282,7 @@ class ParallelModel:
         """The number of parts that the dense network takes a batch of so many rows in, for `WorkerThreads`."""
         if not self.has_threads:
             return 1
-        return max(1, min(_MOST_PARTS, int(rows * self._work_of_row / _LEAST_WORK)))
+        return max(1, min(_MOST_PARTS, rows // _LEAST_ROWS, int(rows * self._work_of_row / _LEAST_WORK)))
 
     @contextmanager
     def _exact_kernels(self) -> Iterator[None]:
