@@ -73,8 +73,6 @@ class TrainStep:
         self._set_learning_rates(step)
         # Masks depend on no earlier step, so that a resumed run repeats them; each rank draws its own.
         self._dropout_seed = derived_seed(self._config.seed, "dropout", step, dist.get_rank())
-        if self._has_dropout and self.model.device.type == "cuda":
-            torch.cuda.default_generators[self.model.device.index or 0].manual_seed(self._dropout_seed)
         sent = self._sent if self._sent is not None and self._sent.batch is batch else None
         self._sent = None if following is None else self.model.send_ids(following)
         with torch.set_grad_enabled(self.model.trains_tables):
@@ -139,7 +137,7 @@ class TrainStep:
         def forward(number: int, network: nn.Module, pooled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             """The loss and the logits of a part, and the number to go backward from."""
             dense, label, weight = (column[number] for column in columns)
-            with self._precision.autocast(), drawing_dropout_from(self._dropout_generator(number)):
+            with self._precision.autocast(), drawing_dropout_from(self._seeded_dropout(number)):
                 logits = network(dense, pooled).float()
             loss = batch_loss(logits, label, weight, groups[number], totals, listwise)
             # Both DDP and TorchRec average gradients over ranks; the loss is a sum over them. The mean of a small
@@ -209,12 +207,17 @@ class TrainStep:
         for remaining in of_rows[count:]:
             remaining.zero_()
 
-    def _dropout_generator(self, part: int) -> torch.Generator | None:
-        """The masks of a part come from a generator of its own; None on a GPU, whose own generator draws them."""
-        if not self._has_dropout or self.model.device.type == "cuda":
+    def _seeded_dropout(self, part: int) -> torch.Generator | None:
+        """Seed the masks of a part; return a generator for them where threads draw beside each other."""
+        if not self._has_dropout:
             return None
         seed = derived_seed(self._dropout_seed, part) if part else self._dropout_seed
-        return torch.Generator().manual_seed(seed)
+        if self.model.has_threads:
+            return torch.Generator().manual_seed(seed)
+        is_cuda = self.model.device.type == "cuda"
+        own = torch.cuda.default_generators[self.model.device.index or 0] if is_cuda else torch.default_generator
+        own.manual_seed(seed)
+        return None
 
     def _with_penalty(self, boundary: Tensor, weight: Tensor, totals: BatchTotals) -> Tensor:
         """The gradient of `boundary` with that of the L2 penalty, whose own value the reported loss leaves out."""
