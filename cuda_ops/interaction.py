@@ -186,7 +186,7 @@ def _kernels() -> ModuleType | None:
 
 
 def triton_works() -> bool:
-    """Whether Triton can compile kernels here; a warning says where not."""
+    """Tell whether Triton can compile kernels here; warn where it cannot."""
     return _kernels() is not None
 
 

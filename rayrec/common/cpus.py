@@ -20,7 +20,7 @@ _BENEATH_RAY = ("RAY_RAYLET_PID", "RAY_JOB_CONFIG_JSON_ENV_VAR")
 
 @dataclass(frozen=True)
 class CpuLimits:
-    """What limits the CPUs of a process."""
+    """The limits of the CPUs of a process."""
 
     machine: int
     affinity: int
@@ -54,12 +54,12 @@ class CpuLimits:
 
 
 def available_cpus() -> int:
-    """CPUs that this process may use, at least 1: `cpu_limits` says why."""
+    """Count the CPUs that this process may use, at least 1: `cpu_limits` says why."""
     return cpu_limits().available
 
 
 def cpu_limits(environment: Mapping[str, str] = os.environ, process: Path = Path("/proc/self")) -> CpuLimits:
-    """The limits of the process with this environment and this folder of /proc."""
+    """Find the limits of the process with this environment and this folder of /proc."""
     return CpuLimits(
         machine=os.cpu_count() or 1,
         affinity=len(os.sched_getaffinity(0)),
@@ -89,7 +89,7 @@ def _variable(environment: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def _quota(process: Path) -> float | None:
-    """The least quota of the process's cgroup and of those above it, as far as their files can be seen."""
+    """Return the least quota of the process's cgroup and of those above it, as far as their files can be seen."""
     quotas = [quota for folder in _cgroups(process) for quota in (_quota_of_v2(folder), _quota_of_v1(folder)) if quota]
     return min(quotas, default=None)
 

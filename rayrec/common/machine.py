@@ -23,7 +23,7 @@ class Machine:
     load_at_start: tuple[float, float, float] = field(default_factory=os.getloadavg)
 
     def described(self) -> dict[str, Any]:
-        """What a file of results says of it, when the measurement ends; loads are averages over 1, 5 and 15 minutes."""
+        """Describe it for a file of results as the measurement ends; loads are averages over 1, 5 and 15 minutes."""
         limits = cpu_limits()
         return {
             "cpu": _cpu_model(),
@@ -61,7 +61,7 @@ def _own_version() -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    """Of the packages that speed depends on, those that are installed."""
+    """List the versions of the installed packages that speed depends on."""
     return {name: found for name in _PACKAGES if (found := _version(name)) is not None}
 
 

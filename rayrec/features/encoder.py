@@ -129,7 +129,7 @@ class FeatureEncoder:
             transforms: np.array([numbers.index(self._inputs[place][0]) for place in places])
             for transforms, places in self._alike.items()
         }
-        """Of features with the same transforms, the rows of `PlainRows.numbers` that they read."""
+        """The rows of `PlainRows.numbers` that features with the same transforms read."""
         self._read_texts = [texts.index(self._inputs[place][0]) for place in self.id_places]
         self._id_rows = {feature.name: row for row, (_, feature) in enumerate(self._one_listed)}
         self.encoded_schema = encoded_schema(schema)

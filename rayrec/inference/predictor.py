@@ -214,7 +214,7 @@ class Predictor:
         return dense, pooled
 
     def _inputs_of_few(self, rows: EncodedRows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """What `_inputs` returns."""
+        """Return what `_inputs` does, for a few encoded rows."""
         others = {self.encoded_columns.names[place]: column for place, column in rows.others.items()}
         dense = np.empty((rows.num_rows, self._dense_width), np.float32)
         dense[:, self._dense_of_numbers] = rows.numbers.T

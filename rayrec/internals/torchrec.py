@@ -91,17 +91,14 @@ class TableKernel:
 
 
 def table_kernels(model: "nn.Module") -> list[TableKernel]:
-    """List the kernels of a sharded collection, of which one worker holds all."""
-    from torch.nn.parallel import DistributedDataParallel
+    """List the kernels of a sharded collection, of which one worker holds all; after `call_tables_directly`."""
     from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
     kernels = []
     for module in model.modules():
         if isinstance(module, ShardedEmbeddingBagCollection):
             for lookup in module._lookups:
-                # With one worker the replication of data-parallel tables only copies gradients.
-                own = lookup.module if isinstance(lookup, DistributedDataParallel) else lookup
-                for part in own._emb_modules:
+                for part in lookup._emb_modules:
                     c = part.config
                     kernels.append(
                         TableKernel(part.emb_module, c.feature_names(), c.embedding_names(), c.embedding_dims())

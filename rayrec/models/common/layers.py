@@ -72,7 +72,7 @@ class Layers(nn.Sequential):
     def __init__(self, *modules: Any) -> None:
         super().__init__(*modules)
         self._steps: list[tuple[nn.Module, dict[str, bool]]] = []
-        """What is called, with which arguments: to find out anew takes as long as a layer takes for one row."""
+        """The modules to call, with their arguments: to find them anew takes as long as a layer takes for one row."""
         before = None
         for module, following in zip(self, [*self, None][1:], strict=True):
             if isinstance(module, Linear):

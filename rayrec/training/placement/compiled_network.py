@@ -31,6 +31,6 @@ class CompiledNetwork(nn.Module):
         return torch.compile(self.network, dynamic=False, mode=self._mode)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """As that of `RankingModel.dense_network`."""
+        """Return logits (B,) float32 of dense (B, N) and pooled (B, sum of dims), as the network itself does."""
         network = self._compiled if pooled.shape[0] == self._rows else self.network
         return cast(Tensor, network(dense, pooled))

@@ -35,7 +35,7 @@ class LocalTables:
         return KeyedTensor(self._keys, self._widths, outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1))
 
     def _arguments(self, sparse: KeyedJaggedTensor, order: Tensor) -> dict[str, Tensor | None]:
-        """The arguments of a kernel that takes the features of these numbers."""
+        """Return the arguments of a kernel that takes the features of these numbers."""
         if not self._is_one_hot:
             sparse = sparse.permute(order.tolist())
             return {
@@ -43,13 +43,11 @@ class LocalTables:
                 "offsets": sparse.offsets().long(),
                 "per_sample_weights": sparse.weights_or_none(),
             }
-        ids = sparse.values().view(-1, sparse.stride())
-        ids = ids.index_select(0, order)
-        offsets = _one_id_each(len(order) * sparse.stride())
-        return {"indices": ids.reshape(-1).long(), "offsets": offsets, "per_sample_weights": None}
+        ids = sparse.values().view(-1, sparse.stride()).index_select(0, order).view(-1).long()
+        return {"indices": ids, "offsets": _one_id_each(len(ids)), "per_sample_weights": None}
 
 
 @lru_cache(maxsize=8)
 def _one_id_each(count: int) -> Tensor:
-    """The offsets (count + 1,) int64 of bags of one id each."""
+    """Return the offsets (count + 1,) int64 of bags of one id each."""
     return torch.arange(count + 1)

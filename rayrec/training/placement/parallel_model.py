@@ -183,10 +183,10 @@ class ParallelModel:
             plan=torchrec_plan(self.plan, self.device, local_world_size),
             sharders=[EmbeddingBagCollectionSharder(qcomm_codecs_registry=self._wire.registry)],
         )
+        if context.world_size == 1:
+            call_tables_directly(self.tables)
         if self._is_local:
             self._local_tables = LocalTables(table_kernels(self.tables), whole.schema)
-        elif context.world_size == 1:
-            call_tables_directly(self.tables)
         if self.device.type == "cuda":
             set_output_dtype(self.tables, pooled)
         self.table_optimizer = TableOptimizer(train, self.tables, whole.tables, dense_kernels)
