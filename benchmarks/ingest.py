@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pyarrow.parquet as pq
 
@@ -23,9 +22,8 @@ from cluster.ray_session import ray_session
 from rayrec.common.files import write_json
 from rayrec.common.machine import Machine
 from rayrec.config.train import IngestConfig
-from rayrec.ingest import reads
 from rayrec.ingest.dataset import Dataset, Manifest, SplitInfo
-from rayrec.ingest.loader import BatchLoader, open_batches
+from rayrec.ingest.loader import open_batches
 from rayrec.ingest.reads import InMemorySplit
 from rayrec.recipes import load_recipe
 from tests.builders import make_rows, make_schema, write_part
@@ -65,8 +63,8 @@ def _measure_throughput(dataset: Dataset, batch_size: int, repeats: int) -> dict
     variants: dict[str, Callable[[int], Iterator[int]]] = {
         "pyarrow decode, one process": lambda epoch: _pyarrow(dataset),
         "batches from memory": lambda epoch: _rayrec(dataset, batch_size, epoch, store),
-        "batches, by tasks of Ray Data": lambda epoch: _streamed(dataset, batch_size, epoch, by_tasks=True),
-        "batches, by threads": lambda epoch: _streamed(dataset, batch_size, epoch, by_tasks=False),
+        "batches, by tasks of Ray Data": lambda epoch: _rayrec(dataset, batch_size, epoch, None, by_ray_data=True),
+        "batches, by threads": lambda epoch: _rayrec(dataset, batch_size, epoch, None),
         "read_parquet, reader V1": lambda epoch: _read_parquet(dataset, batch_size, v2=False),
         "read_parquet, reader V2": lambda epoch: _read_parquet(dataset, batch_size, v2=True),
     }
@@ -99,22 +97,21 @@ def _pyarrow(dataset: Dataset) -> Iterator[int]:
             yield table.num_rows
 
 
-def _rayrec(dataset: Dataset, batch_size: int, epoch: int, store: InMemorySplit | None) -> Iterator[int]:
-    with _open(dataset, batch_size, epoch, store) as batches:
+def _rayrec(
+    dataset: Dataset, batch_size: int, epoch: int, store: InMemorySplit | None, *, by_ray_data: bool = False
+) -> Iterator[int]:
+    with open_batches(
+        dataset,
+        "train",
+        IngestConfig(),
+        store=store,
+        by_ray_data=by_ray_data,
+        global_batch_size=batch_size,
+        epoch=epoch,
+        drop_last=True,
+    ) as batches:
         for batch in batches:
             yield batch.size
-
-
-def _streamed(dataset: Dataset, batch_size: int, epoch: int, *, by_tasks: bool) -> Iterator[int]:
-    """As on a cluster of several nodes, or of one."""
-    with patch.object(reads, "has_other_nodes", lambda: by_tasks):
-        yield from _rayrec(dataset, batch_size, epoch, None)
-
-
-def _open(dataset: Dataset, batch_size: int, epoch: int, store: InMemorySplit | None) -> BatchLoader:
-    return open_batches(
-        dataset, "train", IngestConfig(), global_batch_size=batch_size, epoch=epoch, drop_last=True, store=store
-    )
 
 
 def _read_parquet(dataset: Dataset, batch_size: int, *, v2: bool) -> Iterator[int]:

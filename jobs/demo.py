@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import urllib.request
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from jobs.command import (
     load_command,
     main,
 )
+from jobs.command.execution import PlacedRequest
 from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent
 from rayrec.common.plugins import MODELS
@@ -33,7 +35,7 @@ from rayrec.storage.location import LocalPath
 WORKERS = 2
 
 
-class DemoRequest(Request):
+class DemoRequest(PlacedRequest):
     """Generate data, preprocess, train on two workers, evaluate, export, serve one request."""
 
     model: Annotated[str, AfterValidator(MODELS.known), Positional("|".join(MODELS.packages))] = "dlrm"
@@ -45,7 +47,10 @@ class DemoRequest(Request):
 
 
 def run(request: DemoRequest, progress: Progress) -> Result:
-    """Run every step in one Ray session; `metrics` are the evaluation's, `details` the request and its answer."""
+    """Run every step, in one Ray session unless in this process.
+
+    `metrics` are the evaluation's, `details` the request and its answer.
+    """
     from cluster.ray_session import ray_session
     from rayrec.sources.registry import source_of
 
@@ -57,15 +62,16 @@ def run(request: DemoRequest, progress: Progress) -> Result:
     folder = request.output
     _replace_earlier_demo(folder)
     raw, dataset, trained, model = (folder / name for name in ("raw", "dataset", "run", "model"))
+    on, workers = request.on, 1 if request.on == "process" else WORKERS
     steps: dict[str, dict[str, Any]] = {
         "generate": {"source": recipe.source.kind, "rows": request.rows, "output": raw},
-        "preprocess": {"recipe": name, "input": raw / data.path, "output": dataset},
-        "train": {"recipe": name, "data": dataset, "output": trained, "workers": WORKERS},
-        "evaluate": {"source": trained, "data": dataset, "split": data.evaluated},
+        "preprocess": {"recipe": name, "input": raw / data.path, "output": dataset, "on": on},
+        "train": {"recipe": name, "data": dataset, "output": trained, "workers": workers, "on": on},
+        "evaluate": {"source": trained, "data": dataset, "split": data.evaluated, "on": on},
         "export": {"run": trained, "output": model},
     }
     results: dict[str, Result] = {}
-    with ray_session(progress=progress):
+    with nullcontext() if on == "process" else ray_session(progress=progress):
         progress.finish()
         for step, values in steps.items():
             command = load_command(step)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import PositiveInt
 
-from jobs.command import Command, Positional, Request, Result, main
+from jobs.command import Command, Positional, Result, main
+from jobs.command.execution import PlacedRequest, place_evaluation
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from rayrec.training.placement.parallel_model import ParallelModel
 
 
-class EvaluateRequest(Request):
+class EvaluateRequest(PlacedRequest):
     """Compute exact metrics over a split, each row once."""
 
     source: Annotated[Folder, Positional("RUN|MODEL")]
@@ -54,14 +55,10 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
         recipe, schema = run_folder.recipe, run_folder.schema
         fill = partial(fill_from_checkpoint, run_folder.checkpoint(request.checkpoint))
     schema.require_same_features(dataset.schema, request.data)
-    import torch
+    from cluster.ray_session import ray_session
 
-    from cluster.ray_session import has_cluster, ray_session
-    from rayrec.training.run.preflight import resolve_device
-
-    device = request.device or recipe.train.device
-    on_cpu = resolve_device(device, gpus=torch.cuda.device_count()) == "cpu"
-    here = on_cpu and request.workers in (None, 1) and not has_cluster()
+    device, rows = request.device or recipe.train.device, dataset.split(request.split).rows
+    here = place_evaluation(request, request.workers, device, rows, progress) == "process"
     with nullcontext() if here else ray_session(progress=progress):
         workers = request.workers or (1 if here else recipe.train.workers)
         trained = recipe.train.model_dump()
@@ -78,10 +75,13 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
             "sharding": trained["sharding"] | ({"memory_per_worker": None} if here else {}),
         })  # fmt: skip
         recipe = recipe.model_copy(update={"train": train})
-        metrics = evaluate(recipe, dataset, request.split, fill, in_this_process=here, progress=progress)
+        by_ray_data = True if request.on == "ray" else None
+        metrics, execution = evaluate(
+            recipe, dataset, request.split, fill, in_this_process=here, by_ray_data=by_ray_data, progress=progress
+        )
     found = {request.split: metrics}
-    rows, details = dataset.split(request.split).rows, {"warnings": class_warnings(found)}
-    return Result(command="evaluate", rows=rows, metrics=found, details=details)
+    details = {"warnings": class_warnings(found)}
+    return Result(command="evaluate", rows=rows, metrics=found, execution=execution, details=details)
 
 
 def _fill_from_model_folder(folder: str, model: "ParallelModel") -> None:

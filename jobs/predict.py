@@ -1,7 +1,7 @@
 """`rayrec predict`: scores a file or folder, or recommends items to every user."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -9,21 +9,18 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, PositiveInt
 
-from jobs.command import Command, PathText, Positional, Request, Result, absolute_path, describe_result, main
+from jobs.command import Command, PathText, Positional, Result, absolute_path, describe_result, main
+from jobs.command.execution import DATA, PlacedRequest, place_scoring
 from jobs.export import exported, read_schema
 from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent
 from rayrec.common.progress import Progress
+from rayrec.common.ray_blocks import session_size
+from rayrec.config.execution import Execution, Place
 from rayrec.storage.location import Folder, local_path, location
 
-# What one machine scores in about the time that the actors of a pool take to start.
-_ROWS_SCORED_HERE = 2**20
-_BYTES_SCORED_HERE = 2**28
-_PAIRS_SCORED_HERE = 2**30
-"""Users times items."""
 
-
-class PredictRequest(Request):
+class PredictRequest(PlacedRequest):
     """Score a file or folder, streaming; or recommend items to every user."""
 
     model: Annotated[Folder, Positional("RUN|MODEL")]
@@ -83,9 +80,10 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     if request.dataset is not None:
         dataset = Dataset.open(request.dataset)
         schema.require_same_features(dataset.schema, dataset.folder)
-        is_small = dataset.split(request.split).rows <= _ROWS_SCORED_HERE
+        place = place_scoring(request, progress, rows=dataset.split(request.split).rows)
     else:
-        is_small = sum(file.bytes for file in list_inputs([request.input])) <= _BYTES_SCORED_HERE
+        raw_bytes = sum(file.bytes for file in list_inputs([request.input]))
+        place = place_scoring(request, progress, raw_bytes=raw_bytes)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from rayrec.inference.batch.prediction import predict_dataset, predict_raw
     from rayrec.inference.folder.model_folder import ModelFolder
@@ -94,13 +92,13 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     with exported(request.model) as folder:
         model = ModelFolder.open(folder)
         if request.dataset is not None:
-            with _workers(is_small, progress) as in_threads:
+            with _workers(place, progress) as (in_threads, execution):
                 counts = predict_dataset(model, dataset, request.split, request.output, progress, in_threads=in_threads)
         else:
             reader = partial(source_of(recipe.source.kind).reader, recipe.source, model.schema)
             most = request.max_rejected_fraction
             most = recipe.preprocess.max_rejected_fraction if most is None else most
-            with _workers(is_small, progress) as in_threads:
+            with _workers(place, progress) as (in_threads, execution):
                 counts = predict_raw(
                     model, reader, [request.input], request.output, progress, max_rejected=most, in_threads=in_threads
                 )
@@ -108,7 +106,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     if request.raw:
         unknown = {column: asdict(found) for column, found in counts.unknown.items()}
         details = {"rejected": counts.rejected, "unknown": unknown, "unread": counts.unread}
-    return Result(command="predict", output=request.output, rows=counts.rows, details=details)
+    return Result(command="predict", output=request.output, rows=counts.rows, execution=execution, details=details)
 
 
 def _recommend(request: PredictRequest, k: int, progress: Progress) -> Result:
@@ -120,19 +118,22 @@ def _recommend(request: PredictRequest, k: int, progress: Progress) -> Result:
     with exported(request.model) as folder:
         recommender = load_recommender(folder)
         users = len(recommender.user_ids)
-        with _workers(users * recommender.num_items <= _PAIRS_SCORED_HERE, progress) as in_threads:
+        place = place_scoring(request, progress, pairs=users * recommender.num_items)
+        with _workers(place, progress) as (in_threads, execution):
             recommend_to_all(recommender, k, request.output, progress, in_threads=in_threads)
-    return Result(command="predict", output=request.output, rows=users, details={"top_k": k})
+    return Result(command="predict", output=request.output, rows=users, execution=execution, details={"top_k": k})
 
 
 @contextmanager
-def _workers(is_small: bool, progress: Progress) -> Iterator[bool]:
-    """Provide what scores: threads of this process (True) where the work is small and there is no cluster, else Ray."""
-    from cluster.ray_session import has_cluster, ray_session
+def _workers(place: Place, progress: Progress) -> Iterator[tuple[bool, Execution]]:
+    """Provide what scores: threads of this process (True), or actors of Ray Data; and the record of it."""
+    from cluster.ray_session import ray_session
 
-    in_threads = is_small and not has_cluster()
-    with nullcontext() if in_threads else ray_session(progress=progress):
-        yield in_threads
+    if place == "process":
+        yield True, Execution.here()
+        return
+    with ray_session(progress=progress):
+        yield False, Execution.on_ray(DATA, session_size()[1])
 
 
 def describe(result: Result) -> str:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field
 
 from jobs.command import Command, PathTexts, RecipeRequest, Result, absolute_path, main
+from jobs.command.execution import SPARK, PlacedRequest, place_preprocessing
 from rayrec.common.files import owned
 from rayrec.common.progress import Progress
+from rayrec.config.execution import Execution
 from rayrec.config.preprocess import SparkConfig
 from rayrec.recipes import Recipe
 from rayrec.storage.location import Folder, location
@@ -43,8 +45,8 @@ class InputRequest(RecipeRequest):
         return super().with_absolute_paths().model_copy(update={"input": inputs})
 
 
-class PreprocessRequest(InputRequest):
-    """Turn raw logs into a dataset folder, with Spark on Ray; small ones in threads."""
+class PreprocessRequest(InputRequest, PlacedRequest):
+    """Turn raw logs into a dataset folder, by threads of this process or with Spark on Ray."""
 
     extend: Folder | None = None
     """Dataset folder to go on from: its ids and fitted numbers stay, and new values get new ids."""
@@ -55,7 +57,6 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
 
     `details.warnings` says which splits measure little, `details.notes` which differ as splits by time may.
     """
-    from cluster.ray_session import has_cluster
     from rayrec.ingest.dataset import Dataset
     from rayrec.preprocessing.workers.threads import Threads
     from rayrec.sources.registry import preprocessing
@@ -64,14 +65,14 @@ def run(request: PreprocessRequest, progress: Progress) -> Result:
     recipe = request.load_recipe()
     parent = None if request.extend is None else Dataset.open(request.extend)
     job = preprocessing(recipe, request.inputs(recipe), request.output, parent)
-    config = recipe.preprocess.spark
+    spark = recipe.preprocess.spark
     with owned(request.output):
         # What was begun at a URI is ended there, though all nodes may see one disk by now.
         was_at_uri = job.reads_uris and has_unfinished_work(request.output)
-        if job.suits_threads and config == SparkConfig() and not has_cluster() and not was_at_uri:
-            manifest = job.run(Threads.of_this_machine(), progress)
+        if place_preprocessing(request, job, spark, was_at_uri=was_at_uri, progress=progress) == "process":
+            manifest = job.run(Threads.of_this_machine(), progress, execution=Execution.here())
         else:
-            manifest = _run_on_spark(job, request.output, config, progress, was_at_uri=was_at_uri)
+            manifest = _run_on_spark(job, request.output, spark, progress, was_at_uri=was_at_uri)
     return result_of(manifest, request.output)
 
 
@@ -88,7 +89,8 @@ def result_of(manifest: "Manifest", output: Path) -> Result:
     }
     if manifest.dropped:
         details["dropped"] = manifest.model_dump(mode="json")["dropped"]
-    return Result(command="preprocess", output=output, rows=sum(splits.values()), details=details)
+    rows = sum(splits.values())
+    return Result(command="preprocess", output=output, rows=rows, execution=manifest.execution, details=details)
 
 
 def _run_on_spark(
@@ -110,7 +112,9 @@ def _run_on_spark(
         elif not is_shared:
             progress.message(f"not all nodes see {output.parent}: Spark works on this node alone")
         with spark_session(config, on_all_nodes=is_shared or at_uri) as spark:
-            return job.run(SparkWorkers(spark), progress, at_uri=at_uri)
+            workers = SparkWorkers(spark)
+            execution = Execution.on_ray(SPARK, workers.parallelism)
+            return job.run(workers, progress, at_uri=at_uri, execution=execution)
 
 
 def inputs_by_split(inputs: Iterable[str], *, named: bool) -> dict[str | None, list[str]]:

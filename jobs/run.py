@@ -85,7 +85,10 @@ def run(request: RunRequest, progress: Progress) -> Result:
     details: dict[str, Any] = {"phases": seconds, **{k: v for k, v in results[0].details.items() if k == "dropped"}}
     for kind in ("warnings", "notes"):
         details[kind] = [*dict.fromkeys(text for result in results for text in result.details.get(kind, ()))]
-    return Result(command="run", output=request.output, rows=rows, metrics=metrics, details=details)
+    execution = results[1].execution
+    return Result(
+        command="run", output=request.output, rows=rows, metrics=metrics, execution=execution, details=details
+    )
 
 
 @contextmanager

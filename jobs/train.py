@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jobs.command import Command, Metavar, Result, TrainingRecipeRequest, main
+from jobs.command.execution import PlacedRequest, place_training
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import is_vacant, owned, require_absent
 from rayrec.common.imports import import_meanwhile
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from rayrec.training.run.folder import Origin, RunFolder, RunProgress
 
 
-class TrainRequest(TrainingRecipeRequest):
-    """Train a recipe's model on a dataset folder, with Ray Train and TorchRec."""
+class TrainRequest(TrainingRecipeRequest, PlacedRequest):
+    """Train a recipe's model on a dataset folder, with TorchRec, in this process or with Ray Train."""
 
     data: Folder
     """Dataset folder, the output of `rayrec preprocess`."""
@@ -80,7 +81,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from cluster.ray_session import ray_session
 
-    here = suits_this_process(recipe)
+    here = place_training(request, recipe.train, progress) == "process"
     if not here:
         import_meanwhile("rayrec.models.registry")  # takes seconds, in which Ray's processes start
     with owned(request.output), nullcontext() if here else ray_session(progress=progress):
@@ -92,6 +93,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
             origin=origin,
             refit_of=request.refit_of,
             in_this_process=here,
+            by_ray_data=True if request.on == "ray" else None,
             progress=progress,
         )
     run_folder = RunFolder.open(request.output)
@@ -102,6 +104,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
         output=request.output,
         rows=recipe.train.samples_after(reached.step, dataset.split("train").rows),
         metrics=metrics,
+        execution=run_folder.execution,
         details={
             "steps": reached.step,
             "training_seconds": reached.seconds,
@@ -140,18 +143,6 @@ def refit_recipe(recipe: Recipe, judged: "RunFolder", dataset: "Dataset") -> Rec
     return recipe.model_copy(update={"train": train.model_copy(update={"max_steps": steps, "early_stop": None})})
 
 
-def suits_this_process(recipe: Recipe) -> bool:
-    """Whether a recipe asks for one worker, on a CPU, and no Ray cluster is there to run it."""
-    import torch
-
-    from cluster.ray_session import has_cluster
-    from rayrec.training.run.preflight import resolve_device
-
-    train = recipe.train
-    is_alone = train.workers == 1 and train.min_workers is None and not has_cluster()
-    return is_alone and resolve_device(train.device, gpus=torch.cuda.device_count()) == "cpu"
-
-
 def train_recipe(
     recipe: Recipe,
     dataset: "Dataset",
@@ -161,12 +152,13 @@ def train_recipe(
     origin: "Origin | None" = None,
     refit_of: Path | None = None,
     in_this_process: bool = False,
+    by_ray_data: bool | None = None,
     progress: Progress,
 ) -> "Metrics":
     """Train a validated recipe into the run folder `output`; the metrics by held-out split.
 
-    Needs a Ray session unless it trains in this process (`suits_this_process`). `origin`: what the run is warm-started
-    from. `refit_of`: the run folder whose metrics stand for this model.
+    Needs a Ray session unless it trains `in_this_process`. `by_ray_data`: see `rayrec.training.driver.train`. `origin`:
+    what the run is warm-started from. `refit_of`: the run folder whose metrics stand for this model.
     """
     from rayrec.training.driver import train
     from rayrec.training.run.folder import RunFolder
@@ -189,6 +181,7 @@ def train_recipe(
         origin=origin,
         refit_of=refit_of,
         in_this_process=in_this_process,
+        by_ray_data=by_ray_data,
         progress=progress,
     )
 

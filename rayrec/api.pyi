@@ -72,9 +72,10 @@ def preprocess(
     *,
     extend: AnyPath | None = None,
     set: Mapping[str, Any] | Sequence[str] = (),
+    on: Literal["auto", "process", "ray"] = "auto",
     progress: bool = True,
 ) -> Result:
-    """Turn raw logs into a dataset folder, with Spark on Ray; small ones in threads.
+    """Turn raw logs into a dataset folder, by threads of this process or with Spark on Ray.
 
     Args:
         recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
@@ -82,6 +83,8 @@ def preprocess(
         output: Dataset folder to write; must not exist.
         extend: Dataset folder to go on from: its ids and fitted numbers stay, and new values get new ids.
         set: Override of the recipe; repeatable.
+        on: Run in this process, or on Ray: Spark on Ray, Ray Data, Ray Train; by default on Ray if the work is large,
+            needs several workers or a GPU, or a cluster is there.
         progress: Show progress on stderr.
     """
 
@@ -106,9 +109,10 @@ def train(
     device: Literal["auto", "cpu", "cuda"] | None = None,
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None,
     set: Mapping[str, Any] | Sequence[str] = (),
+    on: Literal["auto", "process", "ray"] = "auto",
     progress: bool = True,
 ) -> Result:
-    """Train a recipe's model on a dataset folder, with Ray Train and TorchRec.
+    """Train a recipe's model on a dataset folder, with TorchRec, in this process or with Ray Train.
 
     Args:
         recipe: Name of a shipped recipe (see `rayrec recipes`), or a YAML file.
@@ -123,6 +127,8 @@ def train(
         device: Device to train on (train.device), by default as in the recipe.
         precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
         set: Override of the recipe; repeatable.
+        on: Run in this process, or on Ray: Spark on Ray, Ray Data, Ray Train; by default on Ray if the work is large,
+            needs several workers or a GPU, or a cluster is there.
         progress: Show progress on stderr.
     """
 
@@ -137,6 +143,7 @@ def run(
     device: Literal["auto", "cpu", "cuda"] | None = None,
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] | None = None,
     set: Mapping[str, Any] | Sequence[str] = (),
+    on: Literal["auto", "process", "ray"] = "auto",
     progress: bool = True,
 ) -> Result:
     """Preprocess, train and export in one job; run again, it continues where it stopped.
@@ -152,6 +159,8 @@ def run(
         device: Device to train on (train.device), by default as in the recipe.
         precision: Arithmetic of the dense network (train.precision), by default as in the recipe.
         set: Override of the recipe; repeatable.
+        on: Run in this process, or on Ray: Spark on Ray, Ray Data, Ray Train; by default on Ray if the work is large,
+            needs several workers or a GPU, or a cluster is there.
         progress: Show progress on stderr.
     """
 
@@ -163,6 +172,7 @@ def evaluate(
     checkpoint: str = "best",
     workers: int | None = None,
     device: Literal["auto", "cpu", "cuda"] | None = None,
+    on: Literal["auto", "process", "ray"] = "auto",
     progress: bool = True,
 ) -> Result:
     """Compute exact metrics over a split, each row once.
@@ -174,6 +184,8 @@ def evaluate(
         checkpoint: Checkpoint of a run: best (the latest if none was evaluated), latest, or a step.
         workers: Worker processes, by default this one alone; on a GPU or a cluster as many as in training.
         device: Device to compute on, by default as in training.
+        on: Run in this process, or on Ray: Spark on Ray, Ray Data, Ray Train; by default on Ray if the work is large,
+            needs several workers or a GPU, or a cluster is there.
         progress: Show progress on stderr.
     """
 
@@ -212,6 +224,7 @@ def predict(
     split: str = "test",
     max_rejected_fraction: float | None = None,
     top_k: int | None = None,
+    on: Literal["auto", "process", "ray"] = "auto",
     progress: bool = True,
 ) -> Result:
     """Score a file or folder, streaming; or recommend items to every user.
@@ -225,6 +238,8 @@ def predict(
         max_rejected_fraction: With --raw, a larger share of rows without a score is an error; by default the recipe's
             preprocess.max_rejected_fraction.
         top_k: Instead of scores, the best K new items for every user; takes no input.
+        on: Run in this process, or on Ray: Spark on Ray, Ray Data, Ray Train; by default on Ray if the work is large,
+            needs several workers or a GPU, or a cluster is there.
         progress: Show progress on stderr.
     """
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from rayrec.common.files import write_atomically
 from rayrec.config import Config
+from rayrec.config.execution import Execution
 from rayrec.storage.location import Folder, location
 
 RESULT_FILE = "result.json"
@@ -30,12 +31,14 @@ class Result(Config):
     ...); None if a metric is undefined."""
     details: dict[str, Any] = {}
     """JSON values that only this command reports; texts under `warnings` and `notes` are shown whatever the command."""
+    execution: Execution | None = None
+    """How the work was done; of `run`, how the model was trained."""
     error: str | None = None
     """One line, unless the status is `done`."""
 
     def to_json(self) -> str:
         """Indented JSON; fields that do not apply (null, empty) are left out."""
-        empty = {name for name in ("rows", "output", "error") if getattr(self, name) is None}
+        empty = {name for name in ("rows", "output", "execution", "error") if getattr(self, name) is None}
         empty |= {name for name in ("metrics", "details") if not getattr(self, name)}
         return self.model_dump_json(indent=2, exclude=empty)
 

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from jobs.command import RESULT_FILE, Result, TrainingRecipeRequest, describe_result
+from jobs.command.execution import PlacedRequest, place_training
 from jobs.preprocess import InputRequest, result_of
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.progress import Progress
+from rayrec.common.progress import Progress, SilentProgress
 from rayrec.recipes import Recipe, differences
 from rayrec.storage.location import location
 
@@ -31,7 +32,7 @@ _IRRELEVANT_KEYS = frozenset({
 })  # fmt: skip
 
 
-class PipelineRequest(InputRequest, TrainingRecipeRequest):
+class PipelineRequest(InputRequest, TrainingRecipeRequest, PlacedRequest):
     """The request of a command that goes from raw files to a model folder."""
 
 
@@ -142,7 +143,7 @@ class PreprocessPhase(Phase):
 
         before = self._places.before
         request = PreprocessRequest(
-            **self._request.model_dump(include={"recipe", "set", "input"}),
+            **self._request.model_dump(include={"recipe", "set", "input", "on"}),
             extend=before.dataset if before is not None else None,
             output=self.folder,
         )
@@ -179,14 +180,14 @@ class TrainPhase(Phase):
             return None
         metrics = json.loads((self.folder / METRICS_FILE).read_text())
         details = {"warnings": class_warnings(metrics)}
-        return Result(command="train", output=self.folder, metrics=metrics, details=details)
+        return Result(command="train", output=self.folder, metrics=metrics, execution=run.execution, details=details)
 
     def run(self, progress: Progress) -> Result:
         from jobs.train import TrainRequest, run
 
         before = self._places.before
         request = TrainRequest(
-            **self._request.model_dump(include={"recipe", "set", "workers", "device", "precision"}),
+            **self._request.model_dump(include={"recipe", "set", "workers", "device", "precision", "on"}),
             data=self._places.dataset,
             warm_start=before.run if before is not None else None,
             refit_of=self._places.judged,
@@ -301,11 +302,11 @@ def run_phases(
     seconds: dict[str, float | None] = {phase.name: None for phase in phases}
     if first < len(phases):
         from cluster.ray_session import ray_session
-        from jobs.train import suits_this_process
 
         # Phases share a session, unless all that needs one is a large input, for which Spark starts its own.
         recipe = request.load_recipe()
-        with nullcontext() if (here := suits_this_process(recipe)) else ray_session(progress=progress):
+        here = place_training(request, recipe.train, SilentProgress()) == "process"
+        with nullcontext() if here else ray_session(progress=progress):
             if not here:
                 from rayrec.training.driver import device_of_workers
 

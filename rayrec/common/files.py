@@ -37,9 +37,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def as_json(value: Any) -> str:
+    """Return `value` as the indented text of a JSON file."""
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
-    write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    write_atomically(path, as_json(value))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,12 +19,22 @@ _ERROR = "rayrec_user_error"
 """The column of a block that reports a UserError instead of rows."""
 
 
-def has_other_nodes() -> bool:
-    """Whether this process is in a Ray session of several nodes with CPUs, which can do some of its work."""
+def session_size() -> tuple[int, int]:
+    """Count the nodes with CPUs of the Ray session that this process has, and these CPUs; none without a session.
+
+    A session on one machine may declare more CPUs than it may use; those that it may use count.
+    """
     ray = sys.modules.get("ray")  # no session without it, and it takes half a second to import
     if ray is None or not ray.is_initialized():
-        return False
-    return sum(node["Alive"] and node["Resources"].get("CPU", 0) > 0 for node in ray.nodes()) > 1
+        return 0, 0
+    found = (int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
+    cpus = [count for count in found if count]
+    return len(cpus), available_cpus() if len(cpus) == 1 else sum(cpus)
+
+
+def has_other_nodes() -> bool:
+    """Tell if this process is in a Ray session of several nodes with CPUs, which can do some of its work."""
+    return session_size()[0] > 1
 
 
 def stream_blocks(data: "RayDataset") -> Generator[pa.Table]:

@@ -4,6 +4,8 @@ schema.json   vocabulary/   counts/   train/ validation/ test/ (Parquet parts)  
 manifest.json (written last)
 """
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +14,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from rayrec.common.errors import ConfigError, UserError
-from rayrec.common.files import sha256_of
+from rayrec.common.files import as_json
 from rayrec.config import Config
+from rayrec.config.execution import Execution
 from rayrec.config.validation import describe_validation_error
 from rayrec.features.schema import STATISTICS_FOLDER, Schema
 from rayrec.recipes import Recipe, differences
@@ -131,6 +134,8 @@ class Manifest(Config):
     """The last of these times; without them a day after the parent's, so that the age of a value can be told."""
     earlier_sources: tuple[str, ...] = ()
     """The digests of the raw files of all datasets that it extends."""
+    execution: Execution | None = None
+    """How it was made; None if whoever made it did not say."""
 
     @property
     def every_file(self) -> list[StoredFile]:
@@ -218,8 +223,8 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the manifest."""
-        return sha256_of(self.folder / MANIFEST_FILE)
+        """Return a hash of the manifest (`manifest_fingerprint`)."""
+        return manifest_fingerprint(self.folder)
 
     @property
     def recipe(self) -> Recipe:
@@ -240,6 +245,13 @@ class Dataset:
             is_long = isinstance(old, dict | list) or isinstance(new, dict | list)
             now, before = ("is not what", "") if is_long else (f"is {new!r}, but", f" {old!r}")
             raise ConfigError(f"{'.'.join(key)}: {now} {self.folder} was made with{before}; {fix}")
+
+
+def manifest_fingerprint(folder: Path) -> str:
+    """Return a hash of what a dataset's manifest says of the dataset, not of how it was made."""
+    content = json.loads(read_bytes(folder / MANIFEST_FILE))
+    content.pop("execution", None)
+    return hashlib.sha256(as_json(content).encode()).hexdigest()
 
 
 def wrong_size(folder: Path, file: StoredFile, sizes: Callable[[str], int]) -> str | None:

@@ -74,6 +74,7 @@ def open_batches(
     whole_groups: bool = False,
     store: InMemorySplit | ResidentSplit | None = None,
     peers: EpochExchange | None = None,
+    by_ray_data: bool = False,
     **options: Unpack[EpochOptions],
 ) -> "BatchLoader":
     """Open one epoch of a split for one rank; iterate inside a `with` block.
@@ -83,7 +84,7 @@ def open_batches(
     then differ by some rows, and groups are shuffled instead of rows. `store`: the split in memory (`read_split`), kept
     by the caller over several epochs; without one the split is read into memory here if the config says so, and
     otherwise streamed (see `rayrec.ingest.reads.stream_reads`). `peers`: with it, ranks that all stream this epoch
-    share what they decode. `options`: see `BatchOrder`.
+    share what they decode. `by_ray_data`: tasks of Ray Data stream instead of threads. `options`: see `BatchOrder`.
     Raises UserError if no batch can be filled, or the rows of a group lie in several row groups.
     """
     info = dataset.split(split)
@@ -108,7 +109,7 @@ def open_batches(
         )
     if store is None and config.in_memory:
         store = read_split(dataset, split, torch.device(device))
-    return BatchLoader(dataset, order, store, torch.device(device), config, peers)
+    return BatchLoader(dataset, order, store, torch.device(device), config, peers, by_ray_data=by_ray_data)
 
 
 def read_split(dataset: Dataset, split: str, device: torch.device) -> InMemorySplit | ResidentSplit:
@@ -140,9 +141,12 @@ class BatchLoader(EpochLoader):
         device: torch.device,
         config: IngestConfig,
         peers: EpochExchange | None,
+        *,
+        by_ray_data: bool,
     ) -> None:
         super().__init__(order)
         self._dataset, self._store, self._task_cpus, self._peers = dataset, store, config.task_cpus, peers
+        self._by_ray_data = by_ray_data
         # Each thread has its own current device, so "cuda" is resolved here, in the caller's thread.
         is_current = device.type == "cuda" and device.index is None
         self._device = torch.device("cuda", torch.cuda.current_device()) if is_current else device
@@ -200,9 +204,15 @@ class BatchLoader(EpochLoader):
             yield from store.batches(self._order)
             return
         reads = (
-            stream_reads(self._dataset, self._order, peers=self._peers, task_cpus=self._task_cpus)
-            if store is None
-            else store.reads(self._order)
+            store.reads(self._order)
+            if store is not None
+            else stream_reads(
+                self._dataset,
+                self._order,
+                by_ray_data=self._by_ray_data,
+                peers=self._peers,
+                task_cpus=self._task_cpus,
+            )
         )
         with contextlib.closing(reads):
             for arrays in assemble(schema, self._order, reads, pin_memory=self._device.type == "cuda"):

@@ -11,7 +11,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from rayrec.common.cpus import available_cpus
-from rayrec.common.ray_blocks import ReportingTask, has_other_nodes, stream_blocks
+from rayrec.common.ray_blocks import ReportingTask, stream_blocks
 from rayrec.ingest.batch_order import BatchOrder, RowOrder, Units
 from rayrec.ingest.dataset import Dataset
 from rayrec.ingest.reader import PackedRows, RowPacker, from_table, to_table
@@ -40,22 +40,23 @@ def stream_reads(
     dataset: Dataset,
     order: BatchOrder,
     *,
+    by_ray_data: bool,
     peers: Peers | None = None,
     executions: int | None = None,
     task_cpus: int | None = None,
 ) -> Generator[Iterator[PackedRows]]:
     """Yield, for each batch, the reads that it is the first to need.
 
-    They are decoded and packed ahead of the consumer: on a cluster of several nodes by tasks of Ray Data on all of
-    them, on one node by threads of this process. Closing the iterator ends the work. Memory is bounded for any number
-    of reads: tasks and threads pause while nobody takes their output.
+    They are decoded and packed ahead of the consumer: by tasks of Ray Data on all nodes (`by_ray_data`), or by threads
+    of this process. Closing the iterator ends the work. Memory is bounded for any number of reads: tasks and threads
+    pause while nobody takes their output.
 
     `peers`: all ranks read this epoch at the same time, and decode each row group once among them; without, this rank
     decodes all that it needs. `executions`: how many executions of Ray Data share the cluster, by default one for each
     rank. `task_cpus`: see `IngestConfig`.
     """
     units = [unit for _, unit in order.decoded(shares=peers is not None)]
-    if has_other_nodes():
+    if by_ray_data:
         rows = _decode_in_tasks(dataset, order, units, executions, task_cpus)
     else:
         rows = _decode_in_threads(dataset, order, units)

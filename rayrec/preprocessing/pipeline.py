@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from rayrec.common.files import is_uri, new_folder, remove_unfinished_files, sha256_in
 from rayrec.common.memory import available_memory
 from rayrec.common.progress import Progress, SilentProgress
+from rayrec.config.execution import Execution
 from rayrec.ingest.dataset import MANIFEST_FILE, Dataset, Manifest, SourceFile, StoredFile
 from rayrec.preprocessing.extension import facts_of, source_file
 from rayrec.preprocessing.tasks import no_tasks_left_behind, run_brief_tasks, user_errors
@@ -75,18 +76,36 @@ class Preprocessing:
         return all(is_uri(file.name) for file in self._job.files)
 
     @property
+    def needs_spark(self) -> bool:
+        """Tell if some of the work is Spark's alone."""
+        return self._job.needs_spark
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of all raw files."""
+        return sum(file.bytes for file in self._job.files)
+
+    @property
     def suits_threads(self) -> bool:
-        """Whether threads of one process can hold the rows, and are done with the work before Spark would be."""
+        """Tell if threads of one process can hold the rows, and are done with the work before Spark would be."""
         text = sum(file.bytes * (_TEXT_OF_PACKED if _is_dense(file) else 1) for file in self._job.files)
         most = min(max(available_memory() // _MEMORY_OF_TEXT, _LEAST_TEXT), _MOST_TEXT)
-        return not self._job.needs_spark and text <= most
+        return text <= most
 
-    def run(self, workers: Workers, progress: Progress | None = None, *, at_uri: bool = False) -> Manifest:
+    def run(
+        self,
+        workers: Workers,
+        progress: Progress | None = None,
+        *,
+        at_uri: bool = False,
+        execution: Execution | None = None,
+    ) -> Manifest:
         """Write the dataset folder. Whatever fails, the output stays as it was. Raises UserError.
 
         A job that was killed, or failed for another reason than its inputs, goes on from its last finished stage when
         the same files are preprocessed to the same output by the same recipe. `at_uri`: the output is staged, and what
-        tasks write goes to its URI alone, because the executors share no disk.
+        tasks write goes to its URI alone, because the executors share no disk. `execution`: what the manifest says of
+        `workers`.
         """
         progress = progress or SilentProgress()
         if at_uri:
@@ -100,12 +119,12 @@ class Preprocessing:
                 progress.message(f"{location(folder)}: unfinished work of an earlier run; going on from there")
             if not exists(folder / MANIFEST_FILE):
                 make_folder(scratch)
-                self._write(Workspace(workers, folder, scratch, progress))
+                self._write(Workspace(workers, folder, scratch, progress), execution)
             # The manifest is there: a kill from here on has no work done again, however much of the scratch is gone.
             remove(scratch)
             return Manifest.load(folder)
 
-    def _write(self, workspace: Workspace) -> None:
+    def _write(self, workspace: Workspace, execution: Execution | None) -> None:
         """Write all files of the dataset; the manifest is the last."""
         folder = workspace.folder
         written = self._job.write(workspace)
@@ -122,6 +141,7 @@ class Preprocessing:
             config=self._resolved,
             times=written.times,
             moment=written.moment,
+            execution=execution,
             **({} if self._parent is None else facts_of(self._parent)),
         )
         manifest.save(folder)

@@ -22,6 +22,8 @@ from rayrec.common.errors import SmallClusterError, UserError
 from rayrec.common.imports import quick_imports
 from rayrec.common.memory import ENVIRONMENT_OF_WORKERS
 from rayrec.common.progress import Progress, SilentProgress
+from rayrec.common.ray_blocks import has_other_nodes
+from rayrec.config.execution import Execution
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_core import own_session_environment
 from rayrec.internals.ray_train import (
@@ -79,11 +81,13 @@ def train(
     origin: Origin | None = None,
     refit_of: Path | None = None,
     in_this_process: bool = False,
+    by_ray_data: bool | None = None,
     progress: Progress | None = None,
 ) -> Metrics:
     """Train a recipe's model; returns the metrics by held-out split, and progressive ones.
 
-    The recipe's workers train it, in a Ray session, or this process does, without one and on all its CPUs.
+    The recipe's workers train it, in a Ray session, or this process does, without one and on all its CPUs. Workers read
+    `by_ray_data`, or by threads of their own; by default as `_execution` says.
 
     `output` becomes the run folder. With `resume` a run in it is continued exactly where its latest checkpoint left
     it, on any number of workers, and begun if there is no checkpoint. A dead worker restarts the run from the latest
@@ -99,10 +103,12 @@ def train(
     require_trainable(recipe, dataset, device)
     model = build_model(recipe.model, dataset.schema, device="meta")
     require_parts(recipe.train, model)
+    execution = _execution(recipe, device, in_this_process=in_this_process, by_ray_data=by_ray_data)
     if resume and (output / RUN_FILE).exists():
         run = RunFolder.resume(output, recipe, dataset, origin)
     else:
         run = RunFolder.create(output, recipe, dataset, model.schema, origin, refit_of)
+    run.record(execution)
     (run.path / METRICS_FILE).unlink(missing_ok=True)
     progress = progress or SilentProgress()
     rows = dataset.split("train").rows
@@ -118,7 +124,8 @@ def train(
                 with _only_rank() as context:
                     train_worker(recipe, dataset, run, context, begin)
             else:
-                _run_workers(partial(_train, run.path, is_lent, begin), recipe, dataset, run.path, device)
+                work = partial(_train, run.path, is_lent, begin)
+                _run_workers(work, recipe, dataset, run.path, device, execution)
     metrics: Metrics = json.loads((run.path / METRICS_FILE).read_text())
     return metrics
 
@@ -130,26 +137,29 @@ def evaluate(
     fill: Callable[["ParallelModel"], None],
     *,
     in_this_process: bool = False,
+    by_ray_data: bool | None = None,
     progress: Progress | None = None,
-) -> dict[str, float | None]:
-    """Metrics of a model over every row of a split, each counted once.
+) -> tuple[dict[str, float | None], Execution]:
+    """Return the metrics of a model over every row of a split, each counted once, and how they were computed.
 
-    They are computed by the recipe's workers, in a Ray session, or in this process, without one and on all its CPUs.
+    They are computed by the recipe's workers, in a Ray session, or in this process, without one and on all its CPUs
+    (see `train`).
     `fill` puts the weights into each worker's part of the model, in place; it travels to the workers by pickle.
     """
     device = "cpu" if in_this_process else device_of_workers(recipe)
     require_evaluable(recipe, dataset)
+    execution = _execution(recipe, device, in_this_process=in_this_process, by_ray_data=by_ray_data)
     progress = progress or SilentProgress()
     progress.stage(f"evaluating on {split}", dataset.split(split).rows)
     if in_this_process:
         with _only_rank() as context:
-            return _evaluate(split, fill, recipe, dataset, context, progress)
+            return _evaluate(split, fill, recipe, dataset, context, progress), execution
     with tempfile.TemporaryDirectory(prefix="rayrec-evaluate-") as folder:
         metrics: dict[str, float | None] = _run_workers(
-            partial(_evaluate, split, fill), recipe, dataset, Path(folder), device
+            partial(_evaluate, split, fill), recipe, dataset, Path(folder), device, execution
         )
     progress.advance(dataset.split(split).rows)
-    return metrics
+    return metrics, execution
 
 
 def fill_from_checkpoint(checkpoint: Path, model: "ParallelModel") -> None:
@@ -175,7 +185,23 @@ def device_of_workers(recipe: Recipe) -> DeviceName:
     return device
 
 
-def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, device: DeviceName) -> Any:
+def _execution(recipe: Recipe, device: DeviceName, *, in_this_process: bool, by_ray_data: bool | None) -> Execution:
+    """Return how a recipe is trained or evaluated, in this process or in its Ray session.
+
+    By default tasks of Ray Data read where they can do so on other nodes, or for several GPUs, whose few processes
+    would not keep up with them.
+    """
+    if in_this_process:
+        return Execution.here(recipe.train.threads)
+    workers = recipe.train.workers
+    if by_ray_data is None:
+        by_ray_data = has_other_nodes() or (device == "cuda" and workers > 1)
+    return Execution.on_ray("Ray Train", workers, reads="Ray Data" if by_ray_data else "threads")
+
+
+def _run_workers(
+    work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, device: DeviceName, execution: Execution
+) -> Any:
     """Call `work`, which travels by pickle, on the recipe's number of workers; what it returns on rank 0.
 
     `folder`: where Ray Train keeps what it knows of the run, on its own node.
@@ -204,6 +230,7 @@ def _run_workers(work: _Work, recipe: Recipe, dataset: Dataset, folder: Path, de
             "work": work,
             "recipe": recipe.model_dump(mode="json"),
             "dataset": str(dataset.folder),
+            "reads_by_ray_data": execution.reads == "Ray Data",
             "mistake": mistake,
         },
         torch_config=TorchConfig(backend="nccl" if device == "cuda" else "gloo"),
@@ -308,6 +335,7 @@ def _on_worker(arguments: dict[str, Any]) -> Any:
         world_size=ranks.get_world_size(),
         local_world_size=ranks.get_local_world_size(),
         device=ray.train.torch.get_device(),
+        reads_by_ray_data=arguments["reads_by_ray_data"],
     )
     context.prepare_process()
     try:

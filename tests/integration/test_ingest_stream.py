@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import ray
@@ -11,15 +12,14 @@ import torch
 
 from rayrec.common.errors import UserError
 from rayrec.config.train import IngestConfig
-from rayrec.ingest import exchange, reads
+from rayrec.ingest import exchange, loader
 from rayrec.ingest.batch_order import BatchOrder, Units
-from rayrec.ingest.loader import open_batches
 from rayrec.ingest.reads import InMemorySplit
 from rayrec.models.common.batch import Batch
 from tests.builders import make_dataset
 from tests.expected_batches import expected_rows, padded, rows_of
 
-pytestmark = pytest.mark.usefixtures("ray_cluster", "decoders")
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 STREAM = IngestConfig(read_streams=4, prefetch_batches=2)
 
@@ -31,9 +31,9 @@ DATASETS = {
 }
 
 
-@pytest.fixture(params=["tasks", "threads"])
-def decoders(request, monkeypatch):
-    monkeypatch.setattr(reads, "has_other_nodes", lambda: request.param == "tasks")
+@pytest.fixture(params=[True, False], ids=["tasks", "threads"])
+def open_batches(request):
+    return partial(loader.open_batches, by_ray_data=request.param)
 
 
 def assert_same(one: Batch, other: Batch) -> None:
@@ -47,7 +47,7 @@ def assert_same(one: Batch, other: Batch) -> None:
 
 
 @pytest.mark.parametrize("arguments", DATASETS.values(), ids=DATASETS.keys())
-def test_streamed_batches_equal_those_from_memory_and_from_pyarrow(tmp_path, arguments):
+def test_streamed_batches_equal_those_from_memory_and_from_pyarrow(tmp_path, open_batches, arguments):
     dataset = make_dataset(tmp_path / "data", **arguments)
     store = InMemorySplit.read(dataset, "train")
     for rank in range(2):
@@ -63,7 +63,7 @@ def test_streamed_batches_equal_those_from_memory_and_from_pyarrow(tmp_path, arg
         assert streamed.wait_seconds > 0
 
 
-def test_streamed_whole_groups_equal_those_from_memory(tmp_path):
+def test_streamed_whole_groups_equal_those_from_memory(tmp_path, open_batches):
     dataset = make_dataset(tmp_path / "data", 1_200, multi_hot=1, group_sizes=(3, 9, 1, 4), rows_per_row_group=50)
     store = InMemorySplit.read(dataset, "train")
     for rank in range(2):
@@ -77,7 +77,7 @@ def test_streamed_whole_groups_equal_those_from_memory(tmp_path):
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 6])
-def test_ranks_that_share_get_the_same_batches(tmp_path, world_size):
+def test_ranks_that_share_get_the_same_batches(tmp_path, open_batches, world_size):
     """More ranks than lanes, each a thread, and one more epoch that all leave early."""
     groups = {} if world_size == 3 else {"group_sizes": (3, 9, 1, 4)}
     dataset = make_dataset(tmp_path / "data", 1_200, multi_hot=1, rows_per_row_group=50, **groups)
@@ -100,7 +100,7 @@ def test_ranks_that_share_get_the_same_batches(tmp_path, world_size):
     assert ray.get(offices[0].held.remote()) == 0, "the exchange keeps nothing that all have left"
 
 
-def test_resuming_streams_the_rest_of_the_epoch(tmp_path):
+def test_resuming_streams_the_rest_of_the_epoch(tmp_path, open_batches):
     dataset = make_dataset(tmp_path / "data", 1_500)
     order = {"global_batch_size": 100, "drop_last": True}
     with (
@@ -111,21 +111,21 @@ def test_resuming_streams_the_rest_of_the_epoch(tmp_path):
             assert_same(one, other)
 
 
-def test_leaving_early_ends_the_execution(tmp_path):
+def test_leaving_early_ends_the_execution(tmp_path, open_batches):
     dataset = make_dataset(tmp_path / "data", 20_000, rows_per_row_group=50)
     for _ in range(3):
-        with open_batches(dataset, "train", STREAM, global_batch_size=20, drop_last=True) as loader:
-            next(iter(loader))
+        with open_batches(dataset, "train", STREAM, global_batch_size=20, drop_last=True) as batches:
+            next(iter(batches))
     names = {thread.name for thread in threading.enumerate()}
     assert not [name for name in names if name.startswith(("StreamingExecutor", "rayrec-"))]
 
 
-def test_a_missing_part_is_named_where_the_batches_are_consumed(tmp_path):
+def test_a_missing_part_is_named_where_the_batches_are_consumed(tmp_path, open_batches):
     dataset = make_dataset(tmp_path / "data", 100)
     next((tmp_path / "data" / "train").iterdir()).unlink()
     with (
-        open_batches(dataset, "train", STREAM, global_batch_size=10, drop_last=True) as loader,
+        open_batches(dataset, "train", STREAM, global_batch_size=10, drop_last=True) as batches,
         pytest.raises(UserError, match=r"part-00000\.parquet: missing") as caught,
     ):
-        list(loader)
+        list(batches)
     assert "\n" not in str(caught.value)

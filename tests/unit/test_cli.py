@@ -114,7 +114,7 @@ def test_commands_make_the_request(
     [
         (["trian"], "error: No such command 'trian'. Did you mean 'train'?; see `rayrec --help`"),
         (["train"], "error: Missing argument 'RECIPE'; see `rayrec train --help`"),
-        (["train", "r", "--foo"], "error: No such option: --foo; see `rayrec train --help`"),
+        (["train", "r", "--xyz"], "error: No such option: --xyz; see `rayrec train --help`"),
         (["generate", "criteo", "--rows", "x", "--output", "o"], "error: rows: Input should be a valid integer"),
         (["generate", "criteo", "--rows", "0", "--output", "o"], "error: rows: Input should be greater than 0"),
         (

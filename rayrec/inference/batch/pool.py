@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from rayrec.common.cpus import available_cpus
 from rayrec.common.errors import UserError
 from rayrec.common.files import new_folder
-from rayrec.common.ray_blocks import ReportingWorker, has_other_nodes, stream_blocks
+from rayrec.common.ray_blocks import ReportingWorker, session_size, stream_blocks
 from rayrec.storage.files import delete_remote_files, new_remote_file, open_parquet
 from rayrec.storage.location import staged_root
 from rayrec.storage.parquet_files import new_parquet
@@ -70,9 +70,7 @@ def _run_in_actors(tasks: Sequence[pa.Table], worker: _Worker, arguments: dict[s
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    # A Ray session on one machine may declare more CPUs than it may use.
-    cpus = int(ray.cluster_resources()["CPU"]) if has_other_nodes() else available_cpus()
-    actors = min(len(tasks), cpus)
+    actors = min(len(tasks), session_size()[1])
     with DataContext.current(context):
         data: RayDataset = ray.data.from_arrow(list(tasks)).map_batches(
             ReportingWorker,

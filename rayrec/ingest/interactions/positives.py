@@ -36,13 +36,15 @@ class Positives:
         device: torch.device,
         *,
         in_memory: bool = False,
+        by_ray_data: bool = False,
         world_size: int = 1,
         task_cpus: int | None = None,
     ) -> "Positives":
         """Read the rows from Parquet: at once if `in_memory`, otherwise streamed (`rayrec.ingest.reads.stream_reads`).
 
-        `world_size`: the number of workers that do the same at this time; each holds every row. `task_cpus`: see
-        `IngestConfig`. Takes the host memory of a few row groups besides the tensors.
+        `by_ray_data`: tasks of Ray Data stream instead of threads. `world_size`: the number of workers that do the same
+        at this time; each holds every row. `task_cpus`: see `IngestConfig`. Takes the host memory of a few row groups
+        besides the tensors.
         """
         info, schema, columns = dataset.split(split), dataset.schema, interaction_columns(dataset.schema)
         if in_memory:
@@ -51,7 +53,8 @@ class Positives:
             # One batch of all rows, in one lane, gives the row groups whole and in order.
             units = Units.of(info.parts)
             order = BatchOrder(units=units, global_batch_size=info.rows, read_streams=1, shuffle="none")
-            reads = chain.from_iterable(stream_reads(dataset, order, executions=world_size, task_cpus=task_cpus))
+            stream = stream_reads(dataset, order, by_ray_data=by_ray_data, executions=world_size, task_cpus=task_cpus)
+            reads = chain.from_iterable(stream)
         one_hot = [f.name for f in schema.categorical if f.kind == "categorical"]
         user, item = one_hot.index(columns.user), one_hot.index(columns.item)
         ids_are = getattr(torch, id_type(schema).name)

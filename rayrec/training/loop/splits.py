@@ -65,6 +65,7 @@ class SplitReader:
             whole_groups=self.whole_groups and split == "train",
             store=self._stores.get(split),
             peers=self._exchange.open() if self._shares else None,
+            by_ray_data=self.context.reads_by_ray_data,
             **options,
         )
 
@@ -98,6 +99,7 @@ class SplitReader:
             split,
             self.context.device,
             in_memory=self.config.in_memory,
+            by_ray_data=self.context.reads_by_ray_data,
             world_size=self.context.world_size,
             task_cpus=self.config.task_cpus,
         )

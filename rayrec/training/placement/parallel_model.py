@@ -60,6 +60,8 @@ class RankContext:
     world_size: int
     local_world_size: int
     device: torch.device
+    reads_by_ray_data: bool = False
+    """Tell that tasks of Ray Data read the rows of datasets, instead of threads of this process."""
 
     def prepare_process(self) -> None:
         """Let operators run on one thread, on a CPU (see `WorkerThreads`), and the process keep the memory it frees."""

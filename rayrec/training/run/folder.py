@@ -3,7 +3,6 @@
 run.json  config.yaml  schema.json  plan.json  history.jsonl  metrics.json  checkpoints/  tensorboard/
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,8 +11,9 @@ from typing import Any
 
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import new_folder, write_atomically, write_json
+from rayrec.config.execution import Execution
 from rayrec.features.schema import Schema
-from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
+from rayrec.ingest.dataset import MANIFEST_FILE, Dataset, manifest_fingerprint
 from rayrec.recipes import CONFIG_FILE, Recipe, dump_recipe, load_recipe
 from rayrec.storage.location import location, resolve
 
@@ -145,6 +145,16 @@ class RunFolder:
         write_atomically(folder.path / CONFIG_FILE, dump_recipe(recipe))
         return folder
 
+    def record(self, execution: Execution) -> None:
+        """Write into `run.json` how the run is trained from now on."""
+        write_json(self.path / RUN_FILE, {**self._content(), "execution": execution.model_dump()})
+
+    @property
+    def execution(self) -> Execution | None:
+        """Return how the run was trained in the end; None if its driver did not say."""
+        content = self._content().get("execution")
+        return None if content is None else Execution.model_validate(content)
+
     def was_trained_on(self, dataset_folder: Path) -> bool:
         """True if the dataset in a folder is the one that the run was begun with."""
         return bool(self._content()["manifest"] == _fingerprint(dataset_folder))
@@ -236,6 +246,5 @@ def read_progress(checkpoint: Path) -> RunProgress:
 
 
 def _fingerprint(dataset_folder: Path) -> str | None:
-    """A hash of the dataset's manifest; None if the folder holds no finished dataset."""
-    manifest = dataset_folder / MANIFEST_FILE
-    return hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else None
+    """Return the fingerprint of the dataset in a folder; None if it holds no finished one."""
+    return manifest_fingerprint(dataset_folder) if (dataset_folder / MANIFEST_FILE).is_file() else None

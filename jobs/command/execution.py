@@ -1,0 +1,142 @@
+"""Decides where a command runs: in its own process or on Ray. No other code does; docs/cluster.md has it as a table.
+
+    --on process      in this process, or an error if only Ray can do what is asked
+    --on ray          on Ray: a running cluster (RAY_ADDRESS), or a session on this machine for the command alone
+    --on auto         on Ray if only Ray can do it, if a cluster is there, or if the work is large; else in this process
+
+What is large, and what only Ray can do, each command says below.
+"""
+
+from typing import TYPE_CHECKING, Literal
+
+from jobs.command.request import Request
+from rayrec.common.errors import ConfigError
+from rayrec.common.progress import Progress
+from rayrec.common.units import format_bytes
+from rayrec.config.execution import Place
+from rayrec.config.preprocess import SparkConfig
+from rayrec.config.train import TrainConfig
+
+if TYPE_CHECKING:
+    from rayrec.preprocessing.pipeline import Preprocessing
+
+SPARK, TRAIN, DATA = "Spark on Ray", "Ray Train", "Ray Data"
+"""The engines on Ray."""
+_ROWS_SCORED_HERE = 2**20
+_BYTES_SCORED_HERE = 2**28
+_PAIRS_SCORED_HERE = 2**30
+"""What one machine scores in about the time that the actors of a pool take to start; pairs are users times items."""
+
+
+class PlacedRequest(Request):
+    """The request of a command that runs in its own process or on Ray."""
+
+    on: Literal["auto", "process", "ray"] = "auto"
+    """Run in this process, or on Ray: Spark on Ray, Ray Data, Ray Train; by default on Ray if the work is large, needs
+    several workers or a GPU, or a cluster is there."""
+
+
+def place_preprocessing(
+    request: PlacedRequest, job: "Preprocessing", spark: SparkConfig, *, was_at_uri: bool, progress: Progress
+) -> Place:
+    """Return where raw files become a dataset; large is what the memory holds no rows of, and in any case 4 GiB of
+    text (`Preprocessing.suits_threads`).
+
+    `was_at_uri`: unfinished work, which Spark's tasks have begun, lies at the URI of the output.
+    """
+    only_ray = None
+    if was_at_uri:
+        only_ray = "the work that was begun at the output's URI"
+    elif spark != SparkConfig():
+        only_ray = "preprocess.spark"
+    elif job.needs_spark:
+        only_ray = "a join of this source's tables"
+    return _place(
+        "preprocess",
+        request,
+        engine=SPARK,
+        work=format_bytes(job.bytes),
+        only_ray=only_ray,
+        is_large=not job.suits_threads,
+        progress=progress,
+    )
+
+
+def place_training(request: PlacedRequest, train: TrainConfig, progress: Progress) -> Place:
+    """Return where a recipe is trained; only Ray Train runs several workers, or any number, and GPUs."""
+    workers = f"{train.min_workers}:{train.workers}" if train.min_workers is not None else str(train.workers)
+    only_ray = _only_ray_train(workers, train.device)
+    return _place("train", request, engine=TRAIN, work=f"workers: {workers}", only_ray=only_ray, progress=progress)
+
+
+def place_evaluation(
+    request: PlacedRequest, workers: int | None, device: Literal["auto", "cpu", "cuda"], rows: int, progress: Progress
+) -> Place:
+    """Return where a model is evaluated; only Ray Train runs several workers, and GPUs."""
+    only_ray = _only_ray_train(str(workers or 1), device)
+    return _place("evaluate", request, engine=TRAIN, work=f"{rows:,} rows", only_ray=only_ray, progress=progress)
+
+
+def place_scoring(
+    request: PlacedRequest,
+    progress: Progress,
+    *,
+    rows: int | None = None,
+    raw_bytes: int | None = None,
+    pairs: int | None = None,
+) -> Place:
+    """Return where rows of a dataset, raw files, or pairs of a user and an item are scored."""
+    if rows is not None:
+        work, is_large = f"{rows:,} rows", rows > _ROWS_SCORED_HERE
+    elif raw_bytes is not None:
+        work, is_large = format_bytes(raw_bytes), raw_bytes > _BYTES_SCORED_HERE
+    else:
+        assert pairs is not None
+        work, is_large = f"{pairs:,} pairs of a user and an item", pairs > _PAIRS_SCORED_HERE
+    return _place("predict", request, engine=DATA, work=work, is_large=is_large, progress=progress)
+
+
+def _only_ray_train(workers: str, device: Literal["auto", "cpu", "cuda"]) -> str | None:
+    """Say what of a training or an evaluation only Ray Train can do, if anything."""
+    import torch
+
+    from rayrec.training.run.preflight import resolve_device
+
+    if workers != "1":
+        return f"work of {workers} workers"
+    if resolve_device(device, gpus=torch.cuda.device_count()) == "cuda":
+        return f"a GPU (device: {device})"
+    return None
+
+
+def _place(
+    command: str,
+    request: PlacedRequest,
+    *,
+    engine: str,
+    work: str,
+    progress: Progress,
+    only_ray: str | None = None,
+    is_large: bool = False,
+) -> Place:
+    """Return where a command runs, and say so in a line. Raises ConfigError if `process` cannot be had.
+
+    Args:
+        engine: What does the work on Ray.
+        work: How much it is, for people.
+        only_ray: What only Ray can do of it; None if this process can do all.
+        is_large: Tell that Ray does it sooner, or in less memory.
+    """
+    from cluster.ray_session import has_cluster
+
+    if request.on == "process" and only_ray is not None:
+        raise ConfigError(f"--on process: {only_ray} needs {engine}; leave out --on, or do without")
+    if request.on == "auto":
+        place: Place = "ray" if only_ray is not None or is_large or has_cluster() else "process"
+    else:
+        place = request.on
+    if place == "process":
+        progress.message(f"{command}: in this process, {work}; --on ray for {engine}")
+    else:
+        progress.message(f"{command}: {engine}, {work}" + ("" if only_ray else "; --on process for this process"))
+    return place

@@ -1,0 +1,39 @@
+"""How a command ran: its result, a dataset's manifest and a run's `run.json` record it."""
+
+from typing import Literal, Self
+
+from rayrec.common.cpus import available_cpus
+from rayrec.config.base import Config
+
+Place = Literal["process", "ray"]
+
+
+class Execution(Config):
+    """Where a command's work was done, by what, and on how much."""
+
+    on: Place
+    """In the command's own process, or by processes of Ray."""
+    engine: str
+    """What did the work: `threads`, `Spark on Ray`, `Ray Data` or `Ray Train`."""
+    reads: Literal["threads", "Ray Data"] | None = None
+    """What read the dataset for workers that trained or evaluated."""
+    workers: int
+    """Threads, tasks that run at once, actors, or ranks of a training."""
+    nodes: int = 1
+    """Nodes with CPUs in the Ray session."""
+    cpus: int
+    """CPUs that this process may use, or that the nodes of the Ray session have."""
+
+    @classmethod
+    def here(cls, workers: int | None = None) -> Self:
+        """Return the record of work by threads of this process: by default one for each CPU that it may use."""
+        cpus = available_cpus()
+        return cls(on="process", engine="threads", workers=workers or cpus, cpus=cpus)
+
+    @classmethod
+    def on_ray(cls, engine: str, workers: int, reads: Literal["threads", "Ray Data"] | None = None) -> Self:
+        """Return the record of work in this process's Ray session."""
+        from rayrec.common.ray_blocks import session_size  # pyarrow takes a while to import
+
+        nodes, cpus = session_size()
+        return cls(on="ray", engine=engine, reads=reads, workers=workers, nodes=nodes, cpus=cpus)

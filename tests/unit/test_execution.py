@@ -1,0 +1,129 @@
+"""Where a command runs: in its own process or on Ray, as it is asked, or by what the work needs."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jobs.command.execution import (
+    PlacedRequest,
+    place_evaluation,
+    place_preprocessing,
+    place_scoring,
+    place_training,
+)
+from rayrec.common.errors import ConfigError
+from rayrec.common.progress import Progress
+from rayrec.config.execution import Execution
+from rayrec.config.preprocess import SparkConfig
+from rayrec.config.train import TrainConfig
+from rayrec.ingest.dataset import Manifest, manifest_fingerprint
+from tests.builders import make_dataset
+
+NO_SPARK, SPARK = SparkConfig(), SparkConfig(executors=3)
+
+
+class Messages(Progress):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def raw_files(*, needs_spark: bool = False, suits_threads: bool = True) -> Any:
+    return SimpleNamespace(needs_spark=needs_spark, suits_threads=suits_threads, bytes=3 * 2**20)
+
+
+def preprocessing(job: Any, spark: SparkConfig = NO_SPARK, *, was_at_uri: bool = False) -> Any:
+    return lambda request, to: place_preprocessing(request, job, spark, was_at_uri=was_at_uri, progress=to)
+
+
+def training(**config: Any) -> Any:
+    return lambda request, to: place_training(request, TrainConfig(global_batch_size=60, **config), to)
+
+
+def evaluation(workers: int | None, device: Any) -> Any:
+    return lambda request, to: place_evaluation(request, workers, device, 77, to)
+
+
+def scoring(**work: int) -> Any:
+    return lambda request, to: place_scoring(request, to, **work)
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+
+
+SMALL = {
+    "preprocess": preprocessing(raw_files()),
+    "train": training(),
+    "train, elastic in nothing": training(workers=1, min_workers=None),
+    "evaluate": evaluation(None, "auto"),
+    "evaluate, one worker": evaluation(1, "cpu"),
+    "predict, rows": scoring(rows=2**20),
+    "predict, raw": scoring(raw_bytes=2**28),
+    "predict, pairs": scoring(pairs=2**30),
+}
+LARGE = {
+    "preprocess": preprocessing(raw_files(suits_threads=False)),
+    "predict, rows": scoring(rows=2**20 + 1),
+    "predict, raw": scoring(raw_bytes=2**28 + 1),
+    "predict, pairs": scoring(pairs=2**30 + 1),
+}
+ONLY_RAY = {
+    "joins": preprocessing(raw_files(needs_spark=True)),
+    "spark is set": preprocessing(raw_files(), SPARK),
+    "at a URI": preprocessing(raw_files(), was_at_uri=True),
+    "train, 3 workers": training(workers=3),
+    "train, elastic": training(workers=2, min_workers=1),
+    "evaluate, 2 workers": evaluation(2, "cpu"),
+}
+
+
+@pytest.mark.parametrize("place", SMALL.values(), ids=SMALL.keys())
+def test_small_work_is_done_here_unless_ray_is_asked_for(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Messages()
+    assert place(PlacedRequest(), said) == place(PlacedRequest(on="process"), said) == "process"
+    assert all("in this process" in text and "--on ray for" in text for text in said.texts)
+    assert place(PlacedRequest(on="ray"), said) == "ray" and "--on process" in said.texts[-1]
+    monkeypatch.setenv("RAY_ADDRESS", "10.1.2.3:6379")
+    assert place(PlacedRequest(), said) == "ray"
+    assert place(PlacedRequest(on="process"), said) == "process"
+
+
+@pytest.mark.parametrize("place", LARGE.values(), ids=LARGE.keys())
+def test_large_work_is_done_on_ray_unless_this_process_is_asked_for(place: Any) -> None:
+    assert place(PlacedRequest(), Messages()) == "ray"
+    assert place(PlacedRequest(on="process"), Messages()) == "process"
+
+
+@pytest.mark.parametrize("place", ONLY_RAY.values(), ids=ONLY_RAY.keys())
+def test_what_only_ray_can_do_is_refused_here(place: Any) -> None:
+    said = Messages()
+    assert place(PlacedRequest(), said) == place(PlacedRequest(on="ray"), said) == "ray"
+    assert len(said.texts) == 2 and not any("--on process" in text for text in said.texts)
+    with pytest.raises(ConfigError, match=r"--on process: .* needs (Spark on Ray|Ray Train)"):
+        place(PlacedRequest(on="process"), said)
+
+
+def test_a_gpu_is_for_ray_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    for place in training(), evaluation(None, "auto"), training(device="cuda"):
+        assert place(PlacedRequest(), Messages()) == "ray"
+        with pytest.raises(ConfigError, match="a GPU"):
+            place(PlacedRequest(on="process"), Messages())
+    assert training(device="cpu")(PlacedRequest(), Messages()) == "process"
+
+
+def test_a_dataset_is_the_same_however_it_was_made(tmp_path) -> None:
+    folder = make_dataset(tmp_path / "data").folder
+    before, manifest = manifest_fingerprint(folder), Manifest.load(folder)
+    manifest.model_copy(update={"execution": Execution(on="ray", engine="Spark on Ray", workers=8, cpus=4)}).save(
+        folder
+    )
+    assert manifest_fingerprint(folder) == before
+    manifest.model_copy(update={"rejected": {"too long": 1}}).save(folder)
+    assert manifest_fingerprint(folder) != before
