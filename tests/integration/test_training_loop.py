@@ -192,6 +192,7 @@ def test_parts_of_a_run(dataset: Path, tmp_path: Path) -> None:
         "penalized": _recipe("sgd", max_steps=1, global_batch_size=3_500, embedding_l2=2.0, schedule={}),
         "not-penalized": _recipe("sgd", max_steps=1, global_batch_size=3_500, schedule={}),
         "stopped": _recipe("sgd", early_stop={"metric": "auc", "target": 0.5}, **half),
+        "ended": _recipe("sgd", max_steps=31, evaluations_per_epoch=2, evaluate_after_epochs=0.51),
         "kept": _recipe("sgd", checkpoint={"every_steps": 10, "keep_last": 2, "keep_best": "log_loss"}, **half),
     }
     run_cases(1, dataset, [Case(tmp_path / name, case) for name, case in cases.items()])
@@ -212,6 +213,7 @@ def test_parts_of_a_run(dataset: Path, tmp_path: Path) -> None:
     batches = 3_500 // 64
     assert max(losses(tmp_path / "stopped")) == -(-batches // 2)
     assert max(losses(tmp_path / "kept")) == 3 * batches
+    assert [r["step"] for r in _evaluations(tmp_path / "ended")] == [31], "not at 27, but at its end"
     evaluations = _evaluations(tmp_path / "kept")
     assert [r["step"] for r in evaluations] == [27, 54, 81, 108, 135, 162]
     best = min(evaluations, key=lambda r: r["log_loss"])["step"]

@@ -107,7 +107,6 @@ class _Training:
             epoch=self._progress.epoch,
             start_batch=self._progress.batch,
         )
-        evaluated_after = _evenly_spaced(loader.num_batches, config.evaluations_per_epoch)
         recorder.begin_epoch(self._progress, loader)
         with loader as batches:
             for batch, following in self._model.with_next(batches):
@@ -127,7 +126,7 @@ class _Training:
                     recorder.record_preemption(self._progress)
                     checkpoint_due = True
                 with recorder.paused():
-                    if (self._progress.batch or loader.num_batches) in evaluated_after:
+                    if self._is_evaluated(loader.num_batches):
                         checkpoint_due |= self._evaluate()
                     if checkpoint_due:
                         recorder.save(self._progress)
@@ -150,6 +149,13 @@ class _Training:
         ends_epoch = before.batch + 1 == batches_per_epoch
         batch = 0 if ends_epoch else before.batch + 1
         return replace(before, step=before.step + 1, epoch=before.epoch + ends_epoch, batch=batch, metrics={})
+
+    def _is_evaluated(self, batches_per_epoch: int) -> bool:
+        """Tell whether it is time for an evaluation: those that the recipe spaces, and one at the end of training."""
+        if self._config.evaluations_per_epoch == 0:
+            return False
+        batches = self._progress.epoch * batches_per_epoch + self._progress.batch
+        return self._is_done() or self._config.evaluates_after(batches, batches_per_epoch)
 
     def _evaluate(self) -> bool:
         """Evaluate in mid-training; False if the dataset has no split for it. A collective."""
@@ -180,8 +186,3 @@ class _Training:
                 records = [record for record in read_history(self._run.history) if record["event"] == PROGRESSIVE]
                 metrics[PROGRESSIVE] = progressive_metrics(records)
             write_json(self._run.path / METRICS_FILE, metrics)
-
-
-def _evenly_spaced(batches: int, evaluations: int) -> set[int]:
-    """The numbers of batches of an epoch after which to evaluate, the last time at its end."""
-    return {-(-batches * (k + 1) // evaluations) for k in range(min(evaluations, batches))}

@@ -31,6 +31,7 @@ def require_trainable(recipe: Recipe, dataset: Dataset, device: DeviceName) -> N
         raise ConfigError(f"train.evaluation_split: {dataset.folder} has no split '{name}'; {hint}")
     evaluation_split(recipe, dataset)
     require_evaluable(recipe, dataset)
+    require_batches(train, dataset)
     if train.negatives is not None:
         _require_interactions(dataset)
     if train.loss.listwise:
@@ -43,6 +44,17 @@ def require_trainable(recipe: Recipe, dataset: Dataset, device: DeviceName) -> N
                 f"{field}.embedding_optimizer.kind: 'adam' on a CPU needs train.sharding.default: data_parallel; "
                 "or use sgd, adagrad or rowwise_adagrad"
             )
+
+
+def require_batches(train: TrainConfig, dataset: Dataset) -> None:
+    """Raise ConfigError where the rows to train on fill no batch."""
+    rows = dataset.split("train").rows
+    if train.steps_per_epoch(rows) == 0:
+        unit = "rows" if train.negatives is None else "samples"
+        raise ConfigError(
+            f"train.global_batch_size: {train.samples_per_epoch(rows):,} {unit} of split 'train' fill no batch "
+            f"of {train.global_batch_size:,}; lower it, or set train.ingest.drop_last=false"
+        )
 
 
 def require_parts(train: TrainConfig, model: "RankingModel") -> None:
