@@ -314,6 +314,8 @@ class TrainConfig(PartConfig):
     """Rows of one optimizer step over all workers."""
     epochs: PositiveInt = 1
     """Passes over `train`."""
+    rows: PositiveInt | None = None
+    """Train on the first rows of `train` alone, so many of them, in their order in the dataset; unset: on all."""
     max_steps: PositiveInt | None = None
     """Stop after this many steps, whatever the number of epochs."""
     seed: int = 12345
@@ -385,16 +387,17 @@ class TrainConfig(PartConfig):
         return self.ingest.drop_last is not False
 
     def samples_per_epoch(self, rows: int) -> int:
-        """Samples of an epoch over `rows` rows of `train`."""
+        """Samples of an epoch, where `train` has `rows` rows."""
+        rows = min(rows, self.rows or rows)
         return rows if self.negatives is None else rows * (1 + self.negatives.per_positive)
 
     def steps_per_epoch(self, rows: int) -> int:
-        """Optimizer steps of an epoch over `rows` rows of `train`; the last samples may fill no batch."""
+        """Optimizer steps of an epoch, where `train` has `rows` rows; the last samples may fill no batch."""
         full, rest = divmod(self.samples_per_epoch(rows), self.global_batch_size)
         return full + (rest > 0 and not self.drops_last)
 
     def samples_after(self, step: int, rows: int) -> int:
-        """Samples that the first `step` optimizer steps take, over `rows` rows of `train`."""
+        """Samples that the first `step` optimizer steps take, where `train` has `rows` rows."""
         steps = self.steps_per_epoch(rows)
         epochs, batches = divmod(step, steps)
         samples = min(self.samples_per_epoch(rows), steps * self.global_batch_size)

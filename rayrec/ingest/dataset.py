@@ -6,8 +6,9 @@ manifest.json (written last)
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,25 @@ class Dataset:
             filled = [n for n, s in self.manifest.splits.items() if s.rows]
             raise UserError(f"{self.folder}: no rows in split '{name}'; it has {', '.join(filled) or 'none'}")
         return split
+
+    def first_rows(self, name: str, most: int | None) -> "Dataset":
+        """The same dataset with at most the first `most` rows of a split, of which the positives are not known.
+
+        Raises UserError like `split`.
+        """
+        split = self.split(name)
+        if most is None or most >= split.rows:
+            return self
+        parts, left = list[PartInfo](), most
+        for part in split.parts:
+            groups: list[int] = []
+            for rows in part.row_groups:
+                groups.append(min(rows, left))
+                left -= groups[-1]
+            parts.append(part.model_copy(update={"rows": sum(groups), "row_groups": tuple(groups)}))
+        cut = split.model_copy(update={"rows": most, "positives": math.nan, "parts": tuple(parts)})
+        manifest = self.manifest.model_copy(update={"splits": {**self.manifest.splits, name: cut}})
+        return replace(self, manifest=manifest)
 
     @property
     def known_split(self) -> str:

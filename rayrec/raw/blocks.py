@@ -1,7 +1,7 @@
 """The blocks of rows that a chunk of a raw file is read into, the same for every source."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -95,6 +95,16 @@ class RawBlock:
     """Lines of the block, good and bad."""
     rejected: pa.Table
     """Bad rows with the columns of `REJECTED_SCHEMA`; lines count from the chunk's first."""
+
+    def first_rows(self, most: int) -> "RawBlock":
+        """Return the block with its first `most` rows, good and bad; its lines are not counted anew."""
+        lines = np.sort(np.concatenate([self.lines, self.rejected["line"].to_numpy()]))
+        if len(lines) <= most:
+            return self
+        good = int(np.searchsorted(self.lines, lines[most]))
+        return replace(
+            self, rows=self.rows.slice(0, good), lines=self.lines[:good], rejected=self.rejected.slice(0, most - good)
+        )
 
 
 def blocks_of(chunk: Chunk, parsed: Iterable[ParsedLines], header_lines: int = 0) -> Iterator[RawBlock]:

@@ -1,5 +1,6 @@
 """The training loop, as each worker runs it. Knows torch.distributed, not Ray Train."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -68,6 +69,7 @@ class _Training:
             negatives=self._config.negatives,
             recency=self._config.recency,
             whole_groups=self._config.loss.listwise > 0,
+            train_rows=self._config.rows,
         )
         self._evaluation_split = evaluation_split(recipe, dataset)
         self._recorder = RunRecorder(recipe, run, context, self._step, precision)
@@ -162,9 +164,11 @@ class _Training:
         split = self._evaluation_split
         if split is None:
             return False
+        began = time.perf_counter()
         metrics = self._metrics(split)
+        speed = self._dataset.split(split).rows / (time.perf_counter() - began)
         self._progress = replace(self._progress, metrics={k: v for k, v in metrics.items() if v is not None})
-        self._recorder.record_evaluation(self._progress, split, metrics)
+        self._recorder.record_evaluation(self._progress, split, metrics, speed)
         return True
 
     def _metrics(self, split: str) -> dict[str, float | None]:
