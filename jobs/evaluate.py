@@ -9,6 +9,7 @@ from pydantic import PositiveInt
 
 from jobs.command import Command, Positional, Result, main
 from jobs.command.execution import PlacedRequest, place_evaluation
+from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
 
@@ -47,6 +48,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
     from rayrec.inspection.split_checks import class_warnings
     from rayrec.training.driver import evaluate, fill_from_checkpoint
     from rayrec.training.run.folder import RunFolder
+    from rayrec.training.run.preflight import require_evaluable
 
     dataset = Dataset.open(request.data)
     dataset.labelled_split(request.split)
@@ -54,6 +56,8 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
     if is_model_folder(request.source):
         from rayrec.inference.folder.model_folder import ModelFolder
 
+        if request.checkpoint != "best":
+            raise ConfigError("--checkpoint: a model folder has one checkpoint alone; leave it out, or give the run")
         model = ModelFolder.open(request.source)
         recipe, schema = model.recipe, model.schema
         fill = partial(_fill_from_model_folder, str(model.folder))
@@ -62,6 +66,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
         recipe, schema = run_folder.recipe, run_folder.schema
         fill = partial(fill_from_checkpoint, run_folder.checkpoint(request.checkpoint))
     schema.require_same_features(dataset.schema, request.data)
+    require_evaluable(recipe, dataset)
     from cluster.ray_session import ray_session
 
     device, part = request.device or recipe.train.device, dataset.first_rows(request.split, request.rows)

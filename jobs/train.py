@@ -70,10 +70,11 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     from rayrec.inspection.split_checks import class_warnings
     from rayrec.training.run.folder import RunFolder
     from rayrec.training.run.history import read_history
+    from rayrec.training.run.preflight import require_trainable
 
     recipe = request.load_recipe()
     dataset = Dataset.open(request.data)
-    dataset.require_source(recipe)
+    dataset.require_recipe(recipe)
     if request.refit_of is not None:
         recipe = refit_recipe(recipe, RunFolder.open(request.refit_of), dataset)
     if request.resume and not is_vacant(request.output):
@@ -81,6 +82,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     else:
         require_absent(request.output)
     origin = _origin(request)
+    require_trainable(recipe, dataset)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from cluster.ray_session import ray_session
 

@@ -12,7 +12,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.config import TrainConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, RecipeContent
-from rayrec.training.run.preflight import require_batches
+from rayrec.training.run.preflight import require_trainable
 from tune.settings import Scheduler, Search
 from tune.space import Assignment, Parameter, Scalar, Space
 
@@ -72,9 +72,9 @@ def require_decisions(search: Search, scheduler: Scheduler, trials: int, train: 
 
 
 def require_comparable(space: Space, recipe: RecipeContent, dataset: Dataset) -> None:
-    """Raise ConfigError if a trial on the dataset has no batch, or no evaluation that tells trials apart."""
+    """Raise ConfigError if a trial cannot train on the dataset, or no evaluation tells trials apart."""
     base = recipe.resolve()
-    dataset.require_source(base)
+    dataset.require_recipe(base)
     name = base.train.evaluation_split
     if name not in dataset.evaluation_splits:
         raise ConfigError(
@@ -88,7 +88,7 @@ def require_comparable(space: Space, recipe: RecipeContent, dataset: Dataset) ->
             f"{split.positives / split.rows:.0f}, which tells no trials apart; preprocess it with another split"
         )
 
-    check_space(space, recipe, lambda trial: require_batches(trial.train, dataset))
+    check_space(space, recipe, lambda trial: require_trainable(trial, dataset))
 
 
 def check_space(space: Space, recipe: RecipeContent, also: Callable[[Recipe], None] = lambda recipe: None) -> None:

@@ -35,6 +35,11 @@ KNOWN_SPLIT = "known"
 """A split of a dataset of interactions where more is known than `train`: its pairs, those of all splits of the datasets
 that it extends, and those that are no choices; not labelled."""
 
+_WITHOUT_EFFECT = frozenset(
+    ("preprocess", key) for key in ("broadcast_limit", "layout", "max_rejected_fraction", "spark")
+)
+"""Keys of a recipe that say how a dataset is made, and nothing of its rows."""
+
 
 class StoredFile(Config):
     """One file of the dataset, its path relative to the folder."""
@@ -251,16 +256,25 @@ class Dataset:
         """The recipe with which the dataset was made."""
         return Recipe.model_validate(self.manifest.config)
 
-    def require_source(self, recipe: Recipe, fix: str = "set it back, or preprocess with this recipe") -> None:
+    def require_recipe(self, recipe: Recipe) -> None:
+        """Raise ConfigError if the dataset was made with other sections `source` and `preprocess` than the recipe's."""
+        fix = "set it back, or preprocess with this recipe"
+        self.require_source(recipe, fix)
+        self._require_section("preprocess", recipe, fix)
+
+    def require_source(self, recipe: Recipe, fix: str) -> None:
         """Raise ConfigError, which ends with `fix`, if the recipe reads other columns or files than the dataset's own.
 
         Side tables may lie elsewhere.
         """
-        made_with, given = (of.source.model_dump(mode="json") for of in (self.recipe, recipe))
-        found = differences(made_with, given, ("source",))
-        # Sources of other kinds have other keys.
-        for key, old, new in sorted(found, key=lambda difference: difference[0] != ("source", "kind")):
-            if key[:2] == ("source", "tables") and key[3:] == ("path",):
+        self._require_section("source", recipe, fix)
+
+    def _require_section(self, section: str, recipe: Recipe, fix: str) -> None:
+        made_with, given = (getattr(of, section).model_dump(mode="json") for of in (self.recipe, recipe))
+        found = differences(made_with, given, (section,))
+        # Sections of other kinds have other keys.
+        for key, old, new in sorted(found, key=lambda difference: difference[0][-1] != "kind"):
+            if (key[:2] == ("source", "tables") and key[3:] == ("path",)) or key[:2] in _WITHOUT_EFFECT:
                 continue
             is_long = isinstance(old, dict | list) or isinstance(new, dict | list)
             now, before = ("is not what", "") if is_long else (f"is {new!r}, but", f" {old!r}")
