@@ -1,7 +1,7 @@
 """The blocks of rows that a chunk of a raw file is read into, the same for every source."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -97,14 +97,13 @@ class RawBlock:
     """Bad rows with the columns of `REJECTED_SCHEMA`; lines count from the chunk's first."""
 
     def first_rows(self, most: int) -> "RawBlock":
-        """Return the block with its first `most` rows, good and bad; its lines are not counted anew."""
+        """Return the block of its first `most` rows, good and bad; other lines, such as the header, do not count."""
         lines = np.sort(np.concatenate([self.lines, self.rejected["line"].to_numpy()]))
         if len(lines) <= most:
             return self
         good = int(np.searchsorted(self.lines, lines[most]))
-        return replace(
-            self, rows=self.rows.slice(0, good), lines=self.lines[:good], rejected=self.rejected.slice(0, most - good)
-        )
+        rejected = self.rejected.slice(0, most - good)
+        return RawBlock(self.rows.slice(0, good), self.lines[:good], most, rejected)
 
 
 def blocks_of(chunk: Chunk, parsed: Iterable[ParsedLines], header_lines: int = 0) -> Iterator[RawBlock]:

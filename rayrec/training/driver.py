@@ -377,6 +377,7 @@ def _show_history(
         records = list(read_history(path))
         # A resumed worker cuts records off before it adds to them.
         known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(seen, records, strict=False)))
+        display.tick()
         for record in records[known:]:
             display.show(record)
             if gauges is not None:
