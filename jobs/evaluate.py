@@ -69,7 +69,7 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
     require_evaluable(recipe, dataset)
     from cluster.ray_session import ray_session
 
-    device, part = request.device or recipe.train.device, dataset.first_rows(request.split, request.rows)
+    device, part = request.device or recipe.train.device, dataset.head(request.split, request.rows)
     rows = part.split(request.split).rows
     here = place_evaluation(request, request.workers, device, rows, progress) == "process"
     with nullcontext() if here else ray_session(progress=progress):

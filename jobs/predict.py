@@ -87,7 +87,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     if request.dataset is not None:
         dataset = Dataset.open(request.dataset)
         schema.require_same_features(dataset.schema, dataset.folder)
-        part = dataset.first_rows(request.split, request.rows)
+        part = dataset.head(request.split, request.rows)
         place = place_scoring(request, progress, rows=part.split(request.split).rows)
     else:
         raw_bytes = sum(file.bytes for file in list_inputs([request.input]))

@@ -7,7 +7,7 @@ manifest.json (written last)
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -197,7 +197,7 @@ class Dataset:
             raise UserError(f"{self.folder}: no rows in split '{name}'; it has {', '.join(filled) or 'none'}")
         return split
 
-    def first_rows(self, name: str, most: int | None) -> "Dataset":
+    def head(self, name: str, most: int | None) -> "Dataset":
         """The same dataset with at most the first `most` rows of a split, of which the positives are not known.
 
         Raises UserError like `split`.
@@ -256,11 +256,14 @@ class Dataset:
         """The recipe with which the dataset was made."""
         return Recipe.model_validate(self.manifest.config)
 
-    def require_recipe(self, recipe: Recipe) -> None:
-        """Raise ConfigError if the dataset was made with other sections `source` and `preprocess` than the recipe's."""
+    def require_recipe(self, recipe: Recipe, *, any_split: bool = False) -> None:
+        """Raise ConfigError if the dataset was made with other sections `source` and `preprocess` than the recipe's.
+
+        `any_split`: its `preprocess.split` may be another one, as where all rows are in `train`.
+        """
         fix = "set it back, or preprocess with this recipe"
         self.require_source(recipe, fix)
-        self._require_section("preprocess", recipe, fix)
+        self._require_section("preprocess", recipe, fix, {("preprocess", "split")} if any_split else ())
 
     def require_source(self, recipe: Recipe, fix: str) -> None:
         """Raise ConfigError, which ends with `fix`, if the recipe reads other columns or files than the dataset's own.
@@ -269,12 +272,14 @@ class Dataset:
         """
         self._require_section("source", recipe, fix)
 
-    def _require_section(self, section: str, recipe: Recipe, fix: str) -> None:
+    def _require_section(
+        self, section: str, recipe: Recipe, fix: str, allowed: Collection[tuple[str, ...]] = ()
+    ) -> None:
         made_with, given = (getattr(of, section).model_dump(mode="json") for of in (self.recipe, recipe))
         found = differences(made_with, given, (section,))
         # Sections of other kinds have other keys.
         for key, old, new in sorted(found, key=lambda difference: difference[0][-1] != "kind"):
-            if (key[:2] == ("source", "tables") and key[3:] == ("path",)) or key[:2] in _WITHOUT_EFFECT:
+            if (key[:2] == ("source", "tables") and key[3:] == ("path",)) or key[:2] in {*_WITHOUT_EFFECT, *allowed}:
                 continue
             is_long = isinstance(old, dict | list) or isinstance(new, dict | list)
             now, before = ("is not what", "") if is_long else (f"is {new!r}, but", f" {old!r}")

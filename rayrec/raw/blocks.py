@@ -96,7 +96,7 @@ class RawBlock:
     rejected: pa.Table
     """Bad rows with the columns of `REJECTED_SCHEMA`; lines count from the chunk's first."""
 
-    def first_rows(self, most: int) -> "RawBlock":
+    def head(self, most: int) -> "RawBlock":
         """Return the block of its first `most` rows, good and bad; other lines, such as the header, do not count."""
         lines = np.sort(np.concatenate([self.lines, self.rejected["line"].to_numpy()]))
         if len(lines) <= most:

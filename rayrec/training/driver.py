@@ -165,7 +165,7 @@ def evaluate(
     require_evaluable(recipe, dataset)
     execution = _execution(recipe, device, in_this_process=in_this_process, by_ray_data=by_ray_data)
     progress = progress or SilentProgress()
-    progress.stage(f"evaluating on {split}", dataset.first_rows(split, rows).split(split).rows)
+    progress.stage(f"evaluating on {split}", dataset.head(split, rows).split(split).rows)
     if in_this_process:
         with _only_rank() as context:
             return _evaluate(split, fill, rows, recipe, dataset, context, progress), execution
@@ -305,7 +305,7 @@ def _evaluate(
 
     model = ParallelModel(recipe, dataset.schema, context)
     fill(model)
-    dataset = dataset.first_rows(split, rows)
+    dataset = dataset.head(split, rows)
     reader = SplitReader(dataset, recipe.train.ingest, context)
     began = time.perf_counter()
     metrics = evaluate_split(model, reader, split, recipe.evaluate, progress or SilentProgress())

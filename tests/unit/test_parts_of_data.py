@@ -63,7 +63,7 @@ def _tensors(dataset: Dataset, way: str, **options: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("most", [1, 20, 57, 70, 93, 280, 302, 303, 5_000])
 def test_batches(tmp_path: Path, table: pa.Table, way: str, most: int) -> None:
     whole, part = _written(tmp_path / "whole", table), _written(tmp_path / "part", table.slice(0, most))
-    cut = whole.first_rows("train", most)
+    cut = whole.head("train", most)
     assert cut.split("train").rows == part.split("train").rows == min(most, 303)
     for options in ({"shuffle": "none"}, {"shuffle": "rows", "seed": 5, "epoch": 2, "rank": 1, "world_size": 2}):
         found, expected = _tensors(cut, way, **options), _tensors(part, way, **options)
@@ -74,7 +74,7 @@ def test_batches(tmp_path: Path, table: pa.Table, way: str, most: int) -> None:
 def test_whole_groups_end_with_the_part(tmp_path: Path) -> None:
     """Of the group that the end of the part cuts, its first rows are there."""
     sizes: dict[str, Any] = {"group_sizes": (7, 2, 5, 12, 1), "rows_per_row_group": 40}
-    dataset = make_dataset(tmp_path / "data", 400, **sizes).first_rows("train", 131)
+    dataset = make_dataset(tmp_path / "data", 400, **sizes).head("train", 131)
     every = pq.read_table(tmp_path / "data/train")
     for in_memory in (False, True):
         config = IngestConfig(in_memory=in_memory)

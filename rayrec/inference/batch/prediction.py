@@ -269,7 +269,7 @@ class _ScoreChunks:
             new_files(folder / f"rejected-{number:06d}", REJECTED_SCHEMA) as (set_aside, bad),
         ):
             for whole in self._reader.read(chunk):
-                block = whole if self._left is None else whole.first_rows(self._left)
+                block = whole if self._left is None else whole.head(self._left)
                 if self._left is not None:
                     self._left -= len(block.lines) + len(block.rejected)
                 lost = block.rejected

@@ -56,7 +56,7 @@ class SplitReader:
             sampled = self._sampled_train
             order = BatchOrder(units=Units.of_samples(len(sampled)), **options)
             return SampledLoader(sampled, self.dataset.schema, order)
-        dataset = self.dataset.first_rows("train", self.train_rows) if split == "train" else self.dataset
+        dataset = self.dataset.head("train", self.train_rows) if split == "train" else self.dataset
         if self.config.in_memory and split not in self._stores:
             self._stores[split] = read_split(dataset, split, self.context.device)
         return open_batches(
@@ -92,7 +92,7 @@ class SplitReader:
     def _sampled_train(self) -> SampledSplit:
         assert self.negatives is not None
         dataset = self.dataset
-        trained_on = dataset.first_rows("train", self.train_rows)
+        trained_on = dataset.head("train", self.train_rows)
         positives = self._pairs(trained_on, "train")
         is_all = trained_on is dataset and dataset.known_split == "train"
         known = positives if is_all else self._pairs(dataset, dataset.known_split)
