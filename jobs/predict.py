@@ -113,7 +113,7 @@ def run(request: PredictRequest, progress: Progress) -> Result:
                     [request.input],
                     request.output,
                     progress,
-                    most=request.rows,
+                    rows=request.rows,
                     max_rejected=most,
                     in_threads=in_threads,
                 )

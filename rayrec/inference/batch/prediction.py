@@ -113,11 +113,11 @@ def predict_raw(
     output: Path,
     progress: Progress,
     *,
-    most: int | None = None,
+    rows: int | None = None,
     max_rejected: float,
     in_threads: bool,
 ) -> PredictionCounts:
-    """Score raw files, or their first `most` rows, with or without labels, with a pool of workers (`run_in_pool`).
+    """Score raw files, or their first `rows` rows, with or without labels, with a pool of workers (`run_in_pool`).
 
     `output` is written whole or not at all. `open_reader` opens the files with the reader of the model's source.
 
@@ -129,7 +129,7 @@ def predict_raw(
     files = list_inputs(paths)
     chunks = plan_chunks(files, _CHUNK_BYTES)
     tasks = [pa.table({"number": [number], "chunk": [pickle.dumps(chunk)]}) for number, chunk in enumerate(chunks)]
-    if most is not None:
+    if rows is not None:
         # Which rows of a chunk are among the first, only the chunks before it tell.
         tasks = [pa.concat_tables(tasks)]
     progress.stage("predict")
@@ -138,7 +138,7 @@ def predict_raw(
     rejected = Counter[str]()
     unknown: dict[str, UnknownValues] = {}
     with new_output(output.absolute()) as folder:
-        arguments = {"model": model.folder, "output": folder, "reader": reader, "most": most}
+        arguments = {"model": model.folder, "output": folder, "reader": reader, "rows": rows}
         for done in run_in_pool(tasks, _ScoreChunks, arguments, in_threads=in_threads):
             for report in map(pickle.loads, done["report"].to_pylist()):
                 reports.append(report)
@@ -245,9 +245,9 @@ class _ChunkReport:
 class _ScoreChunks:
     """A worker of the pool: parses a chunk of a raw file, scores its good rows and sets the bad ones aside."""
 
-    def __init__(self, model: Path, output: Path, reader: ExampleReader, most: int | None) -> None:
-        """`most`: rows that are still to be scored or set aside; None for all."""
-        self._predictor, self._left = _load(model), most
+    def __init__(self, model: Path, output: Path, reader: ExampleReader, rows: int | None) -> None:
+        """`rows`: how many are to be scored or set aside, by all calls together; None for all."""
+        self._predictor, self._left = _load(model), rows
         self._output, self._reader = output, reader
         self._features = frozenset(self._predictor.raw_rows.columns.names)
 
