@@ -162,6 +162,18 @@ def test_a_run_killed_after_its_last_checkpoint_names_it(resumed: Path) -> None:
     assert RunFolder.open(resumed / "died").checkpoint("latest").name == checkpoint_name(STEPS)
 
 
+def test_a_part_of_the_rows_on_any_number_of_workers(dataset: Path, tmp_path: Path) -> None:
+    """Fifteen batches of 64 of the first 1,000 rows, twice; stopped in the first epoch and continued on one worker."""
+    part = {"rows": 1_000, "epochs": 2, "schedule": {}}
+    whole, stopped = _recipe("adagrad", **{**part, "max_steps": None}), _recipe("adagrad", **{**part, "max_steps": 11})
+    run_cases(2, dataset, [Case(tmp_path / "two", whole), Case(tmp_path / "resumed", stopped)])
+    run_cases(1, dataset, [Case(tmp_path / "one", whole), Case(tmp_path / "resumed", whole)])
+    expected = losses(tmp_path / "one")
+    assert sorted(expected) == list(range(1, 31))
+    for name in ("two", "resumed"):
+        assert losses(tmp_path / name) == pytest.approx(expected, rel=1e-5, abs=1e-6), name
+
+
 def test_evaluation_agrees_across_plans_and_counts_each_row_once(resumed: Path) -> None:
     """The loops evaluate at the end: the same metrics from runs that ended in the same weights."""
     metrics = {name: json.loads((resumed / name / "metrics.json").read_text())["test"] for name in ("one", "two")}
