@@ -66,6 +66,7 @@ def measure(folder: Path, rows: int, data_seed: int, trials: int, seeds: int) ->
     command = [
         *(sys.executable, "-m", "jobs.tune", RECIPE, "--data", str(data), "--output", str(sweep)),
         *("--trials", str(trials), "--scheduler", "asha", "--confirm", str(CONFIRMED), "--workers", "1", "--json"),
+        *(word for key, value in SPLIT.items() for word in ("--set", f"{key}={value}")),
         *("--set", f"train.evaluations_per_epoch={EVALUATIONS}", "--set", "train.ingest.in_memory=true"),
     ]
     started = time.perf_counter()

@@ -3,16 +3,18 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import PositiveInt
 
 from jobs.command import Command, Positional, Result, main
 from jobs.command.execution import PlacedRequest, place_evaluation
+from rayrec.common.errors import ConfigError
 from rayrec.common.progress import Progress
 from rayrec.storage.location import Folder
 
 if TYPE_CHECKING:
+    from rayrec.ingest.dataset import Dataset
     from rayrec.training.placement.parallel_model import ParallelModel
 
 
@@ -25,6 +27,8 @@ class EvaluateRequest(PlacedRequest):
     """Dataset folder, the output of `rayrec preprocess`."""
     split: str = "test"
     """Split of the dataset."""
+    rows: PositiveInt | None = None
+    """Evaluate on the first rows of the split alone, so many of them."""
     checkpoint: str = "best"
     """Checkpoint of a run: best (the latest if none was evaluated), latest, or a step."""
     workers: PositiveInt | None = None
@@ -34,12 +38,17 @@ class EvaluateRequest(PlacedRequest):
 
 
 def run(request: EvaluateRequest, progress: Progress) -> Result:
-    """Evaluate; `rows` counts the rows of the split, each of which counts once."""
+    """Evaluate; `rows` counts the rows of the split, or of its part, each of which counts once.
+
+    `details.rows_per_second` leaves out the start of workers; `details.part`, where --rows leaves rows out, has the
+    `rows` of the part and those `of` the split.
+    """
     from rayrec.inference.folder.table_files import is_model_folder
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.split_checks import class_warnings
     from rayrec.training.driver import evaluate, fill_from_checkpoint
     from rayrec.training.run.folder import RunFolder
+    from rayrec.training.run.preflight import require_evaluable
 
     dataset = Dataset.open(request.data)
     dataset.labelled_split(request.split)
@@ -47,6 +56,8 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
     if is_model_folder(request.source):
         from rayrec.inference.folder.model_folder import ModelFolder
 
+        if request.checkpoint != "best":
+            raise ConfigError("--checkpoint: a model folder has one checkpoint alone; leave it out, or give the run")
         model = ModelFolder.open(request.source)
         recipe, schema = model.recipe, model.schema
         fill = partial(_fill_from_model_folder, str(model.folder))
@@ -55,9 +66,11 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
         recipe, schema = run_folder.recipe, run_folder.schema
         fill = partial(fill_from_checkpoint, run_folder.checkpoint(request.checkpoint))
     schema.require_same_features(dataset.schema, request.data)
+    require_evaluable(recipe, dataset)
     from cluster.ray_session import ray_session
 
-    device, rows = request.device or recipe.train.device, dataset.split(request.split).rows
+    device, part = request.device or recipe.train.device, dataset.head(request.split, request.rows)
+    rows = part.split(request.split).rows
     here = place_evaluation(request, request.workers, device, rows, progress) == "process"
     with nullcontext() if here else ray_session(progress=progress):
         workers = request.workers or (1 if here else recipe.train.workers)
@@ -76,12 +89,28 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
         })  # fmt: skip
         recipe = recipe.model_copy(update={"train": train})
         by_ray_data = True if request.on == "ray" else None
-        metrics, execution = evaluate(
-            recipe, dataset, request.split, fill, in_this_process=here, by_ray_data=by_ray_data, progress=progress
+        measured, execution = evaluate(
+            recipe,
+            dataset,
+            request.split,
+            fill,
+            rows=request.rows,
+            in_this_process=here,
+            by_ray_data=by_ray_data,
+            progress=progress,
         )
-    found = {request.split: metrics}
-    details = {"warnings": class_warnings(found)}
-    return Result(command="evaluate", rows=rows, metrics=found, execution=execution, details=details)
+    found, speed = {request.split: measured.metrics}, {"rows_per_second": measured.rows / measured.seconds}
+    details = {**speed, **part_of_split(dataset, request.split, measured.rows), "warnings": class_warnings(found)}
+    return Result(command="evaluate", rows=measured.rows, metrics=found, execution=execution, details=details)
+
+
+def part_of_split(dataset: "Dataset", split: str, rows: int) -> dict[str, Any]:
+    """Return details, in JSON and as a note, where a command worked on the first rows of a split alone."""
+    every = dataset.split(split).rows
+    if rows == every:
+        return {}
+    note = f"only the first {rows:,} of {every:,} rows of split '{split}' were used"
+    return {"part": {"rows": rows, "of": every}, "notes": [note]}
 
 
 def _fill_from_model_folder(folder: str, model: "ParallelModel") -> None:

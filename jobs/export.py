@@ -59,6 +59,11 @@ def run(request: ExportRequest, progress: Progress) -> Result:
     require_absent(request.output)
     trained = RunFolder.open(request.run)
     dataset = Dataset.open(trained.dataset_folder)
+    if not trained.was_trained_on(dataset.folder):
+        raise UserError(
+            f"{trained.path}: was trained on another dataset than is now in {location(dataset.folder)}; bring that one "
+            "back, or train on this one"
+        )
     checkpoint = trained.checkpoint(request.checkpoint)
     tracking = trained.recipe.train.tracking.mlflow
     server = tracking.tracking_uri if tracking else None

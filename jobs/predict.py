@@ -1,5 +1,6 @@
 """`rayrec predict`: scores a file or folder, or recommends items to every user."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from pydantic import Field, PositiveInt
 
 from jobs.command import Command, PathText, Positional, Result, absolute_path, describe_result, main
 from jobs.command.execution import DATA, PlacedRequest, place_scoring
+from jobs.evaluate import part_of_split
 from jobs.export import exported, read_schema
 from rayrec.common.errors import ConfigError
 from rayrec.common.files import require_absent
@@ -33,6 +35,8 @@ class PredictRequest(PlacedRequest):
     """The input is raw rows, not a dataset folder."""
     split: str = "test"
     """Split of the dataset folder."""
+    rows: PositiveInt | None = None
+    """Score the first rows of the split or of the raw files alone, so many of them."""
     max_rejected_fraction: float | None = Field(None, ge=0.0, le=1.0)
     """With --raw, a larger share of rows without a score is an error; by default the recipe's
     preprocess.max_rejected_fraction."""
@@ -42,6 +46,8 @@ class PredictRequest(PlacedRequest):
     def check(self) -> None:
         if self.input is None and self.top_k is None:
             raise ConfigError("input: missing; give what to score, or --top-k to recommend items to every user")
+        if self.rows is not None and self.top_k is not None:
+            raise ConfigError("--rows: --top-k recommends to every user and reads no rows; leave one of them out")
         if self.max_rejected_fraction is not None and not self.raw:
             raise ConfigError("--max-rejected-fraction: only raw rows can lack a score; leave it out without --raw")
 
@@ -64,7 +70,8 @@ def run(request: PredictRequest, progress: Progress) -> Result:
 
     Of raw rows, `details.rejected` counts those without a score by reason, `details.unknown` has by column how many
     values there are and how many of them the model does not know, and `details.unread` the columns of the files that
-    the recipe does not know.
+    the recipe does not know. `details.rows_per_second` counts the rows that were read, and the start of workers;
+    `details.part` says that --rows left rows out, as far as it is known.
     """
     from rayrec.ingest.dataset import MANIFEST_FILE, Dataset
 
@@ -80,32 +87,46 @@ def run(request: PredictRequest, progress: Progress) -> Result:
     if request.dataset is not None:
         dataset = Dataset.open(request.dataset)
         schema.require_same_features(dataset.schema, dataset.folder)
-        place = place_scoring(request, progress, rows=dataset.split(request.split).rows)
+        part = dataset.head(request.split, request.rows)
+        place = place_scoring(request, progress, rows=part.split(request.split).rows)
     else:
         raw_bytes = sum(file.bytes for file in list_inputs([request.input]))
-        place = place_scoring(request, progress, raw_bytes=raw_bytes)
+        place = place_scoring(request, progress, rows=request.rows, raw_bytes=raw_bytes)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from rayrec.inference.batch.prediction import predict_dataset, predict_raw
     from rayrec.inference.folder.model_folder import ModelFolder
     from rayrec.sources.registry import source_of
 
     with exported(request.model) as folder:
-        model = ModelFolder.open(folder)
+        model, began = ModelFolder.open(folder), time.perf_counter()
         if request.dataset is not None:
             with _workers(place, progress) as (in_threads, execution):
-                counts = predict_dataset(model, dataset, request.split, request.output, progress, in_threads=in_threads)
+                counts = predict_dataset(model, part, request.split, request.output, progress, in_threads=in_threads)
         else:
             reader = partial(source_of(recipe.source.kind).reader, recipe.source, model.schema)
             most = request.max_rejected_fraction
             most = recipe.preprocess.max_rejected_fraction if most is None else most
             with _workers(place, progress) as (in_threads, execution):
                 counts = predict_raw(
-                    model, reader, [request.input], request.output, progress, max_rejected=most, in_threads=in_threads
+                    model,
+                    reader,
+                    [request.input],
+                    request.output,
+                    progress,
+                    rows=request.rows,
+                    max_rejected=most,
+                    in_threads=in_threads,
                 )
-    details: dict[str, Any] = {"split": request.split}
-    if request.raw:
+        seconds = time.perf_counter() - began
+    read = counts.rows + sum(counts.rejected.values())
+    details: dict[str, Any] = {"rows_per_second": read / seconds}
+    if request.dataset is not None:
+        details |= {"split": request.split, **part_of_split(dataset, request.split, counts.rows)}
+    else:
         unknown = {column: asdict(found) for column, found in counts.unknown.items()}
-        details = {"rejected": counts.rejected, "unknown": unknown, "unread": counts.unread}
+        details |= {"rejected": counts.rejected, "unknown": unknown, "unread": counts.unread}
+        if read == request.rows:
+            details |= {"part": {"rows": read}, "notes": [f"rows after the first {read:,} were not read"]}
     return Result(command="predict", output=request.output, rows=counts.rows, execution=execution, details=details)
 
 

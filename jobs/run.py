@@ -35,6 +35,8 @@ class RunRequest(PipelineRequest):
         super().check()
         if self.refit and self.continue_ is not None:
             raise ConfigError("--refit: a day's model is judged by rows that it has not seen; leave it out")
+        if self.refit and self.load_recipe().train.rows is not None:
+            raise ConfigError("--refit: trains on all rows, and train.rows leaves some out; leave one of them out")
         if self.refit and self.load_recipe().preprocess.split_of_all_rows is None:
             raise ConfigError(
                 "--refit: what is held out here cannot be in train (source.kind, preprocess.split.kind); leave it out"
@@ -45,7 +47,8 @@ class RunRequest(PipelineRequest):
         """Tell whether the exported model is trained on all rows."""
         if self.refit is not None or self.continue_ is not None:
             return bool(self.refit)
-        return self.load_recipe().preprocess.holds_out_latest
+        recipe = self.load_recipe()
+        return recipe.preprocess.holds_out_latest and recipe.train.rows is None
 
     @model_validator(mode="before")
     @classmethod

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jobs.command import Command, Metavar, Result, TrainingRecipeRequest, main
 from jobs.command.execution import PlacedRequest, place_training
+from jobs.evaluate import part_of_split
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.files import is_vacant, owned, require_absent
 from rayrec.common.imports import import_meanwhile
@@ -62,15 +63,18 @@ class TrainRequest(TrainingRecipeRequest, PlacedRequest):
 def run(request: TrainRequest, progress: Progress) -> Result:
     """Train, and evaluate on every held-out split; `rows` counts those trained on.
 
+    `details.part`, where train.rows leaves rows out, has the `rows` of the part and those `of` the split.
     `metrics` of a warm-started run has those of the rows trained on, each measured before, under `progressive`.
     """
     from rayrec.ingest.dataset import Dataset
     from rayrec.inspection.split_checks import class_warnings
     from rayrec.training.run.folder import RunFolder
+    from rayrec.training.run.history import read_history
+    from rayrec.training.run.preflight import require_trainable
 
     recipe = request.load_recipe()
     dataset = Dataset.open(request.data)
-    dataset.require_source(recipe)
+    dataset.require_recipe(recipe, any_split=request.refit_of is not None)
     if request.refit_of is not None:
         recipe = refit_recipe(recipe, RunFolder.open(request.refit_of), dataset)
     if request.resume and not is_vacant(request.output):
@@ -78,6 +82,7 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     else:
         require_absent(request.output)
     origin = _origin(request)
+    require_trainable(recipe, dataset)
     # Imported after the checks: a mistake is answered at once, not when torch has been loaded.
     from cluster.ray_session import ray_session
 
@@ -99,16 +104,20 @@ def run(request: TrainRequest, progress: Progress) -> Result:
     run_folder = RunFolder.open(request.output)
     reached = run_folder.progress()
     assert reached is not None
+    evaluations = [record for record in read_history(run_folder.history) if record["event"] == "evaluate"]
+    rows = dataset.split("train").rows
     return Result(
         command="train",
         output=request.output,
-        rows=recipe.train.samples_after(reached.step, dataset.split("train").rows),
+        rows=recipe.train.samples_after(reached.step, rows),
         metrics=metrics,
         execution=run_folder.execution,
         details={
             "steps": reached.step,
             "training_seconds": reached.seconds,
-            **_time_to_target(recipe.train.early_stop, run_folder),
+            **({"evaluation_rows_per_second": evaluations[-1].get("rows_per_second")} if evaluations else {}),
+            **_time_to_target(recipe.train.early_stop, evaluations),
+            **part_of_split(dataset, "train", min(rows, recipe.train.rows or rows)),
             "warnings": class_warnings(metrics),
         },
     )
@@ -123,6 +132,8 @@ def refit_recipe(recipe: Recipe, judged: "RunFolder", dataset: "Dataset") -> Rec
     from rayrec.training.run.folder import RESUMABLE_CHANGES, read_progress
 
     before, train = Dataset.open(judged.dataset_folder), recipe.train
+    if train.rows is not None:
+        raise ConfigError("--refit-of: trains on all rows, and train.rows leaves some out; unset one of them")
     rows, splits = dataset.split("train").rows, before.manifest.splits
     # A list of a held-out interaction has drawn negatives, too.
     counts = "positives" if dataset.schema.interactions else "rows"
@@ -198,13 +209,11 @@ def _origin(request: TrainRequest) -> "Origin | None":
     return RunFolder.open(request.warm_start).as_origin(request.reset)
 
 
-def _time_to_target(stop: "EarlyStopConfig | None", run: "RunFolder") -> dict[str, Any]:
+def _time_to_target(stop: "EarlyStopConfig | None", evaluations: list[dict[str, Any]]) -> dict[str, Any]:
     """Seconds of training, evaluations included, until the target was reached; None if it was not."""
-    from rayrec.training.run.history import read_history
-
     if stop is None:
         return {}
-    reached = (r["seconds"] for r in read_history(run.history) if r["event"] == "evaluate" and stop.is_reached(r))
+    reached = (record["seconds"] for record in evaluations if stop.is_reached(record))
     return {"target": stop.model_dump(), "seconds_to_target": next(reached, None)}
 
 

@@ -86,6 +86,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     all candidates.
     """
     from cluster.ray_session import ray_session
+    from jobs.train import initial_weights
     from rayrec.ingest.dataset import Dataset
     from rayrec.pages.page import write_page
     from rayrec.pages.sweep import sweep_page
@@ -109,6 +110,7 @@ def run(request: TuneRequest, progress: Progress) -> Result:
     dataset = Dataset.open(settings.dataset)
     with owned_folder(settings, request.resume):
         require_comparable(searchable_space(settings.space, settings.search, settings.trials), recipe, dataset)
+        initial_weights(recipe.resolve(), dataset)
         with ray_session(progress=progress):
             from tune.sweep import run_sweep
 

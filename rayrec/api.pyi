@@ -169,6 +169,7 @@ def evaluate(
     data: AnyPath,
     *,
     split: str = "test",
+    rows: int | None = None,
     checkpoint: str = "best",
     workers: int | None = None,
     device: Literal["auto", "cpu", "cuda"] | None = None,
@@ -181,6 +182,7 @@ def evaluate(
         source: Run folder or model folder, or its URI.
         data: Dataset folder, the output of `rayrec preprocess`.
         split: Split of the dataset.
+        rows: Evaluate on the first rows of the split alone, so many of them.
         checkpoint: Checkpoint of a run: best (the latest if none was evaluated), latest, or a step.
         workers: Worker processes, by default this one alone; on a GPU or a cluster as many as in training.
         device: Device to compute on, by default as in training.
@@ -222,6 +224,7 @@ def predict(
     input: AnyPath | None = None,
     raw: bool = False,
     split: str = "test",
+    rows: int | None = None,
     max_rejected_fraction: float | None = None,
     top_k: int | None = None,
     on: Literal["auto", "process", "ray"] = "auto",
@@ -235,6 +238,7 @@ def predict(
         input: Dataset folder or its URI; with --raw, a file, folder, glob or URI of raw rows.
         raw: The input is raw rows, not a dataset folder.
         split: Split of the dataset folder.
+        rows: Score the first rows of the split or of the raw files alone, so many of them.
         max_rejected_fraction: With --raw, a larger share of rows without a score is an error; by default the recipe's
             preprocess.max_rejected_fraction.
         top_k: Instead of scores, the best K new items for every user; takes no input.

@@ -71,7 +71,8 @@ def _row_logit(config: ModelConfig, schema: Schema, state: State, batch: Batch, 
             hidden = x0 * product + hidden
     elif config.interaction == "dot":
         pairs = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)]
-        hidden = np.concatenate([vectors[0] if schema.dense else [], pairs])
+        squares = [vector @ vector for vector in vectors] if config.self_interaction else []
+        hidden = np.concatenate([vectors[0] if schema.dense else [], pairs, squares])
     else:
         hidden = np.concatenate(vectors)
     layers = range(len(config.top_mlp) + 1)

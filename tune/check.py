@@ -12,6 +12,7 @@ from rayrec.common.errors import ConfigError
 from rayrec.config import TrainConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe, RecipeContent
+from rayrec.training.run.preflight import require_trainable
 from tune.settings import Scheduler, Search
 from tune.space import Assignment, Parameter, Scalar, Space
 
@@ -55,7 +56,7 @@ def require_decisions(search: Search, scheduler: Scheduler, trials: int, train: 
             "train.evaluations_per_epoch: trials are compared by evaluations, and there are 0; add "
             "--set train.evaluations_per_epoch=1"
         )
-    evaluations = train.epochs * train.evaluations_per_epoch
+    evaluations = train.most_evaluations
     if scheduler == "asha" and evaluations < 2:
         raise ConfigError(
             "--scheduler asha: a trial has one evaluation, so there is nothing to stop early; "
@@ -71,9 +72,9 @@ def require_decisions(search: Search, scheduler: Scheduler, trials: int, train: 
 
 
 def require_comparable(space: Space, recipe: RecipeContent, dataset: Dataset) -> None:
-    """Raise ConfigError if a trial on the dataset would come to no evaluation, or to none that tells trials apart."""
+    """Raise ConfigError if a trial cannot train on the dataset, or no evaluation tells trials apart."""
     base = recipe.resolve()
-    dataset.require_source(base)
+    dataset.require_recipe(base)
     name = base.train.evaluation_split
     if name not in dataset.evaluation_splits:
         raise ConfigError(
@@ -87,19 +88,7 @@ def require_comparable(space: Space, recipe: RecipeContent, dataset: Dataset) ->
             f"{split.positives / split.rows:.0f}, which tells no trials apart; preprocess it with another split"
         )
 
-    def require_evaluation(recipe: Recipe) -> None:
-        train, rows = recipe.train, dataset.split("train").rows
-        batches = train.steps_per_epoch(rows)
-        if batches == 0:
-            raise ConfigError(f"train.global_batch_size: {rows:,} rows of split 'train' fill no batch; lower it")
-        first = -(-batches // max(1, min(train.evaluations_per_epoch, batches)))
-        if train.max_steps is not None and train.max_steps < first:
-            raise ConfigError(
-                f"train.max_steps: a trial of {train.max_steps} steps ends before its first evaluation, after "
-                f"{first}; raise it, or train.evaluations_per_epoch"
-            )
-
-    check_space(space, recipe, require_evaluation)
+    check_space(space, recipe, lambda trial: require_trainable(trial, dataset))
 
 
 def check_space(space: Space, recipe: RecipeContent, also: Callable[[Recipe], None] = lambda recipe: None) -> None:

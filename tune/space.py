@@ -33,7 +33,10 @@ Assignment = Mapping[str, Scalar]
 
 _SECTIONS = ("model", "train")
 # These keys decide how many trials run at once, and how trials are compared.
-_FIXED = {"train.workers", "train.device", "train.evaluation_split", "train.evaluations_per_epoch"}
+_FIXED = {
+    "train.workers", "train.device", "train.evaluation_split", "train.evaluations_per_epoch",
+    "train.evaluate_after_epochs",
+}  # fmt: skip
 
 
 class Parameter(Config):

@@ -71,7 +71,7 @@ def run_sweep(
     settings = replace(settings, space=varied, recipe=recipe)
     base = settings.recipe.resolve()
     _check(settings, base, dataset)
-    chosen = strategy(settings, base.train.epochs * base.train.evaluations_per_epoch)
+    chosen = strategy(settings, base.train.most_evaluations)
     at_once = _concurrent_trials(base, chosen.trials, concurrent)
     trainable = ray.tune.with_parameters(Trial, settings=settings)
     if resume and can_be_restored(settings.folder):

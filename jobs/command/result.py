@@ -55,6 +55,8 @@ class Result(Config):
 def describe_result(result: Result) -> str:
     """The outcome in a line, and a line for each evaluated split, warning and note."""
     rows = f", {result.rows:,} rows" if result.rows is not None else ""
+    if (speed := result.details.get("rows_per_second")) is not None:
+        rows += f" at {speed:,.0f} rows/s"
     output = f" -> {location(result.output)}" if result.output is not None else ""
     lines = [f"{result.command}: {result.status} in {result.seconds:.1f} s{rows}{output}"]
     for split, metrics in result.metrics.items():

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import islice
 
 from rich.columns import Columns
 from rich.console import Console, RenderableType
@@ -20,8 +21,8 @@ from rayrec.common.progress import NO_FACTS, Progress
 
 _CONSOLE = Console(stderr=True)
 """Shared, so that a log line moves the live display on instead of tearing it."""
-_PLAIN_SECONDS = 10.0
-"""Least time between two lines about one stage if stderr is not a terminal."""
+_PLAIN_SECONDS, _PLAIN_FACTS = 10.0, 4
+"""Least time between two lines about one stage if stderr is not a terminal, and the most facts in each."""
 _PANEL_COLUMNS, _FACT_COLUMNS = 118, 36
 """Widest panel, in characters, and the width of a fact: two lie side by side in 80 columns, three in 120."""
 _ECHO_COLUMNS = len("^C")
@@ -125,12 +126,12 @@ class _PlainProgress(Progress):
         self._name: str | None = None
         self._total: int | None = None
         self._done = 0
-        self._note = ""
+        self._note, self._facts = "", NO_FACTS
         self._started = self._printed = 0.0
 
     def stage(self, name: str, total: int | None = None) -> None:
         self.finish()
-        self._name, self._total, self._done, self._note = name, total, 0, ""
+        self._name, self._total, self._done, self._note, self._facts = name, total, 0, "", NO_FACTS
         self._started = self._printed = time.perf_counter()
         self.message(f"{name} ...")
 
@@ -139,11 +140,17 @@ class _PlainProgress(Progress):
         now = time.perf_counter()
         if now - self._printed >= _PLAIN_SECONDS:
             self._printed = now
-            note = f", {self._note}" if self._note else ""
-            self.message(f"{self._name}: {_count(self._done, self._total, now - self._started)}{note}")
+            seconds = now - self._started
+            if self._facts:
+                doing = [self._note] if self._note != self._name else []
+                facts = [f"{name} {value}" for name, value in islice(self._facts.items(), _PLAIN_FACTS)]
+                shown = [*doing, *facts, *_time_left(self._done, self._total, seconds)]
+            else:
+                shown = [_count(self._done, self._total, seconds), *([self._note] if self._note else [])]
+            self.message(f"{self._name}: {', '.join(shown)}")
 
     def note(self, text: str, facts: Mapping[str, str] = NO_FACTS) -> None:
-        self._note = ", ".join([text, *(f"{name} {value}" for name, value in facts.items())])
+        self._note, self._facts = text, facts
 
     def message(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -159,10 +166,15 @@ class _PlainProgress(Progress):
 def _count(done: int, total: float | None, seconds: float) -> str:
     """What is done, of how much, how fast, and the time left."""
     rate = done / seconds if seconds > 0 else 0.0
-    text = f"{done:,}{f' of {total:,.0f}' if total else ''}, {rate:,.0f}/s"
-    if total and rate > 0 and done + 1 <= total:
-        text += f", {timedelta(seconds=round((total - done) / rate))} left"
-    return text
+    count = f"{done:,}{f' of {total:,.0f}' if total else ''}"
+    return ", ".join([count, f"{rate:,.0f}/s", *_time_left(done, total, seconds)])
+
+
+def _time_left(done: int, total: float | None, seconds: float) -> list[str]:
+    """The time left at the speed so far, such as `0:03:20 left`; nothing if it is not known, or all is done."""
+    if not total or not done or not seconds or done + 1 > total:
+        return []
+    return [f"{timedelta(seconds=round((total - done) * seconds / done))} left"]
 
 
 def _panel(title: str, facts: Mapping[str, str], width: int) -> Panel:

@@ -19,7 +19,10 @@ class Progress:
         """`rows` more rows of the current stage are done. Called from any thread, a few times a second at most."""
 
     def note(self, text: str, facts: Mapping[str, str] = NO_FACTS) -> None:
-        """Show what is done at the moment, and facts by name, such as the loss; replaces the previous note."""
+        """Show what is done at the moment, and facts by name, such as the loss; replaces the previous note.
+
+        Facts come by importance: a line of a log has the first four, instead of the rows that are done.
+        """
 
     def message(self, text: str) -> None:
         """Show one line that stays."""

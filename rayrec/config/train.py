@@ -1,6 +1,8 @@
 """How a model is trained: data order, sharding, optimizers, precision, checkpoints."""
 
+import math
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -312,6 +314,8 @@ class TrainConfig(PartConfig):
     """Rows of one optimizer step over all workers."""
     epochs: PositiveInt = 1
     """Passes over `train`."""
+    rows: PositiveInt | None = None
+    """Train on the first rows of `train` alone, so many of them, in their order in the dataset; unset: on all."""
     max_steps: PositiveInt | None = None
     """Stop after this many steps, whatever the number of epochs."""
     seed: int = 12345
@@ -329,6 +333,10 @@ class TrainConfig(PartConfig):
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Arithmetic of the dense network; tables stay float32. `auto`: bf16 where the hardware is fast at it, else fp16 on
     GPUs that are fast at that, else fp32."""
+    loss_scale: PositiveFloat | Literal["dynamic"] = "dynamic"
+    """Factor on the loss in fp16, whose small gradients would vanish. `dynamic`: 65536 at first, half after a step that
+    overflows, double after 2,000 that do not. A number stays as it is. A step that overflows changes nothing either
+    way."""
     loss: LossConfig = LossConfig()
     parts: dict[str, PartConfig] = {}
     """Parts of the model that are trained otherwise than the rest, by the names that the model gives them. A part takes
@@ -352,8 +360,11 @@ class TrainConfig(PartConfig):
     """How often each positive comes in an epoch with `negatives`; unset, all come once."""
     evaluation_split: str = "validation"
     """Split of the evaluations during training; `test` where the dataset has no such split."""
-    evaluations_per_epoch: NonNegativeInt = 1
-    """Evaluations during an epoch, at equal distances, the last at its end."""
+    evaluations_per_epoch: NonNegativeFloat = 1
+    """Evaluations during an epoch, at equal distances: 2 is one every half epoch, 0.5 one every second epoch. If it is
+    not 0, the last one is at the end of training, wherever that is."""
+    evaluate_after_epochs: NonNegativeFloat = 0.0
+    """Epochs before the first evaluation; 0.25 is a quarter of one."""
     progressive: bool = False
     """Measure the model in the first epoch on each batch before it is trained on it; a warm start sets it."""
     early_stop: EarlyStopConfig | None = None
@@ -376,20 +387,39 @@ class TrainConfig(PartConfig):
         return self.ingest.drop_last is not False
 
     def samples_per_epoch(self, rows: int) -> int:
-        """Samples of an epoch over `rows` rows of `train`."""
+        """Samples of an epoch, where `train` has `rows` rows."""
+        rows = min(rows, self.rows or rows)
         return rows if self.negatives is None else rows * (1 + self.negatives.per_positive)
 
     def steps_per_epoch(self, rows: int) -> int:
-        """Optimizer steps of an epoch over `rows` rows of `train`; the last samples may fill no batch."""
+        """Optimizer steps of an epoch, where `train` has `rows` rows; the last samples may fill no batch."""
         full, rest = divmod(self.samples_per_epoch(rows), self.global_batch_size)
         return full + (rest > 0 and not self.drops_last)
 
     def samples_after(self, step: int, rows: int) -> int:
-        """Samples that the first `step` optimizer steps take, over `rows` rows of `train`."""
+        """Samples that the first `step` optimizer steps take, where `train` has `rows` rows."""
         steps = self.steps_per_epoch(rows)
         epochs, batches = divmod(step, steps)
         samples = min(self.samples_per_epoch(rows), steps * self.global_batch_size)
         return epochs * samples + batches * self.global_batch_size
+
+    def evaluates_after(self, batches: int, batches_per_epoch: int) -> bool:
+        """Tell whether an evaluation is due after so many batches of all epochs, the end of training apart."""
+        share = self._evaluations_per_epoch / batches_per_epoch
+        is_due = batches * share // 1 > (batches - 1) * share // 1
+        return is_due and batches >= self.evaluate_after_epochs * batches_per_epoch
+
+    @property
+    def most_evaluations(self) -> int:
+        """Evaluations of a training of whole epochs, each of which has batches enough for its own."""
+        share = self._evaluations_per_epoch
+        left_out = max(0, math.ceil(self.evaluate_after_epochs * share) - 1)
+        return max(1, math.ceil(self.epochs * share) - left_out) if share else 0
+
+    @property
+    def _evaluations_per_epoch(self) -> Fraction:
+        # 0.3333 stands for every third epoch, and must not come later and later.
+        return Fraction(self.evaluations_per_epoch).limit_denominator(100)
 
     def warm_started(self) -> "TrainConfig":
         """These settings as a warm-started run has them: the order of `warm_start`, all rows, progressive.
@@ -439,8 +469,10 @@ class TrainConfig(PartConfig):
             )
         if self.min_workers is not None and self.min_workers > self.workers:
             raise ValueError(f"min_workers ({self.min_workers}) must not be more than workers ({self.workers})")
+        if 0 < self.evaluations_per_epoch < 0.01:
+            raise ValueError("evaluations_per_epoch must be 0, or at least 0.01, which is one every 100 epochs")
         if self.early_stop is not None and self.evaluations_per_epoch == 0:
-            raise ValueError("early_stop needs evaluations_per_epoch of at least 1")
+            raise ValueError("early_stop needs evaluations_per_epoch above 0")
         if self.recency is not None and self.negatives is None:
             raise ValueError("recency: only drawn samples can be weighed by it; set train.negatives, or unset it")
         if self.loss.listwise and self.negatives is not None:

@@ -6,8 +6,9 @@ manifest.json (written last)
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,11 @@ COUNTS_FOLDER = "counts"
 KNOWN_SPLIT = "known"
 """A split of a dataset of interactions where more is known than `train`: its pairs, those of all splits of the datasets
 that it extends, and those that are no choices; not labelled."""
+
+_WITHOUT_EFFECT = frozenset(
+    ("preprocess", key) for key in ("broadcast_limit", "layout", "max_rejected_fraction", "spark")
+)
+"""Keys of a recipe that say how a dataset is made, and nothing of its rows."""
 
 
 class StoredFile(Config):
@@ -191,6 +197,25 @@ class Dataset:
             raise UserError(f"{self.folder}: no rows in split '{name}'; it has {', '.join(filled) or 'none'}")
         return split
 
+    def head(self, name: str, most: int | None) -> "Dataset":
+        """The same dataset with at most the first `most` rows of a split, of which the positives are not known.
+
+        Raises UserError like `split`.
+        """
+        split = self.split(name)
+        if most is None or most >= split.rows:
+            return self
+        parts, left = list[PartInfo](), most
+        for part in split.parts:
+            groups: list[int] = []
+            for rows in part.row_groups:
+                groups.append(min(rows, left))
+                left -= groups[-1]
+            parts.append(part.model_copy(update={"rows": sum(groups), "row_groups": tuple(groups)}))
+        cut = split.model_copy(update={"rows": most, "positives": math.nan, "parts": tuple(parts)})
+        manifest = self.manifest.model_copy(update={"splits": {**self.manifest.splits, name: cut}})
+        return replace(self, manifest=manifest)
+
     @property
     def known_split(self) -> str:
         """The split with the pairs in `train`, in datasets that this one extends, and of rows that are no choices."""
@@ -231,16 +256,30 @@ class Dataset:
         """The recipe with which the dataset was made."""
         return Recipe.model_validate(self.manifest.config)
 
-    def require_source(self, recipe: Recipe, fix: str = "set it back, or preprocess with this recipe") -> None:
+    def require_recipe(self, recipe: Recipe, *, any_split: bool = False) -> None:
+        """Raise ConfigError if the dataset was made with other sections `source` and `preprocess` than the recipe's.
+
+        `any_split`: its `preprocess.split` may be another one, as where all rows are in `train`.
+        """
+        fix = "set it back, or preprocess with this recipe"
+        self.require_source(recipe, fix)
+        self._require_section("preprocess", recipe, fix, {("preprocess", "split")} if any_split else ())
+
+    def require_source(self, recipe: Recipe, fix: str) -> None:
         """Raise ConfigError, which ends with `fix`, if the recipe reads other columns or files than the dataset's own.
 
         Side tables may lie elsewhere.
         """
-        made_with, given = (of.source.model_dump(mode="json") for of in (self.recipe, recipe))
-        found = differences(made_with, given, ("source",))
-        # Sources of other kinds have other keys.
-        for key, old, new in sorted(found, key=lambda difference: difference[0] != ("source", "kind")):
-            if key[:2] == ("source", "tables") and key[3:] == ("path",):
+        self._require_section("source", recipe, fix)
+
+    def _require_section(
+        self, section: str, recipe: Recipe, fix: str, allowed: Collection[tuple[str, ...]] = ()
+    ) -> None:
+        made_with, given = (getattr(of, section).model_dump(mode="json") for of in (self.recipe, recipe))
+        found = differences(made_with, given, (section,))
+        # Sections of other kinds have other keys.
+        for key, old, new in sorted(found, key=lambda difference: difference[0][-1] != "kind"):
+            if (key[:2] == ("source", "tables") and key[3:] == ("path",)) or key[:2] in {*_WITHOUT_EFFECT, *allowed}:
                 continue
             is_long = isinstance(old, dict | list) or isinstance(new, dict | list)
             now, before = ("is not what", "") if is_long else (f"is {new!r}, but", f" {old!r}")

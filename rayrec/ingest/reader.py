@@ -134,11 +134,11 @@ class RowPacker:
         return self._pack(table, rows, self._origin(path, row_group))
 
     def read_split(self, split: SplitInfo, *, threads: bool = False) -> Iterator[PackedRows]:
-        """Every row group of a split that has rows, in the order of its rows. Raises UserError like `read`."""
+        """The rows of every row group of a split that has any, in their order. Raises UserError like `read`."""
         for part in split.parts:
             for row_group, rows in enumerate(part.row_groups):
                 if rows:
-                    yield self.read(part.path, row_group, threads=threads)
+                    yield self.read(part.path, row_group, slice(rows), threads=threads)
 
     def read_group(self, path: str, row_group: int) -> NDArray[np.int64]:
         """(n,) the group ids of a row group. Raises UserError like `read`."""

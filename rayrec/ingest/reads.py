@@ -179,7 +179,7 @@ class _Reader:
             yield to_table(self.read(each["unit"], each["path"], each["row_group"], each["rows"]))
 
     def read(self, unit: int, path: str, row_group: int, count: int) -> PackedRows:
-        group = self.packer.read_group(path, row_group) if self.row_order.whole_groups else None
+        group = self.packer.read_group(path, row_group)[:count] if self.row_order.whole_groups else None
         return self.packer.read(path, row_group, self.row_order.rows(unit, count, 0, count, group))
 
 

@@ -7,7 +7,10 @@ from typing import Any
 from rayrec.training.run.folder import METRICS_FILE, PLAN_FILE, RunFolder
 from rayrec.training.run.history import read_history
 
-_NO_METRICS = {"step", "epoch", "event", "split", "seconds", "rows", "positives", "auc_error_bound", "groups", "sums"}
+_NO_METRICS = {
+    "step", "epoch", "event", "split", "seconds", "rows", "rows_per_second", "positives", "auc_error_bound", "groups",
+    "sums",
+}  # fmt: skip
 
 
 def run_metrics(run: RunFolder) -> dict[str, dict[str, float | None]]:

@@ -96,6 +96,15 @@ class RawBlock:
     rejected: pa.Table
     """Bad rows with the columns of `REJECTED_SCHEMA`; lines count from the chunk's first."""
 
+    def head(self, most: int) -> "RawBlock":
+        """Return the block of its first `most` rows, good and bad; other lines, such as the header, do not count."""
+        lines = np.sort(np.concatenate([self.lines, self.rejected["line"].to_numpy()]))
+        if len(lines) <= most:
+            return self
+        good = int(np.searchsorted(self.lines, lines[most]))
+        rejected = self.rejected.slice(0, most - good)
+        return RawBlock(self.rows.slice(0, good), self.lines[:good], most, rejected)
+
 
 def blocks_of(chunk: Chunk, parsed: Iterable[ParsedLines], header_lines: int = 0) -> Iterator[RawBlock]:
     """Return the blocks of a chunk, from what a parser made of each.

@@ -8,6 +8,7 @@ import logging
 import os
 import tempfile
 import threading
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rayrec.common.background import in_background
 from rayrec.common.errors import SmallClusterError, UserError
@@ -68,6 +69,17 @@ Processes that have the session's own variables are started in advance. A node t
 process that waits for its end.
 """
 Metrics = dict[str, dict[str, float | None]]
+
+
+class Measured(NamedTuple):
+    """The outcome of an evaluation."""
+
+    metrics: dict[str, float | None]
+    rows: int
+    seconds: float
+    """From the first row to the metrics, the start of workers and the loading of weights left out."""
+
+
 _Work = Callable[[Recipe, Dataset, "RankContext"], Any]
 
 
@@ -112,6 +124,8 @@ def train(
     (run.path / METRICS_FILE).unlink(missing_ok=True)
     progress = progress or SilentProgress()
     rows = dataset.split("train").rows
+    if recipe.train.rows is not None and recipe.train.rows < rows:
+        progress.message(f"train.rows: only the first {recipe.train.rows:,} of {rows:,} rows of 'train' are trained on")
     progress.stage("start training" if in_this_process else f"start {recipe.train.workers} workers")
     with nullcontext(False) if in_this_process else lent(run.path, progress) as is_lent:
         display = HistoryDisplay(recipe, rows, progress)
@@ -136,11 +150,12 @@ def evaluate(
     split: str,
     fill: Callable[["ParallelModel"], None],
     *,
+    rows: int | None = None,
     in_this_process: bool = False,
     by_ray_data: bool | None = None,
     progress: Progress | None = None,
-) -> tuple[dict[str, float | None], Execution]:
-    """Return the metrics of a model over every row of a split, each counted once, and how they were computed.
+) -> tuple[Measured, Execution]:
+    """Return the metrics of a model over every row of a split, or over its first `rows` ones, each counted once.
 
     They are computed by the recipe's workers, in a Ray session, or in this process, without one and on all its CPUs
     (see `train`).
@@ -150,16 +165,15 @@ def evaluate(
     require_evaluable(recipe, dataset)
     execution = _execution(recipe, device, in_this_process=in_this_process, by_ray_data=by_ray_data)
     progress = progress or SilentProgress()
-    progress.stage(f"evaluating on {split}", dataset.split(split).rows)
+    progress.stage(f"evaluating on {split}", dataset.head(split, rows).split(split).rows)
     if in_this_process:
         with _only_rank() as context:
-            return _evaluate(split, fill, recipe, dataset, context, progress), execution
+            return _evaluate(split, fill, rows, recipe, dataset, context, progress), execution
     with tempfile.TemporaryDirectory(prefix="rayrec-evaluate-") as folder:
-        metrics: dict[str, float | None] = _run_workers(
-            partial(_evaluate, split, fill), recipe, dataset, Path(folder), device, execution
-        )
-    progress.advance(dataset.split(split).rows)
-    return metrics, execution
+        work = partial(_evaluate, split, fill, rows)
+        measured: Measured = _run_workers(work, recipe, dataset, Path(folder), device, execution)
+    progress.advance(measured.rows)
+    return measured, execution
 
 
 def fill_from_checkpoint(checkpoint: Path, model: "ParallelModel") -> None:
@@ -280,18 +294,22 @@ def _train(
 def _evaluate(
     split: str,
     fill: Callable[["ParallelModel"], None],
+    rows: int | None,
     recipe: Recipe,
     dataset: Dataset,
     context: "RankContext",
     progress: Progress | None = None,
-) -> dict[str, float | None]:
+) -> Measured:
     from rayrec.training.loop.splits import SplitReader, evaluate_split
     from rayrec.training.placement.parallel_model import ParallelModel
 
     model = ParallelModel(recipe, dataset.schema, context)
     fill(model)
+    dataset = dataset.head(split, rows)
     reader = SplitReader(dataset, recipe.train.ingest, context)
-    return evaluate_split(model, reader, split, recipe.evaluate, progress or SilentProgress())
+    began = time.perf_counter()
+    metrics = evaluate_split(model, reader, split, recipe.evaluate, progress or SilentProgress())
+    return Measured(metrics, dataset.split(split).rows, time.perf_counter() - began)
 
 
 @contextmanager
@@ -359,6 +377,7 @@ def _show_history(
         records = list(read_history(path))
         # A resumed worker cuts records off before it adds to them.
         known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(seen, records, strict=False)))
+        display.tick()
         for record in records[known:]:
             display.show(record)
             if gauges is not None:

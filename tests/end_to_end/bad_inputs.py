@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from rayrec.recipes import load_recipe
 from tests.builders import make_dataset
 from tests.end_to_end import bad_tables
 from tests.end_to_end.conftest import REPOSITORY
@@ -310,6 +311,19 @@ FILES = [
         "recipe",
     ),
     BadInput(
+        "dataset of another preprocessing",
+        f"{TRAIN} --set preprocess.frequency_limit=9",
+        2,
+        "preprocess.frequency_limit: is 9, but dataset was made with 4; set it back, or preprocess with this recipe",
+    ),
+    BadInput(
+        "dataset without a full batch",
+        f"{TRAIN} --set train.global_batch_size=128",
+        2,
+        "train.global_batch_size: 64 rows of split 'train' fill no batch of 128; lower it, or set "
+        "train.ingest.drop_last=false",
+    ),
+    BadInput(
         "split that the dataset does not have",
         f"{TRAIN} --set train.evaluation_split=tset",
         2,
@@ -432,7 +446,7 @@ def prepare(folder: Path) -> None:
     (folder / "widths.yaml").write_text(
         "source: {kind: criteo}\nmodel: {kind: dlrm, embedding_dim: 64, bottom_mlp: [512, 128]}\n"
     )
-    make_dataset(folder / "dataset", {"train": 64, "test": 16})
+    make_dataset(folder / "dataset", {"train": 64, "test": 16}, recipe=load_recipe("dlrm-criteo-debug"))
     make_dataset(folder / "damaged", {"train": 64})
     (folder / "damaged" / "manifest.json").write_text("{")
     rows = [good_row()] * 90 + [good_row("2")] * 6 + ["1\t2\t3"] * 4

@@ -14,6 +14,7 @@ from pyarrow import fs
 import rayrec
 from rayrec.common.errors import UserError
 from rayrec.ingest.dataset import Dataset
+from rayrec.recipes import load_recipe
 from rayrec.storage.location import local_path
 from rayrec.storage.staged import fetch
 from rayrec.training.run.folder import checkpoint_name
@@ -158,7 +159,8 @@ def test_the_whole_way(
 def test_a_sweep_goes_on_on_another_machine(
     bucket: fs.SubTreeFileSystem, new_machine: Callable[[str], None], ray_cluster: str, tmp_path: Path
 ) -> None:
-    made = make_dataset(tmp_path / "data", {"train": 6_000, "validation": 800, "test": 100}, numeric=13, categorical=26)
+    rows = {"train": 6_000, "validation": 800, "test": 100}
+    made = make_dataset(tmp_path / "data", rows, numeric=13, categorical=26, recipe=load_recipe(RECIPE))
     for path in made.folder.rglob("*.*"):
         with bucket.open_output_stream(f"data/{path.relative_to(made.folder)}") as sink:
             sink.write(path.read_bytes())

@@ -129,7 +129,8 @@ def _overflow(rank: int, rendezvous: str, data: str, changes: dict[str, Any]) ->
     before = everything()
     assert step(bad, BatchTotals(64, None), 2).overflow == 1, "rank 0 must notice what only rank 1 met"
     assert not changed(before)
-    assert step.loss_scale is not None and step.loss_scale.scale.item() == 32768.0
+    expected = 32768.0 if config.train.loss_scale == "dynamic" else config.train.loss_scale
+    assert step.loss_scale is not None and step.loss_scale.scale.item() == expected
     assert step(again, BatchTotals(64, None), 3).overflow == 0
     assert changed(before)
     dist.destroy_process_group()
@@ -141,6 +142,7 @@ OVERFLOWS = {
     "dlrm": {"sharding": SHARDING, "embedding_optimizer": {"kind": "adagrad", "lr": 0.1}},
     "dense adam": {"sharding": SHARDING, **PENALIZED, "dense_optimizer": {"kind": "adamw", "lr": 0.1}},
     "dense adagrad": {"sharding": SHARDING, **PENALIZED, "dense_optimizer": {"kind": "adagrad", "lr": 0.1}},
+    "static scale": {"sharding": SHARDING, "loss_scale": 1024.0},
     "dense momentum": {"sharding": SHARDING, "dense_optimizer": {"kind": "sgd", "lr": 0.1, "momentum": 0.9}},
     "wide_deep": {
         "model": {"kind": "wide_deep", "embedding_dim": 8, "mlp": [16]},

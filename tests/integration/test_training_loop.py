@@ -162,6 +162,18 @@ def test_a_run_killed_after_its_last_checkpoint_names_it(resumed: Path) -> None:
     assert RunFolder.open(resumed / "died").checkpoint("latest").name == checkpoint_name(STEPS)
 
 
+def test_a_part_of_the_rows_on_any_number_of_workers(dataset: Path, tmp_path: Path) -> None:
+    """Fifteen batches of 64 of the first 1,000 rows, twice; stopped in the first epoch and continued on one worker."""
+    part = {"rows": 1_000, "epochs": 2, "schedule": {}}
+    whole, stopped = _recipe("adagrad", **{**part, "max_steps": None}), _recipe("adagrad", **{**part, "max_steps": 11})
+    run_cases(2, dataset, [Case(tmp_path / "two", whole), Case(tmp_path / "resumed", stopped)])
+    run_cases(1, dataset, [Case(tmp_path / "one", whole), Case(tmp_path / "resumed", whole)])
+    expected = losses(tmp_path / "one")
+    assert sorted(expected) == list(range(1, 31))
+    for name in ("two", "resumed"):
+        assert losses(tmp_path / name) == pytest.approx(expected, rel=1e-5, abs=1e-6), name
+
+
 def test_evaluation_agrees_across_plans_and_counts_each_row_once(resumed: Path) -> None:
     """The loops evaluate at the end: the same metrics from runs that ended in the same weights."""
     metrics = {name: json.loads((resumed / name / "metrics.json").read_text())["test"] for name in ("one", "two")}
@@ -192,6 +204,7 @@ def test_parts_of_a_run(dataset: Path, tmp_path: Path) -> None:
         "penalized": _recipe("sgd", max_steps=1, global_batch_size=3_500, embedding_l2=2.0, schedule={}),
         "not-penalized": _recipe("sgd", max_steps=1, global_batch_size=3_500, schedule={}),
         "stopped": _recipe("sgd", early_stop={"metric": "auc", "target": 0.5}, **half),
+        "ended": _recipe("sgd", max_steps=31, evaluations_per_epoch=2, evaluate_after_epochs=0.51),
         "kept": _recipe("sgd", checkpoint={"every_steps": 10, "keep_last": 2, "keep_best": "log_loss"}, **half),
     }
     run_cases(1, dataset, [Case(tmp_path / name, case) for name, case in cases.items()])
@@ -212,6 +225,7 @@ def test_parts_of_a_run(dataset: Path, tmp_path: Path) -> None:
     batches = 3_500 // 64
     assert max(losses(tmp_path / "stopped")) == -(-batches // 2)
     assert max(losses(tmp_path / "kept")) == 3 * batches
+    assert [r["step"] for r in _evaluations(tmp_path / "ended")] == [31], "not at 27, but at its end"
     evaluations = _evaluations(tmp_path / "kept")
     assert [r["step"] for r in evaluations] == [27, 54, 81, 108, 135, 162]
     best = min(evaluations, key=lambda r: r["log_loss"])["step"]

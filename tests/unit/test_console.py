@@ -43,7 +43,7 @@ def test_lines_where_stderr_is_no_terminal(capfd: pytest.CaptureFixture[str], mo
         "parse ...",
         "parse: 4.0 s, 1,000, 250/s",
         "train ...",
-        "train: 20 of 50, 1/s, 0:00:24 left, training, loss 0.5",
+        "train: training, loss 0.5, 0:00:24 left",
         "one [line]",
         "train: 20.0 s, 20 of 50, 1/s, 0:00:30 left",
     ]
@@ -116,3 +116,27 @@ def test_a_stage_is_done_when_it_is_said_to_be() -> None:
     assert not bars.tasks[0].finished
     live.finish()
     assert bars.tasks[0].finished
+
+
+def test_a_log_has_the_first_facts_again_and_again(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 11.0, 19.0, 32.0, 43.0, 50.0])
+    monkeypatch.setattr(console.time, "perf_counter", lambda: next(clock))
+    with console_progress() as progress:
+        progress.stage("training", 2_000)
+        progress.note("training", FACTS)
+        progress.advance(500)
+        progress.advance(0)  # too early to say it again
+        progress.note("evaluating on validation", FACTS)
+        progress.advance(0)
+        progress.note("waiting")
+        progress.advance(0)
+    first = "step 1,000,031 of 2,000,062, epoch 1 of 2, loss 0.5058, speed 14,623 samples/s"
+    assert capfd.readouterr().err.splitlines() == [
+        "training ...",
+        f"training: {first}, 0:00:33 left",
+        f"training: evaluating on validation, {first}, 0:01:36 left",
+        "training: 500 of 2,000, 12/s, 0:02:09 left, waiting",
+        "training: 50.0 s, 500 of 2,000, 10/s, 0:02:30 left",
+    ]

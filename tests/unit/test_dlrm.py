@@ -13,6 +13,7 @@ from tests.builders import CRITEO, WITH_SHARED_TABLES, make_schema
 from tests.naive_models import naive_logits, random_batch
 
 DOT = DLRMConfig(embedding_dim=6, bottom_mlp=(9, 6), top_mlp=(7, 5))
+SQUARES = DOT.model_copy(update={"self_interaction": True})
 CAT = DLRMConfig(embedding_dim=6, bottom_mlp=(9, 4), top_mlp=(7, 5), interaction="cat")
 
 
@@ -25,6 +26,9 @@ CAT = DLRMConfig(embedding_dim=6, bottom_mlp=(9, 4), top_mlp=(7, 5), interaction
         (DOT, WITH_SHARED_TABLES),
         (DOT, make_schema(numeric=2, categorical=2, multi_hot=3, weighted=("M1", "M2"))),
         (DOT, make_schema(numeric=1, categorical=1)),
+        (SQUARES, make_schema(numeric=3, categorical=4)),
+        (SQUARES, make_schema(numeric=0, categorical=3)),
+        (SQUARES, make_schema(numeric=2, categorical=1, multi_hot=2, weighted=("M1",))),
         (CAT, make_schema(numeric=3, categorical=2, multi_hot=2)),
         (CAT, make_schema(numeric=0, categorical=1)),
         (CAT.model_copy(update={"embedding_dims": {"C1": 3, "M2": 11}}), make_schema(numeric=2, multi_hot=2)),
@@ -38,6 +42,22 @@ def test_equals_a_naive_computation(config: DLRMConfig, schema: Schema) -> None:
     np.testing.assert_allclose(
         logits.detach().numpy(), naive_logits(config, schema, model.state_dict(), batch), rtol=1e-5, atol=1e-6
     )
+
+
+def test_squares_are_summed_in_float32() -> None:
+    """In float16, 2048 + 1 is 2048."""
+    config = DLRMConfig(embedding_dim=4097, bottom_mlp=(4097,), top_mlp=(2,), self_interaction=True)
+    network = build_model(config, make_schema(numeric=0, categorical=2)).dense_network
+    seen: list[torch.Tensor] = []
+    network.top_mlp[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    with torch.autocast("cpu", torch.float16):
+        network(torch.empty(1, 0), torch.ones(1, 2 * 4097))
+    assert seen[0].dtype == torch.float16 and seen[0].tolist() == [[4096.0, 4096.0, 4096.0]]
+
+
+def test_self_interaction_is_of_dot_products() -> None:
+    with pytest.raises(ValueError, match="self_interaction needs interaction 'dot'"):
+        DLRMConfig(embedding_dim=6, bottom_mlp=(4,), interaction="cat", self_interaction=True)
 
 
 def test_published_shapes() -> None:
@@ -91,7 +111,7 @@ def test_unsuitable_features(config: DLRMConfig, schema: Schema, message: str) -
         build_model(config, schema)
 
 
-@pytest.mark.parametrize("config", [DOT, CAT])
+@pytest.mark.parametrize("config", [DOT, SQUARES, CAT])
 def test_dense_network_alone_under_autocast(config: DLRMConfig) -> None:
     schema = make_schema(numeric=2, categorical=3)
     network = build_model(config, schema).dense_network
@@ -105,10 +125,14 @@ def test_dense_network_alone_under_autocast(config: DLRMConfig) -> None:
     assert pooled.grad is not None and pooled.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("numeric", [2, 0])
-def test_padded_columns_change_nothing(numeric: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("config", "numeric", "columns"), [(DOT, 2, 16), (DOT, 0, 8), (SQUARES, 2, 16), (SQUARES, 0, 8)]
+)
+def test_padded_columns_change_nothing(
+    config: DLRMConfig, numeric: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a GPU computes, whose interaction is padded to a multiple of 8 columns."""
-    network = build_model(DOT, make_schema(numeric=numeric, categorical=3)).dense_network
+    network = build_model(config, make_schema(numeric=numeric, categorical=3)).dense_network
     dense, pooled = torch.randn(8, numeric), torch.randn(8, 18, requires_grad=True)
     parameters = [pooled, *network.parameters()]
     expected = network(dense, pooled)
@@ -117,7 +141,7 @@ def test_padded_columns_change_nothing(numeric: int, monkeypatch: pytest.MonkeyP
     network.top_mlp[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
     monkeypatch.setitem(interaction._COLUMN_MULTIPLES, "cpu", 8)
     padded = network(dense, pooled)
-    assert seen == [16 if numeric else 8]
+    assert seen == [columns]
     torch.testing.assert_close(padded, expected)
     for gradient, plain in zip(torch.autograd.grad(padded.sum(), parameters), gradients, strict=True):
         torch.testing.assert_close(gradient, plain)

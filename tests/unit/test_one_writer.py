@@ -40,7 +40,7 @@ def test_preprocess(held: Path, tmp_path: Path) -> None:
 
 
 def test_train(held: Path, tmp_path: Path) -> None:
-    make_dataset(tmp_path / "data")
+    make_dataset(tmp_path / "data", recipe=rayrec.load_recipe("dlrm-criteo-debug"))
     with pytest.raises(UserError, match="out: another run is writing it; wait for its end"):
         rayrec.train("dlrm-criteo-debug", tmp_path / "data", held, progress=False)
     assert not _ray_runs() and not held.exists()

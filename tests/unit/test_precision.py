@@ -49,6 +49,17 @@ def test_loss_scale_unscales_halves_and_doubles() -> None:
     assert scale.state_dict() == {"scale": 4.0, "clean_steps": 0}
     assert [scale.unscale_([torch.ones(1)]) for _ in range(2)] == [0, 0]
     assert scale.state_dict() == {"scale": 8.0, "clean_steps": 0}
-    other = LossScale(torch.device("cpu"))
+    other = LossScale.of("dynamic", torch.device("cpu"))
     other.load_state_dict(scale.state_dict())
     assert other.state_dict() == scale.state_dict()
+
+
+def test_a_static_loss_scale_stays() -> None:
+    scale = LossScale.of(48.0, torch.device("cpu"))
+    gradient = torch.full((2,), 96.0)
+    assert scale.unscale_([gradient]) == 0
+    assert gradient.tolist() == [2.0, 2.0]
+    assert scale.unscale_([torch.tensor([float("nan")])]) == 1
+    assert scale.state_dict()["scale"] == 48.0
+    scale.load_state_dict({"scale": 2.0, "clean_steps": 5})  # of a run that was resumed with a number
+    assert scale.state_dict()["scale"] == 48.0

@@ -9,7 +9,7 @@ from jobs.command import execute
 from jobs.train import COMMAND, TrainRequest, run
 from rayrec.common.errors import ConfigError, UserError
 from rayrec.common.progress import SilentProgress
-from rayrec.recipes import read_recipe
+from rayrec.recipes import load_recipe, read_recipe
 from rayrec.training.run.folder import Origin, RunFolder
 from tests.builders import make_dataset, make_recipe
 from tune.settings import SWEEP_FILE, SweepSettings, owned_folder
@@ -30,7 +30,7 @@ def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         assert resume
         raise BegunError
 
-    make_dataset(tmp_path / "data")
+    make_dataset(tmp_path / "data", recipe=load_recipe(RECIPE))
     monkeypatch.setattr("jobs.train.train_recipe", begin)
     monkeypatch.setattr("cluster.ray_session.ray_session", lambda **_: nullcontext())
     return tmp_path / "out"

@@ -88,6 +88,36 @@ def test_steps_and_samples(rows: int, drop_last: bool, steps: int, after: dict[i
 
 
 @pytest.mark.parametrize(
+    ("per_epoch", "after", "expected"),
+    [
+        (0, 0, []),
+        (1, 0, [7, 14, 21, 28, 35, 42]),
+        (2, 0, [4, 7, 11, 14, 18, 21, 25, 28, 32, 35, 39, 42]),
+        (0.5, 0, [14, 28, 42]),
+        (0.3333, 0, [21, 42]),
+        (2, 1.25, [11, 14, 18, 21, 25, 28, 32, 35, 39, 42]),
+        (1, 4.0, [28, 35, 42]),
+        (100, 5.5, [39, 40, 41, 42]),
+    ],
+)
+def test_when_evaluations_are_due(per_epoch: float, after: float, expected: list[int]) -> None:
+    """Six epochs of seven batches."""
+    fields = {"epochs": 6, "evaluations_per_epoch": per_epoch, "evaluate_after_epochs": after}
+    train = TrainConfig.model_validate(fields)
+    assert [batches for batches in range(1, 43) if train.evaluates_after(batches, 7)] == expected
+    if per_epoch <= 7:
+        assert train.most_evaluations == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("per_epoch", "after", "evaluations"), [(0.4, 0, 3), (0.1, 0, 1), (2, 9, 1), (2, 5.5, 2), (2, 5.6, 1)]
+)
+def test_the_end_of_training_is_evaluated(per_epoch: float, after: float, evaluations: int) -> None:
+    fields = {"epochs": 6, "evaluations_per_epoch": per_epoch, "evaluate_after_epochs": after}
+    assert TrainConfig.model_validate(fields).most_evaluations == evaluations
+
+
+@pytest.mark.parametrize(
     ("order", "epochs", "shuffle", "read_streams"),
     [({}, 1, "none", 1), ({"epochs": 2}, 2, "none", 1), ({"shuffle": "row_groups"}, 1, "row_groups", 7)],
 )

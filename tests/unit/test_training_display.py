@@ -96,6 +96,21 @@ def test_stages_lead_to_training_and_facts_gather() -> None:
     assert told.notes[-1][1]["step"] == "6 of 6"
 
 
+def test_an_evaluation_says_how_fast_it_was() -> None:
+    told = _show({"step": 0, **EPOCH}, {"step": 2, **EVALUATE, "rows_per_second": 41_210.7})
+    assert told.lines[-1] == "step 2: validation auc 0.6625, log_loss 0.5207 (41,211 rows/s)"
+
+
+def test_a_tick_is_no_progress() -> None:
+    told = Told()
+    display = HistoryDisplay(recipe(epochs=2), 200, told)
+    display.tick()  # before training nothing is to be said again
+    display.show({"epoch": 0, "step": 0, **EPOCH})
+    display.show({"epoch": 0, "step": 2, **TRAIN})
+    display.tick()
+    assert told.rows == 2 * 64
+
+
 def test_a_resumed_run_counts_what_is_left() -> None:
     told = _show(
         _phase(3, "place the tables"),

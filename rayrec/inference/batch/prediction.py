@@ -86,7 +86,7 @@ def predict_dataset(
     kept = [schema.group, schema.candidate] if schema.group and schema.candidate else []
     progress.stage(f"predict {split}", info.rows)
     with new_output(output.absolute()) as folder:
-        arguments = {"model": model.folder, "dataset": dataset.folder, "output": folder}
+        arguments = {"model": model.folder, "dataset": dataset.folder, "output": folder, "end": info.rows}
         columns = {"label": schema.label, "kept": tuple(kept)}
         for report in run_in_pool(tasks, _ScoreRowGroups, arguments | columns, in_threads=in_threads):
             progress.advance(sum(report["rows"].to_pylist()))
@@ -95,7 +95,7 @@ def predict_dataset(
 
 def row_group_tasks(folder: Path, parts: Sequence[PartInfo], rows: int) -> list[pa.Table]:
     """The tasks that score the row groups of a split, each of about `rows` rows, in order."""
-    groups = [(part.path, index, count) for part in parts for index, count in enumerate(part.row_groups)]
+    groups = [(part.path, index, count) for part in parts for index, count in enumerate(part.row_groups) if count]
     tasks, first = [], 0
     for number, places in enumerate(grouped([count for *_, count in groups], rows)):
         of_task = [groups[place] for place in places]
@@ -113,10 +113,11 @@ def predict_raw(
     output: Path,
     progress: Progress,
     *,
+    rows: int | None = None,
     max_rejected: float,
     in_threads: bool,
 ) -> PredictionCounts:
-    """Score raw files, with or without a label column, with a pool of workers (see `run_in_pool`).
+    """Score raw files, or their first `rows` rows, with or without labels, with a pool of workers (`run_in_pool`).
 
     `output` is written whole or not at all. `open_reader` opens the files with the reader of the model's source.
 
@@ -128,20 +129,23 @@ def predict_raw(
     files = list_inputs(paths)
     chunks = plan_chunks(files, _CHUNK_BYTES)
     tasks = [pa.table({"number": [number], "chunk": [pickle.dumps(chunk)]}) for number, chunk in enumerate(chunks)]
+    if rows is not None:
+        # Which rows of a chunk are among the first, only the chunks before it tell.
+        tasks = [pa.concat_tables(tasks)]
     progress.stage("predict")
     reader = open_reader(files)
     reports: list[_ChunkReport] = []
     rejected = Counter[str]()
     unknown: dict[str, UnknownValues] = {}
     with new_output(output.absolute()) as folder:
-        arguments = {"model": model.folder, "output": folder, "reader": reader}
+        arguments = {"model": model.folder, "output": folder, "reader": reader, "rows": rows}
         for done in run_in_pool(tasks, _ScoreChunks, arguments, in_threads=in_threads):
             for report in map(pickle.loads, done["report"].to_pylist()):
                 reports.append(report)
                 rejected.update(report.rejected)
                 _add(unknown, report.unknown)
                 progress.advance(report.lines)
-        before = _lines_before(chunks, [report.lines for report in reports])
+        before = _lines_before(chunks[: len(reports)], [report.lines for report in reports])
         scored = sum(file.rows for report in reports for file in report.files[SCORES_FOLDER])
         lost = sum(count for reason, count in rejected.items() if reason not in LEFT_OUT)
         if not scored or lost > max_rejected * (scored + lost):
@@ -199,11 +203,11 @@ def _numbering(folder: Path, before: Sequence[int], written: Sequence[dict[str, 
 class _ScoreRowGroups:
     """A worker of the pool: scores row groups of a dataset and writes a part of the scores."""
 
-    def __init__(self, model: Path, dataset: Path, output: Path, label: str, kept: tuple[str, ...]) -> None:
-        """`kept`: columns (int64) that are written beside the score and the label."""
+    def __init__(self, model: Path, dataset: Path, output: Path, end: int, label: str, kept: tuple[str, ...]) -> None:
+        """`end`: rows of the split, or of its part. `kept`: columns (int64) written beside the score and the label."""
         fetch(dataset)  # what this node may have of it is not old then
         self._predictor = _load(model)
-        self._output, self._label, self._kept = output, label, kept
+        self._output, self._end, self._label, self._kept = output, end, label, kept
         self._features = [feature.name for feature in self._predictor.schema.features]
         ids = [pa.field(name, pa.int64(), nullable=False) for name in ("row", *kept)]
         self._columns = pa.schema([*ids, *_LABEL_AND_SCORE])
@@ -215,7 +219,7 @@ class _ScoreRowGroups:
             for group in groups:
                 with open_parquet(Path(group["path"])) as part:
                     names = [*self._features, self._label, *self._kept]
-                    rows = part.read_row_group(group["row_group"], columns=names)
+                    rows = part.read_row_group(group["row_group"], columns=names).slice(0, self._end - row)
                 (batch,) = rows.select(self._features).combine_chunks().to_batches()
                 shown = [rows[name] for name in (*self._kept, self._label)]
                 scores = pa.array(self._predictor.predict_encoded(batch))
@@ -241,13 +245,16 @@ class _ChunkReport:
 class _ScoreChunks:
     """A worker of the pool: parses a chunk of a raw file, scores its good rows and sets the bad ones aside."""
 
-    def __init__(self, model: Path, output: Path, reader: ExampleReader) -> None:
-        self._predictor = _load(model)
+    def __init__(self, model: Path, output: Path, reader: ExampleReader, rows: int | None) -> None:
+        """`rows`: how many are to be scored or set aside, by all calls together; None for all."""
+        self._predictor, self._left = _load(model), rows
         self._output, self._reader = output, reader
         self._features = frozenset(self._predictor.raw_rows.columns.names)
 
     def __call__(self, task: pa.Table) -> pa.Table:
-        reports = [self._score(row["number"], pickle.loads(row["chunk"])) for row in task.to_pylist()]
+        reports = [
+            self._score(row["number"], pickle.loads(row["chunk"])) for row in task.to_pylist() if self._left != 0
+        ]
         return pa.table({"report": [pickle.dumps(report) for report in reports]})
 
     def _score(self, number: int, chunk: Chunk) -> _ChunkReport:
@@ -261,7 +268,10 @@ class _ScoreChunks:
             new_files(folder / f"scores-{number:06d}", _RAW_SCORES) as (write, scores),
             new_files(folder / f"rejected-{number:06d}", REJECTED_SCHEMA) as (set_aside, bad),
         ):
-            for block in self._reader.read(chunk):
+            for whole in self._reader.read(chunk):
+                block = whole if self._left is None else whole.head(self._left)
+                if self._left is not None:
+                    self._left -= len(block.lines) + len(block.rejected)
                 lost = block.rejected
                 if block.rows.num_rows:
                     batch, found = self._scored(block.rows, block.lines, chunk.file.name)
@@ -278,6 +288,8 @@ class _ScoreChunks:
                     first = next(row for row in lost.to_pylist() if row["reason"] not in LEFT_OUT)
                 rejected.update(reasons)
                 lines += block.num_lines
+                if self._left == 0:
+                    break
         return _ChunkReport(lines, {SCORES_FOLDER: scores, REJECTED_FOLDER: bad}, dict(rejected), first, unknown)
 
     def _scored(

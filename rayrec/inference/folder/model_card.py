@@ -38,7 +38,7 @@ Features: {numeric} numeric, {categorical} categorical ({rows:,} embedding rows,
 
 Model: `{model}`
 
-Training: global batch {batch:,}, {epochs} epoch(s), seed {seed}; {optimizers};
+Training: {trained_on}global batch {batch:,}, {epochs} epoch(s), seed {seed}; {optimizers};
 checkpoint `{checkpoint}`. All of it: `config.yaml`.
 
 ## Limits
@@ -92,6 +92,7 @@ def model_card(
         parameters=sum(table.rows * table.dim for table in tables),
         metrics=_metrics_table(metrics) + (f"\n\n{judged}" if judged else ""),
         model=model.model_dump_json(),
+        trained_on="" if train.rows is None else f"the first {train.rows:,} rows of `train` at most, ",
         batch=train.global_batch_size,
         epochs=train.epochs,
         seed=train.seed,

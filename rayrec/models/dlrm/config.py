@@ -21,6 +21,8 @@ class DLRMConfig(ModelConfig):
     """Hidden widths; the last layer to one logit is added."""
     interaction: Literal["dot", "cat"] = "dot"
     """`dot`: dot products of all pairs of vectors; `cat`: the vectors side by side."""
+    self_interaction: bool = False
+    """With `dot`, also the dot product of every vector with itself: its squared length."""
 
     @model_validator(mode="after")
     def _widths_fit(self) -> "DLRMConfig":
@@ -32,6 +34,8 @@ class DLRMConfig(ModelConfig):
                 )
             if self.embedding_dims:
                 raise ValueError("embedding_dims needs interaction 'cat': 'dot' takes vectors of one width")
+        elif self.self_interaction:
+            raise ValueError("self_interaction needs interaction 'dot': 'cat' has no dot products")
         return self
 
 

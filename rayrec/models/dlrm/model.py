@@ -34,6 +34,7 @@ class DLRMDenseNetwork(nn.Module):
         super().__init__()
         self.bottom_mlp = hidden_layers(numeric, config.bottom_mlp, device) if numeric else None
         self._dot_width = config.embedding_dim if config.interaction == "dot" else None
+        self._with_squares = config.self_interaction
         width = sum(output.table.dim for output in pooled) + (config.bottom_mlp[-1] if numeric else 0)
         if self._dot_width is not None:
             vectors = len(pooled) + (numeric > 0)
@@ -43,6 +44,7 @@ class DLRMDenseNetwork(nn.Module):
                     "categorical feature; set model.interaction=cat"
                 )
             width = output_width(vectors, self._dot_width, has_dense=numeric > 0)
+            width += vectors if config.self_interaction else 0
         self._width = width
         self.top_mlp = scoring_layers(width, config.top_mlp, device, linear=LinearOfPadded)
 
@@ -50,14 +52,22 @@ class DLRMDenseNetwork(nn.Module):
         """dense (B, N) float32, pooled (B, sum of widths) in the schema's order -> logits (B,) float32.
 
         The interaction is the dense vector, then the dot products of every pair among it and the F embeddings (paper,
-        section 2.1), or all vectors side by side. On a GPU its columns are padded with 0 (`aligned_padding`).
+        section 2.1) and perhaps of each with itself; or all vectors side by side. On a GPU its columns are padded with
+        0 (`aligned_padding`).
         """
         hidden = self.bottom_mlp(dense) if self.bottom_mlp is not None else None
         if self._dot_width is not None:
             padding = aligned_padding(self._width, pooled.device)
             rows, columns = pooled.shape
             vectors = pooled.reshape(rows, columns // self._dot_width, self._dot_width)
-            interaction = dot_interaction(hidden, vectors, padding)
+            if self._with_squares:
+                pairs = dot_interaction(hidden, vectors)
+                # In float32: autocast would sum the squares in 16 bits.
+                every = vectors if hidden is None else torch.cat([hidden.unsqueeze(1), vectors], dim=1)
+                squares = every.to(pairs.dtype).float().square().sum(2).to(pairs.dtype)
+                interaction = nn.functional.pad(torch.cat([pairs, squares], dim=1), (0, padding))
+            else:
+                interaction = dot_interaction(hidden, vectors, padding)
         else:
             interaction = pooled if hidden is None else torch.cat([hidden, pooled], dim=1)
         logits: Tensor = self.top_mlp(interaction)

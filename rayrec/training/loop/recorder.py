@@ -191,10 +191,12 @@ class RunRecorder:
         self._write({**record, **metrics, "sums": binary.sums_by_name})
         self._track(PROGRESSIVE, {name: v for name, v in metrics.items() if v is not None}, progress.step)
 
-    def record_evaluation(self, progress: RunProgress, split: str, metrics: Mapping[str, float | None]) -> None:
-        """Record the metrics of an evaluation in mid-training."""
+    def record_evaluation(
+        self, progress: RunProgress, split: str, metrics: Mapping[str, float | None], rows_per_second: float
+    ) -> None:
+        """Record the metrics and the speed of an evaluation in mid-training."""
         record = {"step": progress.step, "epoch": progress.epoch, "event": "evaluate", "split": split}
-        self._write({**record, "seconds": self._seconds(), **metrics})
+        self._write({**record, "seconds": self._seconds(), "rows_per_second": rows_per_second, **metrics})
         self._track(split, progress.metrics, progress.step)
 
     def record_preemption(self, progress: RunProgress) -> None:

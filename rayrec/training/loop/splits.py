@@ -41,6 +41,8 @@ class SplitReader:
     """How often each row of `train` comes, if there are `negatives`."""
     whole_groups: bool = False
     """True if batches of `train` must hold whole groups."""
+    train_rows: int | None = None
+    """Rows of `train` to train on, the first ones; None for all. All of them are known pairs to the others."""
     _stores: dict[str, InMemorySplit | ResidentSplit] = field(default_factory=dict)
     _candidates: dict[str, AllCandidates] = field(default_factory=dict)
 
@@ -54,10 +56,11 @@ class SplitReader:
             sampled = self._sampled_train
             order = BatchOrder(units=Units.of_samples(len(sampled)), **options)
             return SampledLoader(sampled, self.dataset.schema, order)
+        dataset = self.dataset.head("train", self.train_rows) if split == "train" else self.dataset
         if self.config.in_memory and split not in self._stores:
-            self._stores[split] = read_split(self.dataset, split, self.context.device)
+            self._stores[split] = read_split(dataset, split, self.context.device)
         return open_batches(
-            self.dataset,
+            dataset,
             split,
             self.config,
             device=self.context.device,
@@ -89,13 +92,15 @@ class SplitReader:
     def _sampled_train(self) -> SampledSplit:
         assert self.negatives is not None
         dataset = self.dataset
-        positives = self._pairs("train")
-        known = positives if dataset.known_split == "train" else self._pairs(dataset.known_split)
+        trained_on = dataset.head("train", self.train_rows)
+        positives = self._pairs(trained_on, "train")
+        is_all = trained_on is dataset and dataset.known_split == "train"
+        known = positives if is_all else self._pairs(dataset, dataset.known_split)
         return SampledSplit.of(positives, known, dataset.schema, self.negatives, self.recency)
 
-    def _pairs(self, split: str) -> Positives:
+    def _pairs(self, dataset: Dataset, split: str) -> Positives:
         return Positives.read(
-            self.dataset,
+            dataset,
             split,
             self.context.device,
             in_memory=self.config.in_memory,

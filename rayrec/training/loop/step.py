@@ -51,7 +51,7 @@ class TrainStep:
         self._precision = precision
         self._world_size = dist.get_world_size()
         # float16 gradients underflow without loss scaling; bfloat16 has float32's range.
-        self.loss_scale = LossScale(model.device) if precision.name == "fp16" else None
+        self.loss_scale = LossScale.of(config.loss_scale, model.device) if precision.name == "fp16" else None
         self._no_overflow = torch.zeros((), device=model.device)
         self._skips_on_device = self.loss_scale is None or _skips_on_device(config)
         self.dense_optimizers = {

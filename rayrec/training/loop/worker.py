@@ -1,5 +1,6 @@
 """The training loop, as each worker runs it. Knows torch.distributed, not Ray Train."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -68,6 +69,7 @@ class _Training:
             negatives=self._config.negatives,
             recency=self._config.recency,
             whole_groups=self._config.loss.listwise > 0,
+            train_rows=self._config.rows,
         )
         self._evaluation_split = evaluation_split(recipe, dataset)
         self._recorder = RunRecorder(recipe, run, context, self._step, precision)
@@ -107,7 +109,6 @@ class _Training:
             epoch=self._progress.epoch,
             start_batch=self._progress.batch,
         )
-        evaluated_after = _evenly_spaced(loader.num_batches, config.evaluations_per_epoch)
         recorder.begin_epoch(self._progress, loader)
         with loader as batches:
             for batch, following in self._model.with_next(batches):
@@ -127,7 +128,7 @@ class _Training:
                     recorder.record_preemption(self._progress)
                     checkpoint_due = True
                 with recorder.paused():
-                    if (self._progress.batch or loader.num_batches) in evaluated_after:
+                    if self._is_evaluated(loader.num_batches):
                         checkpoint_due |= self._evaluate()
                     if checkpoint_due:
                         recorder.save(self._progress)
@@ -151,14 +152,23 @@ class _Training:
         batch = 0 if ends_epoch else before.batch + 1
         return replace(before, step=before.step + 1, epoch=before.epoch + ends_epoch, batch=batch, metrics={})
 
+    def _is_evaluated(self, batches_per_epoch: int) -> bool:
+        """Tell whether it is time for an evaluation: those that the recipe spaces, and one at the end of training."""
+        if self._config.evaluations_per_epoch == 0:
+            return False
+        batches = self._progress.epoch * batches_per_epoch + self._progress.batch
+        return self._is_done() or self._config.evaluates_after(batches, batches_per_epoch)
+
     def _evaluate(self) -> bool:
         """Evaluate in mid-training; False if the dataset has no split for it. A collective."""
         split = self._evaluation_split
         if split is None:
             return False
+        began = time.perf_counter()
         metrics = self._metrics(split)
+        speed = self._dataset.split(split).rows / (time.perf_counter() - began)
         self._progress = replace(self._progress, metrics={k: v for k, v in metrics.items() if v is not None})
-        self._recorder.record_evaluation(self._progress, split, metrics)
+        self._recorder.record_evaluation(self._progress, split, metrics, speed)
         return True
 
     def _metrics(self, split: str) -> dict[str, float | None]:
@@ -180,8 +190,3 @@ class _Training:
                 records = [record for record in read_history(self._run.history) if record["event"] == PROGRESSIVE]
                 metrics[PROGRESSIVE] = progressive_metrics(records)
             write_json(self._run.path / METRICS_FILE, metrics)
-
-
-def _evenly_spaced(batches: int, evaluations: int) -> set[int]:
-    """The numbers of batches of an epoch after which to evaluate, the last time at its end."""
-    return {-(-batches * (k + 1) // evaluations) for k in range(min(evaluations, batches))}

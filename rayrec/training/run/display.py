@@ -41,13 +41,18 @@ class HistoryDisplay:
             self._progress.message(f"step {step}: a node is about to be taken away; a checkpoint is saved now")
         if self._shown_rows is None:
             return
+        epoch = max(1, -(-step // self._steps_per_epoch))
+        where = {"step": f"{step:,} of {self._steps:,}", "epoch": f"{epoch} of {self._recipe.train.epochs}"}
+        self._progress.note(self._doing, {**where, **self._facts})
         rows = self._samples_after(step)
         if rows > self._shown_rows:
             self._progress.advance(rows - self._shown_rows)
             self._shown_rows = rows
-        epoch = max(1, -(-step // self._steps_per_epoch))
-        where = {"step": f"{step:,} of {self._steps:,}", "epoch": f"{epoch} of {self._recipe.train.epochs}"}
-        self._progress.note(self._doing, {**where, **self._facts})
+
+    def tick(self) -> None:
+        """Let a log say from time to time what is done, though no record has come."""
+        if self._shown_rows is not None:
+            self._progress.advance(0)
 
     def _show_phase(self, step: int, phase: str) -> None:
         if self._shown_rows is not None:
@@ -76,7 +81,8 @@ class HistoryDisplay:
         self._facts.update({name: f"{value} on {where}" for name, value in shown.items()})
         if "split" in record:
             values = ", ".join(f"{name} {value}" for name, value in shown.items())
-            self._progress.message(f"step {record['step']}: {where} {values}")
+            speed = f" ({record['rows_per_second']:,.0f} rows/s)" if "rows_per_second" in record else ""
+            self._progress.message(f"step {record['step']}: {where} {values}{speed}")
 
     def _samples_after(self, step: int) -> int:
         return self._recipe.train.samples_after(step, self._rows)

@@ -28,8 +28,9 @@ PROGRESS_FILE = "progress.json"
 # Fields of train that a resumed run may change: they decide neither the model nor its batches.
 RESUMABLE_CHANGES = frozenset({
     "workers", "min_workers", "elastic_interval_seconds", "device", "precision", "epochs", "max_steps",
-    "gradient_accumulation", "sharding", "checkpoint", "evaluation_split", "evaluations_per_epoch", "early_stop",
-    "compile", "threads", "max_failures", "log_every_steps", "tracking",
+    "gradient_accumulation", "sharding", "checkpoint", "evaluation_split", "evaluations_per_epoch",
+    "evaluate_after_epochs", "early_stop", "loss_scale", "compile", "threads", "max_failures", "log_every_steps",
+    "tracking",
 })  # fmt: skip
 
 # Fields of train.ingest that a resumed run may change, set alike for a comparison.

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rayrec.common.errors import ConfigError, did_you_mean
 from rayrec.config import TrainConfig
+from rayrec.config.train import EarlyStopConfig
 from rayrec.ingest.dataset import Dataset
 from rayrec.recipes import Recipe
 
@@ -22,19 +23,22 @@ def resolve_device(wanted: Literal["auto", "cpu", "cuda"], *, gpus: float) -> De
     return wanted
 
 
-def require_trainable(recipe: Recipe, dataset: Dataset, device: DeviceName) -> None:
-    """Raise ConfigError where the recipe cannot train on the dataset with workers on `device`."""
+def require_trainable(recipe: Recipe, dataset: Dataset, device: DeviceName | None = None) -> None:
+    """Raise ConfigError where the recipe cannot train on the dataset with workers on `device`, if that is known yet."""
     train = recipe.train
     # The usual names may be those of defaults.
     if (name := train.evaluation_split) not in {*dataset.manifest.splits, "validation", "test"}:
         hint = did_you_mean(name, dataset.evaluation_splits, "it has")
         raise ConfigError(f"train.evaluation_split: {dataset.folder} has no split '{name}'; {hint}")
-    evaluation_split(recipe, dataset)
+    evaluated = evaluation_split(recipe, dataset)
+    if train.early_stop is not None and evaluated is not None:
+        _require_reachable(train.early_stop, dataset, evaluated)
     require_evaluable(recipe, dataset)
     if train.negatives is not None:
         _require_interactions(dataset)
     if train.loss.listwise:
         _require_whole_groups(dataset)
+    _require_batches(train, dataset)
     # FBGEMM fuses Adam into the tables' backward pass on a GPU alone.
     for name, part in train.by_part.items() if device == "cpu" else ():
         kind, field = part.embedding_optimizer.kind, "train" if part is train else f"train.parts.{name}"
@@ -43,6 +47,17 @@ def require_trainable(recipe: Recipe, dataset: Dataset, device: DeviceName) -> N
                 f"{field}.embedding_optimizer.kind: 'adam' on a CPU needs train.sharding.default: data_parallel; "
                 "or use sgd, adagrad or rowwise_adagrad"
             )
+
+
+def _require_batches(train: TrainConfig, dataset: Dataset) -> None:
+    """Raise ConfigError where the rows to train on fill no batch."""
+    rows = dataset.split("train").rows
+    if train.steps_per_epoch(rows) == 0:
+        unit = "rows" if train.negatives is None else "samples"
+        raise ConfigError(
+            f"train.global_batch_size: {train.samples_per_epoch(rows):,} {unit} of split 'train' fill no batch "
+            f"of {train.global_batch_size:,}; lower it, or set train.ingest.drop_last=false"
+        )
 
 
 def require_parts(train: TrainConfig, model: "RankingModel") -> None:
@@ -122,3 +137,14 @@ def evaluation_split(recipe: Recipe, dataset: Dataset) -> str | None:
     if recipe.train.early_stop is not None:
         raise ConfigError("train.early_stop: the dataset has no validation or test split to evaluate on")
     return None
+
+
+def _require_reachable(stop: EarlyStopConfig, dataset: Dataset, name: str) -> None:
+    """Raise ConfigError where the target's metric is undefined on the split, as all of its labels are the same."""
+    split = dataset.split(name)
+    if stop.metric in {"auc", "normalized_entropy"} and split.positives in (0, split.rows):
+        raise ConfigError(
+            f"train.early_stop.metric: every label of split '{name}' of {dataset.folder} is "
+            f"{split.positives / split.rows:.0f}, so '{stop.metric}' is undefined on it; use log_loss, or another "
+            "train.evaluation_split"
+        )
