@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+from rayrec.common.names import ascii_name
 from rayrec.config import ServeConfig
 from serve.engine.memory import Memory
 from serve.errors import RequestError
@@ -139,13 +140,14 @@ class Admission:
     def record(self, call: Call, seconds: float) -> None:
         """Count a request that took so long, and log it."""
         status = call.status or CLIENT_LEFT
-        tags = {"model": call.model, "version": call.version, "method": call.method}
+        tags = {"model": ascii_name(call.model), "version": call.version, "method": call.method}
         self.metrics.requests.inc(1, {**tags, "status": str(status)})
         if call.method:
             self.metrics.seconds.observe(seconds, tags)
         if self.access_log is not None:
-            request = {name: getattr(call, name) for name in ("request_id", "client", "http_method", "path")}
-            self.access_log.write({**request, **tags, "status": status, "seconds": round(seconds, 6)})
+            noted = ("request_id", "client", "http_method", "path", "model", "version", "method")
+            request = {name: getattr(call, name) for name in noted}
+            self.access_log.write({**request, "status": status, "seconds": round(seconds, 6)})
 
 
 class _Limits:
