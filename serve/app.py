@@ -98,7 +98,7 @@ class ModelServer(GrpcMethods):
         def load(name: str, version: str, folder: Path) -> ServedVersion:
             return ServedVersion(name, version, folder, executor, settings, metrics, memory)
 
-        updates = Updates(folders, load, models, JsonLog("shadow", log_folder, replica))
+        updates = Updates(folders, load, models, JsonLog("shadow", log_folder, replica), metrics)
         updates.load_all()
         poll_forever(updates, settings.poll_seconds)
 

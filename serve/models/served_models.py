@@ -48,6 +48,26 @@ class ServedModel:
             self.shadow.compare(version.version, rows, scores)
         return scores
 
+    def without_versions(self) -> "ServedModel":
+        """What answers and what does not, without what it answers with, for another process."""
+        return ServedModel(self.name, {}, self.weights, None, self.failed)
+
+    def news(self, before: "ServedModel | None") -> list[str]:
+        """Tell, a line each, what has changed since `before`: which versions answer, and what cannot be loaded."""
+        was = _shares(before.weights) if before is not None else ""
+        lines = []
+        if self.weights and (before is None or self.weights != before.weights):
+            verb = "answers" if len(self.weights) == 1 else "answer"
+            lines.append(f"model '{self.name}': version {_shares(self.weights)} {verb}{f' (was {was})' if was else ''}")
+        if was and not self.weights:
+            lines.append(f"model '{self.name}': no version answers (was {was})")
+        stays = f"; version {_shares(self.weights)} stays" if self.weights else ""
+        for what, why in self.failed.items():
+            if before is None or before.failed.get(what) != why:
+                subject = f"version {what} cannot be loaded" if what.isdigit() else what
+                lines.append(f"model '{self.name}': {subject}: {why}{stays}")
+        return lines
+
     def describe(self) -> dict[str, Any]:
         """The state of each version, for clients."""
         total = sum(self.weights.values())
@@ -61,11 +81,24 @@ class ServedModel:
         return states
 
 
+def _shares(weights: Mapping[str, float]) -> str:
+    """`3`, or `3 (90%), 4 (10%)`."""
+    total = sum(weights.values())
+    if len(weights) == 1:
+        return next(iter(weights))
+    return ", ".join(f"{version} ({weight / total:.0%})" for version, weight in weights.items())
+
+
 class ServedModels:
     """The models of a replica by name; replaced by the thread that updates, read by the event loop."""
 
     def __init__(self) -> None:
         self.current: Mapping[str, ServedModel] = {}
+        """Those of which a version answers."""
+        self.absent: Mapping[str, str] = {}
+        """Those of which none does -> why."""
+        self.end_soon = False
+        """Set when the server is about to end: health checks fail, so that no more requests are sent to it."""
 
     @property
     def row_bytes(self) -> int:
@@ -76,6 +109,8 @@ class ServedModels:
     def model(self, name: str) -> ServedModel:
         """The model of that name. Raises RequestError 404 if there is none."""
         models = self.current
+        if name in self.absent:
+            raise RequestError(404, f"model '{name}': {self.absent[name]}")
         if name not in models:
             raise RequestError(404, f"no model '{name[:100]}'; {did_you_mean(name, sorted(models), 'models:')}")
         return models[name]
