@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from rayrec.config import ServeConfig
 from serve.engine.memory import Memory
 from serve.errors import RequestError
 from serve.operations.json_log import JsonLog
-from serve.operations.tokens import is_allowed
+from serve.operations.tokens import is_admin, is_allowed
 
 if TYPE_CHECKING:
     # Ray Serve's proxies import this module, and have no need of what counts scores.
@@ -65,7 +65,7 @@ class Admission:
     """Refuses requests that may not or cannot be answered, ends those that take too long, and records every one."""
 
     settings: ServeConfig
-    tokens: frozenset[str]
+    tokens: Mapping[str, bool]
     """The hashes of the tokens of which a request must have one (`read_tokens`); if empty, everybody may ask."""
     metrics: "ServingMetrics"
     access_log: JsonLog | None = None
@@ -128,6 +128,12 @@ class Admission:
             headers = {"WWW-Authenticate": "Bearer"}
             raise RequestError(401, "no valid token; send 'Authorization: Bearer TOKEN' (gRPC: as metadata)", headers)
         require_size(call.size, self.settings)
+
+    def require_admin(self, call: Call) -> None:
+        """Raises RequestError 403 unless the request has the token of an administrator."""
+        if not is_admin(call.authorization, self.tokens):
+            how = "write the word 'admin' after a token in --token-file or RAYREC_SERVE_TOKENS ('TOKEN admin')"
+            raise RequestError(403, f"only who has an administrator's token may ask this; {how}")
 
     def unanswered(self, call: Call, error: Exception) -> RequestError:
         """Return what a client is told of an error that nobody expected; the log has it."""

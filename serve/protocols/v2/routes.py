@@ -12,7 +12,7 @@ from serve.errors import RequestError
 from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import ServedVersion
 from serve.protocols.http import call_of, read_body
-from serve.protocols.v2.messages import answer, metadata, parse_infer
+from serve.protocols.v2.messages import EXTENSIONS, answer, metadata, parse_infer
 
 _JSON_LENGTH = "Inference-Header-Content-Length"
 
@@ -21,7 +21,7 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
     """The routes over `models`."""
 
     async def server(_: Request) -> Response:
-        about = {"name": "rayrec", "version": installed_version("rayrec"), "extensions": ["binary_tensor_data"]}
+        about = {"name": "rayrec", "version": installed_version("rayrec"), "extensions": EXTENSIONS}
         return JSONResponse(about)
 
     async def live(_: Request) -> Response:
