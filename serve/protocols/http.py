@@ -3,6 +3,7 @@
 Plain ASGI: the middleware of Starlette that reads requests costs as much as the rest of the application.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rayrec.config import ServeConfig
 from serve.engine.admission import CLIENT_LEFT, MOST_VALUES, Admission, Call, of_this_replica, request_id, require_size
 from serve.errors import RequestError
+from serve.protocols.compression import IDENTITY, inflated, most_bytes, require_known
 
 _CALL, _BODY = "rayrec.call", "rayrec.body"
 """What the intake leaves in the scope of a request for those who answer it."""
@@ -46,6 +48,7 @@ class Intake:
         with admission.bodies.hold() as share:
             try:
                 async with admission.receive(call), share.arriving():
+                    encoding = _encoding(headers)
                     # Bodies that are there in part would keep each other waiting.
                     await share.grow(call.size)
                     chunks = []
@@ -54,11 +57,17 @@ class Intake:
                         require_size(share.arrived, admission.settings)
                         await share.grow(max(0, share.arrived - share.held))
                         chunks.append(chunk)
+                    body = b"".join(chunks)
+                    chunks.clear()
+                    if encoding != IDENTITY:
+                        limit = _limit(admission.settings)
+                        await share.grow(most_bytes(len(body), limit))
+                        body = await asyncio.to_thread(inflated, body, limit)
+                        share.shrink(len(body))
             except RequestError as error:
                 await error_response(error, call.request_id)(scope, receive, send)
                 return
-            body = scope[_BODY] = b"".join(chunks)
-            chunks.clear()
+            scope[_BODY] = body
             await self.app(scope, _received(body, receive), send)
 
 
@@ -150,19 +159,33 @@ def call_of(request: Request) -> Call:
 
 
 async def read_body(request: Request, settings: ServeConfig) -> bytes:
-    """The whole body, read no further than the limit. Raises RequestError: 413 too large, 415 compressed."""
-    encoding = headers_of(request.scope).get(b"content-encoding", b"identity").decode("latin-1")
-    if encoding.lower() != "identity":
-        raise RequestError(415, f"Content-Encoding '{encoding[:50]}': send the body as it is")
+    """The whole body, inflated, read no further than the limit.
+
+    Raises RequestError: 400 not what its encoding says, 413 too large, 415 an encoding that is not read.
+    """
     if _BODY in request.scope:
         body: bytes = request.scope[_BODY]
         return body
+    encoding = _encoding(headers_of(request.scope))
     chunks, size = [], 0
     async for chunk in _chunks(request.receive):
         size += len(chunk)
         require_size(size, settings)
         chunks.append(chunk)
-    return b"".join(chunks)
+    body = b"".join(chunks)
+    return body if encoding == IDENTITY else await asyncio.to_thread(inflated, body, _limit(settings))
+
+
+def _encoding(headers: Mapping[bytes, bytes]) -> str:
+    """How a body is compressed. Raises RequestError 415 for an encoding that is not read."""
+    encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip().lower() or IDENTITY
+    require_known(encoding)
+    return encoding
+
+
+def _limit(settings: ServeConfig) -> int:
+    """The most bytes of a body."""
+    return int(settings.max_body_mib * 2**20)
 
 
 def parse_json(body: bytes, example: str) -> Any:
