@@ -25,7 +25,7 @@ from serve.arguments import ServeArguments
 from serve.engine.admission import Admission, set_of_this_replica
 from serve.http_app import create_app
 from serve.models.repository import StagedModels, scan
-from serve.models.served_models import ServedModels
+from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import ServedVersion
 from serve.models.updates import Updates, poll_forever
 from serve.operations.json_log import JsonLog
@@ -104,6 +104,10 @@ class ModelServer(GrpcMethods):
 
     def __serve_build_asgi_app__(self) -> Starlette:
         return create_app(self._models, self._admission, self._updates)
+
+    async def states(self) -> dict[str, ServedModel]:
+        """The models of the replica as they are now, for the command, which tells what changes."""
+        return {name: model.without_versions() for name, model in self._updates.states.items()}
 
     async def check_health(self) -> None:
         """Raises TimeoutError if the scoring thread is stuck: Serve asks every few seconds and replaces the replica."""

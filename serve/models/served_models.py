@@ -5,7 +5,7 @@ keeps the version that it was given until it is answered.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,8 +59,8 @@ class ServedModel:
         if self.weights and (before is None or self.weights != before.weights):
             verb = "answers" if len(self.weights) == 1 else "answer"
             lines.append(f"model '{self.name}': version {_shares(self.weights)} {verb}{f' (was {was})' if was else ''}")
-        if was and not self.weights:
-            lines.append(f"model '{self.name}': no version answers (was {was})")
+        if not self.weights and (was or before is None):
+            lines.append(f"model '{self.name}': no version answers{f' (was {was})' if was else ''}")
         stays = f"; version {_shares(self.weights)} stays" if self.weights else ""
         for what, why in self.failed.items():
             if before is None or before.failed.get(what) != why:
@@ -87,6 +87,27 @@ def _shares(weights: Mapping[str, float]) -> str:
     if len(weights) == 1:
         return next(iter(weights))
     return ", ".join(f"{version} ({weight / total:.0%})" for version, weight in weights.items())
+
+
+def news(before: Mapping[str, ServedModel], models: Mapping[str, ServedModel]) -> list[str]:
+    """Tell, a line each, what has changed of the models by name."""
+    lines = [line for name, model in sorted(models.items()) for line in model.news(before.get(name))]
+    return lines + [f"model '{name}': removed" for name in sorted(before.keys() - models.keys())]
+
+
+def agreed(
+    before: Mapping[str, ServedModel], replicas: Sequence[Mapping[str, ServedModel]]
+) -> Mapping[str, ServedModel]:
+    """What replicas answer with, `before` where they differ: each of them looks at the folders for itself."""
+    models = {}
+    for name in {name for replica in replicas for name in replica}:
+        found = [replica.get(name, ServedModel(name, {}, {})) for replica in replicas]
+        failed = {what: why for one in found for what, why in one.failed.items()}
+        if all(one.weights == found[0].weights for one in found):
+            models[name] = ServedModel(name, {}, found[0].weights, None, failed)
+        elif name in before:
+            models[name] = ServedModel(name, {}, before[name].weights, None, failed)
+    return models if replicas else before
 
 
 class ServedModels:

@@ -20,7 +20,7 @@ from rayrec.inference.folder.table_files import is_delta
 from rayrec.storage.location import in_folder_around
 from serve.errors import RequestError
 from serve.models.repository import TRAFFIC_FILE, ModelSource, StagedModels, Traffic, fingerprint, scan
-from serve.models.served_models import ServedModel, ServedModels
+from serve.models.served_models import ServedModel, ServedModels, news
 from serve.models.served_version import ServedVersion
 from serve.models.shadow import Shadow
 from serve.operations.json_log import JsonLog
@@ -182,13 +182,11 @@ class Updates:
                 absent[name] = "no version loads" if model.failed else _UNLOADED.format(name=name)
         self._models.absent = absent
         self._models.current = {name: model for name, model in models.items() if model.weights}
-        for name, model in models.items():
-            for line in model.news(before.get(name)):
-                logger.warning(line)
-            if name in before and model.weights != before[name].weights:
+        for line in news(before, models):
+            logger.warning(line)
+        for name in before.keys() & models.keys():
+            if models[name].weights != before[name].weights:
                 self._metrics.switches.inc(1, {"model": ascii_name(name)})
-        for name in before.keys() - models.keys():
-            logger.warning("model '%s': removed", name)
         for (name, version), state in self._states.items():
             if state.version is not None and (name not in models or version not in models[name].versions):
                 state.version = state.tried = None
