@@ -54,7 +54,8 @@ class ServeRequest(Request):
     log_folder: LocalPath | None = None
     """Folder for logs of JSON lines (requests, comparisons with a shadow), by default Ray Serve's logs."""
     token_file: LocalPath | None = None
-    """File of tokens, one a line; a request must carry one. By default those in RAYREC_SERVE_TOKENS, if any."""
+    """File of tokens, one a line; a request must carry one. `TOKEN admin` may also load and unload models. By default
+    those in RAYREC_SERVE_TOKENS, if any."""
     tls_certificate: LocalPath | None = None
     """Certificate chain for HTTPS, a PEM file; needs --tls-key."""
     tls_key: LocalPath | None = None

@@ -146,7 +146,12 @@ def _model_source(folder: Path) -> ModelSource | None:
 
 def _models_in(folder: Path) -> dict[str, ModelSource]:
     children = [child for child in _children(folder) if not child.name.startswith(".")]
-    return {child.name: source for child in children if (source := _model_source(child)) is not None}
+    return {_as_text(child.name): source for child in children if (source := _model_source(child)) is not None}
+
+
+def _as_text(name: str) -> str:
+    """A folder's name without what is not UTF-8 in it, which neither JSON nor a URL can have."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _children(folder: Path) -> list[Path]:

@@ -1,11 +1,12 @@
 """Versions of models: what is found in folders, what is loaded, when it answers, and what happens when it may not."""
 
 import asyncio
+import errno
 import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
@@ -23,7 +24,7 @@ from rayrec.inference.predictor import load_model
 from serve.engine.admission import Admission, Call
 from serve.errors import RequestError
 from serve.models.repository import Traffic, scan
-from serve.models.served_models import ServedModels
+from serve.models.served_models import ServedModel, ServedModels, agreed, news
 from serve.models.served_version import Rows, ServedVersion
 from serve.models.updates import Updates
 from serve.operations.json_log import JsonLog
@@ -97,12 +98,13 @@ def test_scan(made: Path, tmp_path: Path) -> None:
     for target in ("many/a", "many/b/1", "many/b/10", "many/b/9", "many/b/latest"):
         shutil.copytree(made / "1", tmp_path / target)
     (tmp_path / "many/empty").mkdir()
-    found = scan({"x": tmp_path / "many/a", "y": tmp_path / "many/b", "ignored": tmp_path / "many"})
+    os.rename(tmp_path / "many/b", os.fsencode(tmp_path) + b"/many/b\xff")
+    found = scan({"x": tmp_path / "many/a", "y": tmp_path / "many/b\udcff", "ignored": tmp_path / "many"})
     assert {name: list(source.versions) for name, source in found.items()} == {
         "x": ["1"],
         "y": ["10", "9", "1"],
         "a": ["1"],
-        "b": ["10", "9", "1"],
+        "b\ufffd": ["10", "9", "1"],
     }
     with pytest.raises(UserError, match="'a' is used twice"):
         scan({"a": tmp_path / "many/a", "ignored": tmp_path / "many"})
@@ -494,6 +496,45 @@ def test_a_version_that_does_not_load_changes_nothing(
     with pytest.raises(RequestError, match=r"^model 'm': serving.json: ") as told:
         server.updates.unload("m")
     assert told.value.status == 409
+
+
+def test_a_folder_that_cannot_be_written_is_told(
+    model: Path, tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server({"m": model}, tmp_path, executor)
+    error = OSError(errno.EROFS, "Read-only file system", str(model / "serving.json"))
+    monkeypatch.setattr(Traffic, "save", Mock(side_effect=error))
+    for change in (server.updates.unload, server.updates.load):
+        with pytest.raises(RequestError, match=r"model 'm': .*Read-only file system: 'serving.json'") as told:
+            change("m")
+        assert told.value.status == 409
+    assert server.versions() == {"1"}
+
+
+def test_the_command_tells_what_all_replicas_agree_on() -> None:
+    def model(weights: dict[str, float], **failed: str) -> dict[str, ServedModel]:
+        return {"m": ServedModel("m", {}, weights, None, failed)}
+
+    new, old, split = model({"3": 1.0}), model({"2": 1.0}), model({"2": 9.0, "3": 1.0})
+    broken = model({"3": 1.0}, **{"4": "no weights"})
+    looks: list[tuple[list[dict[str, ServedModel]], list[str]]] = [
+        ([old, old], ["model 'm': version 2 answers"]),
+        ([new, old], []),
+        ([], []),
+        ([new, new], ["model 'm': version 3 answers (was 2)"]),
+        ([new, broken], ["model 'm': version 4 cannot be loaded: no weights; version 3 stays"]),
+        ([broken, broken], []),
+        ([split, split], ["model 'm': version 2 (90%), 3 (10%) answer (was 3)"]),
+        ([split, {}], []),
+        ([model({}), model({})], ["model 'm': no version answers (was 2 (90%), 3 (10%))"]),
+        ([{}, {}], ["model 'm': removed"]),
+        ([old, {}], []),
+    ]
+    told: Mapping[str, ServedModel] = {}
+    for replicas, lines in looks:
+        models = agreed(told, replicas)
+        assert news(told, models) == lines
+        told = models
 
 
 def test_models_come_and_go(made: Path, tmp_path: Path, executor: ThreadPoolExecutor) -> None:
