@@ -204,7 +204,7 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
                 port=request.grpc_port,
                 grpc_servicer_functions=["serve.protocols.grpc.service.add_to_server"],
                 request_timeout_s=timeout,
-                # The messages are not in the pool of descriptors that reflection reads.
+                # `add_to_server` does it, with the pool of descriptors that the messages are in.
                 enable_reflection=False,
             ),
             logging_config=LoggingConfig(enable_access_log=False),
