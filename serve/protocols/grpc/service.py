@@ -65,7 +65,8 @@ class _Calls(grpc.GenericRpcHandler):
     def service(self, handler_call_details: Any) -> Any:
         if handler_call_details.method == _WATCH and _replica:
             # Beside Serve, which would count it among the requests in work for as long as it lasts.
-            return grpc.unary_stream_rpc_method_handler(_watch, proto.CheckRequest.FromString, _serialized)
+            parse, write = proto.CheckRequest.FromString, proto.CheckResponse.SerializeToString
+            return grpc.unary_stream_rpc_method_handler(_watch, parse, write)
         handler = self._method_handlers.get(handler_call_details.method)
         admission = of_this_replica()
         if handler is None or admission is None:
@@ -77,11 +78,6 @@ class _Calls(grpc.GenericRpcHandler):
 
 _replica: list["GrpcMethods"] = []
 """The replica that this process runs; empty in a proxy of Ray Serve."""
-
-
-def _serialized(message: Any) -> bytes:
-    content: bytes = message.SerializeToString()
-    return content
 
 
 async def _watch(asked: Any, _: Any) -> AsyncIterator[Any]:
