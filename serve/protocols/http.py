@@ -3,9 +3,9 @@
 Plain ASGI: the middleware of Starlette that reads requests costs as much as the rest of the application.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pydantic_core
@@ -14,8 +14,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rayrec.config import ServeConfig
-from serve.engine.admission import CLIENT_LEFT, MOST_VALUES, Admission, Call, of_this_replica, request_id, require_size
+from serve.engine.admission import (
+    CLIENT_LEFT,
+    MOST_VALUES,
+    Admission,
+    Call,
+    limit_of,
+    of_this_replica,
+    request_id,
+    require_size,
+)
 from serve.errors import RequestError
 from serve.protocols.compression import IDENTITY, inflated, most_bytes, require_known
 
@@ -47,22 +55,23 @@ class Intake:
             scope["headers"] = [*scope["headers"], (_REQUEST_ID, call.request_id.encode())]
         with admission.bodies.hold() as share:
             try:
-                async with admission.receive(call), share.arriving():
+                async with admission.receive(call):
                     encoding = _encoding(headers)
-                    # Bodies that are there in part would keep each other waiting.
-                    await share.grow(call.size)
-                    chunks = []
-                    async for chunk in _chunks(receive):
-                        share.arrived += len(chunk)
-                        require_size(share.arrived, admission.settings)
-                        await share.grow(max(0, share.arrived - share.held))
-                        chunks.append(chunk)
-                    body = b"".join(chunks)
-                    chunks.clear()
+                    async with share.arriving():
+                        # Bodies that are there in part would keep each other waiting.
+                        await share.grow(call.size)
+                        chunks = []
+                        async for chunk in _chunks(receive):
+                            share.arrived += len(chunk)
+                            require_size(share.arrived, admission.settings)
+                            await share.grow(max(0, share.arrived - share.held))
+                            chunks.append(chunk)
+                        body = b"".join(chunks)
+                        chunks.clear()
+                        if encoding != IDENTITY:
+                            await share.grow(most_bytes(len(body), limit_of(admission.settings)))
                     if encoding != IDENTITY:
-                        limit = _limit(admission.settings)
-                        await share.grow(most_bytes(len(body), limit))
-                        body = await asyncio.to_thread(inflated, body, limit)
+                        body = await _inflated(body, admission)
                         share.shrink(len(body))
             except RequestError as error:
                 await error_response(error, call.request_id)(scope, receive, send)
@@ -158,7 +167,7 @@ def call_of(request: Request) -> Call:
     return call
 
 
-async def read_body(request: Request, settings: ServeConfig) -> bytes:
+async def read_body(request: Request, admission: Admission) -> bytes:
     """The whole body, inflated, read no further than the limit.
 
     Raises RequestError: 400 not what its encoding says, 413 too large, 415 an encoding that is not read.
@@ -170,10 +179,14 @@ async def read_body(request: Request, settings: ServeConfig) -> bytes:
     chunks, size = [], 0
     async for chunk in _chunks(request.receive):
         size += len(chunk)
-        require_size(size, settings)
+        require_size(size, admission.settings)
         chunks.append(chunk)
     body = b"".join(chunks)
-    return body if encoding == IDENTITY else await asyncio.to_thread(inflated, body, _limit(settings))
+    return body if encoding == IDENTITY else await _inflated(body, admission)
+
+
+async def _inflated(body: bytes, admission: Admission) -> bytes:
+    return await admission.in_turn(partial(inflated, body, limit_of(admission.settings)))
 
 
 def _encoding(headers: Mapping[bytes, bytes]) -> str:
@@ -181,11 +194,6 @@ def _encoding(headers: Mapping[bytes, bytes]) -> str:
     encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip().lower() or IDENTITY
     require_known(encoding)
     return encoding
-
-
-def _limit(settings: ServeConfig) -> int:
-    """The most bytes of a body."""
-    return int(settings.max_body_mib * 2**20)
 
 
 def parse_json(body: bytes, example: str) -> Any:

@@ -133,7 +133,7 @@ async def reading(scope: Scope, receive: Receive, send: Send) -> None:
     async def disconnected() -> Any:
         return {"type": "http.disconnect"}
 
-    await read_body(Request(scope, disconnected), SETTINGS)
+    await read_body(Request(scope, disconnected), Admission(SETTINGS, {}, METRICS))
 
 
 async def leaving(scope: Scope, receive: Receive, send: Send) -> None:

@@ -137,13 +137,15 @@ COMPRESSED: dict[str, tuple[bytes, str, int, str]] = {
 
 @pytest.mark.parametrize("case", COMPRESSED)
 @pytest.mark.parametrize("behind_intake", [True, False], ids=["intake", "proxy"])
-def test_compressed_bodies(monkeypatch: pytest.MonkeyPatch, case: str, behind_intake: bool) -> None:
+def test_compressed_bodies(
+    admission: Admission, monkeypatch: pytest.MonkeyPatch, case: str, behind_intake: bool
+) -> None:
     """Both where Ray Serve hands over what the intake has received, and where it hands over the connection."""
     body, encoding, status, message = COMPRESSED[case]
 
     async def answering(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            answer: Response = Response(await read_body(Request(scope, receive), SETTINGS))
+            answer: Response = Response(await read_body(Request(scope, receive), admission))
         except RequestError as error:
             answer = error_response(error)
         await answer(scope, receive, send)

@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection
 
-from serve.engine.admission import Admission, Call, of_this_replica, request_id
+from serve.engine.admission import Admission, Call, limit_of, of_this_replica, request_id
 from serve.errors import RequestError
 from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import ServedVersion
@@ -105,7 +105,7 @@ async def _receive(
         try:
             async with admission.receive(call), share.arriving():
                 # How large it is shows when it is there; how much of it is there does not show.
-                await share.grow(int(admission.settings.max_body_mib * 2**20))
+                await share.grow(limit_of(admission.settings))
                 message = await _read(context)
                 share.shrink(min(len(message), share.held))
         except RequestError as error:

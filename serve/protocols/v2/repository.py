@@ -33,7 +33,7 @@ def routes(admission: Admission, updates: Updates) -> list[Route]:
         if request.method != "POST":
             raise RequestError(405, "use POST", {"Allow": "POST"})
         admission.require_admin(call_of(request))
-        body = await read_body(request, admission.settings)
+        body = await read_body(request, admission)
         content = parse_json(body, "{}") if body else {}
         if not isinstance(content, dict) or content.keys() - {known}:
             raise RequestError(422, f'the body must be {{}} or {{"{known}": ...}}')

@@ -44,7 +44,7 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
             raise RequestError(405, "use POST", {"Allow": "POST"})
         name, model, chosen = asked(request)
         call_of(request).answered_by(name, chosen.version, "infer")
-        body = await read_body(request, admission.settings)
+        body = await read_body(request, admission)
         max_rows = admission.settings.max_rows_per_request
         parse = partial(parse_infer, body, request.headers.get(_JSON_LENGTH), chosen.predictor, max_rows)
         async with admission.parsed(len(body), len(body), chosen.row_bytes, parse) as asked_for:
