@@ -9,10 +9,11 @@ import os
 import shlex
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rayrec.common.cpus import available_cpus
 from rayrec.common.ports import free_ports
@@ -42,6 +43,8 @@ SETTINGS = {
 _UNREAD_MESSAGES = ("grpc.http2.bdp_probe", 0)
 """gRPC receives 64 KiB of a message before it is read. With this probe it receives as much as the connection is fast:
 all of every message, of all clients at once, on this machine."""
+_LONGEST_ASKING = 5.0
+"""Seconds for all replicas to answer a question of the command."""
 _CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
 # The path of a socket has at most 107 bytes: after the folder come the node's id (56 bytes) and the socket's name.
 _LONGEST_FOLDER = 26
@@ -108,6 +111,25 @@ def look_often() -> None:
     from ray.serve._private import client
 
     client.CLIENT_POLLING_INTERVAL_S = 0.1
+
+
+def asking_replicas(application: str) -> "Callable[[str], list[Any]]":
+    """A function that calls a method of all replicas of an application; it returns nothing if not all answer soon."""
+    from ray import serve as ray_serve
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    handle = ray_serve.get_app_handle(application)
+    # Under `SETTINGS` a handle would belong to an event loop of its caller, and complain of its end.
+    handle._init(_run_router_in_separate_loop=True)
+
+    def ask(method: str) -> list[Any]:
+        try:
+            return handle.broadcast(method).results(timeout_s=_LONGEST_ASKING)
+        except (RayError, RayServeException, TimeoutError):  # of a replica that is gone
+            return []
+
+    return ask
 
 
 def shut_down_serve() -> None:

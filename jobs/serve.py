@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 
 _APPLICATION = "rayrec"
+_SECONDS_BETWEEN_LOOKS = 2.0
+"""How soon the command tells of another version that answers."""
 _LONGEST_WAIT = 30.0
 """Seconds until the proxy must have heard of a replica that runs."""
 
@@ -52,7 +54,8 @@ class ServeRequest(Request):
     log_folder: LocalPath | None = None
     """Folder for logs of JSON lines (requests, comparisons with a shadow), by default Ray Serve's logs."""
     token_file: LocalPath | None = None
-    """File of tokens, one a line; a request must carry one. By default those in RAYREC_SERVE_TOKENS, if any."""
+    """File of tokens, one a line; a request must carry one. `TOKEN admin` may also load and unload models. By default
+    those in RAYREC_SERVE_TOKENS, if any."""
     tls_certificate: LocalPath | None = None
     """Certificate chain for HTTPS, a PEM file; needs --tls-key."""
     tls_key: LocalPath | None = None
@@ -106,12 +109,20 @@ class ServeRequest(Request):
 
 
 def run(request: ServeRequest, progress: Progress) -> Result:
-    """Serve until interrupted, then stop in order."""
+    """Serve until interrupted, telling which versions answer, then stop in order."""
+    from cluster.ray_serve import asking_replicas
+    from serve.models.served_models import ServedModel, agreed, news
+
     interrupted = threading.Event()
     with serving(request, progress) as url, _on_interrupt(interrupted.set):
         progress.message("Ctrl-C stops the server")
-        while not interrupted.wait(1.0):
-            pass
+        ask = asking_replicas(_APPLICATION)
+        told: Mapping[str, ServedModel] = {}
+        while not interrupted.wait(_SECONDS_BETWEEN_LOOKS):
+            models = agreed(told, ask("states"))
+            for line in news(told, models):
+                progress.message(line)
+            told = models
     return Result(command="serve", details={"url": url})
 
 
@@ -193,7 +204,7 @@ def _deployed(arguments: "ServeArguments", request: ServeRequest) -> Iterator[No
                 port=request.grpc_port,
                 grpc_servicer_functions=["serve.protocols.grpc.service.add_to_server"],
                 request_timeout_s=timeout,
-                # The messages are not in the pool of descriptors that reflection reads.
+                # `add_to_server` does it, with the pool of descriptors that the messages are in.
                 enable_reflection=False,
             ),
             logging_config=LoggingConfig(enable_access_log=False),

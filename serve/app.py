@@ -25,7 +25,7 @@ from serve.arguments import ServeArguments
 from serve.engine.admission import Admission, set_of_this_replica
 from serve.http_app import create_app
 from serve.models.repository import StagedModels, scan
-from serve.models.served_models import ServedModels
+from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import ServedVersion
 from serve.models.updates import Updates, poll_forever
 from serve.operations.json_log import JsonLog
@@ -76,7 +76,7 @@ class ModelServer(GrpcMethods):
     """A replica: the models in its memory, their routes and calls, and the thread that loads new versions."""
 
     def __init__(
-        self, folders: dict[str, Path], settings: ServeConfig, log_folder: Path | None, tokens: frozenset[str]
+        self, folders: dict[str, Path], settings: ServeConfig, log_folder: Path | None, tokens: dict[str, bool]
     ) -> None:
         torch.set_num_threads(settings.threads_per_replica)
         # Arrow's own allocator would keep what large requests have used; the system's gives it back (`Memory`), but for
@@ -93,17 +93,21 @@ class ModelServer(GrpcMethods):
         models = ServedModels()
         admission = Admission(settings, tokens, metrics, access_log)
         set_of_this_replica(admission)
-        super().__init__(models, admission)
 
         def load(name: str, version: str, folder: Path) -> ServedVersion:
             return ServedVersion(name, version, folder, executor, settings, metrics, memory)
 
-        updates = Updates(folders, load, models, JsonLog("shadow", log_folder, replica))
+        updates = Updates(folders, load, models, JsonLog("shadow", log_folder, replica), metrics)
         updates.load_all()
+        super().__init__(models, admission, updates)
         poll_forever(updates, settings.poll_seconds)
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        return create_app(self._models, self._admission)
+        return create_app(self._models, self._admission, self._updates)
+
+    async def states(self) -> dict[str, ServedModel]:
+        """The models of the replica as they are now, for the command, which tells what changes."""
+        return {name: model.without_versions() for name, model in self._updates.states.items()}
 
     async def check_health(self) -> None:
         """Raises TimeoutError if the scoring thread is stuck: Serve asks every few seconds and replaces the replica."""

@@ -48,7 +48,8 @@ def named_folders(arguments: Sequence[str]) -> dict[str, Path]:
             is_registered = argument.startswith(REGISTRY_SCHEME)
             name = registered_name(argument) if is_registered else local_path(argument).absolute().name
             folder = argument
-        if not name or any(character in name for character in "/:?#%"):
+        # A folder's name that is not UTF-8 has lone surrogates.
+        if not name or any(character in "/:?#%" or "\ud800" <= character <= "\udfff" for character in name):
             raise ConfigError(f"model '{argument}': '{name}' cannot stand in a URL; give NAME=FOLDER with a plain name")
         if name in folders:
             raise ConfigError(f"model '{argument}': the name '{name}' is used twice; give NAME=FOLDER")

@@ -15,10 +15,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve.engine.admission import Admission
 from serve.errors import RequestError
 from serve.models.served_models import ServedModels
+from serve.models.updates import Updates
 from serve.openapi import document
 from serve.operations.metrics import of_all_nodes
 from serve.protocols import v1
 from serve.protocols.http import Gate, error_response
+from serve.protocols.v2 import repository
 from serve.protocols.v2 import routes as v2
 
 # The page contains its style and script, and talks to this server alone.
@@ -43,7 +45,7 @@ class Application(Starlette):
             await super().__call__(scope, receive, send)
 
 
-def create_app(models: ServedModels, admission: Admission) -> Starlette:
+def create_app(models: ServedModels, admission: Admission, updates: Updates) -> Starlette:
     """The application that answers for `models`, whatever they are at the moment of a request."""
     page = Path(__file__).with_name("playground.html").read_bytes()
 
@@ -75,6 +77,7 @@ def create_app(models: ServedModels, admission: Admission) -> Starlette:
         routes=[
             *v1.routes(models, admission),
             *v2.routes(models, admission),
+            *repository.routes(admission, updates),
             Route("/", playground),
             Route("/openapi.json", openapi),
             Route("/metrics", metrics),

@@ -4,18 +4,19 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+from rayrec.common.names import ascii_name
 from rayrec.config import ServeConfig
 from serve.engine.memory import Memory
 from serve.errors import RequestError
 from serve.operations.json_log import JsonLog
-from serve.operations.tokens import is_allowed
+from serve.operations.tokens import is_admin, is_allowed
 
 if TYPE_CHECKING:
     # Ray Serve's proxies import this module, and have no need of what counts scores.
@@ -64,7 +65,7 @@ class Admission:
     """Refuses requests that may not or cannot be answered, ends those that take too long, and records every one."""
 
     settings: ServeConfig
-    tokens: frozenset[str]
+    tokens: Mapping[str, bool]
     """The hashes of the tokens of which a request must have one (`read_tokens`); if empty, everybody may ask."""
     metrics: "ServingMetrics"
     access_log: JsonLog | None = None
@@ -116,10 +117,14 @@ class Admission:
             if size <= at_once_bytes:
                 yield parse()
                 return
-            content = await asyncio.get_running_loop().run_in_executor(self._parser, _attempt, parse)
-            if isinstance(content, RequestError):
-                raise content
-            yield content
+            yield await self.in_turn(parse)
+
+    async def in_turn(self, work: Callable[[], ResultT]) -> ResultT:
+        """What `work` makes of a body, in a thread that does one after the other. Raises RequestError as `work`."""
+        content = await asyncio.get_running_loop().run_in_executor(self._parser, _attempt, work)
+        if isinstance(content, RequestError):
+            raise content
+        return content
 
     def check(self, call: Call) -> None:
         """Raises RequestError: 401 no valid token, 413 too large."""
@@ -127,6 +132,12 @@ class Admission:
             headers = {"WWW-Authenticate": "Bearer"}
             raise RequestError(401, "no valid token; send 'Authorization: Bearer TOKEN' (gRPC: as metadata)", headers)
         require_size(call.size, self.settings)
+
+    def require_admin(self, call: Call) -> None:
+        """Raises RequestError 403 unless the request has the token of an administrator."""
+        if not is_admin(call.authorization, self.tokens):
+            how = "write the word 'admin' after a token in --token-file or RAYREC_SERVE_TOKENS ('TOKEN admin')"
+            raise RequestError(403, f"only who has an administrator's token may ask this; {how}")
 
     def unanswered(self, call: Call, error: Exception) -> RequestError:
         """Return what a client is told of an error that nobody expected; the log has it."""
@@ -139,13 +150,14 @@ class Admission:
     def record(self, call: Call, seconds: float) -> None:
         """Count a request that took so long, and log it."""
         status = call.status or CLIENT_LEFT
-        tags = {"model": call.model, "version": call.version, "method": call.method}
+        tags = {"model": ascii_name(call.model), "version": call.version, "method": call.method}
         self.metrics.requests.inc(1, {**tags, "status": str(status)})
         if call.method:
             self.metrics.seconds.observe(seconds, tags)
         if self.access_log is not None:
-            request = {name: getattr(call, name) for name in ("request_id", "client", "http_method", "path")}
-            self.access_log.write({**request, **tags, "status": status, "seconds": round(seconds, 6)})
+            noted = ("request_id", "client", "http_method", "path", "model", "version", "method")
+            request = {name: getattr(call, name) for name in noted}
+            self.access_log.write({**request, "status": status, "seconds": round(seconds, 6)})
 
 
 class _Limits:
@@ -210,9 +222,14 @@ def of_this_replica() -> Admission | None:
     return _replica[0] if _replica else None
 
 
+def limit_of(settings: ServeConfig) -> int:
+    """The most bytes of a body."""
+    return int(settings.max_body_mib * 2**20)
+
+
 def require_size(size: int, settings: ServeConfig) -> None:
     """Raises RequestError 413 for a body of more bytes than the limit."""
-    if size > settings.max_body_mib * 2**20:
+    if size > limit_of(settings):
         raise RequestError(413, f"the body is larger than {settings.max_body_mib:g} MiB; send several requests")
 
 

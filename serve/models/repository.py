@@ -4,8 +4,9 @@
     FOLDER/VERSION        model folders named by whole numbers: one model with versions
     FOLDER/NAME           folders of either kind: several models
 
-`serving.json` beside the versions of a model says which of them answer; without it the newest does. `scan` reads names
-and small files only, so that it can be called every second.
+`serving.json` beside the versions of a model says which of them answer; without it the newest does. It is the one
+place that says so, for all replicas and for those that start later. `scan` reads names and small files only, so that it
+can be called every second.
 """
 
 import os
@@ -17,10 +18,12 @@ from pathlib import Path
 from pydantic import NonNegativeFloat, ValidationError, model_validator
 
 from rayrec.common.errors import UserError
+from rayrec.common.files import write_atomically
 from rayrec.config import Config
 from rayrec.config.validation import describe_validation_error
 from rayrec.inference.folder.chain import chain_of, versions_in
 from rayrec.inference.folder.table_files import is_model_folder
+from rayrec.storage.files import delete_remote_files, new_remote_file
 from rayrec.storage.location import uri_of
 from rayrec.storage.staged import fetch
 
@@ -32,14 +35,16 @@ _FETCH_SECONDS = 30.0
 class Traffic(Config):
     """The content of `serving.json`: which versions of a model answer."""
 
-    weights: dict[str, NonNegativeFloat]
+    weights: dict[str, NonNegativeFloat] = {}
     """Version -> share of the requests that name no version; shares need not add up to 1."""
     shadow: str | None = None
     """A version that scores the same requests for comparison; its scores are never the answer."""
+    unloaded: bool = False
+    """No version answers, until the model is loaded again."""
 
     @model_validator(mode="after")
     def _some_version_answers(self) -> "Traffic":
-        if not any(self.weights.values()):
+        if not (any(self.weights.values()) or self.unloaded):
             raise ValueError("no version has a weight above 0; nobody would answer")
         return self
 
@@ -59,6 +64,21 @@ class Traffic(Config):
         except ValidationError as error:
             raise UserError(f"{path}: {describe_validation_error(error, cls)}") from None
 
+    @staticmethod
+    def save(traffic: "Traffic | None", folder: Path) -> None:
+        """Write `folder/serving.json`, of a staged folder at its URI; None removes it. Raises UserError, OSError."""
+        path, is_staged = folder / TRAFFIC_FILE, uri_of(folder) is not None
+        content = "" if traffic is None else traffic.model_dump_json(exclude_defaults=True) + "\n"
+        if is_staged and content:
+            with new_remote_file(path) as file:
+                file.write(content.encode())
+        elif is_staged:
+            delete_remote_files(path)
+        elif content:
+            write_atomically(path, content)
+        else:
+            path.unlink(missing_ok=True)
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -76,9 +96,9 @@ class StagedModels:
         self._folders = [folder for folder in folders if uri_of(folder) is not None]
         self._next = 0.0
 
-    def refresh(self) -> None:
-        """Fetch what is new, at most every 30 seconds. Raises UserError."""
-        if self._folders and time.monotonic() >= self._next:
+    def refresh(self, now: bool = False) -> None:
+        """Fetch what is new, at most every 30 seconds unless it is to be done `now`. Raises UserError."""
+        if self._folders and (now or time.monotonic() >= self._next):
             self._next = time.monotonic() + _FETCH_SECONDS
             for folder in self._folders:
                 fetch(folder, whole=True)
@@ -109,7 +129,7 @@ def fingerprint(folder: Path) -> int:
     files = []
     for needed in chain_of(folder):
         for root, _, names in os.walk(needed):
-            for path in sorted(os.path.join(root, name) for name in names):
+            for path in sorted(os.path.join(root, name) for name in names if name != TRAFFIC_FILE):
                 status = os.stat(path)
                 files.append((path, status.st_ino, status.st_size, status.st_mtime_ns))
     return hash(tuple(files))
@@ -126,7 +146,12 @@ def _model_source(folder: Path) -> ModelSource | None:
 
 def _models_in(folder: Path) -> dict[str, ModelSource]:
     children = [child for child in _children(folder) if not child.name.startswith(".")]
-    return {child.name: source for child in children if (source := _model_source(child)) is not None}
+    return {_as_text(child.name): source for child in children if (source := _model_source(child)) is not None}
+
+
+def _as_text(name: str) -> str:
+    """A folder's name without what is not UTF-8 in it, which neither JSON nor a URL can have."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _children(folder: Path) -> list[Path]:

@@ -5,7 +5,7 @@ keeps the version that it was given until it is answered.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,26 @@ class ServedModel:
             self.shadow.compare(version.version, rows, scores)
         return scores
 
+    def without_versions(self) -> "ServedModel":
+        """What answers and what does not, without what it answers with, for another process."""
+        return ServedModel(self.name, {}, self.weights, None, self.failed)
+
+    def news(self, before: "ServedModel | None") -> list[str]:
+        """Tell, a line each, what has changed since `before`: which versions answer, and what cannot be loaded."""
+        was = _shares(before.weights) if before is not None else ""
+        lines = []
+        if self.weights and (before is None or self.weights != before.weights):
+            verb = "answers" if len(self.weights) == 1 else "answer"
+            lines.append(f"model '{self.name}': version {_shares(self.weights)} {verb}{f' (was {was})' if was else ''}")
+        if not self.weights and (was or before is None):
+            lines.append(f"model '{self.name}': no version answers{f' (was {was})' if was else ''}")
+        stays = f"; version {_shares(self.weights)} stays" if self.weights else ""
+        for what, why in self.failed.items():
+            if before is None or before.failed.get(what) != why:
+                subject = f"version {what} cannot be loaded" if what.isdigit() else what
+                lines.append(f"model '{self.name}': {subject}: {why}{stays}")
+        return lines
+
     def describe(self) -> dict[str, Any]:
         """The state of each version, for clients."""
         total = sum(self.weights.values())
@@ -61,11 +81,45 @@ class ServedModel:
         return states
 
 
+def _shares(weights: Mapping[str, float]) -> str:
+    """`3`, or `3 (90%), 4 (10%)`."""
+    total = sum(weights.values())
+    if len(weights) == 1:
+        return next(iter(weights))
+    return ", ".join(f"{version} ({weight / total:.0%})" for version, weight in weights.items())
+
+
+def news(before: Mapping[str, ServedModel], models: Mapping[str, ServedModel]) -> list[str]:
+    """Tell, a line each, what has changed of the models by name."""
+    lines = [line for name, model in sorted(models.items()) for line in model.news(before.get(name))]
+    return lines + [f"model '{name}': removed" for name in sorted(before.keys() - models.keys())]
+
+
+def agreed(
+    before: Mapping[str, ServedModel], replicas: Sequence[Mapping[str, ServedModel]]
+) -> Mapping[str, ServedModel]:
+    """What replicas answer with, `before` where they differ: each of them looks at the folders for itself."""
+    models = {}
+    for name in {name for replica in replicas for name in replica}:
+        found = [replica.get(name, ServedModel(name, {}, {})) for replica in replicas]
+        failed = {what: why for one in found for what, why in one.failed.items()}
+        if all(one.weights == found[0].weights for one in found):
+            models[name] = ServedModel(name, {}, found[0].weights, None, failed)
+        elif name in before:
+            models[name] = ServedModel(name, {}, before[name].weights, None, failed)
+    return models if replicas else before
+
+
 class ServedModels:
     """The models of a replica by name; replaced by the thread that updates, read by the event loop."""
 
     def __init__(self) -> None:
         self.current: Mapping[str, ServedModel] = {}
+        """Those of which a version answers."""
+        self.absent: Mapping[str, str] = {}
+        """Those of which none does -> why."""
+        self.end_soon = False
+        """Set when the server is about to end: health checks fail, so that no more requests are sent to it."""
 
     @property
     def row_bytes(self) -> int:
@@ -76,6 +130,8 @@ class ServedModels:
     def model(self, name: str) -> ServedModel:
         """The model of that name. Raises RequestError 404 if there is none."""
         models = self.current
+        if name in self.absent:
+            raise RequestError(404, f"model '{name}': {self.absent[name]}")
         if name not in models:
             raise RequestError(404, f"no model '{name[:100]}'; {did_you_mean(name, sorted(models), 'models:')}")
         return models[name]

@@ -15,6 +15,7 @@ import ray
 from numpy.typing import NDArray
 from ray.util.metrics import Counter, Gauge, Histogram
 
+from rayrec.common.names import ascii_name, with_names
 from rayrec.features.few_rows import EncodedRows, PlainRows
 from rayrec.inference.folder.model_folder import ModelFolder
 from rayrec.inference.folder.origin import Origin
@@ -60,6 +61,9 @@ class ServingMetrics:
         self.data_time = Gauge(
             "rayrec_model_data_time_seconds", "Unix time of the newest row that the model was trained on.", _MODEL
         )
+        self.traffic = Gauge("rayrec_version_traffic", "Share of the requests that a version answers.", _MODEL)
+        self.switches = Counter("rayrec_version_switches", "Changes of the versions that answer.", ("model",))
+        self.failed_loads = Counter("rayrec_failed_loads", "Versions that were tried and not loaded.", _MODEL)
         self.deltas = Gauge("rayrec_deltas_applied", "Deltas that the model is made of, beside a whole one.", _MODEL)
 
 
@@ -108,7 +112,7 @@ class VersionStatistics:
 
     @property
     def _tags(self) -> dict[str, str]:
-        return {"model": self.model, "version": self.version}
+        return {"model": ascii_name(self.model), "version": self.version}
 
     def report_facts(self) -> None:
         """Report what does not change: Ray forgets a gauge that was not set for some 20 seconds."""
@@ -116,7 +120,7 @@ class VersionStatistics:
         self.metrics.data_time.set(self._data_time, self._tags)
         if self._reference is not None:
             for name, share in self._reference.unknown_share.items():
-                self.metrics.unknown_share.set(share, {**self._tags, "feature": name})
+                self.metrics.unknown_share.set(share, {**self._tags, "feature": ascii_name(name)})
 
     def note(self, scored: ScoredPass) -> None:
         """Note one pass."""
@@ -166,7 +170,7 @@ class VersionStatistics:
     def _report(self) -> None:
         self._reported = time.monotonic()
         for name, (unknown, ids) in self._ids.items():
-            tags = {**self._tags, "feature": name}
+            tags = {**self._tags, "feature": ascii_name(name)}
             # Ray's counters refuse zero.
             if ids:
                 self.metrics.ids.inc(ids, tags)
@@ -174,7 +178,7 @@ class VersionStatistics:
                 self.metrics.unknown_ids.inc(unknown, tags)
         for column, unknown in self._unknown.items():
             if unknown:
-                self.metrics.unknown_values.inc(unknown, {**self._tags, "column": column})
+                self.metrics.unknown_values.inc(unknown, {**self._tags, "column": ascii_name(column)})
         self._ids.clear()
         self._unknown.clear()
         if self._scores is None or self._reference is None or self._scores.sum() < _ENOUGH:
@@ -204,11 +208,11 @@ def _batches(passes: list[ScoredPass]) -> list[tuple[pa.RecordBatch | None, pa.R
 def of_all_nodes() -> bytes:
     """What the replicas of all nodes have published, as Ray collects it every ten seconds: lines of Prometheus' text.
 
-    Of rayrec's own metrics alone. A node that does not answer is left out.
+    Of rayrec's own metrics alone, with users' names as they are. A node that does not answer is left out.
     """
     nodes = [node for node in ray.nodes() if node["Alive"]]
     with ThreadPoolExecutor(_NODES_AT_ONCE) as pool:
-        return b"".join(pool.map(_of_node, nodes))
+        return with_names(b"".join(pool.map(_of_node, nodes)))
 
 
 def _of_node(node: dict[str, Any]) -> bytes:

@@ -1,51 +1,64 @@
 """API tokens that requests must have, from a file or the environment, never from a command line.
 
+The word `admin` after a token lets its holder load and unload models.
+
 Only their SHA-256 leaves the process that read them, so they are in no log and no state of Ray. Imports no Ray.
 """
 
 import hashlib
 import hmac
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from rayrec.common.errors import ConfigError, UserError
 
 TOKENS_VARIABLE = "RAYREC_SERVE_TOKENS"
 _SHORTEST = 16
+_ADMIN = "admin"
 
 
-def read_tokens(file: Path | None, environment: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """SHA-256 (hexadecimal) of the tokens in `file`, one a line, or else in the variable, separated by commas.
+def read_tokens(file: Path | None, environment: Mapping[str, str] = os.environ) -> dict[str, bool]:
+    """SHA-256 (hexadecimal) of the tokens in `file`, one a line, or else in the variable, separated by commas; and
+    whether each is an administrator's.
 
     Empty if neither is given: then everybody may ask. Raises UserError if the file cannot be read or has no token,
     ConfigError if the variable has none, or a token is short enough to be guessed.
     """
     if file is not None:
         try:
-            found = file.read_text().split()
+            words = file.read_text().split()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file}: cannot read tokens ({type(error).__name__}); write one a line") from None
-        if not found:
-            raise UserError(f"{file}: no token in it; write one a line")
         source = str(file)
     else:
-        found = [token.strip() for token in environment.get(TOKENS_VARIABLE, "").split(",") if token.strip()]
-        if not found and TOKENS_VARIABLE in environment:
-            # Of a Secret that was made by a command that failed, for one: nobody meant to open the server by it.
-            raise ConfigError(f"{TOKENS_VARIABLE}: no token in it; separate several by commas, or unset it")
+        words = environment.get(TOKENS_VARIABLE, "").replace(",", " ").split()
         source = TOKENS_VARIABLE
-    if any(len(token) < _SHORTEST for token in found):
+    tokens = {word: following == _ADMIN for word, following in pairwise([*words, ""]) if word != _ADMIN}
+    if not tokens and file is not None:
+        raise UserError(f"{file}: no token in it; write one a line")
+    if not tokens and TOKENS_VARIABLE in environment:
+        # Of a Secret that was made by a command that failed, for one: nobody meant to open the server by it.
+        raise ConfigError(f"{TOKENS_VARIABLE}: no token in it; separate several by commas, or unset it")
+    if any(len(token) < _SHORTEST for token in tokens):
         raise ConfigError(
             f"{source}: a token of fewer than {_SHORTEST} characters; make one with `openssl rand -hex 24`"
         )
-    return frozenset(_digest(token) for token in found)
+    return {_digest(token): is_admin for token, is_admin in tokens.items()}
 
 
-def is_allowed(authorization: str | None, tokens: frozenset[str]) -> bool:
+def is_allowed(authorization: str | None, tokens: Mapping[str, bool]) -> bool:
     """Whether the header `Authorization: Bearer TOKEN` has one of `tokens`; always, if there are none."""
-    if not tokens:
-        return True
+    return not tokens or _has_one(authorization, tokens)
+
+
+def is_admin(authorization: str | None, tokens: Mapping[str, bool]) -> bool:
+    """Whether the header has a token that is an administrator's; never, if there are none."""
+    return _has_one(authorization, [token for token, is_admin in tokens.items() if is_admin])
+
+
+def _has_one(authorization: str | None, tokens: Iterable[str]) -> bool:
     scheme, _, token = (authorization or "").partition(" ")
     digest = _digest(token.strip())
     # All are compared, each in constant time, so that the time reveals nothing.

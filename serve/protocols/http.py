@@ -5,6 +5,7 @@ Plain ASGI: the middleware of Starlette that reads requests costs as much as the
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pydantic_core
@@ -13,9 +14,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rayrec.config import ServeConfig
-from serve.engine.admission import CLIENT_LEFT, MOST_VALUES, Admission, Call, of_this_replica, request_id, require_size
+from serve.engine.admission import (
+    CLIENT_LEFT,
+    MOST_VALUES,
+    Admission,
+    Call,
+    limit_of,
+    of_this_replica,
+    request_id,
+    require_size,
+)
 from serve.errors import RequestError
+from serve.protocols.compression import IDENTITY, inflated, most_bytes, require_known
 
 _CALL, _BODY = "rayrec.call", "rayrec.body"
 """What the intake leaves in the scope of a request for those who answer it."""
@@ -45,20 +55,28 @@ class Intake:
             scope["headers"] = [*scope["headers"], (_REQUEST_ID, call.request_id.encode())]
         with admission.bodies.hold() as share:
             try:
-                async with admission.receive(call), share.arriving():
-                    # Bodies that are there in part would keep each other waiting.
-                    await share.grow(call.size)
-                    chunks = []
-                    async for chunk in _chunks(receive):
-                        share.arrived += len(chunk)
-                        require_size(share.arrived, admission.settings)
-                        await share.grow(max(0, share.arrived - share.held))
-                        chunks.append(chunk)
+                async with admission.receive(call):
+                    encoding = _encoding(headers)
+                    async with share.arriving():
+                        # Bodies that are there in part would keep each other waiting.
+                        await share.grow(call.size)
+                        chunks = []
+                        async for chunk in _chunks(receive):
+                            share.arrived += len(chunk)
+                            require_size(share.arrived, admission.settings)
+                            await share.grow(max(0, share.arrived - share.held))
+                            chunks.append(chunk)
+                        body = b"".join(chunks)
+                        chunks.clear()
+                        if encoding != IDENTITY:
+                            await share.grow(most_bytes(len(body), limit_of(admission.settings)))
+                    if encoding != IDENTITY:
+                        body = await _inflated(body, admission)
+                        share.shrink(len(body))
             except RequestError as error:
                 await error_response(error, call.request_id)(scope, receive, send)
                 return
-            body = scope[_BODY] = b"".join(chunks)
-            chunks.clear()
+            scope[_BODY] = body
             await self.app(scope, _received(body, receive), send)
 
 
@@ -149,20 +167,33 @@ def call_of(request: Request) -> Call:
     return call
 
 
-async def read_body(request: Request, settings: ServeConfig) -> bytes:
-    """The whole body, read no further than the limit. Raises RequestError: 413 too large, 415 compressed."""
-    encoding = headers_of(request.scope).get(b"content-encoding", b"identity").decode("latin-1")
-    if encoding.lower() != "identity":
-        raise RequestError(415, f"Content-Encoding '{encoding[:50]}': send the body as it is")
+async def read_body(request: Request, admission: Admission) -> bytes:
+    """The whole body, inflated, read no further than the limit.
+
+    Raises RequestError: 400 not what its encoding says, 413 too large, 415 an encoding that is not read.
+    """
     if _BODY in request.scope:
         body: bytes = request.scope[_BODY]
         return body
+    encoding = _encoding(headers_of(request.scope))
     chunks, size = [], 0
     async for chunk in _chunks(request.receive):
         size += len(chunk)
-        require_size(size, settings)
+        require_size(size, admission.settings)
         chunks.append(chunk)
-    return b"".join(chunks)
+    body = b"".join(chunks)
+    return body if encoding == IDENTITY else await _inflated(body, admission)
+
+
+async def _inflated(body: bytes, admission: Admission) -> bytes:
+    return await admission.in_turn(partial(inflated, body, limit_of(admission.settings)))
+
+
+def _encoding(headers: Mapping[bytes, bytes]) -> str:
+    """How a body is compressed. Raises RequestError 415 for an encoding that is not read."""
+    encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip().lower() or IDENTITY
+    require_known(encoding)
+    return encoding
 
 
 def parse_json(body: bytes, example: str) -> Any:

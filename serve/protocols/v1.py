@@ -186,7 +186,7 @@ async def _content(
     is_arrow = given.partition(";")[0].strip().lower() == arrow.MEDIA_TYPE
     if is_arrow and verb != "predict":
         raise RequestError(415, f"':{verb}' takes JSON; Arrow is for :predict")
-    body = await read_body(request, admission.settings)
+    body = await read_body(request, admission)
     if is_arrow:
         return await _predict_columns(model, chosen, body, admission), arrow.MEDIA_TYPE
     return await VERBS[verb](model, chosen, body, admission), "application/json"

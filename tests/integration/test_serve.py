@@ -172,7 +172,7 @@ def test_triton_client_reads_what_is_served(triton: InferenceServerClient) -> No
     assert triton.is_model_ready("dlrm", "1")
     assert not triton.is_model_ready("dlrm", "2")
     assert not triton.is_model_ready("other")
-    assert triton.get_server_metadata()["extensions"] == ["binary_tensor_data"]
+    assert triton.get_server_metadata()["extensions"] == ["binary_tensor_data", "model_repository"]
     told = triton.get_model_metadata("dlrm", "1")
     assert told["versions"] == ["1"]
     assert [entry["name"] for entry in told["inputs"]] == ["I1", "I2", "I3", "C1", "C2", "C3", "C4", "M1"]

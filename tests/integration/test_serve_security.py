@@ -1,20 +1,26 @@
 """A server with tokens, one with HTTPS; time limits; and an end that answers what was begun."""
 
 import datetime
+import gzip
+import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import quote
 
+import grpc
 import pytest
 import requests
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from jobs.serve import ServeRequest, serving
 from rayrec.common.ports import free_port
@@ -25,6 +31,8 @@ from tests.model_folders import make_model_folder
 
 TOKEN = "0123456789abcdef"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+ADMIN = "fedcba9876543210"
+SHOPS = "Läden 点"
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
@@ -51,6 +59,8 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
 
 
 class Server:
+    grpc_address: str
+
     def __init__(self, url: str, stack: ExitStack) -> None:
         self.url, self.stack = url, stack
 
@@ -62,11 +72,15 @@ class Server:
 
 def make_server(base: Path, stack: ExitStack, **settings: float) -> Server:
     make_model_folder(base / "dlrm")
+    make_model_folder(base / SHOPS)
     recipe = load_recipe(base / "dlrm/config.yaml", [f"serve.{name}={value}" for name, value in settings.items()])
     (base / "dlrm/config.yaml").write_text(dump_recipe(recipe))
-    (base / "tokens").write_text(TOKEN)
-    request = ServeRequest(model=(base / "dlrm",), port=free_port(), token_file=base / "tokens")
-    return Server(stack.enter_context(serving(request, SilentProgress())), stack)
+    (base / "tokens").write_text(f"{TOKEN}\n{ADMIN} admin\n")
+    ports = {"host": "0.0.0.0", "port": free_port(), "grpc_port": free_port()}
+    request = ServeRequest(model=(base / "dlrm", base / SHOPS), token_file=base / "tokens", **ports)
+    server = Server(stack.enter_context(serving(request, SilentProgress())), stack)
+    server.grpc_address = f"127.0.0.1:{request.grpc_port}"
+    return server
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +95,45 @@ def test_tokens(server: Server) -> None:
     refused = server.post(1, {"Authorization": "Bearer wrong"})
     assert (refused.status_code, list(refused.json())) == (401, ["error"])
     assert requests.get(f"{server.url}/healthz", timeout=60).json() == {"status": "ok"}
+
+
+def test_administrators_unload_and_load(server: Server) -> None:
+    """Of a model whose name is not ASCII, while another one answers; behind HAProxy, over HTTP and gRPC."""
+    shops, repository = quote(SHOPS), f"{server.url}/v2/repository"
+    packed = {**HEADERS, "Content-Encoding": "gzip"}
+
+    def ask(name: str = shops, body: bytes = gzip.compress(b'{"instances": [{}, {}]}')) -> requests.Response:
+        return requests.post(f"{server.url}/v1/models/{name}:predict", body, headers=packed, timeout=60)
+
+    def change(what: str, token: str = ADMIN) -> int:
+        headers = {"Authorization": f"Bearer {token}"}
+        return requests.post(f"{repository}/models/{shops}/{what}", headers=headers, timeout=60).status_code
+
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        def health(name: str) -> int:
+            return stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60).status
+
+        serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+        assert ask().json()["model"] == SHOPS
+        assert ask(body=gzip.compress(bytes(2**27))).status_code == 413
+        assert health("") == health(SHOPS) == serving
+        assert change("unload", TOKEN) == 403
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SHOPS), timeout=60)
+        assert next(watch).status == serving
+        assert change("unload") == 200
+        assert (ask().status_code, ask("dlrm").status_code) == (404, 200)
+        assert next(watch).status == health(SHOPS) == not_serving
+        assert (health(""), health("dlrm")) == (serving, serving)
+        assert change("load") == 200
+        assert (ask().status_code, health(SHOPS)) == (200, serving)
+    # Ray collects metrics every ten seconds.
+    deadline = time.monotonic() + 60
+    wanted = re.compile(r'^ray_rayrec_version_switches_total{.*model="Läden 点".*} 2', re.MULTILINE)
+    while not wanted.search(requests.get(f"{server.url}/metrics", headers=HEADERS, timeout=60).content.decode()):
+        assert time.monotonic() < deadline
+        time.sleep(1)
 
 
 @pytest.mark.minutes

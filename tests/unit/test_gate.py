@@ -104,7 +104,7 @@ def test_tokens_that_are_no_use(tmp_path: Path) -> None:
     for file in ("empty", "absent"):
         with pytest.raises(UserError, match=file):
             read_tokens(tmp_path / file, {})
-    for nothing in ("", " , "):
+    for nothing in ("", " , ", "admin"):
         with pytest.raises(ConfigError, match="RAYREC_SERVE_TOKENS: no token in it"):
             read_tokens(None, {"RAYREC_SERVE_TOKENS": nothing})
     with pytest.raises(ConfigError, match="RAYREC_SERVE_TOKENS: a token of fewer than 16") as raised:
@@ -133,7 +133,7 @@ async def reading(scope: Scope, receive: Receive, send: Send) -> None:
     async def disconnected() -> Any:
         return {"type": "http.disconnect"}
 
-    await read_body(Request(scope, disconnected), SETTINGS)
+    await read_body(Request(scope, disconnected), Admission(SETTINGS, {}, METRICS))
 
 
 async def leaving(scope: Scope, receive: Receive, send: Send) -> None:

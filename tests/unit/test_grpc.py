@@ -6,6 +6,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import numpy as np
@@ -108,7 +109,7 @@ def test_the_descriptor_is_that_of_the_proto_file() -> None:
     compiled = Path(proto.__file__).with_name("open_inference.binpb").read_bytes()
     (file,) = descriptor_pb2.FileDescriptorSet.FromString(compiled).file
     assert _declared(text) == _compiled(file.message_type)
-    assert len(_declared(text)) == 18
+    assert len(_declared(text)) == 26
     calls = [(call.name, call.input_type, call.output_type) for call in file.service[0].method]
     assert re.findall(r"rpc (\w+)\((\w+)\) returns \((\w+)\)", text) == [
         (name, asked.rpartition(".")[2], answered.rpartition(".")[2]) for name, asked, answered in calls
@@ -117,7 +118,7 @@ def test_the_descriptor_is_that_of_the_proto_file() -> None:
 
 
 def test_serve_passes_its_context() -> None:
-    for name in proto.METHODS:
+    for name in proto.PATHS:
         assert list(inspect.signature(getattr(GrpcMethods, name)).parameters) == ["self", "request", "grpc_context"]
         assert getattr(GrpcMethods, name).__name__ == name
 
@@ -303,7 +304,7 @@ def test_calls(predictor: Predictor, case: str) -> None:
     metrics, models, context = ServingMetrics(), ServedModels(), Context(**sent)
     settings = ServeConfig(max_rows_per_request=10, max_body_mib=2000 / 2**20, request_timeout_seconds=20)
     tokens = read_tokens(None, {"RAYREC_SERVE_TOKENS": TOKEN})
-    methods = GrpcMethods(models, Admission(settings, tokens, metrics))
+    methods = GrpcMethods(models, Admission(settings, tokens, metrics), Mock())
     with ThreadPoolExecutor(1) as pool:
         version = ServedVersion("m", "1", predictor.folder, pool, ServeConfig(), metrics, TableMemory(2**30))
         models.current = {"m": ServedModel("m", {"1": version}, {"1": 1.0})}

@@ -2,8 +2,11 @@
 
 import asyncio
 import gc
+import gzip
 import json
+import tracemalloc
 import weakref
+import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,6 +16,8 @@ from unittest.mock import Mock
 import grpc
 import pytest
 from ray.serve._private.grpc_util import gRPCGenericServer
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rayrec.config import ServeConfig
@@ -22,9 +27,10 @@ from serve.engine.admission import Admission, set_of_this_replica
 from serve.errors import RequestError
 from serve.operations.metrics import ServingMetrics
 from serve.operations.tokens import read_tokens
+from serve.protocols.compression import inflated
 from serve.protocols.grpc import proto
 from serve.protocols.grpc.service import add_to_server
-from serve.protocols.http import Intake, middlewares, parse_json
+from serve.protocols.http import Intake, error_response, middlewares, parse_json, read_body
 
 TOKEN = "0123456789abcdef"
 METRICS = ServingMetrics()
@@ -46,8 +52,10 @@ def admission(monkeypatch: pytest.MonkeyPatch) -> Iterator[Admission]:
 class Client:
     """A client of the intake, which sends pieces, each after a pause."""
 
-    def __init__(self, *pieces: bytes, pause: float = 0.0, stated: int | None = None, token: bool = True) -> None:
-        self.left, self.pause, self.stated, self.token = list(pieces), pause, stated, token
+    def __init__(
+        self, *pieces: bytes, pause: float = 0.0, stated: int | None = None, token: bool = True, encoding: str = ""
+    ) -> None:
+        self.left, self.pause, self.stated, self.token, self.encoding = list(pieces), pause, stated, token, encoding
         self.taken = 0
         self.status, self.answer, self.headers = 0, b"", dict[str, str]()
 
@@ -68,6 +76,8 @@ class Client:
     async def ask(self, app: Any) -> "Client":
         length = (b"transfer-encoding", b"chunked") if self.stated is None else (b"content-length", b"%d" % self.stated)
         headers = [length, *([(b"authorization", f"Bearer {TOKEN}".encode())] if self.token else [])]
+        if self.encoding:
+            headers.append((b"content-encoding", self.encoding.encode()))
         scope = {"type": "http", "method": "POST", "path": "/v1/models/m:predict", "headers": headers}
         await asyncio.wait_for(Intake(app)(scope, self.receive, self.send), 10)
         return self
@@ -106,6 +116,58 @@ def test_what_is_refused_is_not_read_further(client: Client, status: int, taken:
     if status != 200:
         assert len(client.headers["x-request-id"]) == 32
         assert list(json.loads(client.answer)) == ["error"]
+
+
+GZIPPED = gzip.compress(b"a" * 900)
+COMPRESSED: dict[str, tuple[bytes, str, int, str]] = {
+    "gzip": (GZIPPED, "gzip", 200, ""),
+    "its other name": (GZIPPED, "X-GZip", 200, ""),
+    "deflate": (zlib.compress(b"a" * 900), "deflate", 200, ""),
+    "as it is": (b"a" * 900, "identity", 200, ""),
+    "a bomb": (gzip.compress(bytes(2**19)), "gzip", 413, "the body inflates to more than 0.000976562 MiB"),
+    "cut": (GZIPPED[:-9], "gzip", 400, "the compressed body ends too early"),
+    "two": (GZIPPED * 2, "gzip", 400, "the compressed body goes on after its end"),
+    "nothing": (b"", "gzip", 400, "the compressed body ends too early"),
+    "plain": (b"a" * 900, "gzip", 400, "the body is not what its Content-Encoding says"),
+    "damaged": (GZIPPED[:-8] + bytes(4) + GZIPPED[-4:], "gzip", 400, "the body is not what its Content-Encoding says"),
+    "another": (b"a" * 900, "br", 415, "Content-Encoding 'br': send gzip, deflate, or the body as it is"),
+    "two encodings": (b"a" * 900, "gzip, deflate", 415, "Content-Encoding 'gzip, deflate': send"),
+}
+
+
+@pytest.mark.parametrize("case", COMPRESSED)
+@pytest.mark.parametrize("behind_intake", [True, False], ids=["intake", "proxy"])
+def test_compressed_bodies(
+    admission: Admission, monkeypatch: pytest.MonkeyPatch, case: str, behind_intake: bool
+) -> None:
+    """Both where Ray Serve hands over what the intake has received, and where it hands over the connection."""
+    body, encoding, status, message = COMPRESSED[case]
+
+    async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            answer: Response = Response(await read_body(Request(scope, receive), admission))
+        except RequestError as error:
+            answer = error_response(error)
+        await answer(scope, receive, send)
+
+    if not behind_intake:
+        monkeypatch.setattr(admission_module, "_replica", [])
+    client = asyncio.run(Client(body[:20], body[20:], encoding=encoding).ask(answering))
+    assert client.status == status
+    if status == 200:
+        assert client.answer == b"a" * 900
+    else:
+        assert message in json.loads(client.answer)["error"]
+
+
+def test_a_bomb_is_not_inflated_to_its_end() -> None:
+    bomb = gzip.compress(bytes(2**26))
+    tracemalloc.start()
+    with pytest.raises(RequestError, match="inflates to more than 1 MiB"):
+        inflated(bomb, 2**20)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**23
 
 
 def test_slow_bodies_make_room_for_others() -> None:

@@ -308,7 +308,7 @@ def test_names(case: str) -> None:
     assert {name: str(path) for name, path in named_folders(arguments).items()} == expected
 
 
-@pytest.mark.parametrize("arguments", [["/a/m", "/b/m"], ["x:y=/a"], ["=/a"], ["/"]])
+@pytest.mark.parametrize("arguments", [["/a/m", "/b/m"], ["x:y=/a"], ["=/a"], ["/"], ["/models/caf\udce9"]])
 def test_unfit_names(arguments: list[str]) -> None:
     with pytest.raises(ConfigError, match="give NAME=FOLDER"):
         named_folders(arguments)

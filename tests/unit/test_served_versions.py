@@ -1,12 +1,15 @@
 """Versions of models: what is found in folders, what is loaded, when it answers, and what happens when it may not."""
 
 import asyncio
+import errno
 import json
+import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,13 +21,15 @@ from rayrec.inference.folder.examples import EXAMPLES_FILE, Examples
 from rayrec.inference.folder.model_folder import ModelFolder, copy
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import load_model
+from serve.engine.admission import Admission, Call
 from serve.errors import RequestError
 from serve.models.repository import Traffic, scan
-from serve.models.served_models import ServedModels
+from serve.models.served_models import ServedModel, ServedModels, agreed, news
 from serve.models.served_version import Rows, ServedVersion
 from serve.models.updates import Updates
 from serve.operations.json_log import JsonLog
 from serve.operations.metrics import ServingMetrics
+from serve.operations.tokens import read_tokens
 from tests.model_days import ModelDays
 from tests.model_folders import make_model_folder, make_raw_rows
 
@@ -48,7 +53,7 @@ class Server:
         self.models = ServedModels()
         self.loads: list[tuple[str, str]] = []
         self._executor = executor
-        self.updates = Updates(folders, self._load, self.models, JsonLog("shadow", log_folder, "test"))
+        self.updates = Updates(folders, self._load, self.models, JsonLog("shadow", log_folder, "test"), METRICS)
         self.updates.load_all()
 
     def _load(self, name: str, version: str, folder: Path) -> ServedVersion:
@@ -93,12 +98,13 @@ def test_scan(made: Path, tmp_path: Path) -> None:
     for target in ("many/a", "many/b/1", "many/b/10", "many/b/9", "many/b/latest"):
         shutil.copytree(made / "1", tmp_path / target)
     (tmp_path / "many/empty").mkdir()
-    found = scan({"x": tmp_path / "many/a", "y": tmp_path / "many/b", "ignored": tmp_path / "many"})
+    os.rename(tmp_path / "many/b", os.fsencode(tmp_path) + b"/many/b\xff")
+    found = scan({"x": tmp_path / "many/a", "y": tmp_path / "many/b\udcff", "ignored": tmp_path / "many"})
     assert {name: list(source.versions) for name, source in found.items()} == {
         "x": ["1"],
         "y": ["10", "9", "1"],
         "a": ["1"],
-        "b": ["10", "9", "1"],
+        "b\ufffd": ["10", "9", "1"],
     }
     with pytest.raises(UserError, match="'a' is used twice"):
         scan({"a": tmp_path / "many/a", "ignored": tmp_path / "many"})
@@ -336,6 +342,199 @@ def test_every_look_reports_what_is_loaded(
         # Version 5 was made without an origin.
         times = {version: None if version == "5" else 1000.0 * days for version, days in loaded.items()}
         assert METRICS.data_time.values == times
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """The lines of the replica's log."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("ray.serve.rayrec")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+
+
+def test_an_error_of_one_model_stays_its_own(
+    made: Path, tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+) -> None:
+    for name in ("a", "b", "c"):
+        shutil.copytree(made / "1", tmp_path / f"all/{name}/1")
+    server = Server({"all": tmp_path / "all"}, tmp_path, executor)
+    reported: list[str] = []
+    broken = {"a": ValueError("no tag"), "c": KeyError("x")}
+    for name, model in server.models.current.items():
+
+        def report(name: str = name) -> None:
+            reported.append(name)
+            if name in broken:
+                raise broken[name]
+
+        monkeypatch.setattr(model.versions["1"].statistics, "report_facts", report)
+    logged.clear()
+    server.poll(3)
+    assert reported == ["a", "b", "c"] * 3
+    assert logged == [f"model '{name}': its metrics are not reported: {error}" for name, error in broken.items()]
+    monkeypatch.setattr(server.updates, "_model", Mock(side_effect=[broken["c"], server.models.current["b"]] * 2))
+    shutil.rmtree(tmp_path / "all/c")
+    server.poll(2)
+    assert set(server.models.current) == {"a", "b"}
+    assert logged[2:] == ["model 'a': it stays as it is: 'x'", "model 'c': removed"]
+
+
+def test_names_in_every_script_have_metrics(made: Path, tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    """Ray's metrics themselves refuse what is not ASCII."""
+    name = "Größe % 点击"
+    shutil.copytree(made / "1", tmp_path / name / "1")
+    server = Server({name: tmp_path / name}, tmp_path, executor)
+    (version,) = server.models.current[name].versions.values()
+    version.statistics._reference = Mock(unknown_share={"größe": 0.5})
+    version.statistics.report_facts()
+    asyncio.run(version.score(Rows(version.predictor.raw_rows.from_rows([{}]))))
+    version.statistics._ids["größe"], version.statistics._unknown["größe"] = (1, 2), 1
+    version.statistics._report()
+    call = Call("1", "", "POST", "/", None, 0, needs_token=False, model=name, version="1", method="predict")
+    Admission(ServeConfig(), read_tokens(None, {}), METRICS).record(call, 0.1)
+    damage(tmp_path / name / "1")
+    with pytest.raises(UserError, match="self-check failed"):
+        Server({name: tmp_path / name}, tmp_path, executor)
+
+
+def test_what_changes_is_told_and_counted(
+    model: Path, made: Path, tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch,
+    logged: list[str],
+) -> None:  # fmt: skip
+    counters = {name: Mock() for name in ("switches", "failed_loads", "traffic")}
+    for name, counter in counters.items():
+        monkeypatch.setattr(METRICS, name, counter)
+    server = Server({"m": model}, tmp_path, executor)
+    for version in ("2", "3"):
+        shutil.copytree(made / version, model / version)
+    damage(model / "3")
+    server.poll(4)
+    traffic(model, '{"weights": {"1": 3, "2": 1}}')
+    server.poll()
+    traffic(model, "{")
+    server.poll()
+    told = [line.partition("/C2")[0].partition("json: ")[0] for line in logged]
+    assert told == [
+        "model 'm': version 1 answers",
+        "model 'm': version 2 answers (was 1)",
+        "model 'm': version 3 cannot be loaded: examples.",
+        "model 'm': version 1 (75%), 2 (25%) answer (was 2)",
+        "model 'm': serving.",
+    ]
+    assert logged[-1].endswith("; version 1 (75%), 2 (25%) stays")
+    assert [call.args for call in counters["switches"].inc.call_args_list] == [(1, {"model": "m"})] * 2
+    assert [call.args for call in counters["failed_loads"].inc.call_args_list] == [(1, {"model": "m", "version": "3"})]
+    shares = {call.args[1]["version"]: call.args[0] for call in counters["traffic"].set.call_args_list}
+    assert shares == {"1": 0.75, "2": 0.25}
+
+
+def test_unloaded_models_do_not_answer_until_they_are_loaded(
+    model: Path, made: Path, tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    shutil.copytree(made / "2", model / "2")
+    one, other = (Server({"m": model}, tmp_path, executor) for _ in range(2))
+    one.updates.unload("m")
+    other.poll(1)
+    later = Server({"m": model}, tmp_path, executor)
+    for server in (one, other, later):
+        assert server.models.current == {}
+        with pytest.raises(RequestError, match="model 'm': it is unloaded; POST /v2/repository/models/m/load") as told:
+            server.models.model("m")
+        assert told.value.status == 404
+        assert {(entry["version"], entry["state"]) for entry in server.updates.index()} == {
+            ("1", "UNAVAILABLE"),
+            ("2", "UNAVAILABLE"),
+        }
+    one.updates.load("m")
+    other.poll(1)
+    assert one.versions() == other.versions() == {"2"}
+    assert not (model / "serving.json").exists()
+    one.updates.load("m", "1")
+    later.poll()
+    assert one.versions() == later.versions() == {"1"}
+    assert one.updates.index() == [
+        {"name": "m", "version": "2", "state": "UNAVAILABLE", "reason": ""},
+        {"name": "m", "version": "1", "state": "READY", "reason": ""},
+    ]
+
+
+def test_unloading_keeps_how_traffic_was_split(
+    model: Path, made: Path, tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    shutil.copytree(made / "2", model / "2")
+    traffic(model, '{"weights": {"1": 9}, "shadow": "2"}')
+    server = Server({"m": model}, tmp_path, executor)
+    server.updates.unload("m")
+    server.updates.load("m")
+    assert Traffic.load(model) == Traffic(weights={"1": 9}, shadow="2")
+    assert server.versions() == {"1", "2"}
+
+
+def test_a_version_that_does_not_load_changes_nothing(
+    model: Path, made: Path, tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    server = Server({"m": model}, tmp_path, executor)
+    shutil.copytree(made / "2", model / "2")
+    damage(model / "2")
+    with pytest.raises(
+        RequestError, match=r"model 'm', 2: examples.json: the self-check failed.*; nothing was changed"
+    ):
+        server.updates.load("m", "2")
+    for name, version, message in (("m", "7", "no version '7' of model 'm'; there are: 2, 1"), ("n", None, "no model")):
+        with pytest.raises(RequestError, match=message):
+            server.updates.load(name, version)
+    assert not (model / "serving.json").exists()
+    assert server.versions() == {"1"}
+    shutil.copytree(made / "3", model / "3")
+    server.updates.load("m", "3")
+    assert server.versions() == {"3"}, "who loads a version says that its files are whole"
+    traffic(model, "[]")
+    with pytest.raises(RequestError, match=r"^model 'm': serving.json: ") as told:
+        server.updates.unload("m")
+    assert told.value.status == 409
+
+
+def test_a_folder_that_cannot_be_written_is_told(
+    model: Path, tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server({"m": model}, tmp_path, executor)
+    error = OSError(errno.EROFS, "Read-only file system", str(model / "serving.json"))
+    monkeypatch.setattr(Traffic, "save", Mock(side_effect=error))
+    for change in (server.updates.unload, server.updates.load):
+        with pytest.raises(RequestError, match=r"model 'm': .*Read-only file system: 'serving.json'") as told:
+            change("m")
+        assert told.value.status == 409
+    assert server.versions() == {"1"}
+
+
+def test_the_command_tells_what_all_replicas_agree_on() -> None:
+    def model(weights: dict[str, float], **failed: str) -> dict[str, ServedModel]:
+        return {"m": ServedModel("m", {}, weights, None, failed)}
+
+    new, old, split = model({"3": 1.0}), model({"2": 1.0}), model({"2": 9.0, "3": 1.0})
+    broken = model({"3": 1.0}, **{"4": "no weights"})
+    looks: list[tuple[list[dict[str, ServedModel]], list[str]]] = [
+        ([old, old], ["model 'm': version 2 answers"]),
+        ([new, old], []),
+        ([], []),
+        ([new, new], ["model 'm': version 3 answers (was 2)"]),
+        ([new, broken], ["model 'm': version 4 cannot be loaded: no weights; version 3 stays"]),
+        ([broken, broken], []),
+        ([split, split], ["model 'm': version 2 (90%), 3 (10%) answer (was 3)"]),
+        ([split, {}], []),
+        ([model({}), model({})], ["model 'm': no version answers (was 2 (90%), 3 (10%))"]),
+        ([{}, {}], ["model 'm': removed"]),
+        ([old, {}], []),
+    ]
+    told: Mapping[str, ServedModel] = {}
+    for replicas, lines in looks:
+        models = agreed(told, replicas)
+        assert news(told, models) == lines
+        told = models
 
 
 def test_models_come_and_go(made: Path, tmp_path: Path, executor: ThreadPoolExecutor) -> None:

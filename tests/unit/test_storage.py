@@ -24,7 +24,7 @@ from rayrec.storage.journal import Journal, LocalFile
 from rayrec.storage.location import here, local_path, location, resolve, shown, staging_root, uri_of
 from rayrec.storage.staged import fetch, mirrored
 from rayrec.storage.transfer import Upload, is_output
-from serve.models.repository import StagedModels
+from serve.models.repository import StagedModels, Traffic
 from tests.model_days import ModelDays, raw_rows
 
 URI = "s3://bucket/exp/run"
@@ -467,6 +467,23 @@ def test_a_server_looks_for_new_versions_now_and_then(bucket: Path, monkeypatch:
     monkeypatch.setattr(time, "monotonic", lambda: now + 31)
     served.refresh()
     assert [path.name for path in models.iterdir()] == ["2"]
+
+
+def test_a_model_is_unloaded_at_its_uri_for_all_machines(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(bucket / "models", {"m/1/schema.json": "{}"})
+    unloaded = Traffic(weights={"1": 1.0}, unloaded=True)
+    for machine, traffic in (("one", unloaded), ("two", None)):
+        use_machine(tmp_path / machine, monkeypatch)
+        folder = local_path("s3://bucket/models") / "m"
+        served = StagedModels([folder.parent])
+        served.refresh()
+        assert Traffic.load(folder) == (unloaded if machine == "two" else None)
+        Traffic.save(traffic, folder)
+        served.refresh(now=True)
+        assert Traffic.load(folder) == traffic
+        assert (bucket / "models/m/serving.json").exists() == (machine == "one")
 
 
 class _ShortFile:

@@ -1,4 +1,4 @@
-"""The message classes of `open_inference.proto`, from its compiled descriptor `open_inference.binpb`.
+"""The message classes of `open_inference.proto`, from its compiled descriptor `open_inference.binpb`, and of health.
 
 After a change to the .proto file, make the descriptor again with the package grpcio-tools:
 
@@ -10,16 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+# A pool of its own: generated code would add the messages to the pool of the process, where a client's copy of the same
+# names (Triton's, KServe's) would clash with them.
+POOL = descriptor_pool.DescriptorPool()
+"""Describes every service of the server, for reflection."""
 
 
 def _load_service() -> Any:
     compiled = Path(__file__).with_name("open_inference.binpb").read_bytes()
     (file,) = descriptor_pb2.FileDescriptorSet.FromString(compiled).file
-    # A pool of its own: generated code would add the messages to the pool of the process, where a client's copy of
-    # the same names (Triton's, KServe's) would clash with them.
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    return pool.FindServiceByName(f"{file.package}.GRPCInferenceService")
+    for content in (file.SerializeToString(), *(m.DESCRIPTOR.serialized_pb for m in (health_pb2, reflection_pb2))):
+        POOL.AddSerializedFile(content)
+    return POOL.FindServiceByName(f"{file.package}.GRPCInferenceService")
 
 
 def _call(name: str) -> tuple[Any, Any]:
@@ -37,3 +42,10 @@ ServerMetadataRequest, ServerMetadataResponse = _call("ServerMetadata")
 ModelReadyRequest, ModelReadyResponse = _call("ModelReady")
 ModelMetadataRequest, ModelMetadataResponse = _call("ModelMetadata")
 ModelInferRequest, ModelInferResponse = _call("ModelInfer")
+RepositoryIndexRequest, RepositoryIndexResponse = _call("RepositoryIndex")
+RepositoryModelLoadRequest, RepositoryModelLoadResponse = _call("RepositoryModelLoad")
+RepositoryModelUnloadRequest, RepositoryModelUnloadResponse = _call("RepositoryModelUnload")
+HEALTH = "grpc.health.v1.Health"
+CheckRequest, CheckResponse = health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse
+PATHS = {name: f"/{SERVICE}/{name}" for name in METHODS} | {"Check": f"/{HEALTH}/Check"}
+"""The paths of the calls that Ray Serve hands to a replica."""

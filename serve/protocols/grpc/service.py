@@ -1,28 +1,36 @@
 """gRPC through Ray Serve's own server: the calls of the Open Inference Protocol, admitted as HTTP's requests are."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from importlib.metadata import version as installed_version
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
+from grpc_reflection.v1alpha import reflection
 
-from serve.engine.admission import Admission, Call, of_this_replica, request_id
+from serve.engine.admission import Admission, Call, limit_of, of_this_replica, request_id
 from serve.errors import RequestError
 from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import ServedVersion
+from serve.models.updates import Updates
 from serve.protocols.grpc import proto
 from serve.protocols.grpc.messages import infer_request, infer_response
 from serve.protocols.grpc.wire import require_few_values
-from serve.protocols.v2.messages import InferRequest, metadata
+from serve.protocols.v2 import repository
+from serve.protocols.v2.messages import EXTENSIONS, InferRequest, metadata
 
-_OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})
+_OPEN_METHODS = frozenset({"ServerLive", "ServerReady", "Check"})
+_WATCH = f"/{proto.HEALTH}/Watch"
+_SECONDS_BETWEEN_LOOKS = 1.0
+"""How soon who watches the health of a model hears of a change."""
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.FAILED_PRECONDITION,
     413: grpc.StatusCode.INVALID_ARGUMENT,
     422: grpc.StatusCode.INVALID_ARGUMENT,
     500: grpc.StatusCode.INTERNAL,
@@ -35,9 +43,11 @@ _CODES = {
 def add_to_server(servicer: Any, server: Any) -> None:
     """Register the calls with Serve's gRPC server, which is given this function in `grpc_servicer_functions`.
 
-    Requests stay bytes until they are admitted.
+    Requests stay bytes until they are admitted. Reflection needs no replica: Serve is to leave its calls as they are.
     """
     server.add_generic_rpc_handlers((_Calls(servicer),))
+    server.add_passthrough_service(reflection.SERVICE_NAME)
+    reflection.enable_server_reflection((proto.SERVICE, proto.HEALTH, reflection.SERVICE_NAME), server, proto.POOL)
 
 
 class _Calls(grpc.GenericRpcHandler):
@@ -49,11 +59,14 @@ class _Calls(grpc.GenericRpcHandler):
     def __init__(self, servicer: Any) -> None:
         # Serve finds the handlers by this name and puts its own functions into them.
         self._method_handlers = {
-            f"/{proto.SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(getattr(servicer, name))
-            for name in proto.METHODS
+            path: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name, path in proto.PATHS.items()
         }
 
     def service(self, handler_call_details: Any) -> Any:
+        if handler_call_details.method == _WATCH and _replica:
+            # Beside Serve, which would count it among the requests in work for as long as it lasts.
+            parse, write = proto.CheckRequest.FromString, proto.CheckResponse.SerializeToString
+            return grpc.unary_stream_rpc_method_handler(_watch, parse, write)
         handler = self._method_handlers.get(handler_call_details.method)
         admission = of_this_replica()
         if handler is None or admission is None:
@@ -61,6 +74,26 @@ class _Calls(grpc.GenericRpcHandler):
         # On the wire a request is a stream of one message; a handler of streams chooses when to read it.
         name = handler_call_details.method.rpartition("/")[2]
         return grpc.stream_unary_rpc_method_handler(partial(_receive, admission, name, handler.unary_unary))
+
+
+_replica: list["GrpcMethods"] = []
+"""The replica that this process runs; empty in a proxy of Ray Serve."""
+
+
+async def _watch(asked: Any, _: Any) -> AsyncIterator[Any]:
+    """Tell the health of a model, or of the server, now and whenever it changes, while the client listens.
+
+    It ends when the server is about to, which would wait for it.
+    """
+    told, (replica,) = None, _replica
+    while True:
+        is_last = replica.ends_soon
+        if (status := replica.health(asked.service)) != told:
+            yield proto.CheckResponse(status=status)
+            told = status
+        if is_last:
+            return
+        await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
 async def _receive(
@@ -72,7 +105,7 @@ async def _receive(
         try:
             async with admission.receive(call), share.arriving():
                 # How large it is shows when it is there; how much of it is there does not show.
-                await share.grow(int(admission.settings.max_body_mib * 2**20))
+                await share.grow(limit_of(admission.settings))
                 message = await _read(context)
                 share.shrink(min(len(message), share.held))
         except RequestError as error:
@@ -98,7 +131,7 @@ def _call(name: str, context: Any, size: int = 0) -> Call:
         request_id=request_id(sent.get("request_id")),
         client=context.peer(),
         http_method="gRPC",
-        path=f"/{proto.SERVICE}/{name}",
+        path=proto.PATHS[name],
         authorization=sent.get("authorization"),
         size=size,
         needs_token=name not in _OPEN_METHODS,
@@ -141,9 +174,23 @@ def _parsed(kind: Any, request: bytes) -> Any:
 class GrpcMethods:
     """The calls for the models of a replica; Serve looks them up in a deployment's class by their name."""
 
-    def __init__(self, models: ServedModels, admission: Admission) -> None:
+    def __init__(self, models: ServedModels, admission: Admission, updates: Updates) -> None:
         self._models = models
         self._admission = admission
+        self._updates = updates
+        _replica[:] = [self]
+
+    @property
+    def ends_soon(self) -> bool:
+        """Whether the server is about to end."""
+        return self._models.end_soon
+
+    def health(self, service: str) -> int:
+        """The status, as `grpc.health.v1` has it, of a model, or of the server: "" or the name of a service of it."""
+        statuses = proto.CheckResponse
+        if service not in {"", proto.SERVICE, *self._models.current, *self._models.absent}:
+            return statuses.SERVICE_UNKNOWN
+        return statuses.NOT_SERVING if self.ends_soon or service in self._models.absent else statuses.SERVING
 
     @_admitted
     async def ServerLive(self, request: bytes, call: Call) -> Any:
@@ -154,8 +201,16 @@ class GrpcMethods:
         return proto.ServerReadyResponse(ready=True)
 
     @_admitted
+    async def Check(self, request: bytes, call: Call) -> Any:
+        asked = _parsed(proto.CheckRequest, request)
+        status = self.health(asked.service)
+        if status == proto.CheckResponse.SERVICE_UNKNOWN:
+            raise RequestError(404, f"no model '{asked.service[:100]}'; leave it empty for the server")
+        return proto.CheckResponse(status=status)
+
+    @_admitted
     async def ServerMetadata(self, request: bytes, call: Call) -> Any:
-        return proto.ServerMetadataResponse(name="rayrec", version=installed_version("rayrec"))
+        return proto.ServerMetadataResponse(name="rayrec", version=installed_version("rayrec"), extensions=EXTENSIONS)
 
     @_admitted
     async def ModelReady(self, request: bytes, call: Call) -> Any:
@@ -176,6 +231,29 @@ class GrpcMethods:
         size, row_bytes = len(request), self._models.row_bytes
         async with self._admission.parsed(size, size, row_bytes, parse) as (model, version, asked):
             return infer_response(model.name, version.version, asked, await model.score(version, asked.rows))
+
+    @_admitted
+    async def RepositoryIndex(self, request: bytes, call: Call) -> Any:
+        self._admission.require_admin(call)
+        asked = _parsed(proto.RepositoryIndexRequest, request)
+        found = await asyncio.to_thread(repository.entries, self._updates, only_ready=asked.ready)
+        return proto.RepositoryIndexResponse(models=found)
+
+    @_admitted
+    async def RepositoryModelLoad(self, request: bytes, call: Call) -> Any:
+        await self._change(_parsed(proto.RepositoryModelLoadRequest, request), call, loads=True)
+        return proto.RepositoryModelLoadResponse()
+
+    @_admitted
+    async def RepositoryModelUnload(self, request: bytes, call: Call) -> Any:
+        await self._change(_parsed(proto.RepositoryModelUnloadRequest, request), call, loads=False)
+        return proto.RepositoryModelUnloadResponse()
+
+    async def _change(self, asked: Any, call: Call, *, loads: bool) -> None:
+        self._admission.require_admin(call)
+        kinds = {name: value.WhichOneof("parameter_choice") for name, value in asked.parameters.items()}
+        given = {name: kind and getattr(asked.parameters[name], kind) for name, kind in kinds.items()}
+        await asyncio.to_thread(repository.change_model, self._updates, asked.model_name, given, loads=loads)
 
     def _parse_infer(self, request: bytes, call: Call) -> tuple[ServedModel, ServedVersion, InferRequest]:
         require_few_values(request)

@@ -23,6 +23,7 @@ from serve.protocols.http import parse_json
 from serve.protocols.v2.columns import rows_of
 from serve.protocols.v2.tensors import Tensor, read_tensor
 
+EXTENSIONS = ["binary_tensor_data", "model_repository"]
 OUTPUT = "score"
 _EXAMPLE = '{"inputs": [{"name": FEATURE, "shape": [1], "datatype": DATATYPE, "data": [VALUE]}, ...]}'
 

@@ -12,7 +12,7 @@ from serve.errors import RequestError
 from serve.models.served_models import ServedModel, ServedModels
 from serve.models.served_version import ServedVersion
 from serve.protocols.http import call_of, read_body
-from serve.protocols.v2.messages import answer, metadata, parse_infer
+from serve.protocols.v2.messages import EXTENSIONS, answer, metadata, parse_infer
 
 _JSON_LENGTH = "Inference-Header-Content-Length"
 
@@ -21,7 +21,7 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
     """The routes over `models`."""
 
     async def server(_: Request) -> Response:
-        about = {"name": "rayrec", "version": installed_version("rayrec"), "extensions": ["binary_tensor_data"]}
+        about = {"name": "rayrec", "version": installed_version("rayrec"), "extensions": EXTENSIONS}
         return JSONResponse(about)
 
     async def live(_: Request) -> Response:
@@ -44,7 +44,7 @@ def routes(models: ServedModels, admission: Admission) -> list[Route]:
             raise RequestError(405, "use POST", {"Allow": "POST"})
         name, model, chosen = asked(request)
         call_of(request).answered_by(name, chosen.version, "infer")
-        body = await read_body(request, admission.settings)
+        body = await read_body(request, admission)
         max_rows = admission.settings.max_rows_per_request
         parse = partial(parse_infer, body, request.headers.get(_JSON_LENGTH), chosen.predictor, max_rows)
         async with admission.parsed(len(body), len(body), chosen.row_bytes, parse) as asked_for:
