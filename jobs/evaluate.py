@@ -10,6 +10,7 @@ from pydantic import PositiveInt
 from jobs.command import Command, Positional, Result, main
 from jobs.command.execution import PlacedRequest, place_evaluation
 from rayrec.common.progress import Progress
+from rayrec.config.evaluate import InferencePrecision
 from rayrec.storage.location import Folder
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class EvaluateRequest(PlacedRequest):
     """Worker processes, by default this one alone; on a GPU or a cluster as many as in training."""
     device: Literal["auto", "cpu", "cuda"] | None = None
     """Device to compute on, by default as in training."""
+    precision: InferencePrecision = "fp32"
+    """Arithmetic of the dense network; of bf16 and fp16 the metrics say how far they move the scores."""
 
 
 def run(request: EvaluateRequest, progress: Progress) -> Result:
@@ -77,7 +80,14 @@ def run(request: EvaluateRequest, progress: Progress) -> Result:
         recipe = recipe.model_copy(update={"train": train})
         by_ray_data = True if request.on == "ray" else None
         metrics, execution = evaluate(
-            recipe, dataset, request.split, fill, in_this_process=here, by_ray_data=by_ray_data, progress=progress
+            recipe,
+            dataset,
+            request.split,
+            fill,
+            precision=request.precision,
+            in_this_process=here,
+            by_ray_data=by_ray_data,
+            progress=progress,
         )
     found = {request.split: metrics}
     details = {"warnings": class_warnings(found)}

@@ -23,7 +23,9 @@ from rayrec.common.imports import quick_imports
 from rayrec.common.memory import ENVIRONMENT_OF_WORKERS
 from rayrec.common.progress import Progress, SilentProgress
 from rayrec.common.ray_blocks import has_other_nodes
+from rayrec.config.evaluate import InferencePrecision
 from rayrec.config.execution import Execution
+from rayrec.config.train import DeviceName
 from rayrec.ingest.dataset import Dataset
 from rayrec.internals.ray_core import own_session_environment
 from rayrec.internals.ray_train import (
@@ -43,7 +45,6 @@ from rayrec.training.run.folder import METRICS_FILE, RUN_FILE, Origin, RunFolder
 from rayrec.training.run.gauges import RunGauges
 from rayrec.training.run.history import read_history
 from rayrec.training.run.preflight import (
-    DeviceName,
     require_evaluable,
     require_parts,
     require_trainable,
@@ -136,6 +137,7 @@ def evaluate(
     split: str,
     fill: Callable[["ParallelModel"], None],
     *,
+    precision: InferencePrecision = "fp32",
     in_this_process: bool = False,
     by_ray_data: bool | None = None,
     progress: Progress | None = None,
@@ -143,7 +145,7 @@ def evaluate(
     """Return the metrics of a model over every row of a split, each counted once, and how they were computed.
 
     They are computed by the recipe's workers, in a Ray session, or in this process, without one and on all its CPUs
-    (see `train`).
+    (see `train`). `precision`: arithmetic of the dense network; of mixed precision the metrics say the error.
     `fill` puts the weights into each worker's part of the model, in place; it travels to the workers by pickle.
     """
     device = "cpu" if in_this_process else device_of_workers(recipe)
@@ -153,10 +155,10 @@ def evaluate(
     progress.stage(f"evaluating on {split}", dataset.split(split).rows)
     if in_this_process:
         with _only_rank() as context:
-            return _evaluate(split, fill, recipe, dataset, context, progress), execution
+            return _evaluate(split, fill, precision, recipe, dataset, context, progress), execution
     with tempfile.TemporaryDirectory(prefix="rayrec-evaluate-") as folder:
         metrics: dict[str, float | None] = _run_workers(
-            partial(_evaluate, split, fill), recipe, dataset, Path(folder), device, execution
+            partial(_evaluate, split, fill, precision), recipe, dataset, Path(folder), device, execution
         )
     progress.advance(dataset.split(split).rows)
     return metrics, execution
@@ -280,18 +282,24 @@ def _train(
 def _evaluate(
     split: str,
     fill: Callable[["ParallelModel"], None],
+    precision: InferencePrecision,
     recipe: Recipe,
     dataset: Dataset,
     context: "RankContext",
     progress: Progress | None = None,
 ) -> dict[str, float | None]:
+    from rayrec.models.common.precision import resolve_precision
     from rayrec.training.loop.splits import SplitReader, evaluate_split
     from rayrec.training.placement.parallel_model import ParallelModel
 
     model = ParallelModel(recipe, dataset.schema, context)
     fill(model)
     reader = SplitReader(dataset, recipe.train.ingest, context)
-    return evaluate_split(model, reader, split, recipe.evaluate, progress or SilentProgress())
+    resolved = resolve_precision(precision, "cuda" if context.device.type == "cuda" else "cpu", "--precision")
+    progress = progress or SilentProgress()
+    if resolved.name != "fp32":
+        progress.message(f"precision {resolved.name} ({resolved.reason})")
+    return evaluate_split(model, reader, split, recipe.evaluate, progress, resolved)
 
 
 @contextmanager
