@@ -49,12 +49,15 @@ def generate(
     days: int | None = None,
     drift: float | None = None,
     compress: bool = False,
+    recipe: AnyPath | None = None,
+    set: Mapping[str, Any] | Sequence[str] = (),
+    cardinality: Mapping[str, Any] | Sequence[str] = (),
     progress: bool = True,
 ) -> Result:
     """Write data with the real layout, drawn from a known truth.
 
     Args:
-        source: Kind of the source whose layout the data have.
+        source: Kind of the source whose layout the data have; `table` has the columns of --recipe.
         rows: Rows to write.
         output: Folder to write, with truth.json if the best reachable metric is known; must not exist.
         seed: Seed of the rows.
@@ -62,6 +65,10 @@ def generate(
         drift: How much values and preferences change from day to day: 1 by default, 0 not at all, 10 at most; with
             --days.
         compress: Write gzip files.
+        recipe: Recipe, by name or as a YAML file, whose columns the data of `table` have.
+        set: Override of the recipe; repeatable.
+        cardinality: Distinct values of a column of categories or lists, or of all that match a pattern; 1,000 by
+            default; repeatable.
         progress: Show progress on stderr.
     """
 
@@ -172,6 +179,7 @@ def evaluate(
     checkpoint: str = "best",
     workers: int | None = None,
     device: Literal["auto", "cpu", "cuda"] | None = None,
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32",
     on: Literal["auto", "process", "ray"] = "auto",
     progress: bool = True,
 ) -> Result:
@@ -184,6 +192,7 @@ def evaluate(
         checkpoint: Checkpoint of a run: best (the latest if none was evaluated), latest, or a step.
         workers: Worker processes, by default this one alone; on a GPU or a cluster as many as in training.
         device: Device to compute on, by default as in training.
+        precision: Arithmetic of the dense network; of bf16 and fp16 the metrics say how far they move the scores.
         on: Run in this process, or on Ray: Spark on Ray, Ray Data, Ray Train; by default on Ray if the work is large,
             needs several workers or a GPU, or a cluster is there.
         progress: Show progress on stderr.
@@ -223,6 +232,7 @@ def predict(
     raw: bool = False,
     split: str = "test",
     max_rejected_fraction: float | None = None,
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32",
     top_k: int | None = None,
     on: Literal["auto", "process", "ray"] = "auto",
     progress: bool = True,
@@ -237,6 +247,7 @@ def predict(
         split: Split of the dataset folder.
         max_rejected_fraction: With --raw, a larger share of rows without a score is an error; by default the recipe's
             preprocess.max_rejected_fraction.
+        precision: Arithmetic of the dense network; of bf16 and fp16 the result says how far they move the scores.
         top_k: Instead of scores, the best K new items for every user; takes no input.
         on: Run in this process, or on Ray: Spark on Ray, Ray Data, Ray Train; by default on Ray if the work is large,
             needs several workers or a GPU, or a cluster is there.
