@@ -173,13 +173,18 @@ def run(
 
 def evaluate(
     source: AnyPath,
-    data: AnyPath,
+    data: AnyPath | None = None,
     *,
     split: str = "test",
     checkpoint: str = "best",
     workers: int | None = None,
     device: Literal["auto", "cpu", "cuda"] | None = None,
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32",
+    server: str | None = None,
+    input: AnyPath | None = None,
+    token_file: AnyPath | None = None,
+    connections: int = 4,
+    batch_rows: int = 1000,
     on: Literal["auto", "process", "ray"] = "auto",
     progress: bool = True,
 ) -> Result:
@@ -187,12 +192,19 @@ def evaluate(
 
     Args:
         source: Run folder or model folder, or its URI.
-        data: Dataset folder, the output of `rayrec preprocess`.
+        data: Dataset folder, the output of `rayrec preprocess`; required without --server.
         split: Split of the dataset.
         checkpoint: Checkpoint of a run: best (the latest if none was evaluated), latest, or a step.
         workers: Worker processes, by default this one alone; on a GPU or a cluster as many as in training.
         device: Device to compute on, by default as in training.
         precision: Arithmetic of the dense network; of bf16 and fp16 the metrics say how far they move the scores.
+        server: Ask a running server, http://HOST:PORT, for the scores of --input; the model is called as its folder
+            there, or add /v1/models/NAME.
+        input: With --server, a file, folder, glob or URI of raw rows with their labels.
+        token_file: With --server, file whose first token requests carry. By default the first in RAYREC_SERVE_TOKENS,
+            if any.
+        connections: With --server, requests at once.
+        batch_rows: With --server, most rows of a request.
         on: Run in this process, or on Ray: Spark on Ray, Ray Data, Ray Train; by default on Ray if the work is large,
             needs several workers or a GPU, or a cluster is there.
         progress: Show progress on stderr.

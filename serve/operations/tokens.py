@@ -15,12 +15,21 @@ TOKENS_VARIABLE = "RAYREC_SERVE_TOKENS"
 _SHORTEST = 16
 
 
+def read_token(file: Path | None, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the first token, for a client; None if neither is given. Raises as `read_tokens`."""
+    return next(iter(_tokens(file, environment)), None)
+
+
 def read_tokens(file: Path | None, environment: Mapping[str, str] = os.environ) -> frozenset[str]:
     """SHA-256 (hexadecimal) of the tokens in `file`, one a line, or else in the variable, separated by commas.
 
     Empty if neither is given: then everybody may ask. Raises UserError if the file cannot be read or has no token,
     ConfigError if the variable has none, or a token is short enough to be guessed.
     """
+    return frozenset(_digest(token) for token in _tokens(file, environment))
+
+
+def _tokens(file: Path | None, environment: Mapping[str, str]) -> list[str]:
     if file is not None:
         try:
             found = file.read_text().split()
@@ -39,7 +48,7 @@ def read_tokens(file: Path | None, environment: Mapping[str, str] = os.environ) 
         raise ConfigError(
             f"{source}: a token of fewer than {_SHORTEST} characters; make one with `openssl rand -hex 24`"
         )
-    return frozenset(_digest(token) for token in found)
+    return found
 
 
 def is_allowed(authorization: str | None, tokens: frozenset[str]) -> bool:

@@ -12,6 +12,7 @@ from jobs.predict import PredictRequest, run
 from rayrec.common.errors import ConfigError
 from rayrec.common.progress import SilentProgress
 from rayrec.config import ServeConfig
+from rayrec.config.evaluate import InferencePrecision
 from rayrec.inference.folder.table_files import TableMemory
 from rayrec.inference.predictor import load_model
 from rayrec.models.common.precision import resolve_precision
@@ -20,13 +21,13 @@ from serve.operations.metrics import ServingMetrics
 from tests.builders import make_rows, write_dataset
 from tests.model_folders import MODELS, make_model_folder, make_raw_rows, make_recommender_folder
 
-MOST = {"bf16": 0.02, "fp16": 0.002}
+MOST: dict[InferencePrecision, float] = {"bf16": 0.02, "fp16": 0.002}
 """Eight and eleven bits of every number, in networks of random weights."""
 
 
 @pytest.mark.parametrize("precision", MOST)
 @pytest.mark.parametrize("kind", [*MODELS, "neumf"])
-def test_the_error_is_that_of_the_scores(tmp_path: Path, kind: str, precision: str) -> None:
+def test_the_error_is_that_of_the_scores(tmp_path: Path, kind: str, precision: InferencePrecision) -> None:
     if kind == "neumf":
         make_recommender_folder(tmp_path / "model")
         rows = [{"user": f"u-{number % 7}", "item": f"i-{number % 5}"} for number in range(60)]
@@ -46,6 +47,9 @@ def test_the_error_is_that_of_the_scores(tmp_path: Path, kind: str, precision: s
     assert (error.largest == 0) == (kind == "wide") and error.largest < MOST[precision]
 
 
+PRECISIONS: tuple[InferencePrecision, ...] = ("fp32", "bf16")
+
+
 @pytest.mark.parametrize("raw", [True, False], ids=["raw", "dataset"])
 def test_predict_says_how_far_it_moves_scores(tmp_path: Path, raw: bool) -> None:
     make_model_folder(tmp_path / "model", numeric=13, categorical=26)
@@ -57,7 +61,7 @@ def test_predict_says_how_far_it_moves_scores(tmp_path: Path, raw: bool) -> None
     else:
         write_dataset(tmp_path / "input", schema, {"test": make_rows(schema, 90, 4)})
     scores, details = {}, {}
-    for precision in ("fp32", "bf16"):
+    for precision in PRECISIONS:
         output = tmp_path / precision
         request = PredictRequest(
             model=tmp_path / "model", input=str(tmp_path / "input"), output=output, raw=raw, precision=precision
@@ -76,9 +80,7 @@ def test_lists_are_in_float32(tmp_path: Path) -> None:
         request.check()
 
 
-def test_a_server_checks_in_float32_and_scores_in_mixed_precision(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_checks_in_float32_and_scores_in_mixed_precision(tmp_path: Path) -> None:
     make_model_folder(tmp_path / "model")
     lines: list[str] = []
     handler = logging.Handler()
